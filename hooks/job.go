@@ -1,0 +1,66 @@
+package hooks
+
+import (
+	"encoding/json"
+
+	"holdfast/registry"
+)
+
+// Sealed is our part of a job as the shim that parsed it wrote it. A host stores it and hands it back, and does not read it: that is
+// how a stanza's new field needs no new host.
+type Sealed []byte
+
+// Job is a parsed job: what an orchestrator needs in order to run it. Rest holds what is not ours, as JSON objects in which blocks
+// are lists of objects keyed by their type, labels under "labels", and references that only the run time knows (${NOMAD_ALLOC_ID},
+// ${node.unique.id}, ${CSI_ENDPOINT}) stand verbatim; Expand resolves them.
+type Job struct {
+	ID        string             `json:"id"`
+	Namespace registry.Namespace `json:"namespace"`
+	Type      string             `json:"type"` // "service", "batch", "system", "sysbatch"
+	Groups    []Group            `json:"groups"`
+	Rest      json.RawMessage    `json:"rest,omitempty"`
+	Digest    string             `json:"digest"` // SHA-256 of the text that it was parsed from, hex
+}
+
+// Group is a set of tasks that are placed together, Count times.
+type Group struct {
+	Name    string          `json:"name"`
+	Count   int             `json:"count"`
+	Tasks   []Task          `json:"tasks"`
+	Volumes []string        `json:"volumes,omitempty"` // names of the volumes asked for, for people and for ordering
+	Sealed  Sealed          `json:"sealed,omitempty"`  // empty: the group uses no volumes
+	Rest    json.RawMessage `json:"rest,omitempty"`
+}
+
+// Task is one program of a group.
+type Task struct {
+	Name   registry.TaskName `json:"name"`
+	Driver string            `json:"driver"`
+	Plugin registry.PluginID `json:"plugin,omitempty"` // the plugin that it runs, if any
+	Sealed Sealed            `json:"sealed,omitempty"` // empty: the task runs no plugin
+	Env    map[string]string `json:"env,omitempty"`    // the env block, evaluated; run-time references verbatim
+	Config json.RawMessage   `json:"config,omitempty"` // the config block
+	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
+}
+
+// AllocTask is what the shim is told of a task when an alloc's volumes are prepared or a task starts.
+type AllocTask struct {
+	Alloc    registry.AllocID  `json:"alloc"`
+	Task     registry.TaskName `json:"task"`
+	Job      string            `json:"job,omitempty"`
+	Digest   string            `json:"digest,omitempty"` // of the job's text
+	Attempt  uint64            `json:"attempt"`          // 1 for the first start; never reused within a task
+	Isolated bool              `json:"isolated"`         // the task has a file system of its own
+	Sealed   Sealed            `json:"sealed"`
+}
+
+// AllocGroup is what the shim is told of an alloc when its volumes are prepared.
+type AllocGroup struct {
+	Alloc     registry.AllocID   `json:"alloc"`
+	Job       string             `json:"job,omitempty"`
+	Group     string             `json:"group,omitempty"`
+	Namespace registry.Namespace `json:"namespace"`
+	Index     uint64             `json:"index"` // of the count, from 0
+	Sealed    Sealed             `json:"sealed"`
+	Isolated  map[string]bool    `json:"isolated,omitempty"` // by task name: has a file system of its own
+}

@@ -1,0 +1,197 @@
+package registry
+
+import (
+	"fmt"
+	"time"
+)
+
+// Claim is an alloc's right to a volume under a usage. One alloc has at most one claim per request of a volume.
+type Claim struct {
+	Volume      VolumeKey   `json:"volume"`
+	Name        VolumeName  `json:"name"` // for people
+	Alloc       AllocID     `json:"alloc"`
+	Request     RequestName `json:"request"`
+	Node        NodeName    `json:"node"`
+	Usage       Usage       `json:"usage"`
+	CreateIndex Seq         `json:"create_index"`
+	ModifyIndex Seq         `json:"modify_index"`
+	Since       time.Time   `json:"since,omitzero"`
+}
+
+// ClaimKey names a claim, and the Ref that goes with it.
+type ClaimKey struct {
+	Volume  VolumeKey   `json:"volume"`
+	Alloc   AllocID     `json:"alloc"`
+	Request RequestName `json:"request"`
+}
+
+// ClaimKey is the claim's key.
+func (c Claim) ClaimKey() ClaimKey { return ClaimKey{c.Volume, c.Alloc, c.Request} }
+
+// Mark says what is known of one edge of the CSI life cycle (attach, stage, publish).
+type Mark string
+
+const (
+	// MarkNone: never sent, or undone and confirmed. The zero value.
+	MarkNone Mark = ""
+	// MarkSent: the call, or its undo, was sent and may or may not have taken effect. It has to be sent again or undone.
+	MarkSent Mark = "sent"
+	// MarkDone: confirmed by the plugin.
+	MarkDone Mark = "done"
+)
+
+// Placement is where a volume is attached and staged on this node, and how far that has come. What the plugin announced
+// when it happened is kept, so that it is taken down as it was put up.
+type Placement struct {
+	Volume      VolumeKey         `json:"volume"`
+	Name        VolumeName        `json:"name"`                      // for people
+	Attach      Mark              `json:"attach,omitempty"`          // ControllerPublishVolume
+	Attaches    bool              `json:"attaches,omitempty"`        // the plugin has controller publish
+	Node        NodeID            `json:"node,omitempty"`            // the node id that was attached to
+	Attached    Usage             `json:"attached,omitzero"`         // as sent with ControllerPublishVolume
+	Publish     map[string]string `json:"publish_context,omitempty"` // ControllerPublishVolumeResponse.publish_context
+	Stage       Mark              `json:"stage,omitempty"`           // NodeStageVolume
+	Stages      bool              `json:"stages,omitempty"`          // the plugin has stage
+	Staged      Usage             `json:"staged,omitzero"`           // as sent with NodeStageVolume
+	StagedAt    Tree              `json:"staged_at,omitzero"`        // the staging path
+	Boot        string            `json:"boot,omitempty"`            // boot id under which the node's part happened
+	CreateIndex Seq               `json:"create_index"`
+	ModifyIndex Seq               `json:"modify_index"`
+}
+
+// Ref is one publish of a volume: durable, so that the last user is known over restarts. A staged volume with no ref left is
+// unstaged.
+type Ref struct {
+	Volume      VolumeKey   `json:"volume"`
+	Alloc       AllocID     `json:"alloc"`
+	Request     RequestName `json:"request"`
+	Usage       Usage       `json:"usage"`
+	Target      Tree        `json:"target"` // NodePublishVolume.target_path
+	Publish     Mark        `json:"publish,omitempty"`
+	Boot        string      `json:"boot,omitempty"`
+	CreateIndex Seq         `json:"create_index"`
+	ModifyIndex Seq         `json:"modify_index"`
+}
+
+// ClaimKey is the key of the claim under which the ref was made.
+func (r Ref) ClaimKey() ClaimKey { return ClaimKey{r.Volume, r.Alloc, r.Request} }
+
+// RPC is the name of a CSI call, as in csi.proto.
+type RPC string
+
+const (
+	CreateVolumeRPC        RPC = "CreateVolume"
+	DeleteVolumeRPC        RPC = "DeleteVolume"
+	ControllerPublishRPC   RPC = "ControllerPublishVolume"
+	ControllerUnpublishRPC RPC = "ControllerUnpublishVolume"
+	NodeStageRPC           RPC = "NodeStageVolume"
+	NodeUnstageRPC         RPC = "NodeUnstageVolume"
+	NodePublishRPC         RPC = "NodePublishVolume"
+	NodeUnpublishRPC       RPC = "NodeUnpublishVolume"
+)
+
+// Outcome of a CSI call.
+type Outcome string
+
+const (
+	OutcomePending   Outcome = "pending"   // the intent is open and no answer has come yet
+	OutcomeDone      Outcome = "done"      // answered OK
+	OutcomeFailed    Outcome = "failed"    // answered with a code that says it does not run any more; partial effects may remain
+	OutcomeUncertain Outcome = "uncertain" // no answer, or one that does not say; only the same call again or its undo is legal
+)
+
+// Intent is written before a CSI call and closed after it. At most one is open per volume.
+type Intent struct {
+	Volume      VolumeKey   `json:"volume"` // CreateVolume: the plugin, and "name:" + the requested name
+	Name        VolumeName  `json:"name"`   // for people
+	RPC         RPC         `json:"rpc"`
+	Alloc       AllocID     `json:"alloc,omitempty"`
+	Request     RequestName `json:"request,omitempty"`
+	Operation   OperationID `json:"operation,omitempty"`
+	Hash        string      `json:"hash"` // of the request without its secrets, hex
+	Attempt     uint64      `json:"attempt"`
+	Outcome     Outcome     `json:"outcome"`
+	Code        string      `json:"code,omitempty"`   // last gRPC code, by name
+	Detail      string      `json:"detail,omitempty"` // last error text, redacted
+	Next        time.Time   `json:"next,omitzero"`    // when it is tried again, for people
+	CreateIndex Seq         `json:"create_index"`
+	ModifyIndex Seq         `json:"modify_index"`
+	Since       time.Time   `json:"since,omitzero"`
+}
+
+// AllocState is how far an alloc's volumes have come.
+type AllocState string
+
+const (
+	AllocPreparing AllocState = "preparing"
+	AllocReady     AllocState = "ready"
+	AllocReleasing AllocState = "releasing"
+)
+
+// Alloc is an alloc whose volumes we hold. Its requests are what the host handed over, sealed.
+type Alloc struct {
+	ID          AllocID    `json:"id"`
+	Job         string     `json:"job,omitempty"`
+	Group       string     `json:"group,omitempty"`
+	Namespace   Namespace  `json:"namespace"`
+	Index       uint64     `json:"index"` // of the count, for per_alloc
+	Node        NodeName   `json:"node,omitempty"`
+	Sealed      []byte     `json:"sealed,omitempty"` // the group's part of Parse's answer
+	State       AllocState `json:"state"`
+	Waits       string     `json:"waits,omitempty"` // for whom or what, for people
+	CreateIndex Seq        `json:"create_index"`
+	ModifyIndex Seq        `json:"modify_index"`
+	Since       time.Time  `json:"since,omitzero"`
+}
+
+// TaskPhase is where a task is in its life, as the host reported it.
+type TaskPhase string
+
+const (
+	TaskStarting TaskPhase = "starting"
+	TaskRunning  TaskPhase = "running"
+	TaskExited   TaskPhase = "exited"
+)
+
+// Task is a task that runs a CSI plugin.
+type Task struct {
+	TaskKey
+	Job         string          `json:"job,omitempty"`
+	Attempt     uint64          `json:"attempt"`
+	Phase       TaskPhase       `json:"phase"`
+	Isolated    bool            `json:"isolated"`          // has a file system of its own
+	Sealed      []byte          `json:"sealed"`            // the task's part of Parse's answer
+	Digest      string          `json:"digest"`            // SHA-256 of the job's text, hex
+	Started     BootTime        `json:"started"`           // when this attempt was started
+	Restart     *RestartRequest `json:"restart,omitempty"` // pending until a newer attempt is reported
+	CreateIndex Seq             `json:"create_index"`
+	ModifyIndex Seq             `json:"modify_index"`
+}
+
+// RestartRequest asks the host to end this attempt of a task and start it anew, under its restart policy. It stands until a
+// newer attempt is reported; the host honours it once per attempt.
+type RestartRequest struct {
+	Attempt uint64    `json:"attempt"`
+	Cause   Cause     `json:"cause"`
+	Detail  string    `json:"detail,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
+}
+
+// BootTime is CLOCK_BOOTTIME of one boot: it may be compared within the boot only.
+type BootTime struct {
+	Boot string        `json:"boot"` // /proc/sys/kernel/random/boot_id
+	At   time.Duration `json:"at"`   // since boot
+}
+
+// Operation is a mutating call that was answered: its replay gets the same answer.
+type Operation struct {
+	ID          OperationID `json:"id"`
+	Method      string      `json:"method"`
+	Digest      string      `json:"digest"` // SHA-256 of the request, hex: the id may not be used for another one
+	Answer      []byte      `json:"answer"` // the encoded answer
+	CreateIndex Seq         `json:"create_index"`
+}
+
+func (k ClaimKey) String() string {
+	return fmt.Sprintf("%s for %s as %q", k.Volume, k.Alloc, k.Request)
+}
