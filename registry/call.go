@@ -1,0 +1,26 @@
+package registry
+
+import "fmt"
+
+// CallError is a CSI call that did not end well. The driver makes it; nobody reads its text for logic.
+type CallError struct {
+	RPC      RPC         `json:"rpc"`
+	Instance InstanceKey `json:"instance"`
+	Code     string      `json:"code"`    // gRPC code by name, "UNAVAILABLE"; empty: no gRPC answer at all
+	Outcome  Outcome     `json:"outcome"` // OutcomeFailed or OutcomeUncertain
+	Detail   string      `json:"detail"`  // what the plugin said: bounded and redacted, for people
+	Kind     error       `json:"-"`       // one of Kinds
+}
+
+func (e *CallError) Error() string {
+	code := e.Code
+	if code == "" {
+		code = "no answer"
+	}
+	return fmt.Sprintf("%s at %s: %s: %s", e.RPC, e.Instance, code, e.Detail)
+}
+
+// Is holds for the kind, and for ErrUncertain when the outcome is not known.
+func (e *CallError) Is(target error) bool {
+	return target == e.Kind || target == ErrUncertain && e.Outcome == OutcomeUncertain
+}
