@@ -1,0 +1,57 @@
+# Holdfast. `make help` lists every target.
+SHELL := /bin/bash
+GO    ?= go
+BIN   := $(CURDIR)/bin
+TOOLS := $(CURDIR)/.cache/bin
+
+.DEFAULT_GOAL := all
+.PHONY: all help build generate check-generate vet lint test e2e demo bench fuzz clean
+
+all: build vet test ## build, vet and test
+
+help: ## list every target
+	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's digest beside it
+	@mkdir -p $(BIN)
+	$(GO) build -o $(BIN)/holdfast ./host/cmd/holdfast
+	$(GO) build -o $(BIN)/holdfast-shim ./shim
+	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
+	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
+
+demo: build ## the main job on real parts: a plugin, a volume, a writer, a reader, and nothing left behind
+	@BIN=$(BIN) ./examples/demo.sh
+
+test: ## every test, with -race
+	$(GO) vet ./...
+	$(GO) test -race -timeout 8m ./...
+
+e2e: ## the end-to-end scripts alone, with the real binaries
+	$(GO) test -race -count=1 -timeout 8m ./e2e/...
+
+bench: ## Go benchmarks; compare figures within one run only
+	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
+
+fuzz: ## every fuzz target for half a minute
+	@.ci/fuzz 30s
+
+vet: ## go vet
+	$(GO) vet ./...
+
+lint: $(TOOLS)/staticcheck ## staticcheck
+	$(TOOLS)/staticcheck ./...
+
+generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## make generated code and golden documents anew (needs protoc)
+	PATH=$(TOOLS):$$PATH protoc -I proto --go_out=. --go_opt=module=holdfast --go-grpc_out=. --go-grpc_opt=module=holdfast \
+		proto/holdfast/v1/*.proto
+	$(GO) generate ./...
+
+check-generate: generate ## fail if generated code differs from what is committed
+	git diff --exit-code
+
+$(TOOLS)/%: .ci/tools.mod
+	@mkdir -p $(TOOLS)
+	$(GO) build -modfile=.ci/tools.mod -o $@ $$($(GO) list -modfile=.ci/tools.mod -f '{{.ImportPath}}' tool | grep '/$*$$')
+
+clean: ## remove what was built
+	rm -rf $(BIN) $(CURDIR)/.cache
