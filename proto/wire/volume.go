@@ -1,0 +1,152 @@
+package wire
+
+import (
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
+	out := &pb.VolumeSpec{
+		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin), ExternalId: string(s.External),
+		CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType, MountFlags: s.MountFlags.List(),
+		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
+		CloneId: string(s.CloneID), SnapshotId: s.SnapshotID,
+	}
+	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
+		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
+	})
+	for name, s := range s.Secrets {
+		if out.Secrets == nil {
+			out.Secrets = map[string]*pb.Secret{}
+		}
+		out.Secrets[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback}
+	}
+	return out
+}
+
+func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
+	out := registry.VolumeSpec{
+		Namespace: registry.Namespace(m.GetNamespace()), ID: registry.VolumeID(m.GetId()), Name: m.GetName(),
+		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
+		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
+		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
+		CloneID: registry.ExternalID(m.GetCloneId()), SnapshotID: m.GetSnapshotId(),
+	}
+	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
+		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()), Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
+	})
+	for name, s := range m.GetSecrets() {
+		if out.Secrets == nil {
+			out.Secrets = map[string]registry.Secret{}
+		}
+		out.Secrets[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback()}
+	}
+	return out
+}
+
+func VolumeProto(v registry.VolumeStatus) *pb.Volume {
+	return &pb.Volume{
+		Spec: VolumeSpecProto(v.VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
+		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
+		Attach: string(v.Placement.Attach), AttachedNodeId: string(v.Placement.Node), Stage: string(v.Placement.Stage),
+		StagedAt: treeProto(v.Placement.StagedAt), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
+	}
+}
+
+func Volume(m *pb.Volume) registry.VolumeStatus {
+	out := registry.VolumeStatus{Volume: registry.Volume{
+		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(), Capacity: m.GetCapacity(),
+		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
+		Since: moment(m.GetSince()),
+	}}
+	out.Placement = registry.Placement{
+		Attach: registry.Mark(m.GetAttach()), Node: registry.NodeID(m.GetAttachedNodeId()), Stage: registry.Mark(m.GetStage()), StagedAt: tree(m.GetStagedAt()),
+	}
+	out.Intent = intent(m.GetIntent())
+	out.Holders = each(m.GetHolders(), func(h *pb.Holder) registry.Holder {
+		return registry.Holder{
+			Claim: registry.Claim{
+				Volume: out.VolumeKey(), Name: out.VolumeName(), Alloc: registry.AllocID(h.GetAlloc()), Request: registry.RequestName(h.GetRequest()),
+				Node: registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: moment(h.GetSince()),
+			},
+			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()),
+		}
+	})
+	return out
+}
+
+func holderProto(h registry.Holder) *pb.Holder {
+	return &pb.Holder{
+		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Node: string(h.Claim.Node), Usage: usageProto(h.Claim.Usage),
+		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since),
+	}
+}
+
+func intentProto(i *registry.Intent) *pb.IntentState {
+	if i == nil {
+		return nil
+	}
+	return &pb.IntentState{
+		Rpc: string(i.RPC), Attempt: i.Attempt, Outcome: string(i.Outcome), Code: i.Code, Detail: text(i.Detail), Since: stamp(i.Since),
+		Next: stamp(i.Next), Alloc: string(i.Alloc), Request: string(i.Request),
+	}
+}
+
+func intent(m *pb.IntentState) *registry.Intent {
+	if m == nil {
+		return nil
+	}
+	return &registry.Intent{
+		RPC: registry.RPC(m.Rpc), Attempt: m.Attempt, Outcome: registry.Outcome(m.Outcome), Code: m.Code, Detail: m.Detail, Since: moment(m.Since),
+		Next: moment(m.Next), Alloc: registry.AllocID(m.Alloc), Request: registry.RequestName(m.Request),
+	}
+}
+
+func ClaimProto(c registry.Claim) *pb.Claim {
+	return &pb.Claim{
+		Volume: VolumeNameProto(c.Name), Plugin: string(c.Volume.Plugin), ExternalId: string(c.Volume.External), Alloc: string(c.Alloc),
+		Request: string(c.Request), Node: string(c.Node), Usage: usageProto(c.Usage), CreateIndex: uint64(c.CreateIndex),
+		ModifyIndex: uint64(c.ModifyIndex), Since: stamp(c.Since),
+	}
+}
+
+func Claim(m *pb.Claim) registry.Claim {
+	return registry.Claim{
+		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()), External: registry.ExternalID(m.GetExternalId())},
+		Name:   VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()),
+		Node: registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
+	}
+}
+
+func AllocProto(a registry.AllocStatus) *pb.Alloc {
+	return &pb.Alloc{
+		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index, State: string(a.State), Waits: text(a.Waits),
+		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
+		Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
+			return &pb.Use{
+				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External),
+				Usage: usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
+				Intent: intentProto(u.Intent),
+			}
+		}),
+	}
+}
+
+func Alloc(m *pb.Alloc) registry.AllocStatus {
+	return registry.AllocStatus{
+		Alloc: registry.Alloc{
+			ID: registry.AllocID(m.GetId()), Job: m.GetJob(), Group: m.GetGroup(), Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
+			State: registry.AllocState(m.GetState()), Waits: m.GetWaits(), CreateIndex: registry.Seq(m.GetCreateIndex()),
+			ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
+		},
+		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
+			return registry.Use{
+				Request: registry.RequestName(u.GetRequest()), Name: VolumeName(u.GetVolume()),
+				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()), External: registry.ExternalID(u.GetExternalId())},
+				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
+				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
+			}
+		}),
+	}
+}

@@ -1,0 +1,62 @@
+package registry
+
+// VolumeStatus is a volume and how it is used now.
+type VolumeStatus struct {
+	Volume
+	Placement Placement // Attach, Node, Stage and StagedAt only
+	Holders   []Holder
+	Intent    *Intent // the CSI call that is open or uncertain; nil: none
+}
+
+// Holder is a claim, and the publish that goes with it.
+type Holder struct {
+	Claim   Claim
+	Publish Mark
+	Target  Tree
+}
+
+// AllocStatus is an alloc and how far its volumes have come.
+type AllocStatus struct {
+	Alloc
+	Uses []Use
+}
+
+// Use is one request of an alloc for a volume.
+type Use struct {
+	Request RequestName
+	Name    VolumeName
+	Volume  VolumeKey
+	Usage   Usage
+	Attach  Mark
+	Stage   Mark
+	Publish Mark
+	Target  Tree
+	Intent  *Intent // of the volume, whoever it is for; nil: none
+}
+
+// PluginTask is a task that runs a plugin: what is expected, registered or not.
+type PluginTask struct {
+	TaskKey
+	Plugin  PluginID
+	Type    string // of the csi_plugin stanza
+	Job     string
+	Phase   TaskPhase
+	Attempt uint64
+	Restart *RestartRequest
+}
+
+// PluginFingerprint is what a scheduler needs of one plugin in one role.
+type PluginFingerprint struct {
+	Role     Role
+	Plugin   PluginID
+	Gone     bool     // there is no instance any more
+	Active   Instance // the active one; zero if gone
+	Healthy  int      // instances
+	Expected int      // instances: tasks that run the plugin in that role
+}
+
+// PendingRestart is a restart request with the task that it is for.
+type PendingRestart struct {
+	TaskKey
+	RestartRequest
+}
