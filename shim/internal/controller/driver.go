@@ -1,0 +1,94 @@
+package controller
+
+import (
+	"context"
+
+	"holdfast/registry"
+)
+
+// Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a call that
+// was or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
+type Driver interface {
+	Create(context.Context, registry.InstanceKey, CreateRequest) (Created, error)
+	Delete(context.Context, registry.InstanceKey, DeleteRequest) error
+	// Attach returns the publish context.
+	Attach(context.Context, registry.InstanceKey, AttachRequest) (map[string]string, error)
+	Detach(context.Context, registry.InstanceKey, DetachRequest) error
+	Validate(context.Context, registry.InstanceKey, ValidateRequest) (Validated, error)
+}
+
+// Plugins answers which instance of a plugin is the active one.
+type Plugins interface {
+	// Await waits for a healthy instance until ctx ends.
+	Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error)
+	Find(registry.Role, registry.PluginID) (registry.Instance, bool)
+}
+
+// Secrets resolves references to secrets, for one call.
+type Secrets interface {
+	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
+}
+
+// CreateRequest is CreateVolumeRequest.
+type CreateRequest struct {
+	Name         string                          `json:"name"`
+	CapacityMin  int64                           `json:"capacity_min,omitempty"` // capacity_range.required_bytes; both 0: no range
+	CapacityMax  int64                           `json:"capacity_max,omitempty"` // capacity_range.limit_bytes
+	Capabilities []registry.VolumeCapability     `json:"capabilities"`
+	FSType       string                          `json:"fs_type,omitempty"`     // of each file-system capability
+	MountFlags   registry.Flags                  `json:"mount_flags,omitempty"` // of each file-system capability
+	Parameters   map[string]string               `json:"parameters,omitempty"`
+	Required     []registry.Topology             `json:"required,omitempty"`  // accessibility_requirements.requisite
+	Preferred    []registry.Topology             `json:"preferred,omitempty"` // both empty: accessibility_requirements is not sent
+	CloneID      registry.ExternalID             `json:"clone_id,omitempty"`
+	SnapshotID   string                          `json:"snapshot_id,omitempty"`
+	Secrets      map[string]registry.SecretValue `json:"-"`
+}
+
+// Created is CreateVolumeResponse.volume as the plugin sent it: nothing in it has been checked. Without a volume in the answer it
+// is the zero value.
+type Created struct {
+	VolumeID   string
+	Capacity   int64
+	Context    map[string]string
+	Accessible []registry.Topology
+}
+
+// DeleteRequest is DeleteVolumeRequest.
+type DeleteRequest struct {
+	VolumeID registry.ExternalID             `json:"volume_id"`
+	Secrets  map[string]registry.SecretValue `json:"-"`
+}
+
+// AttachRequest is ControllerPublishVolumeRequest.
+type AttachRequest struct {
+	VolumeID      registry.ExternalID             `json:"volume_id"`
+	Node          registry.NodeID                 `json:"node_id"`
+	Usage         registry.Usage                  `json:"usage"` // its ReadOnly is readonly
+	VolumeContext map[string]string               `json:"volume_context,omitempty"`
+	Secrets       map[string]registry.SecretValue `json:"-"`
+}
+
+// DetachRequest is ControllerUnpublishVolumeRequest. Node is never empty: that would mean "from all nodes".
+type DetachRequest struct {
+	VolumeID registry.ExternalID             `json:"volume_id"`
+	Node     registry.NodeID                 `json:"node_id"`
+	Secrets  map[string]registry.SecretValue `json:"-"`
+}
+
+// ValidateRequest is ValidateVolumeCapabilitiesRequest.
+type ValidateRequest struct {
+	VolumeID      registry.ExternalID             `json:"volume_id"`
+	VolumeContext map[string]string               `json:"volume_context,omitempty"`
+	Capabilities  []registry.VolumeCapability     `json:"capabilities"`
+	FSType        string                          `json:"fs_type,omitempty"`
+	MountFlags    registry.Flags                  `json:"mount_flags,omitempty"`
+	Parameters    map[string]string               `json:"parameters,omitempty"`
+	Secrets       map[string]registry.SecretValue `json:"-"`
+}
+
+// Validated is ValidateVolumeCapabilitiesResponse.
+type Validated struct {
+	Confirmed []registry.VolumeCapability // what the plugin confirmed; empty: nothing
+	Message   string                      // bounded and redacted
+}

@@ -1,0 +1,78 @@
+package volume
+
+import (
+	"context"
+
+	"holdfast/registry"
+)
+
+// Node is what volume needs of a node plugin. Calls for one volume are never concurrent. Every error of a call that was or may
+// have been sent is a *registry.CallError or is treated as one of unknown outcome.
+type Node interface {
+	Stage(context.Context, registry.InstanceKey, StageRequest) error
+	Unstage(context.Context, registry.InstanceKey, UnstageRequest) error
+	Publish(context.Context, registry.InstanceKey, PublishRequest) error
+	Unpublish(context.Context, registry.InstanceKey, UnpublishRequest) error
+}
+
+// Plugins answers which instance of a plugin is the active one.
+type Plugins interface {
+	// Await waits for a healthy instance until ctx ends.
+	Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error)
+	Find(registry.Role, registry.PluginID) (registry.Instance, bool)
+}
+
+// Kernel is the mount table, and the few things done to directories that may be mount points. None of them may follow a path
+// into a mount: a dead one would freeze its caller.
+type Kernel interface {
+	// Mounted says whether path, as the host sees it, is a mount point.
+	Mounted(path string) (bool, error)
+	// Below lists the mount points strictly below root.
+	Below(root string) ([]string, error)
+	// Dirs lists the directories strictly below root, children before their parents, without entering a mount.
+	Dirs(root string) ([]string, error)
+	// MakeDir makes the directory and its parents, with mode 0700. It may exist.
+	MakeDir(path string) error
+	// RemoveDir removes an empty directory that is no mount point (rmdir(2)). It may be gone.
+	RemoveDir(path string) error
+	// Boot is the boot id of this boot.
+	Boot() string
+}
+
+// Secrets resolves references to secrets, for one call.
+type Secrets interface {
+	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
+}
+
+// StageRequest is NodeStageVolumeRequest. Paths in requests are those that the plugin knows.
+type StageRequest struct {
+	VolumeID       registry.ExternalID             `json:"volume_id"`
+	PublishContext map[string]string               `json:"publish_context,omitempty"`
+	StagingPath    string                          `json:"-"` // staging_target_path
+	Usage          registry.Usage                  `json:"usage"`
+	VolumeContext  map[string]string               `json:"volume_context,omitempty"`
+	Secrets        map[string]registry.SecretValue `json:"-"`
+}
+
+// UnstageRequest is NodeUnstageVolumeRequest.
+type UnstageRequest struct {
+	VolumeID    registry.ExternalID `json:"volume_id"`
+	StagingPath string              `json:"-"` // staging_target_path
+}
+
+// PublishRequest is NodePublishVolumeRequest.
+type PublishRequest struct {
+	VolumeID       registry.ExternalID             `json:"volume_id"`
+	PublishContext map[string]string               `json:"publish_context,omitempty"`
+	StagingPath    string                          `json:"-"`     // staging_target_path; empty: the plugin does not stage
+	TargetPath     string                          `json:"-"`     // target_path; its parent exists
+	Usage          registry.Usage                  `json:"usage"` // its ReadOnly is readonly
+	VolumeContext  map[string]string               `json:"volume_context,omitempty"`
+	Secrets        map[string]registry.SecretValue `json:"-"`
+}
+
+// UnpublishRequest is NodeUnpublishVolumeRequest.
+type UnpublishRequest struct {
+	VolumeID   registry.ExternalID `json:"volume_id"`
+	TargetPath string              `json:"-"` // target_path
+}
