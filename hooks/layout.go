@@ -1,0 +1,145 @@
+package hooks
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"encoding/hex"
+	"path/filepath"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// Limits of paths, in bytes.
+const (
+	MaxSocketPath = 107 // sockaddr_un.sun_path less its closing zero (unix(7))
+	MaxPluginPath = 128 // a path in a CSI request (CSI "Size Limits")
+)
+
+// Lengths of a hashed id in a path. Base32 carries 5 bits per character.
+const (
+	hashLength       = 26
+	socketHashLength = 13
+)
+
+// Names of directories and files. They and the hashes are part of what is stored: a newer shim finds the mounts of an older one
+// by them, so they never change. TestDrawing holds them.
+const (
+	tasksDir   = "t"
+	mountsDir  = "mnt"
+	stageDir   = "stage"
+	publishDir = "publish"
+	volumeName = "v"
+	socketName = "csi.sock"
+)
+
+// Layout is where things lie on the host. It touches no disk. Both directories are absolute and contain no symbolic link, so that
+// a path made here is the one that the kernel's mount table shows.
+type Layout struct {
+	Run   string // sockets: gone after a boot
+	State string // everything that has to survive one
+}
+
+// DefaultRun is the run directory of a state directory: below /run for root, below xdg (XDG_RUNTIME_DIR) for others, and in the
+// state directory itself where there is no xdg.
+func DefaultRun(stateDir string, uid int, xdg string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
+	name := hex.EncodeToString(sum[:4])
+	switch {
+	case uid == 0:
+		return filepath.Join("/run/holdfast", name)
+	case xdg != "":
+		return filepath.Join(xdg, "holdfast", name)
+	}
+	return filepath.Join(stateDir, "run")
+}
+
+// SocketDir is the directory of a task's socket. No two tasks share one, and a task keeps it over restarts.
+func (l Layout) SocketDir(t registry.TaskKey) string {
+	return filepath.Join(l.Run, tasksDir, hash("task", string(t.Alloc), string(t.Task))[:socketHashLength])
+}
+
+// Socket is a task's socket.
+func (l Layout) Socket(t registry.TaskKey) string { return filepath.Join(l.SocketDir(t), socketName) }
+
+// MountRoot is the directory below which all mounts of plugins lie, and which has to be a shared mount.
+func (l Layout) MountRoot() string { return filepath.Join(l.State, mountsDir) }
+
+// PluginRoot is the directory below which all volumes of a plugin are staged and published. All instances of the plugin share it,
+// so that a new instance finds what an old one mounted.
+func (l Layout) PluginRoot(id registry.PluginID) string {
+	return filepath.Join(l.MountRoot(), hash("plugin", string(id)))
+}
+
+// Staging is the one staging path of a volume below root, which is Instance.Volumes. The shim makes the directory.
+func (l Layout) Staging(v registry.VolumeKey, root registry.Tree) registry.Tree {
+	return below(root, stageDir, hash("volume", string(v.Plugin), string(v.External)))
+}
+
+// Target is where a volume is published for one request of an alloc, below root, which is Instance.Volumes. The plugin makes and
+// removes it.
+func (l Layout) Target(c registry.ClaimKey, root registry.Tree) registry.Tree {
+	return below(l.TargetParent(c, root), volumeName)
+}
+
+// TargetParent is the directory of Target, of which there is one per target. The shim makes and removes it.
+func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.Tree {
+	id := hash("claim", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request))
+	return below(root, publishDir, id)
+}
+
+// Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that ran.
+func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }
+func (l Layout) HostLock() string { return filepath.Join(l.State, "host.lock") }
+func (l Layout) Binaries() string { return filepath.Join(l.State, "shims") }
+
+// Check is nil if every path fits its limit, whatever the ids are: their hashes have one length.
+func (l Layout) Check() error {
+	for _, dir := range []string{l.Run, l.State} {
+		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" {
+			return registry.Invalid("directory %q must be an absolute path without \"..\" and double slashes", dir)
+		}
+	}
+	if n := len(l.Socket(registry.TaskKey{})); n > MaxSocketPath {
+		return registry.Invalid("run directory %s is %d bytes too long: the kernel allows %d bytes for the path of a socket; choose a shorter one",
+			l.Run, n-MaxSocketPath, MaxSocketPath)
+	}
+	if n := longest(l.PluginRoot("")); n > MaxPluginPath {
+		return registry.Invalid("state directory %s is %d bytes too long: CSI allows %d bytes for the path of a volume; choose a shorter one",
+			l.State, n-MaxPluginPath, MaxPluginPath)
+	}
+	return nil
+}
+
+// Ours says whether a clean absolute path lies below the mount root or among the sockets: nothing else is ever unmounted or
+// removed by us.
+func (l Layout) Ours(path string) bool {
+	return filepath.Clean(path) == path && (inside(path, l.MountRoot()) || inside(path, filepath.Join(l.Run, tasksDir)))
+}
+
+// longest is the length of the longest path that a plugin is given below root.
+func longest(root string) int {
+	at := Layout{}.Target(registry.ClaimKey{}, registry.Tree{Host: root})
+	return len(at.Host)
+}
+
+// inside says whether path lies strictly below dir; both are clean.
+func inside(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+
+func below(root registry.Tree, names ...string) registry.Tree {
+	name := filepath.Join(names...)
+	return registry.Tree{Host: filepath.Join(root.Host, name), Task: filepath.Join(root.Task, name)}
+}
+
+var lowerBase32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+// hash makes a file name of ids. Each is preceded by its length, so that no two lists of ids are hashed alike.
+func hash(ids ...string) string {
+	h := sha256.New()
+	for _, id := range ids {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(id))))
+		h.Write([]byte(id))
+	}
+	return lowerBase32.EncodeToString(h.Sum(nil))[:hashLength]
+}

@@ -1,0 +1,117 @@
+package hooks
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// VolumeEnv begins the name of the variable that tells a task where one of its volumes is.
+const VolumeEnv = "HOLDFAST_VOLUME_"
+
+// Published is a volume that a plugin has published for one request of an alloc.
+type Published struct {
+	Target registry.Tree
+	Usage  registry.Usage
+	Device DeviceNumber // of a block device; zero: not known, and no device rule is made
+}
+
+// DeviceNumber is a device's major and minor number.
+type DeviceNumber struct {
+	Major int64 `json:"major"`
+	Minor int64 `json:"minor"`
+}
+
+// Mounts is the plan of each task that mounts volumes: isolated tasks get binds, or devices, at the destinations of their
+// volume_mount blocks. Every one gets a variable per volume with the place where it finds it: its destination, or without a file
+// system of its own the host's path. There a read-only mount of a writable volume cannot be enforced.
+func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
+	plans := make(map[string]Plan, len(s.Mounts))
+	for _, task := range sorted(s.Mounts) {
+		plan, err := taskMounts(task, s, at, isolated[task])
+		if err != nil {
+			return nil, err
+		}
+		plans[task] = plan
+	}
+	return plans, nil
+}
+
+func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published, isolated bool) (Plan, error) {
+	var plan Plan
+	named := map[string]registry.RequestName{}
+	for _, m := range outerFirst(s.Mounts[task]) {
+		request := slices.IndexFunc(s.Volumes, func(r VolumeRequest) bool { return r.Name == m.Volume })
+		if request < 0 {
+			return Plan{}, registry.Invalid("task %q mounts volume %q, which its group does not ask for", task, m.Volume)
+		}
+		from, found := at[m.Volume]
+		if !found {
+			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published", task, m.Volume)
+		}
+		from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly || from.Usage.Access.ReaderOnly()
+		place := from.Target.Host
+		if isolated {
+			place = m.Destination
+			plan = plan.And(mountPlan(m, from))
+		}
+		name := VolumeVariable(m.Volume)
+		switch other, taken := named[name]; {
+		case !taken:
+			named[name] = m.Volume
+			plan.Env = append(plan.Env, Env{Name: name, Value: place, Default: true})
+		case other != m.Volume:
+			return Plan{}, registry.Invalid("task %q: volumes %q and %q would share the variable %s; rename one", task, other, m.Volume, name)
+		}
+	}
+	return plan, nil
+}
+
+// outerFirst sorts mounts so that none hides another one below it.
+func outerFirst(mounts []VolumeMount) []VolumeMount {
+	return slices.SortedStableFunc(slices.Values(mounts), func(a, b VolumeMount) int {
+		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
+	})
+}
+
+// mountPlan makes one volume appear in a task that has a file system of its own.
+func mountPlan(m VolumeMount, from Published) Plan {
+	if from.Usage.Attachment == registry.BlockDevice {
+		return devicePlan(m, from)
+	}
+	propagation := m.Propagation
+	if propagation == "" {
+		propagation = Private
+	}
+	return Plan{Binds: []Bind{{
+		Source: from.Target.Host, Target: m.Destination, ReadOnly: from.Usage.ReadOnly, Propagation: propagation, SELinux: m.SELinux,
+	}}}
+}
+
+func devicePlan(m VolumeMount, from Published) Plan {
+	access := "rw"
+	if from.Usage.ReadOnly {
+		access = "r"
+	}
+	plan := Plan{Devices: []Device{{Source: from.Target.Host, Target: m.Destination, Access: access}}}
+	if from.Device != (DeviceNumber{}) {
+		plan.Rules = []DeviceRule{{Type: "b", Major: from.Device.Major, Minor: from.Device.Minor, Access: access}}
+	}
+	return plan
+}
+
+// VolumeVariable is the variable that tells where the volume of a request is: its name in upper case, with '_' for whatever a
+// variable's name may not contain.
+func VolumeVariable(name registry.RequestName) string {
+	return VolumeEnv + strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z':
+			return r - 'a' + 'A'
+		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+			return r
+		}
+		return '_'
+	}, string(name))
+}
