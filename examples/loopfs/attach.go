@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// maxNodeID is the limit of the CSI specification for node ids, in bytes.
+const maxNodeID = 256
+
+var errNoAttach = status.Error(codes.Unimplemented, "this loopfs does not attach: it was started without --attach")
+
+// ControllerPublishVolume gives a volume to a node: a durable record, and a token that the node's stage has to present.
+func (c *controller) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	if !c.attach {
+		return nil, errNoAttach
+	}
+	id, err := disk.ParseID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	a, err := readAccess(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	if err := c.knownNode(req.GetNodeId()); err != nil {
+		return nil, err
+	}
+	given, err := c.pool.Attach(id, req.GetNodeId(), c.maxVolumes, func(r disk.Record) (disk.Attachment, error) {
+		return attachment(r, req.GetNodeId(), a.usage, req.GetReadonly())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{tokenKey: given.Token}}, nil
+}
+
+func (c *controller) knownNode(id string) error {
+	if err := disk.CheckText("node id", id, maxNodeID); err != nil {
+		return err
+	}
+	nodes, err := c.pool.Nodes()
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(nodes, id) {
+		return disk.Errorf(disk.ErrNotFound, "node %q never worked with this loopfs", id)
+	}
+	return nil
+}
+
+// attachment is the one that the node has, or a new one if nothing speaks against it.
+func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (disk.Attachment, error) {
+	if !fits(r.Usage, usage) {
+		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for mode %s, not for %s", r.ID, r.Usage.Mode, usage.Mode)
+	}
+	have, ok := r.Attached[node]
+	if ok && (have.Usage != usage || have.ReadOnly != readOnly) {
+		return disk.Attachment{}, disk.Errorf(disk.ErrExists, "volume %s is attached to node %s for another usage", r.ID, node)
+	}
+	if ok {
+		return have, nil
+	}
+	for other := range r.Attached {
+		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s is attached to node %s", r.ID, other)
+	}
+	return disk.Attachment{Token: rand.Text(), Usage: usage, ReadOnly: readOnly}, nil
+}
+
+// ControllerUnpublishVolume takes a volume from a node, or from every node if none is named. It must not be staged there.
+func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	if !c.attach {
+		return nil, errNoAttach
+	}
+	id, err := disk.ParseID(req.GetVolumeId())
+	if err != nil && !errors.Is(err, disk.ErrNotFound) {
+		return nil, err
+	}
+	if node := req.GetNodeId(); node != "" {
+		if err := disk.CheckText("node id", node, maxNodeID); err != nil {
+			return nil, err
+		}
+	}
+	if err == nil {
+		err = c.detach(id, req.GetNodeId())
+	}
+	if err != nil && !errors.Is(err, disk.ErrNotFound) { // a volume that is not there is attached to nobody
+		return nil, err
+	}
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+func (c *controller) detach(id disk.ID, node string) error {
+	h, err := c.pool.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	r, err := h.Find()
+	if err != nil {
+		return err
+	}
+	next := r
+	for n := range r.Attached {
+		if node != "" && n != node {
+			continue
+		}
+		if st, staged := r.Staged[n]; staged && st.Boot == c.pool.Boot() {
+			return disk.Errorf(disk.ErrInUse, "volume %s is still staged at %s on node %s", id, st.Path, n)
+		}
+		next = next.WithAttachment(n, nil)
+	}
+	return h.Save(next)
+}
+
+// mayUse says whether a node may stage or publish a volume with what its caller presents. Where nothing attaches, it may.
+func mayUse(r disk.Record, node string, required bool, context map[string]string) error {
+	have, ok := r.Attached[node]
+	if !ok && !required && len(r.Attached) == 0 {
+		return nil
+	}
+	if !ok {
+		return disk.Errorf(disk.ErrInUse, "volume %s is not attached to node %s", r.ID, node)
+	}
+	if subtle.ConstantTimeCompare([]byte(have.Token), []byte(context[tokenKey])) != 1 {
+		return disk.Errorf(disk.ErrInUse, "the publish context is not the one of the attachment of volume %s to node %s", r.ID, node)
+	}
+	return nil
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// What loopfs says of itself, and the keys that it puts into maps.
+const (
+	driverName    = "loopfs.holdfast.dev"
+	driverVersion = "0.1.0"
+
+	topologyKey = driverName + "/node"
+	backendKey  = driverName + "/backend"
+	tokenKey    = driverName + "/token"
+)
+
+// identity answers who this plugin is and whether it works.
+type identity struct {
+	csi.UnimplementedIdentityServer
+	store      *disk.Store
+	controller bool // whether this process serves the controller service
+}
+
+func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: driverName, VendorVersion: driverVersion}, nil
+}
+
+func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}
+	if i.controller {
+		types = append(types, csi.PluginCapability_Service_CONTROLLER_SERVICE)
+	}
+	var caps []*csi.PluginCapability
+	for _, t := range types {
+		caps = append(caps, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
+		})
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: caps}, nil
+}
+
+func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	if err := i.store.Check(); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}

@@ -1,0 +1,45 @@
+// Package disk keeps loopfs' volumes in one directory: a record per volume, and what holds the volume's bytes.
+//
+//	volumes/<id>.json   the record: size, state, where it is attached, staged and published
+//	locks/<id>.lock     held (flock) by whoever changes that volume, in whichever process
+//	locks/account       held while the space is counted and while nodes are written
+//	nodes/<hash>.json   the nodes that were ever started on this directory
+//	images/<id>.img     a volume of the loop backend: a sparse ext4 image
+//	dirs/<id>/          a volume of the dir backend
+//
+// What it promises. A process may be killed at any moment, and several processes (a controller, nodes) may use one directory
+// at a time. Records are replaced as a whole (temporary file, fsync, rename, fsync of the directory). Before anything is
+// made or removed, the record says so; Recover, or the next call for that volume, finishes or removes what a kill left.
+// Volume ids are minted here from a hash of the name; nothing else ever becomes a file name, and every path goes through
+// os.Root. What is mounted is never asked of a record: records say what was wanted, the mount table says what is.
+//
+// It knows no CSI. The kinds of error below are all it returns; loopfs' services translate them.
+package disk
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The kinds of error.
+var (
+	ErrInvalid     = errors.New("invalid")                 // the request is wrong
+	ErrNotFound    = errors.New("not found")               // no such volume
+	ErrBusy        = errors.New("another call is running") // for this volume, here or in another process
+	ErrInUse       = errors.New("in use")                  // something has to be taken down first
+	ErrExists      = errors.New("already exists")          // the same name or place, asked for differently
+	ErrFull        = errors.New("no space left")           // for the size asked, now
+	ErrRange       = errors.New("size not possible")       // now and later
+	ErrUnavailable = errors.New("not possible here")       // this process may not do it, e.g. loop devices without root
+	ErrDamaged     = errors.New("record is damaged")       // a record cannot be read; a person has to look
+)
+
+// Errorf makes an error of that kind whose text is only what the format says.
+func Errorf(kind error, format string, args ...any) error {
+	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
+}
+
+type kindError struct{ kind, err error }
+
+func (e *kindError) Error() string   { return e.err.Error() }
+func (e *kindError) Unwrap() []error { return []error{e.kind, e.err} }

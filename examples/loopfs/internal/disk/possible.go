@@ -1,0 +1,88 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// loopMajor is the device number of loop devices.
+const loopMajor = 7
+
+// initialUserNamespace is the inode number the kernel gives to the first user namespace.
+const initialUserNamespace = 0xEFFFFFFD
+
+// sameFile says whether a loop device's file is the one that stat saw.
+func sameFile(st fs.FileInfo, info *unix.LoopInfo64) bool {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && sys.Dev == info.Device && sys.Ino == info.Inode
+}
+
+// LoopPossible says why this process cannot use loop devices, or nil.
+func LoopPossible() error {
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/user", &ns); err != nil {
+		return fmt.Errorf("look at the user namespace: %w", err)
+	}
+	if ns.Ino != initialUserNamespace {
+		return errors.New("the kernel sets up no loop devices for a user namespace (unshare -U, rootless containers)")
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("only root may set up loop devices")
+	}
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("loop devices are missing: %w", err)
+	}
+	return control.Close()
+}
+
+// Choose turns the word loop, dir or auto into the backend for new volumes, and says why that one.
+func Choose(word string) (backend, why string, err error) {
+	switch word {
+	case DirBackend:
+		return DirBackend, "asked for", nil
+	case LoopBackend:
+		if err := loopReady(); err != nil {
+			return "", "", Errorf(ErrUnavailable, "the loop backend does not work here: %w; use --backend dir", err)
+		}
+		return LoopBackend, "asked for", nil
+	case "auto":
+		if err := loopReady(); err != nil {
+			return DirBackend, "loop does not work here: " + err.Error(), nil
+		}
+		return LoopBackend, "loop devices and mkfs.ext4 are there", nil
+	}
+	return "", "", Errorf(ErrInvalid, "backend %q is not one of loop, dir, auto", word)
+}
+
+func loopReady() error {
+	if err := LoopPossible(); err != nil {
+		return err
+	}
+	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
+		return fmt.Errorf("no mkfs.ext4: %w", err)
+	}
+	return nil
+}
+
+// MountPossible says why this process cannot mount anything, or nil.
+func MountPossible() error {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return fmt.Errorf("read the capabilities: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var caps uint64
+		if n, _ := fmt.Sscanf(line, "CapEff: %x", &caps); n == 1 && caps&(1<<unix.CAP_SYS_ADMIN) != 0 {
+			return nil
+		}
+	}
+	return errors.New("mounting needs CAP_SYS_ADMIN: run as root, or without root under `unshare -Urm`")
+}

@@ -1,0 +1,139 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrPath: the path can never be a place. The text says why.
+var ErrPath = errors.New("not a usable path")
+
+// maxPath is PATH_MAX without its NUL byte.
+const maxPath = 4095
+
+// Place is the address of a directory where something is or will be mounted. Its parents are free of symbolic links, so
+// that it compares with the mount table; the directory itself was not looked at.
+type Place struct{ path string }
+
+// Resolve makes a place of an absolute path. A missing parent is fs.ErrNotExist, and the place then is the path as given.
+func Resolve(path string) (Place, error) {
+	if err := checkPath(path); err != nil {
+		return Place{}, err
+	}
+	parent, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Place{path}, fmt.Errorf("parent of %s: %w", path, err)
+	}
+	defer unix.Close(parent)
+	dir, err := pathOf(parent)
+	if err != nil {
+		return Place{path}, err
+	}
+	return Place{filepath.Join(dir, filepath.Base(path))}, nil
+}
+
+func checkPath(path string) error {
+	switch {
+	case path == "":
+		return fmt.Errorf("%w: it is empty", ErrPath)
+	case len(path) > maxPath:
+		return fmt.Errorf("%w: it has %d bytes, at most %d are possible", ErrPath, len(path), maxPath)
+	case strings.ContainsRune(path, 0):
+		return fmt.Errorf("%w: it holds a NUL byte", ErrPath)
+	case !filepath.IsAbs(path):
+		return fmt.Errorf("%w: %q is not absolute", ErrPath, path)
+	case filepath.Clean(path) != strings.TrimSuffix(path, "/"):
+		return fmt.Errorf("%w: %q holds '.', '..' or doubled slashes", ErrPath, path)
+	}
+	return nil
+}
+
+// String is the path, as the mount table would show it.
+func (p Place) String() string { return p.path }
+
+// Make makes the directory if nothing is there. The parent must exist.
+func (p Place) Make() error {
+	err := unix.Mkdir(p.path, 0o750)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make %s: %w", p, err)
+	}
+	return nil
+}
+
+// Remove takes the empty directory away; it is no error if it is gone already.
+func (p Place) Remove() error {
+	err := unix.Rmdir(p.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", p, err)
+	}
+	return nil
+}
+
+// MountDevice mounts the file system of that type on the device here.
+func (p Place) MountDevice(device, fstype string, f Flags) error {
+	return p.with(func(fd int) error {
+		return unix.Mount(device, fmt.Sprintf("/proc/self/fd/%d", fd), fstype, f.mountFlags(), strings.Join(f.fs, ","))
+	})
+}
+
+// Bind shows an open directory here, with the flags set from the first moment on.
+func (p Place) Bind(source *os.File, f Flags) error {
+	return p.with(func(target int) error {
+		tree, err := unix.OpenTree(int(source.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+		if err != nil {
+			return fmt.Errorf("clone the mount: %w", err)
+		}
+		defer unix.Close(tree)
+		return attach(tree, target, f)
+	})
+}
+
+// BindFrom shows what is mounted at another place here.
+func (p Place) BindFrom(source Place, f Flags) error {
+	return p.with(func(target int) error {
+		tree, err := unix.OpenTree(unix.AT_FDCWD, source.path,
+			unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+		if err != nil {
+			return fmt.Errorf("clone the mount at %s: %w", source, err)
+		}
+		defer unix.Close(tree)
+		return attach(tree, target, f)
+	})
+}
+
+func attach(tree, target int, f Flags) error {
+	if set, clear := f.attributes(); set|clear != 0 {
+		attr := unix.MountAttr{Attr_set: set, Attr_clr: clear}
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return fmt.Errorf("set the flags of the mount: %w", err)
+		}
+	}
+	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// with opens the directory itself, never through a symbolic link, and mounts on that descriptor.
+func (p Place) with(do func(fd int) error) error {
+	fd, err := unix.Open(p.path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s as a directory: %w", p, err)
+	}
+	defer unix.Close(fd)
+	if err := do(fd); err != nil {
+		return fmt.Errorf("mount at %s: %w", p, err)
+	}
+	return nil
+}
+
+// Unmount takes the topmost mount here away. A mount in use is unix.EBUSY: it stays.
+func (p Place) Unmount() error {
+	if err := unix.Unmount(p.path, unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmount %s: %w", p, err)
+	}
+	return nil
+}

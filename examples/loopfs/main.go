@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// options are what the command line and the environment say.
+type options struct {
+	data, backend, node, mode, endpoint, logLevel string
+	capacity                                      byteSize
+	maxVolumes                                    int64
+	attach                                        bool
+}
+
+func main() {
+	o, err := parseOptions(os.Args[1:], os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "loopfs:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	log := hclog.New(&hclog.LoggerOptions{Name: "loopfs", Output: os.Stderr, Level: hclog.LevelFromString(o.logLevel)})
+	if err := run(ctx, o, log); err != nil {
+		log.Error("stopped", "error", err)
+		os.Exit(1)
+	}
+}
+
+func parseOptions(args []string, out io.Writer) (options, error) {
+	o := options{capacity: 1 << 30}
+	host, err := os.Hostname()
+	if err != nil {
+		return o, fmt.Errorf("ask for the host name: %w", err)
+	}
+	f := flag.NewFlagSet("loopfs", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.StringVar(&o.data, "data", envOr("LOOPFS_DATA", "./loopfs-data"), "`directory` of images and records")
+	f.StringVar(&o.backend, "backend", "auto", "where new volumes live: loop, dir, or auto")
+	f.StringVar(&o.node, "node-id", host, "`id` of this node")
+	f.StringVar(&o.mode, "mode", "all", "services to serve: node, controller, or monolith (also called all)")
+	f.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on (unix:///run/csi.sock)")
+	f.Var(&o.capacity, "capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB")
+	f.Int64Var(&o.maxVolumes, "max-volumes", 0, "`number` of volumes that this node takes, 0: no limit")
+	f.BoolVar(&o.attach, "attach", false, "volumes have to be attached (ControllerPublishVolume) before they are staged")
+	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	return o, o.check(f.Args())
+}
+
+func envOr(key, otherwise string) string {
+	if v := os.Getenv(key); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+func (o options) check(rest []string) error {
+	switch {
+	case len(rest) > 0:
+		return fmt.Errorf("%q is not a flag", rest[0])
+	case !slices.Contains([]string{"node", "controller", "monolith", "all"}, o.mode):
+		return fmt.Errorf("mode %q is not one of node, controller, monolith, all", o.mode)
+	case o.maxVolumes < 0:
+		return errors.New("max-volumes is negative")
+	}
+	return disk.CheckText("node id", o.node, maxNodeID)
+}
+
+func (o options) servesNode() bool       { return o.mode != "controller" }
+func (o options) servesController() bool { return o.mode != "node" }
+
+// byteSize is a number of bytes on the command line.
+type byteSize int64
+
+func (b *byteSize) String() string { return strconv.FormatInt(int64(*b), 10) }
+
+// Set reads 1073741824, 1024MiB or 1GiB.
+func (b *byteSize) Set(s string) error {
+	shift := 0
+	for unit, n := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40} {
+		if number, ok := strings.CutSuffix(s, unit); ok {
+			s, shift = number, n
+		}
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n <= 0 || n > (1<<62)>>shift {
+		return errors.New("want a positive number of bytes, KiB, MiB, GiB or TiB")
+	}
+	*b = byteSize(n << shift)
+	return nil
+}

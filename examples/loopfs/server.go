@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// grace is how long calls that run at a SIGTERM may take to end. What they leave undone, the next start finishes.
+const grace = 5 * time.Second
+
+// run serves until the context ends.
+func run(ctx context.Context, o options, log hclog.Logger) error {
+	path, err := socketPath(o.endpoint)
+	if err != nil {
+		return err
+	}
+	store, err := disk.OpenStore(o.data)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	server, err := build(o, store, log)
+	if err != nil {
+		return err
+	}
+	listener, err := listen(ctx, path)
+	if err != nil {
+		return err
+	}
+	log.Info("serving", "endpoint", path, "mode", o.mode, "data", store.Path(), "node", o.node, "attach", o.attach)
+	return serve(ctx, server, listener)
+}
+
+// build recovers what a kill left and registers the services that are asked for.
+func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error) {
+	making, why, err := disk.Choose(o.backend)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("backend for new volumes", "backend", making, "because", why)
+	pool, err := disk.NewPool(store, disk.Backends(store), making, int64(o.capacity))
+	if err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(edge(log)))
+	csi.RegisterIdentityServer(server, &identity{store: store, controller: o.servesController()})
+	if o.servesController() {
+		if err := recoverPool(pool, log); err != nil {
+			return nil, err
+		}
+		csi.RegisterControllerServer(server, &controller{pool: pool, attach: o.attach, maxVolumes: o.maxVolumes})
+	}
+	if o.servesNode() {
+		n := &node{pool: pool, id: o.node, attach: o.attach, maxVolumes: o.maxVolumes, log: log}
+		if err := n.start(); err != nil {
+			return nil, err
+		}
+		csi.RegisterNodeServer(server, n)
+	}
+	return server, nil
+}
+
+func recoverPool(pool *disk.Pool, log hclog.Logger) error {
+	cleared, err := pool.Recover()
+	if len(cleared) > 0 {
+		log.Info("removed volumes that were half made or half removed", "volumes", cleared)
+	}
+	return err
+}
+
+// start makes the node known to the controllers on this data directory, and forgets what is mounted no more.
+func (n *node) start() error {
+	if err := disk.MountPossible(); err != nil {
+		return err
+	}
+	if err := n.pool.AddNode(n.id); err != nil {
+		return err
+	}
+	return n.recover()
+}
+
+// serve answers calls until the context ends; then it lets the running ones end, for a while.
+func serve(ctx context.Context, server *grpc.Server, listener net.Listener) error {
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	hard := time.AfterFunc(grace, server.Stop)
+	defer hard.Stop()
+	server.GracefulStop()
+	return <-ended
+}
+
+// socketPath reads a CSI endpoint. Only unix sockets are served.
+func socketPath(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	switch {
+	case endpoint == "":
+		return "", errors.New("no endpoint: set CSI_ENDPOINT or --endpoint to unix:///path/to/csi.sock")
+	case !ok && strings.Contains(endpoint, ":"), !strings.HasPrefix(path, "/"):
+		return "", fmt.Errorf("endpoint %q is not of the form unix:///path/to/csi.sock", endpoint)
+	case len(path) > 107:
+		return "", fmt.Errorf("the socket path has %d bytes, the kernel allows 107", len(path))
+	}
+	return path, nil
+}
+
+// listen makes the socket. One of an earlier process is replaced, but only if nobody answers on it.
+func listen(ctx context.Context, path string) (net.Listener, error) {
+	if err := removeStale(ctx, path); err != nil {
+		return nil, err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return l, nil
+}
+
+func removeStale(ctx context.Context, path string) error {
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the socket: %w", err)
+	}
+	if st.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket; it stays", path)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err == nil {
+		conn.Close()
+		return fmt.Errorf("another process serves on %s", path)
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("a socket is at %s, and whether somebody serves on it is not known: %w", path, err)
+	}
+	return os.Remove(path)
+}
