@@ -1,0 +1,71 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	plugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+)
+
+const (
+	// CookieKey and CookieValue tell a shim that a Holdfast host has started it. They are no secret.
+	CookieKey   = "HOLDFAST_SHIM"
+	CookieValue = "b1b5d3c0-holdfast-shim"
+
+	// LifeFD names the variable with the number of the descriptor whose end of file says: your host is gone.
+	LifeFD = "HOLDFAST_LIFE_FD"
+
+	// MaxMessage bounds one gRPC message in either direction, in bytes, at both ends.
+	MaxMessage = 16 << 20
+
+	// PluginName is the one plugin that host and shim exchange.
+	PluginName = "holdfast"
+
+	// ExitNotAPlugin is the exit code of a shim that was not started by a Holdfast host.
+	ExitNotAPlugin = 64
+)
+
+// versions are the versions of the wire envelope that this build speaks, as host and as shim. Features within a version
+// are told by Hello, not by a new number.
+var versions = []int{1}
+
+// Versions lists the protocol versions that this build speaks, lowest first.
+func Versions() []int { return slices.Clone(versions) }
+
+// Handshake is the go-plugin handshake of both sides.
+func Handshake() plugin.HandshakeConfig {
+	return plugin.HandshakeConfig{MagicCookieKey: CookieKey, MagicCookieValue: CookieValue}
+}
+
+// Client is the host's plugin sets by protocol version. What it dispenses as PluginName is the *grpc.ClientConn.
+func Client() map[int]plugin.PluginSet {
+	sets := make(map[int]plugin.PluginSet, len(versions))
+	for _, v := range versions {
+		sets[v] = plugin.PluginSet{PluginName: connPlugin{}}
+	}
+	return sets
+}
+
+type connPlugin struct{ plugin.NetRPCUnsupportedPlugin }
+
+func (connPlugin) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
+
+func (connPlugin) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error {
+	return errors.New("this plugin set is the host's; a shim calls Serve")
+}
+
+// servicePlugin puts the shim's services on go-plugin's gRPC server.
+type servicePlugin struct {
+	plugin.NetRPCUnsupportedPlugin
+	register func(*grpc.Server) error
+}
+
+func (p servicePlugin) GRPCServer(_ *plugin.GRPCBroker, s *grpc.Server) error { return p.register(s) }
+
+func (servicePlugin) GRPCClient(context.Context, *plugin.GRPCBroker, *grpc.ClientConn) (any, error) {
+	return nil, errors.New("this plugin set is the shim's; a host uses Client")
+}

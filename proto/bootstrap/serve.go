@@ -1,0 +1,203 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	hclog "github.com/hashicorp/go-hclog"
+	plugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+)
+
+// ErrHostGone is the cause of the end of a shim's context when its host has ended or has let go of it.
+var ErrHostGone = errors.New("the host of this shim is gone")
+
+// maxGrace leaves time to exit within a second.
+const maxGrace = 800 * time.Millisecond
+
+// ServeOptions say how a shim lives beside answering RPCs. The zero value is good.
+type ServeOptions struct {
+	// Logger of the shim; nil makes one at level info.
+	Logger *Logger
+	// Run is the shim's own work beside its services. It ends when its context does, whose cause is then ErrHostGone. Its
+	// own end, with or without an error, ends the shim.
+	Run func(context.Context) error
+	// Grace is how long Run may take to end once its context has ended; then the process exits. At most 800 ms, the default.
+	Grace time.Duration
+	// Server adds interceptors and the like. Message limits are set already.
+	Server []grpc.ServerOption
+	// Versions of the protocol to speak instead of all that this build knows.
+	Versions []int
+}
+
+func (o *ServeOptions) defaults() {
+	if o.Logger == nil {
+		o.Logger = NewLogger(hclog.Info)
+	}
+	if o.Grace <= 0 || o.Grace > maxGrace {
+		o.Grace = maxGrace
+	}
+	if len(o.Versions) == 0 {
+		o.Versions = versions
+	}
+	if o.Run == nil {
+		o.Run = func(ctx context.Context) error { <-ctx.Done(); return nil }
+	}
+}
+
+// Serve is the main of a shim: it registers services, tells the host where they are and blocks until the shim is to end:
+// its host is gone, ctx has ended, Run has failed, or go-plugin was told to shut down. The context that register gets ends
+// first. A shim that does not come to its end within the grace is ended with os.Exit.
+func Serve(ctx context.Context, register func(context.Context, *grpc.Server) error, opts ServeOptions) error {
+	opts.defaults()
+	if err := checkInherited(opts.Logger); err != nil {
+		return err
+	}
+	nameProcess()
+	surviveBrokenPipes()
+	warnOfVersions(opts)
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &shim{opts: opts, register: register, cancel: cancel}
+	go s.watchLife(given.life)
+	return s.serve(ctx)
+}
+
+func checkInherited(log *Logger) error {
+	if given.err != nil {
+		return fmt.Errorf("take over what the host has passed on: %w", given.err)
+	}
+	if given.asShim {
+		return nil
+	}
+	fmt.Fprintln(os.Stderr, "This is a Holdfast shim. A Holdfast host starts it; it does nothing on its own.")
+	log.Flush(time.Second)
+	os.Exit(ExitNotAPlugin)
+	return nil
+}
+
+// nameProcess undoes what execution through a descriptor does to the name that ps shows.
+func nameProcess() { _ = os.WriteFile("/proc/self/comm", []byte("holdfast-shim"), 0) }
+
+// surviveBrokenPipes keeps a write to a stderr that nobody reads from being deadly. Notify and not Ignore: an ignored
+// signal stays ignored in the children of the shim.
+func surviveBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+
+// warnOfVersions says which versions both sides speak if there is no common one; go-plugin's handshake names one only.
+func warnOfVersions(opts ServeOptions) {
+	asked := os.Getenv("PLUGIN_PROTOCOL_VERSIONS")
+	for field := range strings.SplitSeq(asked, ",") {
+		if v, err := strconv.Atoi(field); err == nil && slices.Contains(opts.Versions, v) {
+			return
+		}
+	}
+	opts.Logger.Error("no common protocol version", "shim_speaks", fmt.Sprint(opts.Versions), "host_speaks", "["+asked+"]")
+	opts.Logger.Flush(time.Second)
+}
+
+// shim is the one server of this process.
+type shim struct {
+	opts     ServeOptions
+	register func(context.Context, *grpc.Server) error
+	cancel   context.CancelCauseFunc
+
+	mu      sync.Mutex
+	server  *grpc.Server
+	stopped bool
+}
+
+// watchLife ends the shim at the end of the life pipe. The host never writes, so any return of Read means that.
+func (s *shim) watchLife(life *os.File) {
+	io.Copy(io.Discard, life)
+	s.cancel(ErrHostGone)
+}
+
+func (s *shim) serve(ctx context.Context) error {
+	var wg sync.WaitGroup
+	var runErr error
+	wg.Go(func() {
+		if err := s.opts.Run(ctx); ctx.Err() == nil {
+			runErr = err
+		}
+		s.cancel(runErr)
+	})
+	context.AfterFunc(ctx, func() {
+		time.AfterFunc(s.opts.Grace, func() { s.exit() })
+		wg.Wait()
+		s.stop()
+	})
+	served := s.goPlugin(ctx)
+	s.cancel(nil)
+	wg.Wait()
+	s.opts.Logger.Flush(s.opts.Grace / 4)
+	return errors.Join(runErr, served)
+}
+
+// exit is the end of a shim whose work does not end by itself.
+func (s *shim) exit() {
+	s.opts.Logger.Warn("the shim's work did not end in time, leaving it")
+	s.opts.Logger.Flush(50 * time.Millisecond)
+	os.Exit(1)
+}
+
+// stop ends go-plugin's server, and with it its socket. Calls that still run are cut.
+func (s *shim) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	if s.server != nil {
+		s.server.Stop()
+	}
+}
+
+// goPlugin blocks for as long as go-plugin serves. Only its handshake line reaches the host.
+func (s *shim) goPlugin(ctx context.Context) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make the handshake's pipe: %w", err)
+	}
+	go forwardHandshake(r, given.handshake)
+	os.Stdout = w
+
+	var registered error
+	set := plugin.PluginSet{PluginName: servicePlugin{register: func(g *grpc.Server) error {
+		registered = s.register(ctx, g)
+		return registered
+	}}}
+	sets := make(map[int]plugin.PluginSet, len(s.opts.Versions))
+	for _, v := range s.opts.Versions {
+		sets[v] = set
+	}
+	plugin.Serve(&plugin.ServeConfig{
+		HandshakeConfig: Handshake(), VersionedPlugins: sets, GRPCServer: s.newServer, Logger: s.opts.Logger.Named("go-plugin"),
+	})
+	if registered != nil {
+		return fmt.Errorf("register the shim's services: %w", registered)
+	}
+	if s.server == nil {
+		return errors.New("go-plugin could not open its socket; its reason is in the log")
+	}
+	return nil
+}
+
+func (s *shim) newServer(opts []grpc.ServerOption) *grpc.Server {
+	opts = append(opts, grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.server = grpc.NewServer(append(opts, s.opts.Server...)...)
+	if s.stopped {
+		s.server.Stop()
+	}
+	return s.server
+}

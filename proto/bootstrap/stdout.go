@@ -1,0 +1,87 @@
+package bootstrap
+
+import (
+	"bufio"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// inherited is what a shim got from its host beside its arguments. Zero in any other process.
+type inherited struct {
+	asShim    bool
+	handshake *os.File // the original descriptor 1
+	life      *os.File
+	err       error
+}
+
+// given is filled before any code of the shim runs, so that no print of it can reach the handshake's pipe.
+var given = inherit()
+
+// inherit takes over the inherited descriptors. LifeFD is taken out of the environment, so that a child of the shim that
+// runs the same binary is not taken for a shim.
+func inherit() inherited {
+	number := os.Getenv(LifeFD)
+	if number == "" || os.Getenv(CookieKey) != CookieValue {
+		return inherited{}
+	}
+	os.Unsetenv(LifeFD)
+	in := inherited{asShim: true}
+	in.life, in.err = adopt(number)
+	if in.err == nil {
+		in.handshake, in.err = silenceStdout()
+	}
+	return in
+}
+
+func adopt(number string) (*os.File, error) {
+	fd, err := strconv.Atoi(number)
+	if err != nil {
+		return nil, err
+	}
+	unix.CloseOnExec(fd)
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+		return nil, os.NewSyscallError("life pipe", err)
+	}
+	return os.NewFile(uintptr(fd), "life"), nil
+}
+
+// silenceStdout points descriptor 1 at /dev/null and returns what it was.
+func silenceStdout() (*os.File, error) {
+	saved, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, os.NewSyscallError("dup stdout", err)
+	}
+	null, err := unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("open "+os.DevNull, err)
+	}
+	defer unix.Close(null)
+	if err := unix.Dup3(null, 1, 0); err != nil {
+		return nil, os.NewSyscallError("redirect stdout", err)
+	}
+	return os.NewFile(uintptr(saved), "handshake"), nil
+}
+
+var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
+
+// forwardHandshake copies the first line that is a handshake from what go-plugin prints to the host, and drops all else:
+// other goroutines may print while go-plugin makes its certificate. It reads until the end of from.
+func forwardHandshake(from io.Reader, to io.WriteCloser) {
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadString('\n')
+		if handshakeLine.MatchString(line) {
+			io.WriteString(to, line)
+			to.Close()
+			break
+		}
+		if err != nil {
+			return
+		}
+	}
+	io.Copy(io.Discard, lines)
+}
