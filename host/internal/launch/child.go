@@ -1,0 +1,225 @@
+package launch
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/proto/bootstrap"
+	"holdfast/registry"
+)
+
+const (
+	lifeFD = 3
+	// drainTime is how long output is still read after a death while somebody else holds the pipes.
+	drainTime = 100 * time.Millisecond
+	// busyTime is how long execution is retried while a child of another thread still has the binary open for writing.
+	busyTime = 500 * time.Millisecond
+	// killTime bounds the wait for a death by SIGKILL where the caller's context does not.
+	killTime = 10 * time.Second
+)
+
+// child is one shim process as the kernel knows it.
+type child struct {
+	pid    int
+	proc   *os.Process
+	life   *os.File // closing it tells the shim that its host is gone
+	stdout *os.File
+	stderr *os.File
+	asked  atomic.Bool // this host has asked for its end
+
+	mu    sync.Mutex // guards pidfd
+	pidfd int        // -1 once the process is reaped
+
+	done chan struct{} // closed at death
+	exit *Exit         // readable after done
+}
+
+// startChild executes the open binary itself: not its path, which may name something else by now.
+func startChild(binary *os.File, argv, env []string) (*child, error) {
+	p, err := newPipes()
+	if err != nil {
+		return nil, fmt.Errorf("start the shim: %w", err)
+	}
+	defer p.closeShims()
+	c := &child{pidfd: -1, life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
+	attr := &os.ProcAttr{
+		Dir: "/", Env: append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
+		Files: []*os.File{p.stdin, p.stdoutW, p.stderrW, p.lifeR}, // lifeR is descriptor lifeFD
+		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &c.pidfd},
+	}
+	if c.proc, err = execute(binary, argv, attr); err != nil {
+		p.closeHosts()
+		return nil, explainExec(binary, err)
+	}
+	c.pid = c.proc.Pid
+	if c.pidfd < 0 {
+		p.closeHosts()
+		return nil, errors.Join(registry.Errorf(registry.ErrUnsupported, "this kernel has no pidfd (needs Linux 5.4)"),
+			c.proc.Kill(), second(c.proc.Wait()))
+	}
+	go c.reap()
+	return c, nil
+}
+
+func second(_ *os.ProcessState, err error) error { return err }
+
+// execute names the descriptor by this process's own number: in the child, the same number may be another file by then.
+func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())
+	for deadline := time.Now().Add(busyTime); ; {
+		proc, err := os.StartProcess(path, argv, attr)
+		if !errors.Is(err, unix.ETXTBSY) || time.Now().After(deadline) {
+			runtime.KeepAlive(binary)
+			return proc, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// explainExec turns the kernel's few words into what to do.
+func explainExec(binary *os.File, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOEXEC):
+		return registry.Errorf(registry.ErrUnsupported, "the shim cannot run here: it is %s, this machine runs %s/%s; use the binary "+
+			"for this machine", fileKind(binary), runtime.GOOS, runtime.GOARCH)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return registry.Errorf(registry.ErrDenied, "the shim must not be executed (%w): is its store on a file system mounted noexec?", err)
+	case errors.Is(err, unix.ENOENT):
+		return registry.Errorf(registry.ErrUnsupported, "the shim's interpreter or dynamic loader is missing (%w): build it with "+
+			"CGO_ENABLED=0", err)
+	}
+	return fmt.Errorf("execute the shim: %w", err)
+}
+
+func fileKind(binary *os.File) string {
+	f, err := elf.NewFile(binary)
+	if err != nil {
+		return "no ELF executable"
+	}
+	return "an ELF executable for " + strings.TrimPrefix(f.Machine.String(), "EM_")
+}
+
+// pipes are both ends of a shim's stdio and of its life line.
+type pipes struct {
+	stdin, stdoutW, stderrW, lifeR *os.File // the shim's
+	stdoutR, stderrR, lifeW        *os.File // the host's
+}
+
+func newPipes() (*pipes, error) {
+	var p pipes
+	var errs [4]error
+	p.stdin, errs[0] = os.Open(os.DevNull)
+	p.stdoutR, p.stdoutW, errs[1] = os.Pipe()
+	p.stderrR, p.stderrW, errs[2] = os.Pipe()
+	p.lifeR, p.lifeW, errs[3] = os.Pipe()
+	if err := errors.Join(errs[:]...); err != nil {
+		p.closeShims()
+		p.closeHosts()
+		return nil, err
+	}
+	return &p, nil
+}
+
+func (p *pipes) closeShims() { closeAll(p.stdin, p.stdoutW, p.stderrW, p.lifeR) }
+func (p *pipes) closeHosts() { closeAll(p.stdoutR, p.stderrR, p.lifeW) }
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// reap waits for the death itself, whoever holds the pipes, and ends what is left in the shim's process group. The dead
+// leader still has its number while that is done, so it cannot be another's.
+func (c *child) reap() {
+	for {
+		err := unix.Waitid(unix.P_PIDFD, c.pidfd, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	_ = unix.Kill(-c.pid, unix.SIGKILL)
+	state, err := c.proc.Wait()
+	c.exit = newExit(c.pid, state, err)
+	c.exit.Asked = c.asked.Load()
+	c.mu.Lock()
+	_ = unix.Close(c.pidfd)
+	c.pidfd = -1
+	c.mu.Unlock()
+	close(c.done)
+	c.endOutput()
+}
+
+// endOutput lets the readers take what is in the pipes already, and no more than that.
+func (c *child) endOutput() {
+	end := time.Now().Add(drainTime)
+	_ = c.stdout.SetReadDeadline(end)
+	_ = c.stderr.SetReadDeadline(end)
+}
+
+// kill sends SIGKILL, which also ends a stopped process. Killing the dead is no error.
+func (c *child) kill() error {
+	c.asked.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pidfd < 0 {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(c.pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill shim %d: %w", c.pid, err)
+	}
+	return nil
+}
+
+// letGo closes the life line: a shim that still works ends by itself.
+func (c *child) letGo() {
+	c.asked.Store(true)
+	_ = c.life.Close()
+}
+
+// killAndWait returns after the death, or with what the kernel says of a process that does not die.
+func (c *child) killAndWait(ctx context.Context) error {
+	if err := c.kill(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-c.done: // both at once
+		return nil
+	default:
+		return registry.Errorf(registry.ErrUnavailable, "shim %d has not died of SIGKILL yet (%s): %w", c.pid, procState(c.pid), context.Cause(ctx))
+	}
+}
+
+// procState is the line of /proc/<pid>/status that says why a process does not end.
+func procState(pid int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return "state unknown"
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "State:"); ok {
+			return "state " + strings.TrimSpace(rest)
+		}
+	}
+	return "state unknown"
+}

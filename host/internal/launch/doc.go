@@ -1,0 +1,17 @@
+// Package launch starts a shim process, makes sure that it is the right one, and ends it.
+//
+// A Store keeps shim binaries under their SHA-256 and holds a verified descriptor of each; Start executes that very
+// descriptor, so that what was verified is what runs, and a restart after a crash does not hash again. Start speaks
+// go-plugin's protocol through a runner of our own: an environment of few named variables, own stdio, an own session, a
+// private socket directory, mutual TLS, and a check that the process behind the socket is the child.
+//
+// A Process is one life of a shim. Its death is seen through a pidfd, within milliseconds and whatever holds its pipes; Kill
+// is SIGKILL through that pidfd and never waits for the shim's cooperation. Whoever has started a Process ends it with Kill
+// or Stop, or sees it end through Done; either way everything it had on disk is removed, and what a killed host has left
+// behind is removed by the next Start in the same run directory.
+//
+// What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
+//
+// Nothing here survives the host but the store's files: a shim ends when its host does (package bootstrap). There is no
+// reattaching. The package knows no schema, no configuration and no CSI; only the host SDK calls it.
+package launch

@@ -1,0 +1,60 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+)
+
+// Exit is how a shim process ended. As an error it is registry.ErrUnavailable only where a Start reports it.
+type Exit struct {
+	PID    int
+	Code   int            // the exit code, if Signal is 0
+	Signal syscall.Signal // what killed it
+	Asked  bool           // this host had asked for the end, by Stop or Kill
+	Cause  error          // why nothing is known of the end; nil where the above is true
+}
+
+func newExit(pid int, state *os.ProcessState, err error) *Exit {
+	e := &Exit{PID: pid, Cause: err}
+	if err != nil {
+		return e
+	}
+	status, ok := state.Sys().(syscall.WaitStatus)
+	switch {
+	case ok && status.Signaled():
+		e.Signal = status.Signal()
+	default:
+		e.Code = state.ExitCode()
+	}
+	return e
+}
+
+func (e *Exit) Error() string {
+	how := e.how()
+	if e.Asked {
+		how += ", as this host had asked"
+	}
+	return fmt.Sprintf("shim %d %s", e.PID, how)
+}
+
+func (e *Exit) how() string {
+	switch {
+	case e.Cause != nil:
+		return fmt.Sprintf("ended, nobody knows how (%v)", e.Cause)
+	case e.Signal != 0:
+		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
+	}
+	return fmt.Sprintf("exited with code %d", e.Code)
+}
+
+func (e *Exit) Unwrap() error { return e.Cause }
+
+// withLines appends what the shim said last.
+func withLines(text string, lines []string) string {
+	if len(lines) == 0 {
+		return text + "; it wrote nothing to stderr"
+	}
+	return text + "; its last lines on stderr:\n  " + strings.Join(lines, "\n  ")
+}

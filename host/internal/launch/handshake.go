@@ -1,0 +1,144 @@
+package launch
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	plugin "github.com/hashicorp/go-plugin"
+
+	"holdfast/proto/bootstrap"
+	"holdfast/registry"
+)
+
+const (
+	// maxHandshake bounds the handshake line, certificate included. It stays below the line limit of go-plugin's own reader.
+	maxHandshake = 16 << 10
+	// shownBytes of rubbish are in an error.
+	shownBytes = 200
+	// minCert is the length below which go-plugin ignores the certificate.
+	minCert = 50
+)
+
+// greeter reads a shim's stdout: one line that should be the handshake, and nothing of what follows.
+type greeter struct {
+	mu   sync.Mutex // guards got
+	got  []byte     // what came so far, newline excluded
+	line chan error // one value: nil when got is a whole line
+}
+
+func newGreeter() *greeter { return &greeter{line: make(chan error, 1)} }
+
+// run reads until the end of stdout, so that the shim is never blocked by what it prints.
+func (g *greeter) run(stdout io.Reader) {
+	in := bufio.NewReader(stdout)
+	g.line <- g.readLine(in)
+	_, _ = io.Copy(io.Discard, in)
+}
+
+func (g *greeter) readLine(in io.ByteReader) error {
+	for {
+		b, err := in.ReadByte()
+		if err != nil {
+			return err
+		}
+		if b == '\n' {
+			return nil
+		}
+		g.mu.Lock()
+		g.got = append(g.got, b)
+		full := len(g.got) > maxHandshake
+		g.mu.Unlock()
+		if full {
+			return bufio.ErrTooLong
+		}
+	}
+}
+
+func (g *greeter) text() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return string(g.got)
+}
+
+// seen describes what is on stdout in place of a handshake.
+func (g *greeter) seen() string {
+	text := g.text()
+	if text == "" {
+		return "nothing on stdout"
+	}
+	return "on stdout " + excerpt(text)
+}
+
+func excerpt(text string) string {
+	if len(text) <= shownBytes {
+		return strconv.QuoteToASCII(text)
+	}
+	return fmt.Sprintf("%s and %d more bytes", strconv.QuoteToASCII(text[:shownBytes]), len(text)-shownBytes)
+}
+
+// handshake is what the line says; see go-plugin's documentation of it.
+type handshake struct{ core, version, network, address, protocol, cert string }
+
+func parseHandshake(line string) (handshake, error) {
+	fields := strings.Split(strings.TrimSpace(line), "|")
+	if len(fields) < 4 || !isNumber(fields[0]) || !isNumber(fields[1]) {
+		return handshake{}, registry.Errorf(registry.ErrInternal, "the shim's first line on stdout is no handshake: %s; a shim must call "+
+			"bootstrap.Serve and print nothing itself", excerpt(line))
+	}
+	fields = append(fields, "", "")
+	return handshake{fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]}, nil
+}
+
+func isNumber(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
+}
+
+// check refuses every handshake after which go-plugin would connect to something else than our shim, or unprotected.
+func (h handshake) check(dir string) error {
+	if core := strconv.Itoa(plugin.CoreProtocolVersion); h.core != core {
+		return registry.Errorf(registry.ErrUnsupported, "the shim speaks version %s of go-plugin's own protocol, this host speaks %s: "+
+			"build both with the same major version of go-plugin", h.core, core)
+	}
+	if v, _ := strconv.Atoi(h.version); !slices.Contains(bootstrap.Versions(), v) {
+		return registry.Errorf(registry.ErrUnsupported, "no common protocol version: the shim offers %d (its lowest), this host speaks %v; "+
+			"use a shim or a host of a nearer release", v, bootstrap.Versions())
+	}
+	if h.protocol != string(plugin.ProtocolGRPC) {
+		return registry.Errorf(registry.ErrUnsupported, "the shim speaks %q, this host speaks gRPC only", h.protocol)
+	}
+	if err := h.checkAddress(dir); err != nil {
+		return err
+	}
+	if len(h.cert) <= minCert {
+		return registry.Errorf(registry.ErrUnsupported, "the shim sent no certificate: it must serve go-plugin's AutoMTLS, as bootstrap.Serve does")
+	}
+	return nil
+}
+
+func (h handshake) checkAddress(dir string) error {
+	if h.network != "unix" {
+		return registry.Errorf(registry.ErrDenied, "the shim listens at %s of network %s: only a unix socket in %s is allowed",
+			excerpt(h.address), excerpt(h.network), dir)
+	}
+	if filepath.Dir(h.address) != dir || filepath.Clean(h.address) != h.address {
+		return registry.Errorf(registry.ErrDenied, "the shim listens at %s, outside its own directory %s", excerpt(h.address), dir)
+	}
+	info, err := os.Lstat(h.address)
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		err = errors.New("it is not a socket")
+	}
+	if err != nil {
+		return registry.Errorf(registry.ErrDenied, "the shim says that it listens at %s: %w", excerpt(h.address), err)
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+// image is the verified content of one binary, held open. The store's mutex guards it.
+type image struct {
+	sum   string
+	file  *os.File
+	state fileState // when it was verified
+	users int       // processes that run it
+	used  time.Time
+}
+
+// fileState changes whenever the content may have: nobody can set a ctime back.
+type fileState struct {
+	ino          uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+func stateOf(f *os.File) (fileState, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileState{}, &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	return fileState{ino: st.Ino, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}, nil
+}
+
+func (i *image) unchanged() bool {
+	now, err := stateOf(i.file)
+	return err == nil && now == i.state
+}
+
+// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user. It hashes
+// only what this process has not verified yet, or what was touched since.
+func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
+	sum, err := parseSum(d.SHA256)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	img := s.images[sum]
+	if img == nil {
+		img, err = s.load(ctx, sum)
+	} else if !img.unchanged() {
+		err = img.verify(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := duplicate(img.file)
+	if err != nil {
+		return nil, err
+	}
+	img.users++
+	img.used = time.Now()
+	return f, nil
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("dup", err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// release takes back one acquire.
+func (s *Store) release(sum string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if img := s.images[sum]; img != nil {
+		img.users--
+		img.used = time.Now()
+	}
+}
+
+// load opens what an earlier process has stored, and verifies it.
+func (s *Store) load(ctx context.Context, sum string) (*image, error) {
+	f, err := os.Open(s.path(sum))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, registry.Errorf(registry.ErrNotFound, "no shim with SHA-256 %s is in %s: add its binary first", sum, s.dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the stored shim: %w", err)
+	}
+	img, err := s.hold(f, sum)
+	if err == nil {
+		err = img.verify(ctx)
+	}
+	if err != nil {
+		f.Close()
+		delete(s.images, sum)
+		return nil, err
+	}
+	return img, nil
+}
+
+// verify hashes the held descriptor itself, whatever its name points to by now.
+func (i *image) verify(ctx context.Context) error {
+	state, err := stateOf(i.file)
+	if err != nil {
+		return err
+	}
+	sum, err := hashInto(ctx, io.Discard, io.NewSectionReader(i.file, 0, state.size))
+	if err != nil {
+		return fmt.Errorf("verify the stored shim: %w", err)
+	}
+	if sum != i.sum {
+		return registry.Errorf(registry.ErrDamaged, "the stored shim %s was changed, its SHA-256 is now %s: add its binary again",
+			i.sum, sum)
+	}
+	i.state = state
+	return nil
+}

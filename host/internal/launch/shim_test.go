@@ -1,0 +1,149 @@
+package launch_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	hclog "github.com/hashicorp/go-hclog"
+	plugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"holdfast/proto/bootstrap"
+)
+
+// shimMode makes this test binary a shim, or a host that is to be killed.
+const shimMode = "LAUNCH_TEST_MODE"
+
+func init() {
+	if os.Getenv(shimMode) == "prints" {
+		fmt.Println("a library prints while it initialises")
+	}
+}
+
+func TestMain(m *testing.M) {
+	mode := os.Getenv(shimMode)
+	switch mode {
+	case "":
+		os.Exit(runTests(m))
+	case "host":
+		hostMain()
+	default:
+		os.Exit(shimMain(mode))
+	}
+}
+
+// shimMain is what the shims of these tests do. The kernel and the test see it from outside.
+func shimMain(mode string) int {
+	log := bootstrap.NewLogger(hclog.Info)
+	opts := bootstrap.ServeOptions{Logger: log}
+	switch mode {
+	case "prints":
+		fmt.Println("and main prints too")
+		go func() {
+			for range 1000 {
+				fmt.Println("1|1|no handshake")
+			}
+		}()
+	case "hostile":
+		hostileLines()
+	case "dies":
+		fmt.Fprintln(os.Stderr, "cannot open the state: no such luck")
+		return 7
+	case "version":
+		opts.Versions = []int{98, 99}
+	case "cookie":
+		plugin.Serve(&plugin.ServeConfig{
+			HandshakeConfig: plugin.HandshakeConfig{MagicCookieKey: "OTHER_PROGRAM", MagicCookieValue: "x"},
+		})
+		return 0
+	case "stubborn":
+		opts.Run = func(context.Context) error { select {} }
+	}
+	if err := bootstrap.Serve(context.Background(), register, opts); err != nil {
+		log.Error("serve", "error", err)
+		log.Flush(time.Second)
+		return 1
+	}
+	return 0
+}
+
+// hostileLines are those that made hosts of go-plugin panic, block or lose track.
+func hostileLines() {
+	fmt.Fprintln(os.Stderr, `{"@message":5}`)
+	fmt.Fprintln(os.Stderr, `{"@level":{},"@message":"level is an object","@timestamp":[]}`)
+	fmt.Fprintln(os.Stderr, "not \xff UTF-8 \x1b[31mred")
+	fmt.Fprintln(os.Stderr, strings.Repeat("x", 1<<20))
+	fmt.Fprintln(os.Stderr, `{"@message":"`+strings.Repeat("y", 1<<20)+`"}`)
+	fmt.Fprintln(os.Stderr, strings.Repeat("[", 60000))
+	fmt.Fprintln(os.Stderr, `{"@level":"warn","@message":"still here","n":1e999,"deep":{"a":["\u001b[2J"]}}`)
+}
+
+// echoer is the one service of the test shim: its request is a command.
+type echoer struct{}
+
+func register(_ context.Context, s *grpc.Server) error {
+	s.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "test.Echo", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Do", Handler: handleDo}},
+	}, echoer{})
+	return nil
+}
+
+func handleDo(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+	in := new(wrapperspb.StringValue)
+	if err := decode(in); err != nil {
+		return nil, err
+	}
+	name, arg, _ := strings.Cut(in.GetValue(), " ")
+	out, err := do(name, arg)
+	return wrapperspb.String(out), err
+}
+
+func do(name, arg string) (string, error) {
+	switch name {
+	case "env":
+		return strings.Join(os.Environ(), "\n"), nil
+	case "size":
+		return fmt.Sprint(len(arg)), nil
+	case "stdout":
+		for range 4096 { // far more than pipes hold: both the variable and the descriptor
+			fmt.Println(strings.Repeat("o", 1024))
+			syscall.Write(1, []byte(strings.Repeat("r", 1024)))
+		}
+	case "fork":
+		return startHolder()
+	case "stdin":
+		text, err := io.ReadAll(os.Stdin)
+		return fmt.Sprintf("%d bytes", len(text)), err
+	case "panic":
+		go func() { panic("the shim is broken") }()
+		select {}
+	}
+	return arg, nil
+}
+
+// startHolder leaves a process in its own session that keeps the shim's stdout and stderr.
+func startHolder() (string, error) {
+	cmd := exec.Command("sleep", "1000")
+	cmd.Stdout = os.NewFile(1, "stdout")
+	cmd.Stderr = os.NewFile(2, "stderr")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	return fmt.Sprint(cmd.Process.Pid), nil
+}
+
+func ask(ctx context.Context, conn grpc.ClientConnInterface, command string) (string, error) {
+	out := new(wrapperspb.StringValue)
+	err := conn.Invoke(ctx, "/test.Echo/Do", wrapperspb.String(command), out)
+	return out.GetValue(), err
+}

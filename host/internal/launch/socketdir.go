@@ -1,0 +1,149 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+const (
+	// maxSocketPath is the longest path of a unix socket that the kernel takes.
+	maxSocketPath = 107
+	// longestSocketName is what go-plugin may add to the directory: a slash, "plugin" and a number of up to 10 digits.
+	longestSocketName = len("/plugin") + 10
+
+	socketDirPrefix = "shim-"
+	ownerFile       = ".holdfast-launch"
+	// orphanAge is when an empty directory without an owner is one whose maker died while making it.
+	orphanAge = time.Minute
+)
+
+// socketDir is the private directory of one shim process. A lock on it, which ends with the host, says that it is in use.
+type socketDir struct {
+	path string
+	lock *os.File // the directory itself, flocked
+}
+
+// newSocketDir makes <runDir>/shim-<generation>-<random>, after removing what dead hosts have left in runDir.
+func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
+	if err := os.MkdirAll(runDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the run directory: %w", err)
+	}
+	if err := removeOrphans(runDir); err != nil {
+		return nil, err
+	}
+	prefix := fmt.Sprintf("%s%d-", socketDirPrefix, generation)
+	if err := checkLength(runDir, prefix); err != nil {
+		return nil, err
+	}
+	for range 10 { // another host that removes orphans may take ours for one before we have locked it
+		d, err := makeLocked(runDir, prefix)
+		if d != nil || err != nil {
+			return d, err
+		}
+	}
+	return nil, registry.Errorf(registry.ErrUnavailable, "make a socket directory in %s: something keeps removing it", runDir)
+}
+
+func checkLength(runDir, prefix string) error {
+	const random = 10
+	length := len(filepath.Join(runDir, prefix)) + random + longestSocketName
+	if length <= maxSocketPath {
+		return nil
+	}
+	return registry.Invalid("a socket in %s would have a path of up to %d bytes, the kernel takes %d: choose a run directory that is "+
+		"%d bytes shorter", runDir, length, maxSocketPath, length-maxSocketPath)
+}
+
+func makeLocked(runDir, prefix string) (*socketDir, error) {
+	path, err := os.MkdirTemp(runDir, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("make a socket directory: %w", err)
+	}
+	lock, err := lockDir(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the socket directory: %w", err)
+	}
+	d := &socketDir{path: path, lock: lock}
+	err = os.WriteFile(filepath.Join(path, ownerFile), fmt.Appendf(nil, "host pid %d\n", os.Getpid()), 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, lock.Close()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("mark the socket directory: %w", err), d.remove())
+	}
+	return d, nil
+}
+
+// lockDir takes the lock of a directory, or says EWOULDBLOCK.
+func lockDir(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// remove removes the directory with all that is in it. It holds sockets only, never a mount.
+func (d *socketDir) remove() error {
+	err := os.RemoveAll(d.path)
+	return errors.Join(err, d.lock.Close())
+}
+
+// removeOrphans removes the socket directories in runDir whose host is dead. It touches nothing without our mark.
+func removeOrphans(runDir string) error {
+	entries, err := os.ReadDir(runDir)
+	if err != nil {
+		return fmt.Errorf("look for old socket directories: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.IsDir() && strings.HasPrefix(e.Name(), socketDirPrefix) {
+			errs = append(errs, removeOrphan(filepath.Join(runDir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeOrphan(path string) error {
+	lock, err := lockDir(path)
+	if err != nil {
+		return nil // in use, not ours to read, or just gone
+	}
+	d := &socketDir{path: path, lock: lock}
+	switch marked, age := d.inspect(); {
+	case marked:
+		if err := d.remove(); err != nil {
+			return fmt.Errorf("remove an old socket directory: %w", err)
+		}
+		return nil
+	case age > orphanAge:
+		_ = os.Remove(path) // only if it is empty
+	}
+	return lock.Close()
+}
+
+// inspect says whether the locked directory has our mark, and how old it is.
+func (d *socketDir) inspect() (marked bool, age time.Duration) {
+	info, err := d.lock.Stat()
+	if err != nil {
+		return false, 0
+	}
+	mark, err := os.Lstat(filepath.Join(d.path, ownerFile))
+	return err == nil && mark.Mode().IsRegular(), time.Since(info.ModTime())
+}

@@ -1,0 +1,228 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	hclog "github.com/hashicorp/go-hclog"
+)
+
+const (
+	maxLine       = 64 << 10 // bytes of one line that are looked at
+	maxFields     = 64       // key-value pairs of one line
+	tailLines     = 64       // lines kept for the error of a failed start
+	tailLineBytes = 1 << 10  // bytes kept of each
+	linesPerSec   = 2000     // that reach the logger, over more than a moment
+	bytesPerSec   = 4 << 20  // likewise
+)
+
+// scribe reads what a shim writes to stderr and passes it on to a logger. Nothing in a line can do more than be logged.
+type scribe struct {
+	log     hclog.Logger
+	budget  budget
+	dying   bool // a panic's trace has begun: what follows is part of it
+	skipped int  // lines over the budget, not told yet
+
+	mu   sync.Mutex // guards tail
+	tail []string
+}
+
+func newScribe(log hclog.Logger) *scribe { return &scribe{log: log, budget: newBudget(time.Now)} }
+
+// run reads until the end of stderr. Only a logger that blocks can make it stop reading.
+func (s *scribe) run(stderr io.Reader) {
+	in := bufio.NewReaderSize(stderr, maxLine)
+	for {
+		line, cut, err := readBounded(in)
+		if len(line) > 0 {
+			s.take(line, cut)
+		}
+		if err != nil {
+			s.tellSkipped()
+			return
+		}
+	}
+}
+
+// readBounded returns the next line's beginning without its newline, and how many bytes of it were left out.
+func readBounded(in *bufio.Reader) (line []byte, cut int, err error) {
+	line, err = in.ReadSlice('\n')
+	line = slices.Clone(line)
+	for err == bufio.ErrBufferFull {
+		var rest []byte
+		rest, err = in.ReadSlice('\n')
+		cut += len(rest)
+	}
+	return bytes.TrimRight(line, "\r\n"), cut, err
+}
+
+func (s *scribe) take(line []byte, cut int) {
+	text := printable(line)
+	if cut > 0 {
+		text += fmt.Sprintf(" [%d more bytes]", cut)
+	}
+	s.remember(text)
+	if !s.budget.take(len(line) + cut) {
+		s.skipped++
+		return
+	}
+	s.tellSkipped()
+	if entry, ok := parseEntry(line); ok && cut == 0 {
+		s.log.Log(entry.level, entry.message, entry.fields...)
+		return
+	}
+	s.dying = s.dying || strings.HasPrefix(text, "panic:") || strings.HasPrefix(text, "fatal error:")
+	if s.dying {
+		s.log.Error(text)
+		return
+	}
+	s.log.Info(text)
+}
+
+func (s *scribe) tellSkipped() {
+	if s.skipped > 0 {
+		s.log.Warn("the shim writes too much to stderr, lines were dropped", "lines", s.skipped)
+		s.skipped = 0
+	}
+}
+
+func (s *scribe) remember(text string) {
+	if len(text) > tailLineBytes {
+		text = strings.ToValidUTF8(text[:tailLineBytes], "") + " [...]"
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.tail) == tailLines {
+		s.tail = slices.Delete(s.tail, 0, 1)
+	}
+	s.tail = append(s.tail, text)
+}
+
+// last returns the last lines, oldest first.
+func (s *scribe) last() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tail)
+}
+
+// entry is a line of hclog's JSON format.
+type logEntry struct {
+	level   hclog.Level
+	message string
+	fields  []any
+}
+
+// parseEntry takes a JSON object with a message that is text. All values become printable text.
+func parseEntry(line []byte) (logEntry, bool) {
+	if len(line) == 0 || line[0] != '{' {
+		return logEntry{}, false
+	}
+	var raw map[string]json.RawMessage
+	if json.Unmarshal(line, &raw) != nil {
+		return logEntry{}, false
+	}
+	message, ok := asText(raw["@message"])
+	if !ok {
+		return logEntry{}, false
+	}
+	return logEntry{level: levelOf(raw["@level"]), message: message, fields: fieldsOf(raw)}, true
+}
+
+func levelOf(raw json.RawMessage) hclog.Level {
+	name, _ := asText(raw)
+	level := hclog.LevelFromString(name)
+	if level < hclog.Trace || level > hclog.Error {
+		return hclog.Info
+	}
+	return level
+}
+
+func fieldsOf(raw map[string]json.RawMessage) []any {
+	var fields []any
+	if module, ok := asText(raw["@module"]); ok {
+		fields = append(fields, "module", module)
+	}
+	keys := make([]string, 0, len(raw))
+	for key := range raw {
+		if !strings.HasPrefix(key, "@") {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	for _, key := range keys[:min(len(keys), maxFields)] {
+		value, ok := asText(raw[key])
+		if !ok {
+			value = printable(raw[key])
+		}
+		fields = append(fields, printable([]byte(key)), value)
+	}
+	return fields
+}
+
+func asText(raw json.RawMessage) (string, bool) {
+	if len(raw) == 0 || raw[0] != '"' {
+		return "", false
+	}
+	var text string
+	err := json.Unmarshal(raw, &text)
+	return printable([]byte(text)), err == nil
+}
+
+// printable escapes what is not UTF-8 and what a terminal would obey.
+func printable(text []byte) string {
+	if utf8.Valid(text) && !bytes.ContainsFunc(text, unsafeRune) {
+		return string(text)
+	}
+	var out strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&out, `\x%02x`, text[0])
+		case unsafeRune(r):
+			out.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		default:
+			out.WriteRune(r)
+		}
+		text = text[size:]
+	}
+	return out.String()
+}
+
+func unsafeRune(r rune) bool { return !unicode.IsPrint(r) && r != '\t' }
+
+// budget bounds lines and bytes per second, with a second's worth at once.
+type budget struct {
+	now   func() time.Time
+	at    time.Time
+	lines float64
+	bytes float64
+}
+
+func newBudget(now func() time.Time) budget {
+	return budget{now: now, at: now(), lines: linesPerSec, bytes: bytesPerSec}
+}
+
+func (b *budget) take(size int) bool {
+	now := b.now()
+	passed := now.Sub(b.at).Seconds()
+	b.at = now
+	b.lines = min(b.lines+passed*linesPerSec, linesPerSec)
+	b.bytes = min(b.bytes+passed*bytesPerSec, bytesPerSec)
+	if b.lines < 1 || b.bytes < float64(size) {
+		return false
+	}
+	b.lines--
+	b.bytes -= float64(size)
+	return true
+}
