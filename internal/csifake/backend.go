@@ -1,0 +1,183 @@
+package csifake
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Backend is the storage system behind a plugin: what exists, and where it is attached, staged and published. Plugins
+// of one process share it by pointer, plugins of several processes by its file; one that is killed finds it again.
+type Backend struct {
+	mu   sync.Mutex
+	path string
+	now  contents
+}
+
+type contents struct {
+	Volumes   map[string]*volume   `json:"volumes"`
+	Snapshots map[string]*snapshot `json:"snapshots"`
+	Groups    map[string][]string  `json:"groups"`
+}
+
+type volume struct {
+	ID       string                 `json:"id"`
+	Name     string                 `json:"name,omitempty"`
+	Capacity int64                  `json:"capacity"`
+	Context  map[string]string      `json:"context,omitempty"`
+	Made     string                 `json:"made,omitempty"` // hash of what CreateVolume asked for
+	Attached map[string]*attachment `json:"attached,omitempty"`
+	Nodes    map[string]*onNode     `json:"nodes,omitempty"`
+}
+
+type attachment struct {
+	Request string            `json:"request"` // hash
+	Mode    int32             `json:"mode"`
+	Context map[string]string `json:"context"`
+}
+
+// onNode is a volume on one node.
+type onNode struct {
+	Staging   string            `json:"staging,omitempty"`
+	Staged    string            `json:"staged,omitempty"`    // hash of the volume capability
+	Published map[string]string `json:"published,omitempty"` // target path -> hash of capability and readonly
+}
+
+type snapshot struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Source string `json:"source"`
+	Size   int64  `json:"size"`
+	Made   int64  `json:"made"` // seconds since 1970
+	Group  string `json:"group,omitempty"`
+}
+
+// NewBackend returns an empty backend, or the one in the file. The empty path is memory only.
+func NewBackend(path string) *Backend {
+	return &Backend{path: path, now: newContents()}
+}
+
+func newContents() contents {
+	return contents{Volumes: map[string]*volume{}, Snapshots: map[string]*snapshot{}, Groups: map[string][]string{}}
+}
+
+// change runs f on what is there and keeps the result. f changes something as the last thing it does, if it does not
+// fail. A backend with a file is locked against other processes meanwhile.
+func (b *Backend) change(f func(*contents) error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.path == "" {
+		return f(&b.now)
+	}
+	lock, err := os.OpenFile(b.path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("csifake: backend: %w", err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("csifake: lock backend: %w", err)
+	}
+	if err := b.load(); err != nil {
+		return err
+	}
+	if err := f(&b.now); err != nil {
+		return err
+	}
+	text, err := json.Marshal(b.now)
+	if err != nil {
+		return fmt.Errorf("csifake: backend: %w", err)
+	}
+	return replaceFile(b.path, text)
+}
+
+func (b *Backend) load() error {
+	text, err := os.ReadFile(b.path)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("csifake: backend: %w", err)
+	}
+	b.now = newContents()
+	if err := json.Unmarshal(text, &b.now); err != nil {
+		return fmt.Errorf("csifake: backend %s: %w", b.path, err)
+	}
+	return nil
+}
+
+// replaceFile writes a file that others never see half written.
+func replaceFile(path string, text []byte) error {
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// AddVolume makes a volume that was provisioned elsewhere.
+func (b *Backend) AddVolume(id string, capacity int64, context map[string]string) error {
+	return b.change(func(c *contents) error {
+		if c.Volumes[id] == nil {
+			c.Volumes[id] = &volume{ID: id, Capacity: capacity, Context: context}
+		}
+		return nil
+	})
+}
+
+// Usage is where one volume is in use.
+type Usage struct {
+	Attached  []string            // node ids
+	Staged    map[string]string   // node id -> staging path
+	Published map[string][]string // node id -> target paths
+}
+
+// Volumes are the volumes that exist and where they are used.
+func (b *Backend) Volumes() (map[string]Usage, error) {
+	all := map[string]Usage{}
+	err := b.change(func(c *contents) error {
+		for id, v := range c.Volumes {
+			u := Usage{Attached: slices.Sorted(maps.Keys(v.Attached)), Staged: map[string]string{},
+				Published: map[string][]string{}}
+			for node, n := range v.Nodes {
+				if n.Staging != "" {
+					u.Staged[node] = n.Staging
+				}
+				if len(n.Published) > 0 {
+					u.Published[node] = slices.Sorted(maps.Keys(n.Published))
+				}
+			}
+			all[id] = u
+		}
+		return nil
+	})
+	return all, err
+}
+
+func (v *volume) on(node string) *onNode {
+	if v.Nodes == nil {
+		v.Nodes = map[string]*onNode{}
+	}
+	if v.Nodes[node] == nil {
+		v.Nodes[node] = &onNode{Published: map[string]string{}}
+	}
+	if v.Nodes[node].Published == nil {
+		v.Nodes[node].Published = map[string]string{}
+	}
+	return v.Nodes[node]
+}
+
+func (v *volume) inUse() bool {
+	if len(v.Attached) > 0 {
+		return true
+	}
+	for _, n := range v.Nodes {
+		if n.Staging != "" || len(n.Published) > 0 {
+			return true
+		}
+	}
+	return false
+}

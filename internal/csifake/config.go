@@ -1,0 +1,120 @@
+package csifake
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// Role is which services a plugin serves beside Identity.
+type Role string
+
+const (
+	Node       Role = "node"
+	Controller Role = "controller"
+	Monolith   Role = "monolith" // both
+)
+
+// Empty stands for a value that is really empty, where "" means the default.
+const Empty = "\x00empty"
+
+// Config says what a plugin is. Its zero value is a monolith without any optional capability, on a socket in a new
+// temporary directory.
+type Config struct {
+	Name       string   // of the provider; default csifake.example.org
+	Version    string   // default 1.0.0
+	Instance   string   // who writes in the journal; default <role>@<node id>
+	Role       Role     // default Monolith
+	NodeID     string   // default node-1
+	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
+	MaxVolumes int64    // per node; 0: not told, no limit
+	Topology   map[string]string
+	Capacity   int64 // of the backend in bytes; default 1 TiB
+
+	Socket     string // default csi.sock in a new directory
+	Journal    string // file; default journal.jsonl beside the socket
+	Script     []Rule // rules from the start on
+	ScriptFile string // JSON list of rules, read again for every call
+
+	Backend   *Backend // what exists; default a new one in memory. Plugins that share it are one storage system
+	Volumes   []string // ids that exist from the start
+	AnyVolume bool     // every id exists. Default if there are no Volumes and CREATE_DELETE_VOLUME is not among Caps
+
+	VolumeContext  map[string]string // added to what CreateVolume answers
+	PublishContext map[string]string // added to what ControllerPublishVolume answers
+
+	Mounts  bool   // make real mounts at stage and publish
+	DataDir string // with Mounts: where volumes keep their data; default a tmpfs at every stage
+	Blind   bool   // touch and look at no path: for tests that invent them
+
+	Die func()       // what a crash does; default ends this plugin as a kill would, within the process
+	Log hclog.Logger // default none
+}
+
+// filled returns the configuration with its defaults, and the capabilities as sets.
+func (c Config) filled() (Config, capSets, error) {
+	caps, err := parseCaps(c.Caps...)
+	if err != nil {
+		return c, caps, err
+	}
+	c.Name, c.Version = orDefault(c.Name, "csifake.example.org"), orDefault(c.Version, "1.0.0")
+	c.NodeID = orDefault(c.NodeID, "node-1")
+	if c.Role == "" {
+		c.Role = Monolith
+	}
+	if !slices.Contains([]Role{Node, Controller, Monolith}, c.Role) {
+		return c, caps, fmt.Errorf("csifake: unknown role %q", c.Role)
+	}
+	if c.Instance == "" {
+		c.Instance = string(c.Role) + "@" + c.NodeID
+	}
+	if c.Capacity == 0 {
+		c.Capacity = 1 << 40
+	}
+	if c.Backend == nil {
+		c.Backend = NewBackend("")
+	}
+	if len(c.Volumes) == 0 && !caps.has("controller/CREATE_DELETE_VOLUME") {
+		c.AnyVolume = true
+	}
+	if c.Log == nil {
+		c.Log = hclog.NewNullLogger()
+	}
+	return c.placed(caps)
+}
+
+func (c Config) placed(caps capSets) (Config, capSets, error) {
+	if c.Socket == "" {
+		dir, err := os.MkdirTemp("", "h-")
+		if err != nil {
+			return c, caps, err
+		}
+		c.Socket = filepath.Join(dir, "csi.sock")
+	}
+	if c.Journal == "" {
+		c.Journal = filepath.Join(filepath.Dir(c.Socket), "journal.jsonl")
+	}
+	return c, caps, nil
+}
+
+// orDefault: "" is the default, Empty is "".
+func orDefault(s, fallback string) string {
+	switch s {
+	case "":
+		return fallback
+	case Empty:
+		return ""
+	}
+	return s
+}
+
+func (c Config) serves(r Role) bool { return c.Role == Monolith || c.Role == r }
+
+// SocketPath turns a CSI_ENDPOINT into a path: unix:///run/csi.sock, unix:/run/csi.sock or /run/csi.sock.
+func SocketPath(endpoint string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix://"), "unix:")
+}

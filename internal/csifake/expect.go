@@ -1,0 +1,95 @@
+package csifake
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// Expect is a rule in the making: conditions first, then one action, which puts it in force.
+//
+//	fake.On("NodeStageVolume").Times(1).After().Code(codes.Internal, "stuck")
+type Expect struct {
+	plugin *Plugin
+	rule   Rule
+}
+
+// On begins a rule for an RPC, "" for every one.
+func (p *Plugin) On(rpc string) Expect { return Expect{plugin: p, rule: Rule{RPC: rpc}} }
+
+func (e Expect) Volume(id string) Expect        { e.rule.Volume = id; return e }
+func (e Expect) Nth(n int) Expect               { e.rule.Nth = n; return e }
+func (e Expect) Times(n int) Expect             { e.rule.Times = n; return e }
+func (e Expect) After() Expect                  { e.rule.When = After; return e }
+func (e Expect) Delayed(d time.Duration) Expect { e.rule.Delay = Duration(d); return e }
+
+// Code answers with an error. After OK an After rule still answers OK: codes.OK changes nothing.
+func (e Expect) Code(c codes.Code, message string) {
+	e.rule.Code, e.rule.Message = journal.CodeName(uint32(c)), message
+	e.install()
+}
+
+// Delay only delays.
+func (e Expect) Delay(d time.Duration) { e.Delayed(d).install() }
+
+// Hang ends as the caller gives up.
+func (e Expect) Hang() { e.rule.Hang = UntilCancelled; e.install() }
+
+// HangForEver ends with the plugin.
+func (e Expect) HangForEver() { e.rule.Hang = ForEver; e.install() }
+
+// Crash kills the plugin.
+func (e Expect) Crash() { e.rule.Crash = true; e.install() }
+
+// NotReady lets Probe answer that the plugin is still starting.
+func (e Expect) NotReady() { e.rule.NotReady = true; e.install() }
+
+// Answer rewrites the answer.
+func (e Expect) Answer(f Answer) { e.rule.Answer = f; e.install() }
+
+// Hold stops calls at the gate until it is opened. The caller's leaving does not open it: the effect may come late.
+func (e Expect) Hold() *Gate {
+	e.rule.gate = &Gate{arrived: make(chan struct{}), open: make(chan struct{})}
+	e.install()
+	return e.rule.gate
+}
+
+func (e Expect) install() { e.plugin.script.add(e.rule) }
+
+// Gate holds calls back.
+type Gate struct {
+	first, once   sync.Once
+	arrived, open chan struct{}
+}
+
+// Arrived is closed as the first call stands at the gate.
+func (g *Gate) Arrived() <-chan struct{} { return g.arrived }
+
+// Open lets the calls at the gate go on, and those still to come.
+func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }
+
+func (g *Gate) wait(gone <-chan struct{}) {
+	g.first.Do(func() { close(g.arrived) })
+	select {
+	case <-g.open:
+	case <-gone:
+	}
+}
+
+// wait is context aware only where the rule says so.
+func (r *Rule) hang(ctx context.Context, gone <-chan struct{}) error {
+	var cancelled <-chan struct{}
+	if r.Hang == UntilCancelled {
+		cancelled = ctx.Done()
+	}
+	select {
+	case <-cancelled:
+		return context.Cause(ctx)
+	case <-gone:
+		return errGone
+	}
+}

@@ -1,0 +1,137 @@
+package csifake
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// group is the group controller.
+type group struct {
+	csi.UnimplementedGroupControllerServer
+	p *Plugin
+}
+
+func (s group) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (
+	*csi.GroupControllerGetCapabilitiesResponse, error,
+) {
+	reply := &csi.GroupControllerGetCapabilitiesResponse{}
+	for _, n := range s.p.caps["group"] {
+		rpc := &csi.GroupControllerServiceCapability_RPC{Type: csi.GroupControllerServiceCapability_RPC_Type(n)}
+		reply.Capabilities = append(reply.Capabilities,
+			&csi.GroupControllerServiceCapability{Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: rpc}})
+	}
+	return reply, nil
+}
+
+func (s group) CreateVolumeGroupSnapshot(_ context.Context, r *csi.CreateVolumeGroupSnapshotRequest) (
+	*csi.CreateVolumeGroupSnapshotResponse, error,
+) {
+	if r.GetName() == "" || len(r.GetSourceVolumeIds()) == 0 {
+		return nil, invalid("name or source_volume_ids is missing")
+	}
+	reply := &csi.CreateVolumeGroupSnapshotResponse{}
+	return reply, s.p.cfg.Backend.change(func(c *contents) error {
+		id := "group-" + snapshotID(r.GetName())
+		var ids []string
+		for _, source := range r.GetSourceVolumeIds() {
+			x, err := s.p.snap(c, r.GetName()+"/"+source, source, id)
+			if err != nil {
+				return err
+			}
+			ids = append(ids, x.ID)
+		}
+		c.Groups[id] = ids
+		reply.GroupSnapshot = groupMessage(c, id)
+		return nil
+	})
+}
+
+func groupMessage(c *contents, id string) *csi.VolumeGroupSnapshot {
+	m := &csi.VolumeGroupSnapshot{GroupSnapshotId: id, ReadyToUse: true}
+	for _, x := range c.Groups[id] {
+		if c.Snapshots[x] == nil {
+			continue
+		}
+		m.Snapshots = append(m.Snapshots, c.Snapshots[x].message())
+		m.CreationTime = &timestamppb.Timestamp{Seconds: c.Snapshots[x].Made}
+	}
+	return m
+}
+
+func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeGroupSnapshotRequest) (
+	*csi.DeleteVolumeGroupSnapshotResponse, error,
+) {
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
+		for _, x := range c.Groups[r.GetGroupSnapshotId()] {
+			delete(c.Snapshots, x)
+		}
+		delete(c.Groups, r.GetGroupSnapshotId())
+		return nil
+	})
+}
+
+func (s group) GetVolumeGroupSnapshot(_ context.Context, r *csi.GetVolumeGroupSnapshotRequest) (
+	*csi.GetVolumeGroupSnapshotResponse, error,
+) {
+	reply := &csi.GetVolumeGroupSnapshotResponse{}
+	return reply, s.p.cfg.Backend.change(func(c *contents) error {
+		if !slices.ContainsFunc(r.GetSnapshotIds(), func(id string) bool { return c.Snapshots[id] != nil }) &&
+			c.Groups[r.GetGroupSnapshotId()] == nil {
+			return status.Errorf(codes.NotFound, "group snapshot %q does not exist", r.GetGroupSnapshotId())
+		}
+		reply.GroupSnapshot = groupMessage(c, r.GetGroupSnapshotId())
+		return nil
+	})
+}
+
+// metadata streams one allocated block per snapshot: enough to see a stream through.
+type metadata struct {
+	csi.UnimplementedSnapshotMetadataServer
+	p *Plugin
+}
+
+func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, r, func(context.Context) (proto.Message, error) {
+		x, err := s.snapshot(r.GetSnapshotId())
+		if err != nil {
+			return nil, err
+		}
+		reply := &csi.GetMetadataAllocatedResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
+			VolumeCapacityBytes: x.GetSizeBytes(), BlockMetadata: []*csi.BlockMetadata{{SizeBytes: x.GetSizeBytes()}}}
+		return reply, out.Send(reply)
+	})
+	return err
+}
+
+func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, r, func(context.Context) (proto.Message, error) {
+		if _, err := s.snapshot(r.GetBaseSnapshotId()); err != nil {
+			return nil, err
+		}
+		x, err := s.snapshot(r.GetTargetSnapshotId())
+		if err != nil {
+			return nil, err
+		}
+		reply := &csi.GetMetadataDeltaResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
+			VolumeCapacityBytes: x.GetSizeBytes()}
+		return reply, out.Send(reply)
+	})
+	return err
+}
+
+func (s metadata) snapshot(id string) (m *csi.Snapshot, err error) {
+	err = s.p.cfg.Backend.change(func(c *contents) error {
+		if c.Snapshots[id] == nil {
+			return status.Errorf(codes.NotFound, "snapshot %q does not exist", id)
+		}
+		m = c.Snapshots[id].message()
+		return nil
+	})
+	return m, err
+}

@@ -1,0 +1,294 @@
+package journal
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// story is a hand-made journal.
+type story struct {
+	lines    []Line
+	calls    uint64
+	instance string
+	run      string
+}
+
+func tell() *story { return &story{instance: "a", run: "a1"} }
+
+func (s *story) add(l Line) { s.lines = append(s.lines, l) }
+
+// at says which instance and run the next lines are of.
+func (s *story) at(instance, run string) *story { s.instance, s.run = instance, run; return s }
+
+func (s *story) begin(l Line) uint64 {
+	s.calls++
+	l.Kind, l.Call, l.Run, l.Instance, l.Plugin = Begin, s.calls, s.run, s.instance, "p"
+	if l.Role == "" && strings.HasPrefix(l.RPC, "Node") {
+		l.Role, l.Node = "node", "n1"
+	}
+	if l.Hash == "" {
+		l.Hash = l.RPC + l.Volume + l.Name + l.Node + l.Staging + l.Target
+	}
+	s.add(l)
+	return s.calls
+}
+
+func (s *story) end(call uint64, code string, a *Answer) *story {
+	s.add(Line{Kind: End, Call: call, Run: s.run, Code: code, Answer: a})
+	return s
+}
+
+func (s *story) abandoned(call uint64) *story {
+	s.add(Line{Kind: Abandoned, Call: call, Run: s.run})
+	return s
+}
+
+// call is a whole call; code may be empty for one that was cut.
+func (s *story) call(l Line, code string, a *Answer) *story {
+	n := s.begin(l)
+	if code != "" {
+		s.end(n, code, a)
+	}
+	return s
+}
+
+// knows: all capabilities of a monolith are learnt.
+func (s *story) knows(caps ...string) *story {
+	if caps == nil {
+		caps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"}
+	}
+	s.call(Line{RPC: "GetPluginCapabilities"}, "OK", &Answer{Caps: []string{"CONTROLLER_SERVICE"}})
+	s.call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{Caps: caps})
+	s.call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{Caps: caps})
+	return s.call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1"})
+}
+
+var (
+	create    = Line{RPC: "CreateVolume", Name: "one"}
+	attach    = Line{RPC: "ControllerPublishVolume", Volume: "v1", Node: "n1", VolumeContext: "vc"}
+	stage     = Line{RPC: "NodeStageVolume", Volume: "v1", Staging: "/s/v1", PublishContext: "pc", VolumeContext: "vc"}
+	publish   = Line{RPC: "NodePublishVolume", Volume: "v1", Staging: "/s/v1", Target: "/t/1", PublishContext: "pc", VolumeContext: "vc"}
+	unpublish = Line{RPC: "NodeUnpublishVolume", Volume: "v1", Target: "/t/1"}
+	unstage   = Line{RPC: "NodeUnstageVolume", Volume: "v1", Staging: "/s/v1"}
+	detach    = Line{RPC: "ControllerUnpublishVolume", Volume: "v1", Node: "n1"}
+	remove    = Line{RPC: "DeleteVolume", Volume: "v1"}
+)
+
+func (s *story) ok(lines ...Line) *story {
+	for _, l := range lines {
+		switch l.RPC {
+		case "CreateVolume":
+			s.call(l, "OK", &Answer{Volume: "v1", VolumeContext: "vc"})
+		case "ControllerPublishVolume":
+			s.call(l, "OK", &Answer{PublishContext: "pc"})
+		default:
+			s.call(l, "OK", nil)
+		}
+	}
+	return s
+}
+
+func with(l Line, change func(*Line)) Line { change(&l); return l }
+
+func risen() *story { return tell().knows().ok(create, attach, stage, publish) }
+
+func overlap(s *story, a, b Line) *story {
+	first := s.begin(a)
+	second := s.begin(b)
+	return s.end(first, "OK", nil).end(second, "OK", nil)
+}
+
+// illegal are journals that break one rule.
+var illegal = []struct {
+	rule string
+	name string
+	told *story
+	opts Options
+}{
+	{"R0", "nothing was called", &story{lines: []Line{{Kind: Start, Run: "a1"}}}, Options{}},
+	{"R1", "a call before capabilities are known", tell().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R1", "an RPC that is not advertised", tell().knows("STAGE_UNSTAGE_VOLUME").ok(create), Options{}},
+	{"R1", "another instance has not been asked", risen().at("b", "b1").ok(unpublish), Options{}},
+	{"R1", "validate without a controller", tell().knows().at("b", "b1").ok(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1"}), Options{}},
+	{"R1", "capabilities whose answer nobody saw", func() *story {
+		s := tell()
+		n := s.begin(Line{RPC: "NodeGetCapabilities"})
+		s.abandoned(n).end(n, "OK", &Answer{Caps: []string{"STAGE_UNSTAGE_VOLUME"}})
+		return s.ok(stage)
+	}(), Options{}},
+	{"R2", "stage before attach", tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
+	{"R2", "publish before stage", tell().knows().ok(create, attach, publish), Options{}},
+	{"R2", "publish after a refused stage", tell().knows().ok(create, attach).call(stage, "NOT_FOUND", nil).ok(publish), Options{}},
+	{"R2", "publish after unstage", risen().ok(unpublish, unstage, publish), Options{}},
+	{"R2", "attach after delete", risen().ok(unpublish, unstage, detach, remove, attach), Options{}},
+	{"R3", "two calls at a time", overlap(risen().ok(unpublish), publish, with(publish, func(l *Line) { l.Target = "/t/2" })), Options{}},
+	{"R3", "two calls at a time by two instances", func() *story {
+		s := risen().at("b", "b1").knows().at("a", "a1")
+		n := s.begin(Line{RPC: "NodePublishVolume", Volume: "v1", Staging: "/s/v1", Target: "/t/2", PublishContext: "pc", VolumeContext: "vc"})
+		s.at("b", "b1").ok(unpublish)
+		return s.at("a", "a1").end(n, "OK", nil)
+	}(), Options{}},
+	{"R3", "a call arrived beside one that has ended since", risen().ok(with(unpublish, func(l *Line) { l.Beside = []uint64{8} })), Options{}},
+	{"R3", "two creations of one name", overlap(tell().knows(), create, create), Options{}},
+	{"R3", "another call beside an abandoned one", func() *story {
+		s := risen()
+		n := s.begin(unpublish)
+		return s.abandoned(n).ok(publish)
+	}(), Options{Strict: true}},
+	{"R4", "unstage before unpublish", risen().ok(unstage), Options{}},
+	{"R4", "unstage while one of two targets is published", risen().ok(with(publish, func(l *Line) { l.Target = "/t/2" }), unpublish, unstage), Options{}},
+	{"R4", "detach before unstage", risen().ok(unpublish, detach), Options{}},
+	{"R4", "detach after a refused unstage", risen().ok(unpublish).call(unstage, "FAILED_PRECONDITION", nil).ok(detach), Options{}},
+	{"R4", "delete before detach", risen().ok(unpublish, unstage, remove), Options{}},
+	{"R4", "delete of a published volume", tell().knows("CREATE_DELETE_VOLUME").ok(create, with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" }), remove), Options{}},
+	{"R6", "another request after a lost answer", tell().knows().ok(create, attach).call(stage, "", nil).
+		at("a", "a2").knows().ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
+	{"R6", "another request after INTERNAL", tell().knows().call(create, "INTERNAL", nil).
+		ok(with(create, func(l *Line) { l.Hash = "other" })), Options{}},
+	{"R6", "another request after the undo failed too", tell().knows().ok(create, attach).call(stage, "ABORTED", nil).
+		call(unstage, "UNAVAILABLE", nil).ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
+	{"R8", "published in the end", risen(), Options{Settled: true}},
+	{"R8", "staged in the end", risen().ok(unpublish), Options{Settled: true}},
+	{"R8", "attached in the end", risen().ok(unpublish, unstage), Options{Settled: true}},
+	{"R9", "no staging directory", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
+	{"R9", "a relative staging path", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "s/v1" })), Options{}},
+	{"R10", "two staging paths", tell().knows().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
+	{"R10", "publish from another staging path", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
+	{"R10", "two volumes at one staging path", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }), with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
+	{"R11", "two volumes at one target", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
+		with(stage, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" }),
+		with(publish, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" })), Options{}},
+	{"R11", "no parent", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "absent", Target: "absent"} })), Options{}},
+	{"R11", "the target was made", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "dir", Target: "dir"} })), Options{}},
+	{"R11", "a relative target", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "t/1" })), Options{}},
+	{"R11", "the staging path as target", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "/s/v1" })), Options{}},
+	{"R12", "no staging path", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R12", "a staging path for a plugin that does not stage", tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME").ok(create, attach, publish), Options{}},
+	{"R12", "a staging path in stats of a plugin that does not stage", tell().knows("GET_VOLUME_STATS").
+		ok(Line{RPC: "NodeGetVolumeStats", Volume: "v9", Staging: "/s/v9", Path: "/t/9"}), Options{}},
+	{"R13", "another publish_context", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.PublishContext = "x" })), Options{}},
+	{"R13", "no publish_context on publish", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.PublishContext = "" })), Options{}},
+	{"R13", "another volume_context", tell().knows().ok(create, with(attach, func(l *Line) { l.VolumeContext = "" })), Options{}},
+	{"R13", "a publish_context out of nowhere", tell().knows("STAGE_UNSTAGE_VOLUME").ok(stage), Options{}},
+	{"R14", "detach from every node", risen().ok(unpublish, unstage, with(detach, func(l *Line) { l.Node = "" })), Options{}},
+	{"R14", "a node that nobody knows", tell().knows().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
+	{"R15", "readonly that is not advertised", tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
+	{"R19", "a long path", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "/" + strings.Repeat("s", 128) })), Options{MaxPath: 128}},
+	{"R30", "node expansion that was not asked for", tell().knows("EXPAND_VOLUME").ok(with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" })).
+		call(Line{RPC: "ControllerExpandVolume", Volume: "v1"}, "OK", &Answer{}).ok(Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}), Options{}},
+	{"R30", "node expansion of a volume that is nowhere", tell().knows("EXPAND_VOLUME").
+		call(Line{RPC: "ControllerExpandVolume", Volume: "v1"}, "OK", &Answer{NodeExpand: true}).ok(Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}), Options{}},
+	{"RU", "publish after an uncertain stage", tell().knows().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
+	{"RU", "detach after an uncertain unstage", risen().ok(unpublish).call(unstage, "INTERNAL", nil).ok(detach), Options{}},
+	{"RU", "unstage after a lost unpublish", risen().call(unpublish, "", nil).at("a", "a2").knows().ok(unstage), Options{}},
+	{"RU", "stage after an attach whose caller had gone", func() *story {
+		s := tell().knows().ok(create)
+		n := s.begin(attach)
+		return s.abandoned(n).end(n, "OK", &Answer{PublishContext: "pc"}).ok(stage)
+	}(), Options{}},
+	{"RU", "an uncertain publish in the end", risen().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
+	{"RU", "a refused stage that was not undone", tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
+	{"RU", "a volume of which nobody knows", tell().knows().call(create, "INTERNAL", nil), Options{Settled: true}},
+}
+
+// TestIllegal: every rule has a journal that breaks it, and Check says so.
+func TestIllegal(t *testing.T) {
+	covered := map[string]bool{}
+	for _, c := range illegal {
+		covered[c.rule] = true
+		t.Run(c.rule+" "+c.name, func(t *testing.T) {
+			found := Check(c.told.lines, c.opts)
+			if !slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == c.rule }) {
+				t.Errorf("Check finds %v, want a violation of %s", found, c.rule)
+			}
+			c.opts.Allow = []string{c.rule}
+			for _, v := range Check(c.told.lines, c.opts) {
+				if v.Rule == c.rule {
+					t.Errorf("allowed, and yet: %v", v)
+				}
+			}
+		})
+	}
+	for _, r := range Rules {
+		if !covered[r.ID] {
+			t.Errorf("no journal breaks %s", r.ID)
+		}
+	}
+}
+
+func fall() []Line { return []Line{unpublish, unstage, detach, remove} }
+
+// TestLegal: journals that a good client writes have no violation.
+func TestLegal(t *testing.T) {
+	second := with(publish, func(l *Line) { l.Target = "/t/2" })
+	cases := map[string]*story{
+		"up and down":      risen().ok(fall()...),
+		"twice up":         risen().ok(fall()...).ok(create, attach, stage, publish).ok(fall()...),
+		"two targets":      risen().ok(second, unpublish, with(unpublish, func(l *Line) { l.Target = "/t/2" })).ok(fall()[1:]...),
+		"everything twice": risen().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach, remove, remove),
+		"the same again": tell().knows().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE", nil).ok(attach).
+			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS", nil).ok(publish).
+			call(unpublish, "UNKNOWN", nil).ok(unpublish).call(unstage, "CANCELLED", nil).ok(unstage).
+			call(detach, "RESOURCE_EXHAUSTED", nil).ok(detach).call(remove, "INTERNAL", nil).ok(remove),
+		"the negation": tell().knows().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage, "INTERNAL", nil).
+			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL", nil).ok(publish).ok(fall()...),
+		"refused and undone": tell().knows().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage, detach, remove),
+		"refused, then with other fields": tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil).
+			ok(with(stage, func(l *Line) { l.Hash = "other" }), unstage, detach, remove),
+		"refused while it was up":  risen().call(publish, "ALREADY_EXISTS", nil).ok(fall()...),
+		"not there any more":       risen().call(unpublish, "NOT_FOUND", nil).call(unstage, "NOT_FOUND", nil).ok(detach, remove),
+		"the plugin was killed":    tell().knows().ok(create, attach).call(stage, "", nil).at("a", "a2").ok(stage, publish).ok(fall()...),
+		"another instance goes on": tell().knows().ok(create, attach).call(stage, "", nil).at("b", "b1").knows().ok(stage, publish).ok(fall()...),
+		"capabilities that vanished": risen().call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{}).
+			call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{}).ok(fall()...),
+		"the retry of an abandoned call": func() *story {
+			s := tell().knows().ok(create, attach)
+			n := s.begin(stage)
+			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(fall()...)
+		}(),
+		"no staging, no controller": tell().knows("GET_VOLUME_STATS").ok(with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" }), unpublish),
+		"reads at any time": tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES").
+			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(fall()...),
+		"a reboot": func() *story {
+			s := risen()
+			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
+			return s.ok(detach, remove)
+		}(),
+	}
+	for name, s := range cases {
+		t.Run(name, func(t *testing.T) {
+			for _, v := range Check(s.lines, Options{Settled: true, Strict: true}) {
+				t.Error(v)
+			}
+		})
+	}
+}
+
+// TestSkew: an abandonment that another process noticed a little late is one; one that comes much later is not.
+func TestSkew(t *testing.T) {
+	for late, want := range map[int64]bool{skew / 2: false, 2 * skew: true} {
+		s := risen().at("b", "b1").knows().at("a", "a1")
+		n := s.begin(publish)
+		s.at("b", "b1").call(unpublish, "OK", nil).at("a", "a1")
+		s.add(Line{Kind: Abandoned, Run: "a1", Call: n, Mono: late})
+		s.end(n, "OK", nil)
+		found := Check(s.lines, Options{})
+		if got := slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == "R3" }); got != want {
+			t.Errorf("abandoned %d ns later: R3 is %v, want %v: %v", late, got, want, found)
+		}
+	}
+}
+
+func TestByNode(t *testing.T) {
+	s := risen()
+	n := s.begin(publish)
+	other := with(publish, func(l *Line) { l.Role, l.Node = "node", "n2" })
+	s.at("b", "b1").knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"}).ok(other).at("a", "a1").end(n, "OK", nil)
+	for byNode, want := range map[bool]bool{true: false, false: true} {
+		found := Check(s.lines, Options{ByNode: byNode, Allow: []string{"R2", "R14"}})
+		if got := slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == "R3" }); got != want {
+			t.Errorf("ByNode %v: R3 is %v, want %v: %v", byNode, got, want, found)
+		}
+	}
+}

@@ -1,0 +1,47 @@
+package journal
+
+import "fmt"
+
+// codeNames are the gRPC codes by number, as the CSI spec writes them.
+var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+	"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
+
+// CodeName is the name of a gRPC code.
+func CodeName(code uint32) string {
+	if int(code) < len(codeNames) {
+		return codeNames[code]
+	}
+	return fmt.Sprintf("CODE_%d", code)
+}
+
+// CodeNumber is the gRPC code of a name.
+func CodeNumber(name string) (uint32, bool) {
+	for n, s := range codeNames {
+		if s == name {
+			return uint32(n), true
+		}
+	}
+	return 0, false
+}
+
+// Outcome is what a caller knows after an answer.
+type Outcome string
+
+const (
+	Done      Outcome = "done"      // it took effect
+	Failed    Outcome = "failed"    // it no longer runs; some of the effect may be there
+	Uncertain Outcome = "uncertain" // it may still run, or may have taken effect
+)
+
+// Outcome of a code, for calls that change something.
+func OutcomeOf(code string) Outcome {
+	switch code {
+	case "OK":
+		return Done
+	case "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "FAILED_PRECONDITION", "OUT_OF_RANGE",
+		"UNIMPLEMENTED", "UNAUTHENTICATED":
+		return Failed
+	}
+	return Uncertain
+}

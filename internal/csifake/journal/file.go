@@ -1,0 +1,93 @@
+package journal
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Writer appends the lines of one run of one plugin.
+type Writer struct {
+	mu       sync.Mutex
+	file     *os.File
+	seq      uint64
+	run      string
+	plugin   string
+	instance string
+}
+
+// Open opens path for appending, and makes it if it is absent. The writer stamps every line with the plugin, the
+// instance and a new run.
+func Open(path, plugin, instance string) (*Writer, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	return &Writer{file: f, run: rand.Text()[:12], plugin: plugin, instance: instance}, nil
+}
+
+// Write appends one line. It is one write(2) on a file opened with O_APPEND: lines of several processes never mix, and
+// a line that was written survives the death of its writer.
+func (w *Writer) Write(l Line) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seq++
+	l.Seq, l.Run, l.PID, l.Plugin, l.Instance = w.seq, w.run, os.Getpid(), w.plugin, w.instance
+	l.Wall, l.Mono = time.Now().UTC(), monotonic()
+	b, err := json.Marshal(l)
+	if err != nil {
+		return fmt.Errorf("encode journal line: %w", err)
+	}
+	if _, err := w.file.Write(append(b, '\n')); err != nil {
+		return fmt.Errorf("append to journal: %w", err)
+	}
+	return nil
+}
+
+// Close closes the file and writes nothing.
+func (w *Writer) Close() error { return w.file.Close() }
+
+// Read reads a whole journal. A line that cannot be read is an error: lines are never torn.
+func Read(path string) ([]Line, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read journal: %w", err)
+	}
+	var lines []Line
+	for n, raw := range bytes.Split(b, []byte("\n")) {
+		if len(raw) == 0 {
+			continue
+		}
+		var l Line
+		if err := json.Unmarshal(raw, &l); err != nil {
+			return nil, fmt.Errorf("journal %s line %d: %w", path, n+1, err)
+		}
+		lines = append(lines, l)
+	}
+	return lines, nil
+}
+
+// NoteReboot appends that all mounts of a node are gone, as a test has arranged it: what was staged and published
+// there no longer is, without a call.
+func NoteReboot(path, plugin, node string) error {
+	w, err := Open(path, plugin, "")
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	return w.Write(Line{Kind: Reboot, Node: node})
+}
+
+func monotonic() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
+}

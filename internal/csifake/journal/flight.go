@@ -1,0 +1,64 @@
+package journal
+
+// flight is a call that has begun and not ended.
+type flight struct {
+	Line
+	at        int
+	abandoned bool
+	edge      *edge
+	up        bool
+	before    state // of the edge
+}
+
+// skew is how much later than another plugin's line the loss of a caller may be noticed. A caller that gave up a call
+// at one process and turned to another is seen by the two in either order.
+const skew = 20_000_000 // nanoseconds
+
+// inFlight is R3. A call that its caller gave up is no longer in flight for the caller, though it may still run.
+func (c *checker) inFlight(l Line) {
+	subject := l.subject()
+	if subject == "" {
+		return
+	}
+	for id, f := range c.open {
+		if f.Plugin != l.Plugin || f.subject() != subject || c.dead(id.run) {
+			continue
+		}
+		if c.opts.ByNode && l.Role == "node" && f.Role == "node" && l.Node != f.Node {
+			continue
+		}
+		same := f.RPC == l.RPC && f.Hash == l.Hash
+		switch {
+		case !f.abandoned && !c.abandonedSoon(f, l):
+			c.report("R3", "%s for %s began while %s of line %d was in flight", l.RPC, subject, f.RPC, f.at)
+		case c.opts.Strict && !same:
+			c.report("R3", "%s for %s began while another call, the abandoned %s of line %d, was still running",
+				l.RPC, subject, f.RPC, f.at)
+		}
+	}
+	for _, n := range l.Beside {
+		if _, stillOpen := c.open[callID{l.Run, n}]; !stillOpen {
+			c.report("R3", "%s for %s arrived while call %d of the same plugin was in flight", l.RPC, subject, n)
+		}
+	}
+}
+
+// dead: the run wrote nothing after this line and never said that it stopped. It was killed, or its journal ends here:
+// nobody can tell that its open calls were still running.
+func (c *checker) dead(run string) bool { return c.last[run] < c.at && !c.stopped[run] }
+
+func (c *checker) abandonedSoon(f *flight, l Line) bool {
+	gone, ok := c.gone[callID{f.Run, f.Call}]
+	return ok && f.Run != l.Run && gone-l.Mono < skew
+}
+
+// subject is what at most one call may be in flight for.
+func (l Line) subject() string {
+	switch {
+	case l.Volume != "":
+		return "volume " + l.Volume
+	case l.RPC == "CreateVolume":
+		return "name " + l.Name
+	}
+	return ""
+}

@@ -1,0 +1,136 @@
+package journal
+
+import (
+	"cmp"
+	"strings"
+)
+
+func (k volumeKey) compare(other volumeKey) int {
+	return cmp.Or(cmp.Compare(k.plugin, other.plugin), cmp.Compare(k.id, other.id))
+}
+
+// caps are the capabilities of one service of one instance, as answered.
+type caps struct {
+	known bool
+	now   map[string]bool // in the newest answer
+	ever  map[string]bool // in any answer: what is to be taken down follows what was known when it was set up
+}
+
+func (s *caps) learn(names []string) {
+	s.known, s.now = true, map[string]bool{}
+	if s.ever == nil {
+		s.ever = map[string]bool{}
+	}
+	for _, name := range names {
+		s.now[name], s.ever[name] = true, true
+	}
+}
+
+// learnt is what one instance has told.
+type learnt struct {
+	service, controller, group, node caps
+	nodeID                           string
+}
+
+// plugin is what all instances of one plugin have told.
+type plugin struct {
+	nodeIDs    map[string]bool
+	controller bool // a controller has told its capabilities
+	attaches   bool // the newest answer of a controller has PUBLISH_UNPUBLISH_VOLUME
+	expands    bool // the newest answer of a controller has EXPAND_VOLUME
+}
+
+func (c *checker) of(l Line) *learnt {
+	k := c.learnt[l.Instance]
+	if k == nil {
+		k = &learnt{}
+		c.learnt[l.Instance] = k
+	}
+	return k
+}
+
+func (c *checker) plugin(name string) *plugin {
+	p := c.plugins[name]
+	if p == nil {
+		p = &plugin{nodeIDs: map[string]bool{}}
+		c.plugins[name] = p
+	}
+	return p
+}
+
+// nodeOf is the node of a call to the node service: what the instance said, or else what it knows itself to be.
+func (c *checker) nodeOf(l Line) string {
+	if id := c.of(l).nodeID; id != "" {
+		return id
+	}
+	return l.Node
+}
+
+// learn takes in an answer that the client saw.
+func (c *checker) learn(l Line, a Answer) {
+	k, p := c.of(l), c.plugin(l.Plugin)
+	switch l.RPC {
+	case "GetPluginCapabilities":
+		k.service.learn(a.Caps)
+	case "ControllerGetCapabilities":
+		k.controller.learn(a.Caps)
+		p.controller = true
+		p.attaches, p.expands = k.controller.now["PUBLISH_UNPUBLISH_VOLUME"], k.controller.now["EXPAND_VOLUME"]
+	case "GroupControllerGetCapabilities":
+		k.group.learn(a.Caps)
+	case "NodeGetCapabilities":
+		k.node.learn(a.Caps)
+	case "NodeGetInfo":
+		k.nodeID, p.nodeIDs[a.Node] = a.Node, true
+	case "CreateVolume":
+		v := c.volume(l.Plugin, a.Volume)
+		v.create, v.context, v.grown = c.creation(l.Plugin, l.Name), &a.VolumeContext, nil
+	case "ControllerPublishVolume":
+		c.volume(l.Plugin, l.Volume).node(l.Node).context = &a.PublishContext
+	case "ControllerExpandVolume":
+		c.volume(l.Plugin, l.Volume).grown = &a.NodeExpand
+	}
+}
+
+// knowsCapabilities is R1.
+func (c *checker) knowsCapabilities(l Line) {
+	k := c.of(l)
+	switch service, name, optional := strings.Cut(needs[l.RPC], "/"); {
+	case optional:
+		c.advertised(l, service, k.of(service), name)
+	case l.RPC == "ValidateVolumeCapabilities":
+		c.advertised(l, "service", &k.service, "CONTROLLER_SERVICE")
+	case l.RPC == "NodePublishVolume" || l.RPC == "NodeUnpublishVolume":
+		if !k.node.known {
+			c.report("R1", "%s before %s has told its node capabilities", l.RPC, l.Instance)
+		}
+	}
+}
+
+// of picks the set that a capability is in.
+func (k *learnt) of(service string) *caps {
+	switch service {
+	case "controller":
+		return &k.controller
+	case "group":
+		return &k.group
+	case "node":
+		return &k.node
+	}
+	return &k.service
+}
+
+func (c *checker) advertised(l Line, service string, set *caps, name string) {
+	switch {
+	case !set.known:
+		c.report("R1", "%s before %s has told its %s capabilities", l.RPC, l.Instance, service)
+	case !set.now[name] && !(undoes[l.RPC] && set.ever[name]):
+		c.report("R1", "%s, but %s does not advertise %s/%s", l.RPC, l.Instance, service, name)
+	}
+}
+
+// stages tells whether NodePublish must find the volume staged: the instance says so, or it is staged from before.
+func (c *checker) stages(l Line, v *volume) bool {
+	return c.of(l).node.now["STAGE_UNSTAGE_VOLUME"] ||
+		c.of(l).node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != down
+}

@@ -1,0 +1,105 @@
+package journal
+
+import "time"
+
+// Kind says what a line tells.
+type Kind string
+
+const (
+	Start     Kind = "start"     // a plugin started: a new run of its instance
+	Begin     Kind = "begin"     // a call arrived
+	Abandoned Kind = "abandoned" // its caller has gone: cancelled, past its deadline, or its connection was lost
+	End       Kind = "end"       // the call ended, its answer is about to leave
+	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
+	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
+)
+
+// Line is one line of a journal. Fields that say nothing are left out.
+type Line struct {
+	Kind     Kind      `json:"kind"`
+	Seq      uint64    `json:"seq"`            // number of the line within its run, from 1
+	Run      string    `json:"run"`            // one start of one plugin
+	Call     uint64    `json:"call,omitempty"` // number of the call within its run, from 1
+	Wall     time.Time `json:"wall"`
+	Mono     int64     `json:"mono"` // CLOCK_MONOTONIC in nanoseconds, the same clock in every process of the machine
+	PID      int       `json:"pid,omitempty"`
+	Plugin   string    `json:"plugin,omitempty"`
+	Instance string    `json:"instance,omitempty"`
+	Role     string    `json:"role,omitempty"` // identity, controller, group, metadata or node: the service called
+
+	RPC            string   `json:"rpc,omitempty"`
+	Volume         string   `json:"volume,omitempty"`
+	Name           string   `json:"name,omitempty"`     // of the volume or snapshot to create
+	Snapshot       string   `json:"snapshot,omitempty"` //
+	Node           string   `json:"node,omitempty"`     // controller: node_id of the request; node: the plugin's own
+	Staging        string   `json:"staging,omitempty"`
+	Target         string   `json:"target,omitempty"`
+	Path           string   `json:"path,omitempty"` // volume_path of stats, health and expand
+	Hash           string   `json:"hash,omitempty"` // of the request without its secrets
+	Usage          string   `json:"usage,omitempty"`
+	ReadOnly       bool     `json:"readonly,omitempty"`
+	PublishContext string   `json:"publish_context,omitempty"` // hash; empty for an empty map
+	VolumeContext  string   `json:"volume_context,omitempty"`  // hash; empty for an empty map
+	SecretKeys     []string `json:"secret_keys,omitempty"`     // never a value
+	Look           *Look    `json:"look,omitempty"`
+	Flight         int      `json:"flight,omitempty"` // calls running in this plugin as this one began, itself included
+	Beside         []uint64 `json:"beside,omitempty"` // calls for the same volume that ran as this one arrived
+	Peer           int      `json:"peer,omitempty"`   // process id of the caller
+	Conn           uint64   `json:"conn,omitempty"`   // number of the connection within the run
+
+	Code   string  `json:"code,omitempty"`     // name of the gRPC code as the CSI spec writes it
+	Effect bool    `json:"effect,omitempty"`   // what the call asks for is the case now, whatever the code says
+	Answer *Answer `json:"answered,omitempty"` // what the caller learnt
+	Killed bool    `json:"killed,omitempty"`
+}
+
+// Look is what lstat said of the paths in a request as it arrived: "absent", "dir", "file", "link", "device", "other"
+// or "error". Empty means that the plugin did not look.
+type Look struct {
+	Staging string `json:"staging,omitempty"`
+	Target  string `json:"target,omitempty"`
+	Parent  string `json:"parent,omitempty"` // of the target
+}
+
+// Answer is what a reply, as it was sent, tells the caller for later calls.
+type Answer struct {
+	Volume         string   `json:"volume,omitempty"`
+	VolumeContext  string   `json:"volume_context,omitempty"`
+	PublishContext string   `json:"publish_context,omitempty"`
+	Node           string   `json:"node,omitempty"`
+	Caps           []string `json:"caps,omitempty"`
+	NodeExpand     bool     `json:"node_expand,omitempty"`
+	Ready          *bool    `json:"ready,omitempty"`
+}
+
+// Call is one call with both its ends.
+type Call struct {
+	Line            // its begin
+	Abandoned bool  // the caller had gone before the answer
+	End       *Line // nil: it never ended
+}
+
+// Calls puts begins and ends together, in the order of the begins.
+func Calls(lines []Line) []Call {
+	var calls []Call
+	at := map[callID]int{}
+	for i, l := range lines {
+		id := callID{l.Run, l.Call}
+		n, known := at[id]
+		switch {
+		case l.Kind == Begin:
+			at[id] = len(calls)
+			calls = append(calls, Call{Line: l})
+		case l.Kind == Abandoned && known:
+			calls[n].Abandoned = true
+		case l.Kind == End && known:
+			calls[n].End = &lines[i]
+		}
+	}
+	return calls
+}
+
+type callID struct {
+	run  string
+	call uint64
+}

@@ -1,0 +1,141 @@
+package journal
+
+import (
+	"maps"
+	"slices"
+)
+
+// order is R2 and R4: what must be the case, determinately, before a call may be sent.
+func (c *checker) order(l Line) {
+	if l.Volume == "" {
+		return
+	}
+	v := c.volume(l.Plugin, l.Volume)
+	switch l.RPC {
+	case "ControllerPublishVolume":
+		c.mustBeUp(l, "R2", v.create, "the volume")
+	case "NodeStageVolume":
+		c.attached(l, v)
+	case "NodePublishVolume":
+		if c.stages(l, v) {
+			c.mustBeUp(l, "R2", &v.node(c.nodeOf(l)).stage, "its staging")
+		} else {
+			c.attached(l, v)
+		}
+	case "NodeUnstageVolume":
+		c.unpublished(l, v.node(c.nodeOf(l)))
+	case "ControllerUnpublishVolume":
+		if l.Node != "" {
+			c.nodeDown(l, v, l.Node)
+		}
+	case "DeleteVolume":
+		for _, id := range slices.Sorted(maps.Keys(v.nodes)) {
+			c.mustBeDown(l, &v.nodes[id].attach, "its attachment to "+id)
+			c.nodeDown(l, v, id)
+		}
+	case "NodeExpandVolume":
+		c.expandable(l, v)
+	}
+}
+
+func (c *checker) attached(l Line, v *volume) {
+	if c.plugin(l.Plugin).attaches {
+		c.mustBeUp(l, "R2", &v.node(c.nodeOf(l)).attach, "its attachment")
+		return
+	}
+	c.mustBeUp(l, "R2", v.create, "the volume")
+}
+
+func (c *checker) nodeDown(l Line, v *volume, id string) {
+	n := v.node(id)
+	c.mustBeDown(l, &n.stage, "its staging on "+id)
+	c.unpublished(l, n)
+}
+
+func (c *checker) unpublished(l Line, n *node) {
+	for _, path := range slices.Sorted(maps.Keys(n.publish)) {
+		c.mustBeDown(l, n.publish[path], "its publication at "+path)
+	}
+}
+
+func (c *checker) mustBeUp(l Line, rule string, e *edge, what string) {
+	switch e.state {
+	case up:
+	case unsure:
+		c.report("RU", "%s for volume %s while %s is uncertain", l.RPC, l.Volume, what)
+	default:
+		c.report(rule, "%s for volume %s before %s was there", l.RPC, l.Volume, what)
+	}
+}
+
+func (c *checker) mustBeDown(l Line, e *edge, what string) {
+	switch e.state {
+	case down:
+	case unsure:
+		c.report("RU", "%s for volume %s while %s is uncertain", l.RPC, l.Volume, what)
+	default:
+		c.report("R4", "%s for volume %s before %s was undone", l.RPC, l.Volume, what)
+	}
+}
+
+// retry is R6. On one edge there are only two calls, so whatever is sent next is the same or the negation; the same
+// must be the same in every field.
+func (c *checker) retry(l Line, e *edge, upwards bool) {
+	if was := e.hashOf(upwards); e.state == unsure && was != "" && was != l.Hash {
+		c.report("R6", "%s for %s is sent again with other fields while its first outcome is uncertain",
+			l.RPC, l.subject())
+	}
+}
+
+// expandable is R30.
+func (c *checker) expandable(l Line, v *volume) {
+	switch k := c.of(l); {
+	case v.grown != nil && !*v.grown:
+		c.report("R30", "NodeExpandVolume for volume %s though ControllerExpandVolume did not ask for it", l.Volume)
+	case v.grown == nil && c.plugin(l.Plugin).expands:
+		c.report("R30", "NodeExpandVolume for volume %s before ControllerExpandVolume", l.Volume)
+	case k.node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != up:
+		c.report("R30", "NodeExpandVolume for volume %s, which is not staged", l.Volume)
+	case !k.node.ever["STAGE_UNSTAGE_VOLUME"] && !v.node(c.nodeOf(l)).isPublished():
+		c.report("R30", "NodeExpandVolume for volume %s, which is not published", l.Volume)
+	}
+}
+
+func (n *node) isPublished() bool {
+	for _, e := range n.publish {
+		if e.state == up {
+			return true
+		}
+	}
+	return false
+}
+
+// settled is R8 and the last part of RU: everything that was sent upwards was undone, determinately.
+func (c *checker) settled() {
+	for _, key := range slices.SortedFunc(maps.Keys(c.volumes), volumeKey.compare) {
+		v := c.volumes[key]
+		for _, id := range slices.Sorted(maps.Keys(v.nodes)) {
+			n := v.nodes[id]
+			for _, path := range slices.Sorted(maps.Keys(n.publish)) {
+				c.mustBeGone(key, n.publish[path], "published at "+path)
+			}
+			c.mustBeGone(key, &n.stage, "staged on "+id)
+			c.mustBeGone(key, &n.attach, "attached to "+id)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.creates), volumeKey.compare) {
+		if c.creates[key].state == unsure {
+			c.report("RU", "nobody knows whether the volume named %q exists", key.id)
+		}
+	}
+}
+
+func (c *checker) mustBeGone(key volumeKey, e *edge, how string) {
+	switch e.state {
+	case up:
+		c.report("R8", "volume %s of %s is still %s", key.id, key.plugin, how)
+	case unsure, failed:
+		c.report("RU", "volume %s of %s may still be %s: its last outcome was not an undo that succeeded",
+			key.id, key.plugin, how)
+	}
+}

@@ -1,0 +1,54 @@
+package journal
+
+// needs says which capability a client must have been told of before it may send an optional RPC.
+// Source: CSI spec 1.13.0, the enums of PluginCapability, ControllerServiceCapability, NodeServiceCapability and
+// GroupControllerServiceCapability.
+var needs = map[string]string{
+	"CreateVolume":               "controller/CREATE_DELETE_VOLUME",
+	"DeleteVolume":               "controller/CREATE_DELETE_VOLUME",
+	"ControllerPublishVolume":    "controller/PUBLISH_UNPUBLISH_VOLUME",
+	"ControllerUnpublishVolume":  "controller/PUBLISH_UNPUBLISH_VOLUME",
+	"ListVolumes":                "controller/LIST_VOLUMES",
+	"GetCapacity":                "controller/GET_CAPACITY",
+	"CreateSnapshot":             "controller/CREATE_DELETE_SNAPSHOT",
+	"DeleteSnapshot":             "controller/CREATE_DELETE_SNAPSHOT",
+	"ListSnapshots":              "controller/LIST_SNAPSHOTS",
+	"GetSnapshot":                "controller/GET_SNAPSHOT",
+	"ControllerExpandVolume":     "controller/EXPAND_VOLUME",
+	"ControllerGetVolume":        "controller/GET_VOLUME",
+	"ControllerModifyVolume":     "controller/MODIFY_VOLUME",
+	"ControllerGetVolumeHealth":  "controller/GET_VOLUME_HEALTH",
+	"ControllerListVolumeHealth": "controller/LIST_VOLUME_HEALTH",
+	"ControllerGetCapabilities":  "service/CONTROLLER_SERVICE",
+
+	"GroupControllerGetCapabilities": "service/GROUP_CONTROLLER_SERVICE",
+	"CreateVolumeGroupSnapshot":      "group/CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+	"DeleteVolumeGroupSnapshot":      "group/CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+	"GetVolumeGroupSnapshot":         "group/CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+	"GetMetadataAllocated":           "service/SNAPSHOT_METADATA_SERVICE",
+	"GetMetadataDelta":               "service/SNAPSHOT_METADATA_SERVICE",
+
+	"NodeStageVolume":      "node/STAGE_UNSTAGE_VOLUME",
+	"NodeUnstageVolume":    "node/STAGE_UNSTAGE_VOLUME",
+	"NodeGetVolumeStats":   "node/GET_VOLUME_STATS",
+	"NodeExpandVolume":     "node/EXPAND_VOLUME",
+	"NodeGetVolumeHealth":  "node/GET_VOLUME_HEALTH",
+	"NodeGetStorageHealth": "node/GET_STORAGE_HEALTH",
+}
+
+// Needs is the capability that an RPC is optional upon, as "service/NAME"; empty for one that always exists.
+func Needs(rpc string) string { return needs[rpc] }
+
+// undoes are the calls that take something down.
+var undoes = map[string]bool{"DeleteVolume": true, "ControllerUnpublishVolume": true, "NodeUnstageVolume": true,
+	"NodeUnpublishVolume": true}
+
+// Mutates tells whether an RPC changes something of a volume.
+func Mutates(rpc string) bool {
+	switch rpc {
+	case "CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume",
+		"NodeExpandVolume", "ControllerModifyVolume", "CreateSnapshot":
+		return true
+	}
+	return undoes[rpc]
+}

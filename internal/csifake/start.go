@@ -1,0 +1,81 @@
+package csifake
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// Start runs a plugin in this process until the test ends, or until it is stopped or killed.
+func Start(t testing.TB, cfg Config) *Plugin {
+	t.Helper()
+	var made string
+	if cfg.Socket == "" {
+		dir, err := os.MkdirTemp("", "h-") // t.TempDir may be too long for a socket
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, cfg.Socket = dir, filepath.Join(dir, "csi.sock")
+	}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- p.Run(context.WithoutCancel(t.Context())) }()
+	t.Cleanup(func() {
+		p.Stop()
+		if err := <-done; err != nil {
+			t.Errorf("csifake: %v", err)
+		}
+		if made != "" {
+			_ = os.RemoveAll(made)
+		}
+	})
+	return p
+}
+
+// NewJournal returns the path of a journal that is judged as the test ends. Call it before Start, so that the plugins
+// have stopped by then.
+func NewJournal(t testing.TB, o journal.Options) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "journal.jsonl")
+	CheckCleanup(t, path, o)
+	return path
+}
+
+// CheckCleanup judges a journal as the test ends: every violation is an error of the test.
+func CheckCleanup(t testing.TB, path string, o journal.Options) {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, v := range Check(path, o) {
+			t.Errorf("journal: %s", v)
+		}
+	})
+}
+
+// Check reads a journal and holds it against the automaton. A journal that cannot be read violates R0.
+func Check(path string, o journal.Options) []journal.Violation {
+	lines, err := journal.Read(path)
+	if err != nil {
+		return []journal.Violation{{Rule: "R0", Text: err.Error()}}
+	}
+	return journal.Check(lines, o)
+}
+
+// Calls are the calls in a journal for the RPCs named; all for none.
+func Calls(path string, rpcs ...string) ([]journal.Call, error) {
+	lines, err := journal.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	calls := journal.Calls(lines)
+	if len(rpcs) == 0 {
+		return calls, nil
+	}
+	return slices.DeleteFunc(calls, func(c journal.Call) bool { return !slices.Contains(rpcs, c.RPC) }), nil
+}
