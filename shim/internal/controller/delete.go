@@ -1,0 +1,98 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
+// of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
+func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+	v, err := m.deletable(ctx, name)
+	if err != nil {
+		return err
+	}
+	if v.State == registry.VolumeCreating {
+		if v, err = m.settle(ctx, call, v); err != nil || v.State == "" {
+			return err
+		}
+	}
+	if err := m.delete(ctx, call, v); err != nil {
+		return fmt.Errorf("delete volume %s: %w", name, err)
+	}
+	return nil
+}
+
+// deletable is the volume, if it may be deleted now.
+func (m *Mediator) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		v, err = mayDelete(view, name)
+		return err
+	})
+	return v, err
+}
+
+func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, error) {
+	v, found := view.Volume(name)
+	if !found {
+		return v, unknown(name)
+	}
+	if !v.Created {
+		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it", name)
+	}
+	return v, idle(view, v, "deleted")
+}
+
+// settle finds out what became of a creation that nobody saw the end of, by the same call again. The zero volume: there is none.
+func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
+	err := m.create(ctx, registry.Call{ID: call.ID}, v.VolumeSpec)
+	if err != nil {
+		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
+			return registry.Volume{}, nil // refused for certain
+		}
+		return v, fmt.Errorf("delete volume %s, which may or may not have been created (deregister it to forget it): %w", v.VolumeName(), err)
+	}
+	return m.volume(ctx, v.VolumeName())
+}
+
+func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume) error {
+	inst, has, err := m.controller(ctx, v.Plugin)
+	if err != nil {
+		return err
+	}
+	if !has || !inst.Fingerprint.Has(registry.CreateDelete) {
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)", v.Plugin, registry.CreateDelete)
+	}
+	request := DeleteRequest{VolumeID: v.External}
+	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
+		return err
+	}
+	return m.drive(ctx, intent.Call{
+		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
+		Before: func(view registry.View) (registry.Change, error) {
+			v, err := mayDelete(view, v.VolumeName())
+			v.State = registry.VolumeDeleting
+			return registry.Change{Put: []registry.Record{v}}, err
+		},
+		Do: func(ctx context.Context) error {
+			inst, err := m.plugins.Await(ctx, registry.RoleController, v.Plugin)
+			if err != nil {
+				return err
+			}
+			if err = m.driver.Delete(ctx, inst.InstanceKey, request); answered(err, "NOT_FOUND") {
+				return nil
+			}
+			return err
+		},
+		Done: func(registry.View) registry.Change {
+			return registry.Change{
+				Put: call.Answered(struct{}{}), Delete: []registry.Key{v.Key()},
+				Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "")},
+			}
+		},
+	})
+}

@@ -1,0 +1,187 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Mediator calls controller plugins.
+type Mediator struct {
+	log     registry.Log
+	driver  Driver
+	plugins Plugins
+	secrets Secrets
+	now     func() time.Time
+}
+
+// New is a mediator over log. now tells the wall time, for people.
+func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, now func() time.Time) *Mediator {
+	return &Mediator{log, driver, plugins, secrets, now}
+}
+
+// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.
+func (m *Mediator) controller(ctx context.Context, id registry.PluginID) (registry.Instance, bool, error) {
+	inst, err := m.either(ctx, id)
+	if err != nil {
+		return inst, false, fmt.Errorf("plugin %s: %w", id, err)
+	}
+	if inst.Role == registry.RoleNode {
+		if !inst.Fingerprint.Has(registry.PluginController) {
+			return inst, false, nil
+		}
+		if inst, err = m.plugins.Await(ctx, registry.RoleController, id); err != nil {
+			return inst, false, fmt.Errorf("controller of plugin %s: %w", id, err)
+		}
+	}
+	return inst, true, nil
+}
+
+// either is an instance that can say whether the plugin has a controller: the controller, or any of its node plugins.
+func (m *Mediator) either(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		if _, found := m.plugins.Find(role, id); found {
+			return m.plugins.Await(ctx, role, id)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		registry.Instance
+		error
+	}
+	answers := make(chan answer, 2)
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		go func() {
+			inst, err := m.plugins.Await(ctx, role, id)
+			answers <- answer{inst, err}
+		}()
+	}
+	first := <-answers
+	cancel()
+	second := <-answers
+	if first.error != nil && second.error == nil {
+		first = second
+	}
+	return first.Instance, first.error
+}
+
+// demands is nil if the controller can be asked for the modes.
+func demands(inst registry.Instance, modes ...registry.AccessMode) error {
+	for _, m := range modes {
+		newer := m == registry.SingleNodeSingleWriter || m == registry.SingleNodeMultiWriter
+		if newer && !inst.Fingerprint.Has(registry.ControllerMulti) {
+			return registry.Errorf(registry.ErrUnsupported, "plugin %s does not know the access mode %s (it lacks %s); use %s",
+				inst.Plugin, m, registry.ControllerMulti, registry.SingleNodeWriter)
+		}
+	}
+	return nil
+}
+
+func modesOf(s registry.VolumeSpec) []registry.AccessMode {
+	var modes []registry.AccessMode
+	for _, c := range s.Capabilities {
+		modes = append(modes, c.Access)
+	}
+	return modes
+}
+
+// resolve resolves the volume's secrets for one call.
+func (m *Mediator) resolve(ctx context.Context, s registry.VolumeSpec) (map[string]registry.SecretValue, error) {
+	if len(s.Secrets) == 0 {
+		return nil, nil
+	}
+	values, err := m.secrets.Resolve(ctx, s.Secrets)
+	if err != nil {
+		return nil, fmt.Errorf("secrets of volume %s: %w", s.VolumeName(), err)
+	}
+	return values, nil
+}
+
+// volume is the volume of that name as it is stored.
+func (m *Mediator) volume(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.Volume(name); !found {
+			return unknown(name)
+		}
+		return nil
+	})
+	return v, err
+}
+
+func unknown(name registry.VolumeName) error {
+	return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+}
+
+func (m *Mediator) event(kind registry.EventKind, v registry.Volume, detail string) registry.Event {
+	return registry.Event{
+		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: detail, At: m.now(),
+	}
+}
+
+// idle is nil if nobody uses the volume, else an ErrConflict that names who does.
+func idle(view registry.View, v registry.Volume, what string) error {
+	if v.External == "" {
+		return nil
+	}
+	var users []string
+	key := v.VolumeKey()
+	for _, c := range view.Claims(key) {
+		users = append(users, fmt.Sprintf("claimed by alloc %s (as %q on node %s, %s, since %s)",
+			c.Alloc, c.Request, c.Node, c.Usage, c.Since.UTC().Format(time.RFC3339)))
+	}
+	for _, r := range view.Refs(key) {
+		users = append(users, fmt.Sprintf("published for alloc %s at %s", r.Alloc, r.Target.Host))
+	}
+	p, _ := view.Placement(key)
+	if p.Stage != registry.MarkNone {
+		users = append(users, fmt.Sprintf("staged at %s", p.StagedAt.Host))
+	}
+	if p.Attach != registry.MarkNone {
+		users = append(users, fmt.Sprintf("attached to node %s", p.Node))
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s", v.VolumeName(), what, strings.Join(users, ", "))
+}
+
+// broken is the error of a call that the plugin answered OK, with an answer that cannot be used.
+func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind, Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+// answered says whether the plugin answered the call with the code.
+func answered(err error, code string) bool {
+	call, ok := errors.AsType[*registry.CallError](err)
+	return ok && call.Code == code
+}
+
+// maxMap bounds the maps of a plugin's answer in bytes (CSI "Size Limits").
+const maxMap = 4096
+
+func checkMap(what string, m map[string]string) error {
+	size := 0
+	for k, v := range m {
+		size += len(k) + len(v)
+	}
+	if size > maxMap {
+		return registry.Invalid("its %s is %d bytes large; CSI allows %d", what, size, maxMap)
+	}
+	return nil
+}
+
+// base is the part of an intent that all calls for a volume share.
+func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
+	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
+}
+
+func (m *Mediator) drive(ctx context.Context, c intent.Call) error { return intent.Drive(ctx, m.log, m.now, c) }

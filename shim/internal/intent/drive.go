@@ -1,0 +1,180 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Grace is how long an outcome may take to be stored after its caller has gone.
+const Grace = 5 * time.Second
+
+// Call is one CSI call to drive.
+type Call struct {
+	// Intent says which: Volume, Name, RPC and Hash; Alloc, Request and Operation where there are any. Drive fills in the rest.
+	Intent registry.Intent
+	// Before is part of the commit that opens the intent: marks become Sent here. Its error is returned and nothing is sent. It
+	// may be nil.
+	Before func(registry.View) (registry.Change, error)
+	// Do sends the call. Its context ends with the policy's deadline.
+	Do func(context.Context) error
+	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
+	Done func(registry.View) registry.Change
+	// Failed is part of the commit that closes the intent after the call failed for certain. It may be nil.
+	Failed func(registry.View, *registry.CallError) registry.Change
+	// Policy of its retries. The zero value is the one that Policies has for the RPC.
+	Policy Policy
+}
+
+// Drive opens the intent, sends the call, tries it again as its policy says until ctx ends, and stores what became of it. It
+// returns nil when the call is done. Any error that is not ErrUncertain means that the call does not run any more or never ran.
+func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, context.Cause(ctx))
+	}
+	if c.Policy.Deadline == 0 {
+		c.Policy = PolicyOf(c.Intent.RPC)
+	}
+	d := drive{Call: c, log: log, now: now}
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		err := d.send(ctx)
+		if err == nil {
+			return d.settle(ctx)
+		}
+		again := ctx.Err() == nil && try < d.Policy.Tries(err.Code)
+		if !again {
+			return d.giveUp(ctx, err)
+		}
+		delay := d.Policy.Backoff.Delay(uint64(try), rand.Float64())
+		if store := d.keep(ctx, err, now().Add(delay)); store != nil {
+			return errors.Join(err, store)
+		}
+		if !sleep(ctx, delay) {
+			return d.giveUp(ctx, err)
+		}
+		d.Intent.Attempt++
+	}
+}
+
+// drive is one run of Drive.
+type drive struct {
+	Call
+	log registry.Log
+	now func() time.Time
+}
+
+func (d *drive) open(ctx context.Context) error {
+	_, err := d.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		next := d.Intent
+		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.now()
+		if open, found := view.Intent(next.Volume); found {
+			if err := Legal(open, next); err != nil {
+				return registry.Change{}, err
+			}
+			if same(open, next) {
+				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
+			}
+		}
+		var change registry.Change
+		if d.Before != nil {
+			var err error
+			if change, err = d.Before(view); err != nil {
+				return registry.Change{}, err
+			}
+		}
+		d.Intent = next
+		return change.And(registry.Change{Put: []registry.Record{next}}), nil
+	})
+	return err
+}
+
+// send sends the call once. A nil result means that it is done.
+func (d *drive) send(ctx context.Context) *registry.CallError {
+	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
+	defer cancel()
+	return judge(d.Intent.RPC, d.Do(ctx))
+}
+
+// settle closes the intent of a call that is done.
+func (d *drive) settle(ctx context.Context) error {
+	return d.store(ctx, func(view registry.View) registry.Change {
+		change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}
+		if d.Done != nil {
+			change = change.And(d.Done(view))
+		}
+		return change
+	})
+}
+
+// giveUp stores the last error and returns it. The intent of a call that failed is closed, that of an uncertain one stays.
+func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
+	var store error
+	if err.Outcome == registry.OutcomeFailed {
+		store = d.store(ctx, func(view registry.View) registry.Change {
+			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failed(err)}
+			if d.Failed != nil {
+				change = change.And(d.Failed(view, err))
+			}
+			return change
+		})
+	} else {
+		store = d.keep(ctx, err, time.Time{})
+	}
+	if ctx.Err() != nil {
+		return errors.Join(fmt.Errorf("%w (given up: %w)", err, context.Cause(ctx)), store)
+	}
+	return errors.Join(err, store)
+}
+
+// keep stores that the call has no certain answer, or is tried again at next.
+func (d *drive) keep(ctx context.Context, err *registry.CallError, next time.Time) error {
+	events := d.failed(err)
+	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
+	intent := d.Intent
+	return d.store(ctx, func(registry.View) registry.Change {
+		return registry.Change{Put: []registry.Record{intent}, Events: events}
+	})
+}
+
+// failed is the event of a failed try: only the first of several that failed alike is told.
+func (d *drive) failed(err *registry.CallError) []registry.Event {
+	if d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code {
+		return nil
+	}
+	e := Event(registry.EventStepFailed, d.Intent, d.now())
+	e.Detail = err.Code + ": " + err.Detail
+	if err.Code == "" {
+		e.Detail = "no answer: " + err.Detail
+	}
+	return []registry.Event{e}
+}
+
+// store commits even if ctx has ended: what became of a call must not be lost because nobody waits for it any more.
+func (d *drive) store(ctx context.Context, change func(registry.View) registry.Change) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
+	defer cancel()
+	_, err := d.log.Commit(ctx, func(view registry.View) (registry.Change, error) { return change(view), nil })
+	if err != nil {
+		return fmt.Errorf("store what became of %s of %s: %w", d.Intent.RPC, d.Intent.Name, err)
+	}
+	return nil
+}
+
+// sleep says whether it slept to the end.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
