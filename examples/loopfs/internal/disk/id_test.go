@@ -1,0 +1,66 @@
+package disk
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// hostile are strings that no caller means well with.
+var hostile = []string{
+	"", ".", "..", "/", "../x", "a/../b", "/etc/passwd", "a/b", `a\b`, "a\x00b", "a\nb", "\x7f", "\xff\xfe",
+	strings.Repeat("a", 129), strings.Repeat("../", 50),
+}
+
+func TestHostileTextIsInvalid(t *testing.T) {
+	for _, s := range hostile {
+		if _, err := ParseName(s); !errors.Is(err, ErrInvalid) {
+			t.Errorf("name %q: %v", s, err)
+		}
+		if _, err := ParseID(s); !errors.Is(err, ErrInvalid) {
+			t.Errorf("id %q: %v", s, err)
+		}
+	}
+}
+
+func TestForeignIDIsNotFound(t *testing.T) {
+	for _, s := range []string{"vol-1", "VOL-" + strings.Repeat("0", 32), "vol-" + strings.Repeat("g", 32), "other", "vol-" + strings.Repeat("0", 33)} {
+		if _, err := ParseID(s); !errors.Is(err, ErrNotFound) {
+			t.Errorf("id %q: %v", s, err)
+		}
+	}
+}
+
+func TestSameNameSameID(t *testing.T) {
+	if IDFor("a") != IDFor("a") || IDFor("a") == IDFor("b") {
+		t.Error("ids do not follow names")
+	}
+}
+
+func FuzzIDs(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s)
+	}
+	f.Add("a good name")
+	f.Add(string(IDFor("a good name")))
+	f.Fuzz(func(t *testing.T, s string) {
+		if name, err := ParseName(s); err == nil {
+			if id, err := ParseID(string(IDFor(name))); err != nil || id != IDFor(name) {
+				t.Errorf("the id of name %q does not parse: %v", s, err)
+			}
+		}
+		id, err := ParseID(s)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrNotFound) {
+				t.Errorf("id %q: an error of no kind: %v", s, err)
+			}
+			return
+		}
+		for _, name := range []string{recordFile(id), lockName(id), imageName(id), dirName(id)} {
+			if !filepath.IsLocal(name) || filepath.Clean(name) != name || strings.Count(name, "/") != 1 {
+				t.Errorf("id %q leads to the file %q", s, name)
+			}
+		}
+	})
+}

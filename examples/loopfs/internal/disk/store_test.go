@@ -1,0 +1,300 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func openStore(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// files lists what lies under the data directory, lock files and empty directories aside.
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	var found []string
+	for _, sub := range []string{"volumes", "images", "dirs", "nodes"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			found = append(found, sub+"/"+e.Name())
+		}
+	}
+	return found
+}
+
+func dirPool(t *testing.T, dir string, capacity int64) *Pool {
+	t.Helper()
+	s := openStore(t, dir)
+	p, err := NewPool(s, Backends(s), DirBackend, capacity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func want(name string) Wanted {
+	return Wanted{Name: Name(name), Usage: Usage{Mode: Writer, FileSystem: "ext4"}}
+}
+
+func TestRecordSurvivesReopen(t *testing.T) {
+	dir := t.TempDir()
+	p := dirPool(t, dir, 1<<30)
+	made, err := p.Create(t.Context(), want("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := openStore(t, dir).Find(made.ID)
+	if err != nil || again.Name != "a" || again.Bytes != DefaultBytes || again.Usage != made.Usage || again.State != Ready {
+		t.Errorf("after reopen: %+v, %v", again, err)
+	}
+}
+
+func TestLockTellsHoldersApart(t *testing.T) {
+	dir := t.TempDir()
+	one, two := openStore(t, dir), openStore(t, dir) // two opens are to the kernel what two processes are
+	id := IDFor("a")
+	h, err := one.Lock(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Store{one, two} {
+		if _, err := s.Lock(id); !errors.Is(err, ErrBusy) {
+			t.Errorf("second lock: %v", err)
+		}
+	}
+	other, err := two.Lock(IDFor("b"))
+	if err != nil {
+		t.Errorf("lock of another volume: %v", err)
+	}
+	other.Release()
+	h.Release()
+	h, err = two.Lock(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Release()
+}
+
+// A removed lock file must not let two holders in: one with the old file, one with the new.
+func TestLockFileIsTheNamedOne(t *testing.T) {
+	dir := t.TempDir()
+	id := IDFor("a")
+	var inside, wrong int
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range 4 {
+		s := openStore(t, dir)
+		wg.Go(func() {
+			for range 300 {
+				h, err := s.Lock(id)
+				if errors.Is(err, ErrBusy) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if inside++; inside > 1 {
+					wrong++
+				}
+				mu.Unlock()
+				h.gone = true // as after Drop
+				mu.Lock()
+				inside--
+				mu.Unlock()
+				h.Release()
+			}
+		})
+	}
+	wg.Wait()
+	if wrong > 0 {
+		t.Errorf("%d times two held the lock", wrong)
+	}
+}
+
+func TestDamagedRecordIsReported(t *testing.T) {
+	dir := t.TempDir()
+	p := dirPool(t, dir, 1<<30)
+	r, err := p.Create(t.Context(), want("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "{", `{"id":"` + string(IDFor("b")) + `","state":"ready"}`, `{"id":"` + string(r.ID) + `"}`} {
+		if err := os.WriteFile(filepath.Join(dir, recordFile(r.ID)), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Find(r.ID); !errors.Is(err, ErrDamaged) {
+			t.Errorf("record %q: %v", text, err)
+		}
+		if err := p.Delete(r.ID); !errors.Is(err, ErrDamaged) {
+			t.Errorf("delete with record %q: %v", text, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, dirName(r.ID))); err != nil {
+		t.Errorf("the volume's bytes: %v", err)
+	}
+}
+
+func TestRecoverRemovesWhatIsHalfDone(t *testing.T) {
+	for _, state := range []State{Making, Removing} {
+		dir := t.TempDir()
+		p := dirPool(t, dir, 1<<30)
+		r, err := p.Create(t.Context(), want("half"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Create(t.Context(), want("whole")); err != nil {
+			t.Fatal(err)
+		}
+		r.State = state
+		if err := p.replace(recordFile(r.ID), r); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Find(r.ID); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: found: %v", state, err)
+		}
+		h, err := p.Lock(r.ID) // somebody is still at it
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ids, err := p.Recover(); len(ids) > 0 || err != nil {
+			t.Errorf("%s: recovered %v, %v under a lock", state, ids, err)
+		}
+		h.Release()
+		if ids, err := p.Recover(); !slices.Equal(ids, []ID{r.ID}) || err != nil {
+			t.Errorf("%s: recovered %v, %v", state, ids, err)
+		}
+		whole := IDFor("whole")
+		if got, keep := files(t, dir), []string{recordFile(whole), dirName(whole)}; !slices.Equal(got, keep) {
+			t.Errorf("%s: left are %q, not %q", state, got, keep)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	const capacity = 256 << 20
+	for _, c := range []struct {
+		least, most, bytes int64
+		err                error
+	}{
+		{0, 0, DefaultBytes, nil},
+		{1, 0, MinBytes, nil},
+		{MinBytes + 1, 0, MinBytes + blockBytes, nil},
+		{0, 32 << 20, 32 << 20, nil},
+		{20 << 20, 20 << 20, 20 << 20, nil},
+		{capacity, 0, capacity, nil},
+		{capacity + 1, 0, 0, ErrRange},
+		{0, MinBytes - 1, 0, ErrRange},
+		{MinBytes + 1, MinBytes + 2, 0, ErrRange},
+		{2, 1, 0, ErrRange},
+		{-1, 0, 0, ErrRange},
+		{0, -1, 0, ErrRange},
+	} {
+		dir := t.TempDir()
+		w := want("a")
+		w.AtLeast, w.AtMost = c.least, c.most
+		r, err := dirPool(t, dir, capacity).Create(t.Context(), w)
+		if !errors.Is(err, c.err) || r.Bytes != c.bytes {
+			t.Errorf("at least %d, at most %d: %d bytes, %v", c.least, c.most, r.Bytes, err)
+		}
+		if locks, _ := os.ReadDir(filepath.Join(dir, "locks")); c.err != nil && len(locks) > 1 {
+			t.Errorf("a refused create left %v", locks)
+		}
+	}
+}
+
+func TestCapacityIsSharedByProcesses(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		p := dirPool(t, dir, 5*DefaultBytes)
+		wg.Go(func() {
+			for j := range 4 {
+				_, err := p.Create(t.Context(), want(strings.Repeat("v", 1+4*i+j)))
+				if err != nil && !errors.Is(err, ErrFull) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	entries, err := os.ReadDir(filepath.Join(dir, "dirs"))
+	if err != nil || len(entries) != 5 {
+		t.Errorf("%d volumes fit, %v", len(entries), err)
+	}
+}
+
+func TestExistingVolumeOfAnotherKind(t *testing.T) {
+	p := dirPool(t, t.TempDir(), 1<<30)
+	first := want("a")
+	first.AtLeast = 32 << 20
+	r, err := p.Create(t.Context(), first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := first
+	same.Usage.Mode = Reader // narrower
+	same.AtMost = 64 << 20
+	if again, err := p.Create(t.Context(), same); err != nil || again.ID != r.ID {
+		t.Errorf("compatible: %+v, %v", again, err)
+	}
+	for what, change := range map[string]func(*Wanted){
+		"larger":     func(w *Wanted) { w.AtLeast = 33 << 20 },
+		"smaller":    func(w *Wanted) { w.AtLeast, w.AtMost = 0, 31<<20 },
+		"wider":      func(w *Wanted) { w.Usage.Mode = MultiWriter },
+		"parameters": func(w *Wanted) { w.Parameters = "other" },
+	} {
+		w := first
+		change(&w)
+		if _, err := p.Create(t.Context(), w); !errors.Is(err, ErrExists) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestModes(t *testing.T) {
+	order := []Mode{Reader, Writer, MultiWriter}
+	for i, m := range order {
+		for j, n := range order {
+			if m.Includes(n) != (j <= i) {
+				t.Errorf("%s includes %s: %v", m, n, m.Includes(n))
+			}
+		}
+	}
+	if MultiWriter.Includes("") || Mode("").Includes("") {
+		t.Error("an unknown mode is included")
+	}
+}
+
+func TestFailedMakeLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir)
+	p, err := NewPool(s, Backends(s), LoopBackend, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Create(ctx, want("a")); !errors.Is(err, context.Canceled) {
+		t.Errorf("create with a finished context: %v", err)
+	}
+	if left := files(t, dir); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+}
