@@ -57,11 +57,15 @@ func runTests(m *testing.M) int {
 // log is a logger whose lines a test reads.
 type log struct {
 	hclog.Logger
-	mu  sync.Mutex
-	buf bytes.Buffer
+	gate chan struct{} // closed: lines are taken
+	mu   sync.Mutex
+	buf  bytes.Buffer
 }
 
 func (l *log) Write(p []byte) (int, error) {
+	if l.gate != nil {
+		<-l.gate
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.Write(p)

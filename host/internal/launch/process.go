@@ -44,6 +44,9 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	}
 	defer binary.Close()
 	release := sync.OnceFunc(func() { opts.Store.release(opts.Digest.SHA256) })
+	if err := removeOrphans(opts.RunDir); err != nil {
+		opts.Logger.Warn("cannot remove what an earlier host has left", "error", err) // it does not hinder this start
+	}
 	dir, err := newSocketDir(opts.RunDir, opts.Generation)
 	if err != nil {
 		release()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -40,9 +41,12 @@ func TestMain(m *testing.M) {
 	}
 }
 
+// shimLog is the log of this process as a shim.
+var shimLog = sync.OnceValue(func() *bootstrap.Logger { return bootstrap.NewLogger(hclog.Info) })
+
 // shimMain is what the shims of these tests do. The kernel and the test see it from outside.
 func shimMain(mode string) int {
-	log := bootstrap.NewLogger(hclog.Info)
+	log := shimLog()
 	opts := bootstrap.ServeOptions{Logger: log}
 	switch mode {
 	case "prints":
@@ -59,6 +63,8 @@ func shimMain(mode string) int {
 		return 7
 	case "version":
 		opts.Versions = []int{98, 99}
+	case "nocert":
+		os.Unsetenv("PLUGIN_CLIENT_CERT")
 	case "cookie":
 		plugin.Serve(&plugin.ServeConfig{
 			HandshakeConfig: plugin.HandshakeConfig{MagicCookieKey: "OTHER_PROGRAM", MagicCookieValue: "x"},
@@ -118,6 +124,12 @@ func do(name, arg string) (string, error) {
 			fmt.Println(strings.Repeat("o", 1024))
 			syscall.Write(1, []byte(strings.Repeat("r", 1024)))
 		}
+	case "log":
+		for range 20000 {
+			shimLog().Info(strings.Repeat("many words ", 20))
+		}
+	case "flush":
+		return fmt.Sprint(shimLog().Flush(patience)), nil
 	case "fork":
 		return startHolder()
 	case "stdin":

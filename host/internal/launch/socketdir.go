@@ -32,13 +32,10 @@ type socketDir struct {
 	lock *os.File // the directory itself, flocked
 }
 
-// newSocketDir makes <runDir>/shim-<generation>-<random>, after removing what dead hosts have left in runDir.
+// newSocketDir makes <runDir>/shim-<generation>-<random>.
 func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the run directory: %w", err)
-	}
-	if err := removeOrphans(runDir); err != nil {
-		return nil, err
 	}
 	prefix := fmt.Sprintf("%s%d-", socketDirPrefix, generation)
 	if err := checkLength(runDir, prefix); err != nil {
@@ -108,7 +105,7 @@ func (d *socketDir) remove() error {
 // removeOrphans removes the socket directories in runDir whose host is dead. It touches nothing without our mark.
 func removeOrphans(runDir string) error {
 	entries, err := os.ReadDir(runDir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("look for old socket directories: %w", err)
 	}
 	var errs []error

@@ -1,0 +1,198 @@
+package launch_test
+
+import (
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host/internal/launch"
+	"holdfast/registry"
+)
+
+func openStore(t testing.TB) (*launch.Store, string) {
+	dir := filepath.Join(shortDir(t), "store")
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	return store, dir
+}
+
+// binaryFile makes an executable whose digest the test computes itself.
+func binaryFile(t testing.TB, text string) (path, sum string) {
+	path = filepath.Join(shortDir(t), "shim")
+	writeFile(t, path, text, 0o755)
+	raw := sha256.Sum256([]byte(text))
+	return path, hex.EncodeToString(raw[:])
+}
+
+func TestAddStoresUnderTheDigest(t *testing.T) {
+	store, dir := openStore(t)
+	path, sum := binaryFile(t, "#!/bin/true\n")
+	for _, c := range []struct {
+		want, beside string
+		trust        launch.Trust
+	}{
+		{"", "", launch.TrustFirstUse},
+		{strings.ToUpper(sum), "", launch.TrustGiven},
+		{"", sum + "  shim\n", launch.TrustFile},
+	} {
+		if c.beside != "" {
+			writeFile(t, path+".sha256", c.beside, 0o644)
+		}
+		got, err := store.Add(t.Context(), path, c.want)
+		if err != nil || got != (launch.Digest{SHA256: sum, Trust: c.trust}) {
+			t.Fatalf("%+v: %+v, %v", c, got, err)
+		}
+		origin, err := os.ReadFile(filepath.Join(dir, sum+".origin"))
+		if err != nil || !strings.Contains(string(origin), fmt.Sprintf(`"trust":%q`, c.trust)) {
+			t.Errorf("%+v: recorded %s, %v", c, origin, err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, sum))
+	if err != nil || string(text) != "#!/bin/true\n" {
+		t.Errorf("stored %q, %v", text, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, sum)); err != nil || info.Mode() != 0o500 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+func TestAddRefuses(t *testing.T) {
+	store, dir := openStore(t)
+	good, sum := binaryFile(t, "#!/bin/true\n")
+	other := strings.Repeat("ab", 32)
+	beside, _ := binaryFile(t, "#!/bin/true\n")
+	writeFile(t, beside+".sha256", other, 0o644)
+	open, _ := binaryFile(t, "x")
+	os.Chmod(open, 0o777)
+	plain, _ := binaryFile(t, "x")
+	os.Chmod(plain, 0o644)
+	empty, _ := binaryFile(t, "")
+	fifo := filepath.Join(shortDir(t), "fifo")
+	if err := unix.Mkfifo(fifo, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path, want string
+		kind       error
+		text       []string
+	}{
+		{good, other, registry.ErrInvalid, []string{sum, other, "not the wanted binary"}},
+		{beside, "", registry.ErrInvalid, []string{sum, other}},
+		{good, "beef", registry.ErrInvalid, []string{"64 hexadecimal digits"}},
+		{open, "", registry.ErrDenied, []string{"chmod o-w"}},
+		{plain, "", registry.ErrInvalid, []string{"chmod +x"}},
+		{empty, "", registry.ErrInvalid, []string{"empty"}},
+		{fifo, "", registry.ErrInvalid, []string{"not a regular file"}},
+		{filepath.Dir(good), "", registry.ErrInvalid, []string{"not a regular file"}},
+		{good + "x", "", os.ErrNotExist, []string{good + "x"}},
+	} {
+		_, err := store.Add(t.Context(), c.path, c.want)
+		checkText(t, err, c.text...)
+		checkKind(t, err, c.kind)
+	}
+	checkEmpty(t, dir)
+}
+
+func TestStoreOfOthersIsRefused(t *testing.T) {
+	dir := shortDir(t)
+	os.Chmod(dir, 0o777)
+	_, err := launch.OpenStore(dir)
+	checkText(t, err, "others can write", "0700")
+	checkKind(t, err, registry.ErrDenied)
+}
+
+func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
+	dir := shortDir(t)
+	writeFile(t, filepath.Join(dir, ".add-123"), "half", 0o600)
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	checkEmpty(t, dir)
+}
+
+func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
+	store, dir := openStore(t)
+	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := options(t, "plain")
+	opts.Store, opts.Digest = store, running
+	p := start(t, opts)
+	var sums []string
+	for i := range 5 {
+		path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", i))
+		if _, err := store.Add(t.Context(), path, ""); err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, sum)
+	}
+	checkStored(t, dir, append(sums[2:], running.SHA256)...)
+	kill(t, p)
+	again := start(t, opts) // a restart after a crash, with three newer binaries in the store
+	kill(t, again)
+	path, sum := binaryFile(t, "#!/bin/true last\n")
+	if _, err := store.Add(t.Context(), path, ""); err != nil {
+		t.Fatal(err)
+	}
+	checkStored(t, dir, sums[4], running.SHA256, sum)
+}
+
+func checkStored(t *testing.T, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]bool)
+	for _, e := range entries {
+		got[e.Name()] = true
+	}
+	for _, sum := range want {
+		if !got[sum] || !got[sum+".origin"] {
+			t.Errorf("%.12s is not stored", sum)
+		}
+	}
+	if len(got) != 2*len(want) {
+		t.Errorf("stored: %v", got)
+	}
+}
+
+func TestBinaryOfAnotherMachine(t *testing.T) {
+	var head [64]byte
+	copy(head[:], elf.ELFMAG)
+	head[elf.EI_CLASS], head[elf.EI_DATA], head[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1
+	binary.LittleEndian.PutUint16(head[16:], uint16(elf.ET_EXEC))
+	binary.LittleEndian.PutUint16(head[18:], uint16(elf.EM_S390))
+	binary.LittleEndian.PutUint32(head[20:], 1)
+	binary.LittleEndian.PutUint16(head[52:], 64)
+	for _, c := range []struct{ text, says string }{
+		{string(head[:]), "an ELF executable for S390"},
+		{"just text\n", "no ELF executable"},
+	} {
+		store, _ := openStore(t)
+		path, _ := binaryFile(t, c.text)
+		digest, err := store.Add(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		runDir := shortDir(t)
+		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: runDir})
+		checkText(t, err, "cannot run here", c.says, "this machine runs linux/")
+		checkKind(t, err, registry.ErrUnsupported)
+		checkEmpty(t, runDir)
+	}
+}

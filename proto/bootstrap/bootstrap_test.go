@@ -1,0 +1,172 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	hclog "github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+)
+
+// mode makes this test binary something else than a test.
+const mode = "BOOTSTRAP_TEST_MODE"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(mode) {
+	case "":
+		os.Exit(m.Run())
+	case "print":
+		fmt.Println("printed")
+	case "serve":
+		opts := ServeOptions{Logger: NewLogger(hclog.Info)}
+		if os.Getenv("BOOTSTRAP_TEST_FAILS") != "" {
+			opts.Run = func(context.Context) error { return errors.New("the work failed") }
+		}
+		err := Serve(context.Background(), func(context.Context, *grpc.Server) error { return nil }, opts)
+		fmt.Println(err) // to /dev/null
+		fmt.Fprintln(os.NewFile(2, "stderr"), "ended:", err)
+	}
+}
+
+// rerun runs this binary in another mode. life is what it inherits as its life pipe; nil passes none.
+func rerun(t *testing.T, life *os.File, env ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, env...)
+	if life != nil {
+		cmd.Env = append(cmd.Env, LifeFD+"=3", CookieKey+"="+CookieValue, "PLUGIN_PROTOCOL_VERSIONS=1")
+		cmd.ExtraFiles = []*os.File{life}
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// lifePipe returns both ends. Closing the writer is the end of the host.
+func lifePipe(t *testing.T) (r, w *os.File) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r, w
+}
+
+func TestOnlyAShimIsSilenced(t *testing.T) {
+	if out, _, _ := rerun(t, nil, mode+"=print"); out != "printed\n" {
+		t.Errorf("a host printed %q", out)
+	}
+	if out, _, _ := rerun(t, nil, mode+"=print", CookieKey+"="+CookieValue); out != "printed\n" {
+		t.Errorf("a shim's helper printed %q", out)
+	}
+	r, _ := lifePipe(t)
+	if out, _, _ := rerun(t, r, mode+"=print"); out != "" {
+		t.Errorf("a shim printed %q", out)
+	}
+}
+
+func TestServeByHandSaysWhatItIs(t *testing.T) {
+	out, errs, code := rerun(t, nil, mode+"=serve")
+	if out != "" || code != ExitNotAPlugin || !strings.Contains(errs, "A Holdfast host starts it") {
+		t.Errorf("stdout %q, stderr %q, code %d", out, errs, code)
+	}
+}
+
+// The host is gone before the shim has even served: it still ends, and by itself.
+func TestServeEndsWithItsHost(t *testing.T) {
+	r, w := lifePipe(t)
+	w.Close()
+	_, errs, code := rerun(t, r, mode+"=serve")
+	if code != 0 || !strings.Contains(errs, "ended: <nil>") {
+		t.Errorf("stderr %q, code %d", errs, code)
+	}
+}
+
+func TestServeEndsWithItsWork(t *testing.T) {
+	r, _ := lifePipe(t)
+	_, errs, _ := rerun(t, r, mode+"=serve", "BOOTSTRAP_TEST_FAILS=1")
+	if !strings.Contains(errs, "ended: the work failed") {
+		t.Errorf("stderr %q", errs)
+	}
+}
+
+// gate is a reader that reads nothing until it is opened.
+type gate struct {
+	open chan struct{}
+	mu   sync.Mutex
+	buf  bytes.Buffer
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	<-g.open
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.buf.Write(p)
+}
+
+func (g *gate) text() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.buf.String()
+}
+
+func TestLoggerNeverWaits(t *testing.T) {
+	g := &gate{open: make(chan struct{})}
+	log := newLogger(g, hclog.Info)
+	const lines = 3 * queued
+	for range lines {
+		log.Info("line")
+	}
+	if log.Flush(time.Millisecond) {
+		t.Error("Flush says that all is written, and nothing is")
+	}
+	close(g.open)
+	if !log.Flush(10 * time.Second) {
+		t.Fatal("the lines were not written")
+	}
+	written := strings.Count(g.text(), `"@message":"line"`)
+	if written < queued || uint64(written)+log.Dropped() != lines {
+		t.Errorf("%d written, %d dropped of %d", written, log.Dropped(), lines)
+	}
+	if !strings.Contains(g.text(), fmt.Sprintf(`"lines":%d`, log.Dropped())) {
+		t.Error("the log does not say how many lines were dropped")
+	}
+}
+
+// sink is the host's end of the handshake.
+type sink struct {
+	bytes.Buffer
+	closed bool
+}
+
+func (s *sink) Close() error { s.closed = true; return nil }
+
+func TestOnlyTheHandshakePasses(t *testing.T) {
+	const line = "1|1|unix|/run/x/plugin1|grpc|cert\n"
+	var to sink
+	forwardHandshake(strings.NewReader("hello\n1|1|noise\n"+strings.Repeat("x", 1<<20)+"\n"+line+"after\n"+line), &to)
+	if to.String() != line || !to.closed {
+		t.Errorf("the host got %q, closed %v", to.String(), to.closed)
+	}
+	var none sink
+	forwardHandshake(io.LimitReader(strings.NewReader("no newline"), 5), &none)
+	if none.Len() != 0 {
+		t.Errorf("the host got %q", none.String())
+	}
+}
