@@ -1,0 +1,184 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME). What is staged already for an equal usage
+// stays as it is. The volume has a claim and, where its plugin attaches, is attached. ErrConflict says who uses it otherwise.
+func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error {
+	st, err := s.state(ctx, v.VolumeKey())
+	if err != nil {
+		return err
+	}
+	stands, err := s.stands(st)
+	if err != nil {
+		return err
+	}
+	if stands && st.place.Staged == u.Staging() {
+		return nil
+	}
+	inst, err := s.await(ctx, v.Plugin)
+	if err != nil {
+		return err
+	}
+	if st.place.Stage == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
+		return nil // it does not stage, or did not when the volume was put up
+	}
+	if err := demands(inst, u.Access); err != nil {
+		return err
+	}
+	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
+		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+	}
+	return nil
+}
+
+// stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a missing
+// mount there counts only if no publish stands on it.
+func (s *Stager) stands(st state) (bool, error) {
+	if st.place.Stage != registry.MarkDone || st.place.Boot != s.kernel.Boot() {
+		return false, nil
+	}
+	mounted, err := s.mounted(st.place.StagedAt.Host, true)
+	for i := 0; err == nil && !mounted && i < len(st.refs); i++ {
+		if st.refs[i].Publish == registry.MarkDone {
+			mounted, err = s.mounted(st.refs[i].Target.Host, true)
+		}
+	}
+	return mounted, err
+}
+
+func (s *Stager) stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance) error {
+	at := p.StagedAt
+	if p.Stage == registry.MarkNone {
+		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
+	}
+	secrets, err := s.resolve(ctx, v)
+	if err != nil {
+		return err
+	}
+	request := StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
+	if err := s.kernel.MakeDir(at.Host); err != nil {
+		return err
+	}
+	open := registry.Intent{
+		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: call.ID,
+		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
+	}
+	return s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, v.Plugin)
+			if err != nil {
+				return err
+			}
+			request.StagingPath = pathAt(inst, at)
+			return s.node.Stage(ctx, inst.InstanceKey, request)
+		},
+		Done: func(view registry.View) registry.Change {
+			p, _ := view.Placement(v.VolumeKey())
+			p.Stage = registry.MarkDone
+			return registry.Change{Put: []registry.Record{p}, Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)}}
+		},
+	})
+}
+
+// staging marks the volume's stage as sent, unless it contradicts what is.
+func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage, at registry.Tree) (registry.Change, error) {
+	st := stateOf(view, v.VolumeKey())
+	p := st.place
+	switch {
+	case len(st.claims) == 0:
+		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
+	case p.Attaches && p.Attach != registry.MarkDone:
+		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
+	case p.Stage != registry.MarkNone && p.Staged != u && len(st.refs) > 0:
+		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
+			v.VolumeName(), p.Staged, st.users())
+	case p.Stage != registry.MarkNone && p.Staged != u:
+		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first", v.VolumeName(), p.Staged)
+	}
+	p.Volume, p.Name = v.VolumeKey(), v.VolumeName()
+	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
+	return registry.Change{Put: []registry.Record{p}}, nil
+}
+
+// Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
+// unstages it.
+func (s *Stager) Unstage(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
+	st, err := s.state(ctx, key)
+	if err != nil || st.place.Stage == registry.MarkNone || len(st.refs) > 0 {
+		return err
+	}
+	if _, err := s.await(ctx, key.Plugin); err != nil {
+		return err
+	}
+	if err := s.unstage(ctx, call, st.place); err != nil {
+		return fmt.Errorf("unstage volume %s: %w", st.place.Name, err)
+	}
+	return nil
+}
+
+func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Placement) error {
+	request := UnstageRequest{VolumeID: p.Volume.External}
+	open := registry.Intent{
+		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: call.ID,
+		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),
+	}
+	left := ""
+	return s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) {
+			st := stateOf(view, p.Volume)
+			if len(st.refs) > 0 {
+				return registry.Change{}, conflict("volume %s is still used by %s", p.Name, st.users())
+			}
+			st.place.Stage = registry.MarkSent
+			return registry.Change{Put: []registry.Record{st.place}}, nil
+		},
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, p.Volume.Plugin)
+			if err != nil {
+				return err
+			}
+			request.StagingPath = pathAt(inst, p.StagedAt)
+			answer := s.node.Unstage(ctx, inst.InstanceKey, request)
+			if err := s.gone(open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
+				return err
+			}
+			left = s.tidy(p.StagedAt.Host)
+			return nil
+		},
+		Done: func(view registry.View) registry.Change {
+			return unstaged(view, p.Volume).And(registry.Change{Events: []registry.Event{s.told(registry.EventUnstaged, open, left)}})
+		},
+	})
+}
+
+// unstaged is the placement without its stage; without an attachment too there is nothing left to record.
+func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
+	p, _ := view.Placement(key)
+	if p.Attach == registry.MarkNone {
+		return registry.Change{Delete: []registry.Key{key.PlacementRecord()}}
+	}
+	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
+	return registry.Change{Put: []registry.Record{p}}
+}
+
+// tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what
+// somebody wrote into it, is no reason to keep a volume; Reconcile reports it.
+func (s *Stager) tidy(paths ...string) string {
+	left := ""
+	for _, path := range paths {
+		if err := s.kernel.RemoveDir(path); err != nil {
+			left += fmt.Sprintf("left %s behind: %v; ", path, err)
+		}
+	}
+	return left
+}

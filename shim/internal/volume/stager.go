@@ -1,0 +1,178 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Options of a Stager.
+type Options struct {
+	Layout hooks.Layout
+	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there is: for
+	// plugins that share no mounts with us.
+	Check bool
+	// Now tells the wall time, for people.
+	Now func() time.Time
+}
+
+// Stager stages and publishes volumes.
+type Stager struct {
+	log     registry.Log
+	node    Node
+	plugins Plugins
+	kernel  Kernel
+	secrets Secrets
+	Options
+}
+
+// New is a stager over log.
+func New(log registry.Log, node Node, plugins Plugins, kernel Kernel, secrets Secrets, o Options) *Stager {
+	return &Stager{log, node, plugins, kernel, secrets, o}
+}
+
+// state is all that is recorded of one volume.
+type state struct {
+	place  registry.Placement
+	refs   []registry.Ref
+	claims []registry.Claim
+}
+
+func stateOf(view registry.View, key registry.VolumeKey) state {
+	p, _ := view.Placement(key)
+	return state{p, view.Refs(key), view.Claims(key)}
+}
+
+func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
+	err = s.log.View(ctx, func(view registry.View) error {
+		st = stateOf(view, key)
+		return nil
+	})
+	return st, err
+}
+
+func (st state) ref(key registry.ClaimKey) (registry.Ref, bool) {
+	for _, r := range st.refs {
+		if r.ClaimKey() == key {
+			return r, true
+		}
+	}
+	return registry.Ref{}, false
+}
+
+func (st state) claimed(key registry.ClaimKey) bool {
+	for _, c := range st.claims {
+		if c.ClaimKey() == key {
+			return true
+		}
+	}
+	return false
+}
+
+// users names the refs, for people.
+func (st state) users() string {
+	var users []string
+	for _, r := range st.refs {
+		users = append(users, fmt.Sprintf("alloc %s as %q (%s)", r.Alloc, r.Request, r.Usage))
+	}
+	return strings.Join(users, ", ")
+}
+
+// await is the plugin's active node instance.
+func (s *Stager) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	inst, err := s.plugins.Await(ctx, registry.RoleNode, id)
+	if err != nil {
+		return inst, fmt.Errorf("node plugin %s: %w", id, err)
+	}
+	return inst, nil
+}
+
+// pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than the one
+// of that time may know the root by another name.
+func pathAt(inst registry.Instance, t registry.Tree) string {
+	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
+	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
+		return t.Task
+	}
+	return filepath.Join(inst.Volumes.Task, rel)
+}
+
+// demands is nil if the node plugin can be asked for the access mode.
+func demands(inst registry.Instance, m registry.AccessMode) error {
+	newer := m == registry.SingleNodeSingleWriter || m == registry.SingleNodeMultiWriter
+	if newer && !inst.Fingerprint.Has(registry.SingleNodeMulti) {
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s does not know the access mode %s (it lacks %s); use %s",
+			inst.Plugin, m, registry.SingleNodeMulti, registry.SingleNodeWriter)
+	}
+	return nil
+}
+
+func (s *Stager) resolve(ctx context.Context, v registry.Volume) (map[string]registry.SecretValue, error) {
+	if len(v.Secrets) == 0 {
+		return nil, nil
+	}
+	values, err := s.secrets.Resolve(ctx, v.Secrets)
+	if err != nil {
+		return nil, fmt.Errorf("secrets of volume %s: %w", v.VolumeName(), err)
+	}
+	return values, nil
+}
+
+// mounted asks the mount table; without Check it says what is expected.
+func (s *Stager) mounted(path string, expected bool) (bool, error) {
+	if !s.Check {
+		return expected, nil
+	}
+	return s.kernel.Mounted(path)
+}
+
+// gone judges the answer of a call that takes a mount away, by whether the mount is gone.
+func (s *Stager) gone(rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
+	if answer != nil && !isNotFound(answer) {
+		return answer
+	}
+	still, err := s.mounted(path, false)
+	switch {
+	case err != nil:
+		return err
+	case !still:
+		return nil
+	case answer != nil:
+		return answer
+	}
+	return lied(rpc, at, "the plugin answered OK, but %s is still mounted", path)
+}
+
+func isNotFound(err error) bool {
+	call, ok := errors.AsType[*registry.CallError](err)
+	return ok && call.Code == "NOT_FOUND"
+}
+
+// lied is the error of a call that the plugin answered OK, while the mount table disagrees.
+func lied(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal, Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+func conflict(format string, args ...any) error {
+	return registry.Errorf(registry.ErrConflict, format, args...)
+}
+
+func (s *Stager) drive(ctx context.Context, c intent.Call) error {
+	return intent.Drive(ctx, s.log, s.Now, c)
+}
+
+// told is the event of a call that is done.
+func (s *Stager) told(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
+	e := intent.Event(kind, i, s.Now())
+	e.Detail = detail
+	return e
+}
