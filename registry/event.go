@@ -41,6 +41,8 @@ const (
 
 	// EventResync is never stored: it tells a watcher that its cursor is too old, and what is true now instead.
 	EventResync EventKind = "resync"
+	// EventBookmark is never stored: it tells a watcher with a filter that it has seen everything up to Seq.
+	EventBookmark EventKind = "bookmark"
 )
 
 // Event is one change that became true. Events are totally ordered by Seq.

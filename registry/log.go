@@ -100,6 +100,32 @@ type Key struct {
 	Path   string
 }
 
+// MaxEvents is how many events a Log keeps. Older ones are pruned in the transaction that writes new ones.
+const MaxEvents = 10_000
+
+// Stamped is the change as a Log writes it at an index: events numbered from there, records with their indexes, and in each event
+// the instance as the change puts it. created is the CreateIndex of the record that a key names now, 0 if there is none.
+func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Change {
+	out := Change{Put: make([]Record, len(c.Put)), Delete: c.Delete, Events: make([]Event, len(c.Events))}
+	instances := map[InstanceKey]Instance{}
+	for i, r := range c.Put {
+		out.Put[i] = r.Indexed(created(r.Key()), at)
+		if instance, ok := out.Put[i].(Instance); ok {
+			instances[instance.InstanceKey] = instance
+		}
+	}
+	for i, e := range c.Events {
+		e.Seq, e.Generation = at+Seq(i), generation
+		if e.Instance != nil {
+			if instance, put := instances[e.Instance.InstanceKey]; put {
+				e.Instance = &instance
+			}
+		}
+		out.Events[i] = e
+	}
+	return out
+}
+
 // Applied is one committed change as it is told after the commit, in commit order: the records as they were written.
 type Applied struct {
 	Index  Seq // of the change; its events have the numbers Index, Index+1, ...

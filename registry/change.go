@@ -1,0 +1,201 @@
+package registry
+
+import (
+	"slices"
+	"time"
+)
+
+// The functions below decide what one transaction does to the table of instances. They are for a Commit's decide, so that a change
+// of the table can share a transaction with other records. Changes of several instances that compete are to be made by one call:
+// each call sees the View only, not what another one is about to change.
+
+// PutChange registers instances. One that is known under its key is superseded in its rank; one that is the same is left alone.
+// The caller has checked them with Valid.
+func PutChange(v View, now time.Time, instances ...Instance) Change {
+	d := newDraft(v, now)
+	for _, i := range instances {
+		d.put(i)
+	}
+	return d.finish()
+}
+
+// RemoveChange removes those of the keys that there are.
+func RemoveChange(v View, now time.Time, keys ...InstanceKey) Change {
+	d := newDraft(v, now)
+	for _, k := range keys {
+		d.remove(k)
+	}
+	return d.finish()
+}
+
+// RemoveTaskChange removes every instance that the task serves.
+func RemoveTaskChange(v View, now time.Time, t TaskKey) Change {
+	var keys []InstanceKey
+	for _, i := range v.AllInstances() {
+		if i.TaskKey() == t {
+			keys = append(keys, i.InstanceKey)
+		}
+	}
+	return RemoveChange(v, now, keys...)
+}
+
+// HealthChange sets the health of those of the keys that there are. The same state for the same cause is no change.
+func HealthChange(v View, now time.Time, h Health, keys ...InstanceKey) Change {
+	d := newDraft(v, now)
+	for _, k := range keys {
+		if known := member(d.of(k.group()).members, k); known != nil {
+			i := *known
+			i.Health = h
+			d.put(i)
+		}
+	}
+	return d.finish()
+}
+
+// Valid is nil if i can be put: it is named, can be dialled and has a health.
+func (i Instance) Valid() error {
+	switch {
+	case i.Role == "" || i.Plugin == "" || i.Alloc == "" || i.Task == "":
+		return Invalid("instance %s: role, plugin, alloc and task must all be named", i.InstanceKey)
+	case i.Endpoint.Host == "":
+		return Invalid("instance %s has no endpoint", i.InstanceKey)
+	}
+	return i.Health.valid()
+}
+
+func (h Health) valid() error {
+	if h.State != Healthy && h.State != Unhealthy {
+		return Invalid("health %q is unknown; it is %q or %q", h.State, Healthy, Unhealthy)
+	}
+	return nil
+}
+
+// draft is a change of the table in the making: each step sees what the steps before it left.
+type draft struct {
+	view    View
+	now     time.Time
+	groups  map[group]*draftGroup
+	touched []*draftGroup
+	written []InstanceKey
+	deleted []InstanceKey
+	events  []Event
+}
+
+type draftGroup struct {
+	members []*Instance // newest first
+	active  InstanceKey // before the change; zero: nobody
+}
+
+func newDraft(v View, now time.Time) *draft {
+	return &draft{view: v, now: now, groups: map[group]*draftGroup{}}
+}
+
+func (d *draft) of(k group) *draftGroup {
+	if g := d.groups[k]; g != nil {
+		return g
+	}
+	g := &draftGroup{}
+	for _, i := range d.view.Instances(k.role, k.plugin) {
+		g.members = append(g.members, &i)
+	}
+	slices.SortFunc(g.members, compareRank)
+	if active := activeOf(g.members); active != nil {
+		g.active = active.InstanceKey
+	}
+	d.groups[k], d.touched = g, append(d.touched, g)
+	return g
+}
+
+func (d *draft) put(i Instance) {
+	i = i.Clone()
+	g := d.of(i.group())
+	old := member(g.members, i.InstanceKey)
+	// The Log sets both indexes; what they will be decides the rank among those of this change.
+	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
+	if old == nil {
+		i.Since, i.Health.Since = d.moment(i.Since), d.moment(i.Health.Since)
+		d.tell(EventRegistered, &i)
+	} else {
+		if old.Same(i) {
+			return
+		}
+		i.CreateIndex, i.Since = old.CreateIndex, old.Since
+		d.tellUpdate(old, &i)
+	}
+	g.members = enrol(g.members, &i)
+	d.written = append(d.written, i.InstanceKey)
+}
+
+// tellUpdate tells of what is new in i: of its health in an event of its own.
+func (d *draft) tellUpdate(old, i *Instance) {
+	sameHealth := old.Health.State == i.Health.State && old.Health.Cause == i.Health.Cause
+	if sameHealth {
+		i.Health.Since = old.Health.Since
+	} else {
+		i.Health.Since = d.moment(i.Health.Since)
+	}
+	rest := *old
+	rest.Health = i.Health
+	if !rest.Same(*i) {
+		d.tell(EventUpdated, i)
+	}
+	switch {
+	case sameHealth:
+	case i.Health.State == Healthy:
+		d.tell(EventHealthy, i)
+	default:
+		d.tell(EventUnhealthy, i)
+	}
+}
+
+func (d *draft) remove(k InstanceKey) {
+	g := d.of(k.group())
+	old := member(g.members, k)
+	if old == nil {
+		return
+	}
+	g.members = strike(g.members, k)
+	d.deleted = append(d.deleted, k)
+	d.tell(EventDeregistered, old)
+}
+
+// finish adds what follows from the steps: who is active now, once per group, after everything that led to it.
+func (d *draft) finish() Change {
+	for _, g := range d.touched {
+		if active := activeOf(g.members); active != nil && active.InstanceKey != g.active {
+			d.tell(EventActivated, active)
+		}
+	}
+	c := Change{Events: d.events}
+	seen := map[InstanceKey]bool{}
+	for _, k := range d.written {
+		if i := member(d.groups[k.group()].members, k); i != nil && !seen[k] {
+			seen[k] = true
+			c.Put = append(c.Put, *i)
+		}
+	}
+	for _, k := range d.deleted {
+		c.Delete = append(c.Delete, k.Key())
+	}
+	return c
+}
+
+// tell adds an event of i, as i will be stored.
+func (d *draft) tell(kind EventKind, i *Instance) {
+	record := i.Clone()
+	e := Event{
+		Kind: kind, Role: i.Role, Plugin: i.Plugin, Alloc: i.Alloc, Task: i.Task, At: d.now, Instance: &record,
+	}
+	if kind == EventHealthy || kind == EventUnhealthy {
+		e.Cause, e.Detail = i.Health.Cause, i.Health.Detail
+	}
+	d.events = append(d.events, e)
+}
+
+// moment is at, or now where that is not given.
+func (d *draft) moment(at time.Time) time.Time {
+	if at.IsZero() {
+		return d.now
+	}
+	return at
+}

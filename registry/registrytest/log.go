@@ -1,0 +1,150 @@
+package registrytest
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Log is a registry.Log in memory. Reopen is what a restart of the process is to one on disk.
+type Log struct {
+	now       func() time.Time
+	committed atomic.Pointer[state] // what Views see: never waits for a commit
+	keep      int
+
+	mu        sync.Mutex // held by one commit at a time
+	listeners []func(registry.Applied)
+	fault     *fault
+	durable   *state // what Reopen finds; another one than committed after Lose
+	dead      error  // why no further commit is taken
+	hold      chan struct{}
+}
+
+// fault is what happens to the next commit.
+type fault struct {
+	err     error
+	written bool // though it reports err
+	fatal   bool // the log takes no commit after it
+}
+
+// NewLog is an empty log, of generation 1. now stamps events that have no time of their own.
+func NewLog(now func() time.Time) *Log {
+	l := &Log{now: now, keep: registry.MaxEvents}
+	l.publish(&state{generation: 1})
+	return l
+}
+
+// OnApplied has f called with each change after its commit, in commit order, before Commit returns. f neither blocks nor commits.
+func (l *Log) OnApplied(f func(registry.Applied)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.listeners = append(l.listeners, f)
+}
+
+// KeepEvents prunes all but the newest n events with the next commit.
+func (l *Log) KeepEvents(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.keep = n
+}
+
+// Fail makes the next commit that would write something write nothing and return err.
+func (l *Log) Fail(err error) { l.setFault(fault{err: err}) }
+
+// Lose makes the outcome of the next commit that would write something unknown: it returns ErrUncertain, and Reopen finds it written
+// or not. Nobody is told of it, and the log takes no commit after it.
+func (l *Log) Lose(written bool) {
+	l.setFault(fault{err: registry.Errorf(registry.ErrUncertain, "injected: the outcome of the commit is not known"), written: written, fatal: true})
+}
+
+func (l *Log) publish(s *state) {
+	l.durable = s
+	l.committed.Store(s)
+}
+
+func (l *Log) setFault(f fault) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = &f
+}
+
+// Hold makes commits wait, after they were decided and before they are durable, until release is called.
+func (l *Log) Hold() (release func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held := make(chan struct{})
+	l.hold = held
+	return sync.OnceFunc(func() { close(held) })
+}
+
+// Reopen fences l and returns its successor, which holds what was durable, under the next generation, and has no listeners.
+func (l *Log) Reopen() *Log {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = registry.Errorf(registry.ErrFenced, "the log was reopened")
+	next := *l.durable
+	next.generation++
+	successor := &Log{now: l.now, keep: l.keep}
+	successor.publish(&next)
+	return successor
+}
+
+// Commit implements registry.Log.
+func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case l.dead != nil:
+		return 0, l.dead
+	}
+	before := l.committed.Load()
+	change, err := decide(view{before})
+	if err != nil {
+		return 0, err
+	}
+	if change.Empty() {
+		return before.index, nil
+	}
+	if l.hold != nil {
+		<-l.hold
+	}
+	for i := range change.Events {
+		if change.Events[i].At.IsZero() {
+			change.Events[i].At = l.now()
+		}
+	}
+	after, applied := before.with(change, l.keep)
+	if f := l.fault; f != nil {
+		return 0, l.fail(*f, after)
+	}
+	l.publish(after)
+	for _, tell := range l.listeners {
+		tell(applied)
+	}
+	return applied.Index, nil
+}
+
+// fail lets the next commit meet its fault. l.mu is held.
+func (l *Log) fail(f fault, after *state) error {
+	l.fault = nil
+	if f.fatal {
+		l.dead = f.err
+	}
+	if f.written {
+		l.durable = after
+	}
+	return f.err
+}
+
+// View implements registry.Log.
+func (l *Log) View(ctx context.Context, read func(registry.View) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return read(view{l.committed.Load()})
+}

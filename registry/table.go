@@ -1,0 +1,151 @@
+package registry
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+)
+
+// table is every instance as of one index. It is immutable, and so is each Instance that it points to.
+type table struct {
+	index   Seq
+	groups  shards[PluginID, []lineup]
+	allocs  shards[AllocID, []*Instance] // in key order
+	count   int
+	ordered *atomic.Pointer[[]*Instance] // what inOrder found; shared by tables of the same instances
+	changed chan struct{}                // closed when other instances are published
+}
+
+// lineup is the instances of one role of a plugin.
+type lineup struct {
+	role    Role
+	members []*Instance // newest first
+}
+
+func newTable(index Seq, instances []Instance) *table {
+	empty := &table{groups: newShards[PluginID, []lineup](), allocs: newShards[AllocID, []*Instance]()}
+	change := Change{}
+	for _, i := range instances {
+		change.Put = append(change.Put, i)
+	}
+	t := empty.with(change)
+	t.index = index
+	return t
+}
+
+// with is the next table.
+func (t *table) with(c Change) *table {
+	e := tableEdit{t.groups.edit(), t.allocs.edit(), t.count}
+	for _, r := range c.Put {
+		if i, ok := r.(Instance); ok {
+			copied := i.Clone()
+			e.put(&copied)
+		}
+	}
+	for _, k := range c.Delete {
+		if k.Bucket == BucketInstances {
+			e.remove(instanceKeyOf(k.Path))
+		}
+	}
+	return &table{
+		groups: e.groups.next, allocs: e.allocs.next, count: e.count,
+		ordered: new(atomic.Pointer[[]*Instance]), changed: make(chan struct{}),
+	}
+}
+
+// members of a role of a plugin, newest first.
+func (t *table) members(role Role, id PluginID) []*Instance { return membersOf(t.groups.get(id), role) }
+
+func membersOf(lineups []lineup, role Role) []*Instance {
+	for _, l := range lineups {
+		if l.role == role {
+			return l.members
+		}
+	}
+	return nil
+}
+
+// inOrder is every instance by role, plugin, then rank.
+func (t *table) inOrder() []*Instance {
+	if known := t.ordered.Load(); known != nil {
+		return *known
+	}
+	all := make([]*Instance, 0, t.count)
+	for _, lineups := range t.groups.all {
+		for _, l := range lineups {
+			all = append(all, l.members...)
+		}
+	}
+	slices.SortFunc(all, func(a, b *Instance) int {
+		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), compareRank(a, b))
+	})
+	t.ordered.Store(&all)
+	return all
+}
+
+type tableEdit struct {
+	groups *shardEdit[PluginID, []lineup]
+	allocs *shardEdit[AllocID, []*Instance]
+	count  int
+}
+
+func (e *tableEdit) put(i *Instance) {
+	before := membersOf(e.groups.next.get(i.Plugin), i.Role)
+	after := enrol(before, i)
+	e.count += len(after) - len(before)
+	e.setGroup(i.group(), after)
+	ofAlloc := append(strike(e.allocs.next.get(i.Alloc), i.InstanceKey), i)
+	slices.SortFunc(ofAlloc, func(a, b *Instance) int { return compareKey(a.InstanceKey, b.InstanceKey) })
+	e.allocs.set(i.Alloc, ofAlloc)
+}
+
+func (e *tableEdit) remove(k InstanceKey) {
+	before := membersOf(e.groups.next.get(k.Plugin), k.Role)
+	if member(before, k) == nil {
+		return
+	}
+	e.count--
+	e.setGroup(k.group(), strike(before, k))
+	if rest := strike(e.allocs.next.get(k.Alloc), k); len(rest) > 0 {
+		e.allocs.set(k.Alloc, rest)
+	} else {
+		e.allocs.drop(k.Alloc)
+	}
+}
+
+// setGroup leaves no empty lineup and no plugin without lineups behind.
+func (e *tableEdit) setGroup(g group, members []*Instance) {
+	var lineups []lineup
+	for _, l := range e.groups.next.get(g.plugin) {
+		if l.role != g.role {
+			lineups = append(lineups, l)
+		}
+	}
+	if len(members) > 0 {
+		lineups = append(lineups, lineup{g.role, members})
+	}
+	if len(lineups) > 0 {
+		e.groups.set(g.plugin, lineups)
+	} else {
+		e.groups.drop(g.plugin)
+	}
+}
+
+// instanceKeyOf is the key whose path was made by PathOf; zero for any other path.
+func instanceKeyOf(path string) InstanceKey {
+	var parts [4]string
+	for i := range parts {
+		if len(path) < 2 || len(path) < 2+int(path[0])<<8+int(path[1]) {
+			return InstanceKey{}
+		}
+		end := 2 + int(path[0])<<8 + int(path[1])
+		parts[i], path = path[2:end], path[end:]
+	}
+	return InstanceKey{Role(parts[0]), PluginID(parts[1]), AllocID(parts[2]), TaskName(parts[3])}
+}
+
+// touchesInstances says whether the change puts or deletes an instance.
+func touchesInstances(c Change) bool {
+	return slices.ContainsFunc(c.Put, func(r Record) bool { return r.Key().Bucket == BucketInstances }) ||
+		slices.ContainsFunc(c.Delete, func(k Key) bool { return k.Bucket == BucketInstances })
+}
