@@ -133,6 +133,9 @@ func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at moun
 		return err
 	}
 	st, recorded := r.Staged[n.id]
+	if !recorded || st.Path != at.String() && now.table.At(st.Path) != nil {
+		return n.takeDown(r, at) // not staged here; a mount without a record is taken down all the same
+	}
 	for target := range st.Published {
 		if now.table.At(target) != nil {
 			return disk.Errorf(disk.ErrInUse, "volume %s is still published at %s", r.ID, target)
@@ -140,9 +143,6 @@ func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at moun
 	}
 	if err := n.takeDown(r, at); err != nil {
 		return err
-	}
-	if !recorded || st.Path != at.String() && now.table.At(st.Path) != nil {
-		return nil // it is staged elsewhere, not here
 	}
 	for target := range st.Published {
 		if err := n.removeTarget(target); err != nil {
