@@ -43,7 +43,9 @@ type effect func(context.Context) (proto.Message, error)
 var roles = map[string]string{"csi.v1.Identity": "identity", "csi.v1.Controller": "controller",
 	"csi.v1.GroupController": "group", "csi.v1.SnapshotMetadata": "metadata", "csi.v1.Node": "node"}
 
-func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
+	any, error,
+) {
 	message, ok := req.(proto.Message)
 	if !ok {
 		return nil, status.Error(codes.Internal, "csifake: not a proto message")

@@ -15,7 +15,8 @@ var AllCaps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAG
 	"PUBLISH_READONLY", "EXPAND_VOLUME", "MODIFY_VOLUME", "GET_VOLUME_STATS", "VOLUME_MOUNT_GROUP"}
 
 // shortCaps are names that people say.
-var shortCaps = map[string]string{"CREATE_DELETE": "CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH": "PUBLISH_UNPUBLISH_VOLUME",
+var shortCaps = map[string]string{"CREATE_DELETE": "CREATE_DELETE_VOLUME",
+	"PUBLISH_UNPUBLISH": "PUBLISH_UNPUBLISH_VOLUME",
 	"STAGE_UNSTAGE": "STAGE_UNSTAGE_VOLUME", "TOPOLOGY": "VOLUME_ACCESSIBILITY_CONSTRAINTS"}
 
 // capEnums are the services that have capabilities, and the numbers of their names.

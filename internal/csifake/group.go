@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -96,8 +97,10 @@ type metadata struct {
 	p *Plugin
 }
 
-func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, r, func(context.Context) (proto.Message, error) {
+func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest,
+	out grpc.ServerStreamingServer[csi.GetMetadataAllocatedResponse],
+) error {
+	send := func(context.Context) (proto.Message, error) {
 		x, err := s.snapshot(r.GetSnapshotId())
 		if err != nil {
 			return nil, err
@@ -105,12 +108,15 @@ func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, out c
 		reply := &csi.GetMetadataAllocatedResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
 			VolumeCapacityBytes: x.GetSizeBytes(), BlockMetadata: []*csi.BlockMetadata{{SizeBytes: x.GetSizeBytes()}}}
 		return reply, out.Send(reply)
-	})
+	}
+	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, r, send)
 	return err
 }
 
-func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, r, func(context.Context) (proto.Message, error) {
+func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
+	out grpc.ServerStreamingServer[csi.GetMetadataDeltaResponse],
+) error {
+	send := func(context.Context) (proto.Message, error) {
 		if _, err := s.snapshot(r.GetBaseSnapshotId()); err != nil {
 			return nil, err
 		}
@@ -121,7 +127,8 @@ func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest, out csi.Snaps
 		reply := &csi.GetMetadataDeltaResponse{BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH,
 			VolumeCapacityBytes: x.GetSizeBytes()}
 		return reply, out.Send(reply)
-	})
+	}
+	_, err := s.p.handle(out.Context(), csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, r, send)
 	return err
 }
 

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+)
+
+// TestMain lets the test binary be the command itself.
+func TestMain(m *testing.M) {
+	if os.Getenv("CSIFAKE_TEST_MAIN") != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// place is where a plugin process lives.
+type place struct{ socket, journal, script, state, staging string }
+
+func newPlace(t *testing.T) place {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := place{socket: dir + "/csi.sock", journal: dir + "/journal", script: dir + "/script",
+		state: dir + "/state", staging: dir + "/staging"}
+	if err := os.Mkdir(p.staging, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// launch starts the process and returns once it listens.
+func (p place) launch(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	all := append([]string{"--journal", p.journal, "--script", p.script, "--state", p.state}, args...)
+	cmd := exec.Command(os.Args[0], all...)
+	cmd.Env = append(os.Environ(), "CSIFAKE_TEST_MAIN=1", "CSI_ENDPOINT=unix://"+p.socket)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("the plugin does not come up: %v", err)
+	}
+	return cmd
+}
+
+func (p place) write(t *testing.T, script string) {
+	t.Helper()
+	if err := os.WriteFile(p.script, []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p place) dial(t *testing.T) csi.NodeClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return csi.NewNodeClient(conn)
+}
+
+func stage(ctx context.Context, c csi.NodeClient, p place) error {
+	_, err := c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: "v1", StagingTargetPath: p.staging,
+		VolumeCapability: &csi.VolumeCapability{}})
+	return err
+}
+
+func unstage(ctx context.Context, c csi.NodeClient, p place) error {
+	_, err := c.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: "v1", StagingTargetPath: p.staging})
+	return err
+}
+
+func learn(t *testing.T, c csi.NodeClient) {
+	t.Helper()
+	if _, err := c.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// diedBySIGKILL waits for the process and tells how it ended.
+func diedBySIGKILL(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	_ = cmd.Wait()
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+		t.Fatalf("the plugin ended with %v, not by SIGKILL", cmd.ProcessState)
+	}
+}
+
+// TestKilled: kill -9 while a call hangs leaves the call open in the journal; the next process knows what exists, and
+// the journal of both is legal.
+func TestKilled(t *testing.T) {
+	p := newPlace(t)
+	p.write(t, `[{"rpc": "NodeStageVolume", "when": "after", "times": 1, "hang": "forever"}]`)
+	cmd := p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--instance", "one")
+	c := p.dial(t)
+	learn(t, c)
+	answer := make(chan error, 1)
+	go func() { answer <- stage(t.Context(), c, p) }()
+	waitFor(t, func() bool {
+		used, err := csifake.NewBackend(p.state).Volumes()
+		return err == nil && used["v1"].Staged["node-1"] == p.staging
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	diedBySIGKILL(t, cmd)
+	if err := <-answer; status.Code(err) != codes.Unavailable {
+		t.Errorf("the call ends with %v", err)
+	}
+	calls, err := csifake.Calls(p.journal, "NodeStageVolume")
+	if err != nil || len(calls) != 1 || calls[0].End != nil {
+		t.Fatalf("the journal has %+v, %v; want one open call", calls, err)
+	}
+	p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--instance", "one")
+	c = p.dial(t)
+	if err := stage(t.Context(), c, p); err != nil {
+		t.Fatal(err)
+	}
+	if err := unstage(t.Context(), c, p); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range csifake.Check(p.journal, journal.Options{Settled: true, Strict: true}) {
+		t.Error(v)
+	}
+}
+
+// TestCrashOnce: a rule that crashes once does so once, though the process that counted it is dead.
+func TestCrashOnce(t *testing.T) {
+	p := newPlace(t)
+	p.write(t, `[{"rpc": "NodeStageVolume", "times": 1, "crash": true}]`)
+	for attempt := range 2 {
+		cmd := p.launch(t, "--caps", "STAGE_UNSTAGE")
+		c := p.dial(t)
+		learn(t, c)
+		err := stage(t.Context(), c, p)
+		if attempt == 1 && err != nil {
+			t.Errorf("it crashes again: %v", err)
+		}
+		if attempt == 0 {
+			diedBySIGKILL(t, cmd)
+		}
+	}
+}
+
+// TestScriptReread: what the file says as a call arrives is in force for it; a file that says nonsense is an error.
+func TestScriptReread(t *testing.T) {
+	p := newPlace(t)
+	p.launch(t, "--caps", "STAGE_UNSTAGE")
+	c := p.dial(t)
+	learn(t, c)
+	for _, step := range []struct {
+		script string
+		want   codes.Code
+	}{
+		{`[{"rpc": "NodeStageVolume", "code": "DATA_LOSS"}]`, codes.DataLoss},
+		{`[{"rpc": "NodeStageVolume", "code": "NOT_FOUND", "delay": "1ms"}]`, codes.NotFound},
+		{`[{"rpc": "NodeStageVolume", "cod": "NOT_FOUND"}]`, codes.Internal},
+		{``, codes.OK},
+	} {
+		p.write(t, step.script)
+		if err := stage(t.Context(), c, p); status.Code(err) != step.want {
+			t.Errorf("with %s: %v, want %v", step.script, err, step.want)
+		}
+	}
+}
+
+// TestUntil: a call waits for a file that the test makes.
+func TestUntil(t *testing.T) {
+	p := newPlace(t)
+	proceed := p.script + ".go"
+	p.write(t, `[{"rpc": "NodeStageVolume", "until": "`+proceed+`"}]`)
+	p.launch(t, "--caps", "STAGE_UNSTAGE")
+	c := p.dial(t)
+	learn(t, c)
+	answer := make(chan error, 1)
+	go func() { answer <- stage(t.Context(), c, p) }()
+	waitFor(t, func() bool {
+		calls, err := csifake.Calls(p.journal, "NodeStageVolume")
+		return err == nil && len(calls) == 1 && calls[0].End == nil
+	})
+	if err := os.WriteFile(proceed, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOneJournal: two processes write one journal, many lines each; none is torn and the order within a run is kept.
+func TestOneJournal(t *testing.T) {
+	a := newPlace(t)
+	b := newPlace(t)
+	b.journal = a.journal
+	clients := []csi.NodeClient{}
+	for _, p := range []place{a, b} {
+		p.launch(t, "--instance", filepath.Base(filepath.Dir(p.socket)))
+		clients = append(clients, p.dial(t))
+	}
+	done := make(chan error, 2)
+	for _, c := range clients {
+		go func() {
+			for range 200 {
+				if _, err := c.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range clients {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines, err := journal.Read(a.journal)
+	if err != nil || len(lines) != 802 {
+		t.Fatalf("the journal has %d lines, %v; want 802", len(lines), err)
+	}
+	last := map[string]uint64{}
+	for n, l := range lines {
+		if l.Seq != last[l.Run]+1 {
+			t.Fatalf("line %d has number %d after %d", n+1, l.Seq, last[l.Run])
+		}
+		last[l.Run] = l.Seq
+	}
+}
+
+func waitFor(t *testing.T, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if done() {
+			return
+		}
+	}
+	t.Fatal("what was waited for does not happen")
+}

@@ -1,0 +1,66 @@
+// Package csifake is a CSI plugin for tests: an honest one that keeps what it is told, that a script makes slow, sick,
+// hung or dead at a named point, and that writes every call in a journal. The journal is then held against what CSI
+// demands of a client. It serves CSI 1.13.0 on a unix socket, in the process of the test (Start) or as a process of
+// its own (cmd/csifake), which a test may kill.
+//
+//	path := csifake.NewJournal(t, journal.Options{Settled: true}) // judged as the test ends
+//	fake := csifake.Start(t, csifake.Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+//	fake.On("NodeStageVolume").Times(1).After().Code(codes.Internal, "stuck") // staged, but it says INTERNAL
+//	... drive the code under test against fake.Socket() ...
+//
+// # The automaton
+//
+// For every volume on every node, with C = PUBLISH_UNPUBLISH_VOLUME and S = STAGE_UNSTAGE_VOLUME:
+//
+//	        CreateVolume         [C] ControllerPublish         [S] NodeStage           NodePublish t
+//	ABSENT ------------> CREATED --------------------> NODE_READY ------------> VOL_READY ------------> PUBLISHED t
+//	       <------------         <--------------------            <------------           <------------
+//	        DeleteVolume         [C] ControllerUnpublish       [S] NodeUnstage         NodeUnpublish t
+//
+// Every edge is down, up, failed or unsure. It is unsure from the moment its call is sent. An answer makes it certain:
+// OK makes it up or down; a refusal leaves an edge that was up as it was, and makes any other failed, which is to say
+// that part of the effect may be there. These answers say nothing, and neither does no answer: CANCELLED,
+// DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED, UNKNOWN, INTERNAL, DATA_LOSS. An unsure edge may be sent
+// the same call with the same fields, or its negation. A step up needs the edge before it up; a step down needs the
+// edges after it down. Edges that do not depend on each other, say two targets, do not wait for each other.
+//
+// A call whose caller has gone (cancelled, past its deadline, connection lost) is no longer in flight for the caller,
+// though it may still run, and its answer teaches nobody.
+//
+// # The rules
+//
+//	R0   a journal is readable and has calls in it
+//	R1   capabilities are learnt, from every instance, before anything else, and only advertised RPCs are called;
+//	     what was set up under a capability may be taken down after it has vanished
+//	R2   order up: ControllerPublish OK, NodeStage OK, NodePublish
+//	R3   at most one call in flight per volume, across instances (Options.Strict, Options.ByNode)
+//	R4   order down: NodeUnpublish all OK, NodeUnstage OK, ControllerUnpublish OK, DeleteVolume
+//	R6   a retry after an uncertain outcome has identical fields, secrets aside
+//	R8   in the end every target is unpublished, every staged path unstaged, every attachment undone (Options.Settled)
+//	R9   the staging path is absolute and is a directory as NodeStage arrives
+//	R10  one staging path per volume and node, of that volume alone
+//	R11  target paths are unique; the parent exists and the target does not as NodePublish arrives
+//	R12  staging_target_path is set on NodePublish if and only if the plugin stages
+//	R13  publish_context and volume_context are passed on unchanged
+//	R14  node_id is what NodeGetInfo said, and never empty: an empty one detaches from every node
+//	R15  readonly is set on ControllerPublish only with PUBLISH_READONLY
+//	R19  no path is longer than Options.MaxPath
+//	R30  NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published
+//	RU   from an uncertain outcome only the same call or its negation; what was sent is undone in the end
+//
+// The numbers are those of the project's table of CSI rules; those that are missing cannot be seen from the plugin. R5,
+// that publications are counted across restarts, is R4 seen from outside.
+//
+// # What a script can do
+//
+// A Rule picks calls by RPC, volume and count and acts before or after the effect: delay, wait for a file or a Gate,
+// hang, crash, answer a code, or rewrite the answer (Answer, for plugins that lie). An effect is late, not lost, if its
+// caller goes away during a delay or at a gate. A call for a volume that another call is changing is answered ABORTED,
+// before any rule sees it. The process form reads its rules from a file, anew for every call, and keeps how often they
+// matched in a file beside it, so that "crash once" is once also after the restart.
+//
+// # What survives
+//
+// A Backend with a file survives the plugin, and so does the journal. A killed plugin leaves its socket file, its calls
+// open in the journal, and its mounts. Nothing but tests and cmd/csifake may import this package.
+package csifake

@@ -1,0 +1,99 @@
+package csifake
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// needMounts skips where the kernel does not let this process mount, which root may.
+func needMounts(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	err := unix.Mount("probe", dir, "tmpfs", 0, "")
+	if err == nil {
+		err = unix.Unmount(dir, 0)
+	}
+	if err != nil && os.Geteuid() != 0 {
+		t.Skipf("this process may not mount: %v", err)
+	}
+	must(t, err)
+}
+
+func mounted(t *testing.T, path string) bool {
+	t.Helper()
+	m, err := mountinfo.Mounted(path)
+	return err == nil && m
+}
+
+// cleanMounts lets nothing behind if the test fails on its way.
+func cleanMounts(t *testing.T, at places) {
+	t.Cleanup(func() {
+		for _, path := range []string{at.target, at.staging} {
+			if mounted(t, path) {
+				_ = unix.Unmount(path, unix.MNT_DETACH)
+			}
+		}
+	})
+}
+
+// TestMounts: stage and publish are in the mount table, data goes through, and both are gone afterwards.
+func TestMounts(t *testing.T) {
+	needMounts(t)
+	for name, data := range map[string]string{"tmpfs": "", "directory": t.TempDir()} {
+		t.Run(name, func(t *testing.T) {
+			path := NewJournal(t, journal.Options{Settled: true})
+			at := makePlaces(t)
+			cleanMounts(t, at)
+			fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
+			c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+			must(t, c.stage(ctx, "v/1", at), c.stage(ctx, "v/1", at), c.publish(ctx, "v/1", at), c.publish(ctx, "v/1", at))
+			if !mounted(t, at.staging) || !mounted(t, at.target) {
+				t.Fatal("stage or publish is not in the mount table")
+			}
+			must(t, os.WriteFile(filepath.Join(at.target, "file"), []byte("data"), 0o600))
+			if b, err := os.ReadFile(filepath.Join(at.staging, "file")); err != nil || string(b) != "data" {
+				t.Errorf("the staging path has %q, %v", b, err)
+			}
+			must(t, c.unpublish(ctx, "v/1", at), c.unstage(ctx, "v/1", at))
+			if mounted(t, at.staging) || mounted(t, at.target) {
+				t.Error("a mount is left behind")
+			}
+		})
+	}
+}
+
+// TestMountReadOnlyAndBlock: what was asked for is what is mounted.
+func TestMountReadOnlyAndBlock(t *testing.T) {
+	needMounts(t)
+	fake := Start(t, Config{Mounts: true, DataDir: t.TempDir()})
+	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+
+	at := makePlaces(t)
+	cleanMounts(t, at)
+	_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v1", TargetPath: at.target,
+		VolumeCapability: writer(), Readonly: true})
+	must(t, err)
+	if err := os.WriteFile(filepath.Join(at.target, "file"), nil, 0o600); err == nil {
+		t.Error("a read-only publication can be written")
+	}
+	must(t, c.unpublish(ctx, "v1", at))
+
+	at = makePlaces(t)
+	cleanMounts(t, at)
+	block := writer()
+	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v2", TargetPath: at.target,
+		VolumeCapability: block})
+	must(t, err)
+	if st, err := os.Stat(at.target); err != nil || !st.Mode().IsRegular() || st.Size() != 1<<20 {
+		t.Errorf("the block target is %v, %v", st, err)
+	}
+	must(t, c.unpublish(ctx, "v2", at))
+}

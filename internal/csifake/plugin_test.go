@@ -1,0 +1,344 @@
+package csifake
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// TestLifeCycle drives a volume all the way up and down over the socket: the paths, the backend and the journal agree.
+func TestLifeCycle(t *testing.T) {
+	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
+	fake := Start(t, Config{Journal: path, Caps: AllCaps, NodeID: "n1",
+		PublishContext: map[string]string{"big": strings.Repeat("x", 4000)}})
+	c, at, ctx := dial(t, fake.Socket()).learn(), makePlaces(t), t.Context()
+
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
+		VolumeCapabilities: []*csi.VolumeCapability{writer()},
+		Secrets: map[string]string{"token": "canary"}})
+	must(t, err)
+	id, context := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1",
+		VolumeCapability: writer(), VolumeContext: context})
+	must(t, err)
+	_, err = c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		VolumeCapability: writer(), VolumeContext: context, PublishContext: attached.GetPublishContext()})
+	must(t, err)
+	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		TargetPath: at.target, VolumeCapability: writer(), VolumeContext: context, PublishContext: attached.GetPublishContext()})
+	must(t, err)
+
+	if _, err := os.Stat(at.target); err != nil {
+		t.Errorf("the plugin has not made the target: %v", err)
+	}
+	used, err := fake.Backend().Volumes()
+	must(t, err)
+	if u := used[id]; !slices.Equal(u.Published["n1"], []string{at.target}) || u.Staged["n1"] != at.staging ||
+		!slices.Equal(u.Attached, []string{"n1"}) {
+		t.Errorf("the backend has %+v", u)
+	}
+	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "another"})
+	must(t, err)
+
+	must(t, c.unpublish(ctx, id, at), c.unstage(ctx, id, at))
+	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n1"})
+	must(t, err)
+	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	must(t, err)
+	if _, err := os.Lstat(at.target); !os.IsNotExist(err) {
+		t.Errorf("the target is still there: %v", err)
+	}
+	if used, _ := fake.Backend().Volumes(); len(used) != 0 {
+		t.Errorf("the backend still has %v", used)
+	}
+	text, err := os.ReadFile(path)
+	must(t, err)
+	if strings.Contains(string(text), "canary") || !strings.Contains(string(text), `"secret_keys":["token"]`) {
+		t.Errorf("the journal has a secret, or not its key:\n%s", text)
+	}
+}
+
+// TestBadClient: over a real socket too, what a bad client does is found.
+func TestBadClient(t *testing.T) {
+	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	must(t, os.Remove(at.staging))
+	must(t, c.stage(t.Context(), "v1", at)) // not attached, no staging directory
+	must(t, os.Mkdir(at.target, 0o700))
+	must(t, c.publish(t.Context(), "v1", at)) // the target is there
+	everywhere := &csi.ControllerUnpublishVolumeRequest{VolumeId: "v1"}
+	_, err := c.ControllerUnpublishVolume(t.Context(), everywhere)
+	must(t, err)
+	must(t, c.unstage(t.Context(), "v1", at)) // still published
+	var got []string
+	for _, v := range Check(fake.Journal(), journal.Options{}) {
+		got = append(got, v.Rule)
+	}
+	if want := []string{"R2", "R9", "R11", "R14", "R4"}; !slices.Equal(got, want) {
+		t.Errorf("Check finds %v, want %v", got, want)
+	}
+}
+
+// TestOverlap: two calls for one volume at a time are seen, and the second is turned away.
+func TestOverlap(t *testing.T) {
+	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	gate := fake.On("NodeStageVolume").Hold()
+	first := make(chan error, 1)
+	go func() { first <- c.stage(t.Context(), "v1", at) }()
+	<-gate.Arrived()
+	wantCode(t, c.stage(t.Context(), "v1", at), "ABORTED")
+	gate.Open()
+	must(t, <-first)
+	if found := Check(fake.Journal(), journal.Options{}); len(found) != 1 || found[0].Rule != "R3" {
+		t.Errorf("Check finds %v, want R3 once", found)
+	}
+}
+
+// TestLateEffect: a caller gives up, is turned away while the effect is still to come, and undoes it then.
+func TestLateEffect(t *testing.T) {
+	path := NewJournal(t, journal.Options{Settled: true})
+	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	gate := fake.On("NodeStageVolume").Hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- c.stage(ctx, "v1", at) }()
+	<-gate.Arrived()
+	cancel()
+	wantCode(t, <-first, "CANCELLED")
+	wantCode(t, c.unstage(t.Context(), "v1", at), "ABORTED")
+	gate.Open()
+	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.End, "NodeStageVolume") == 1 })
+	used, err := fake.Backend().Volumes()
+	must(t, err)
+	if used["v1"].Staged["node-1"] != at.staging {
+		t.Errorf("the late effect is missing: %+v", used)
+	}
+	must(t, c.unstage(t.Context(), "v1", at))
+}
+
+// TestLostConnection: a caller that goes away with its connection has no call in flight, however soon the next one comes.
+func TestLostConnection(t *testing.T) {
+	path := NewJournal(t, journal.Options{})
+	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	gate := fake.On("NodeStageVolume").Times(1).Hold()
+	answer := make(chan error, 1)
+	go func() { answer <- c.stage(t.Context(), "v1", at) }()
+	<-gate.Arrived()
+	must(t, c.conn.Close())
+	wantCode(t, dial(t, fake.Socket()).stage(t.Context(), "v1", at), "ABORTED")
+	gate.Open()
+	wantCode(t, <-answer, "CANCELLED")
+	lines := linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.End, "NodeStageVolume") == 2 })
+	if count(lines, journal.Abandoned, "NodeStageVolume") != 1 {
+		t.Error("the first call is not abandoned in the journal")
+	}
+}
+
+// TestActions: what each action does to the answer, and whether the effect took place.
+func TestActions(t *testing.T) {
+	cases := []struct {
+		name   string
+		rule   Rule
+		code   string
+		staged bool
+	}{
+		{"code before", Rule{Code: "INTERNAL"}, "INTERNAL", false},
+		{"code after", Rule{When: After, Code: "DATA_LOSS"}, "DATA_LOSS", true},
+		{"hang before", Rule{Hang: UntilCancelled}, "DEADLINE_EXCEEDED", false},
+		{"hang for ever before", Rule{Hang: ForEver}, "DEADLINE_EXCEEDED", false},
+		{"hang after", Rule{When: After, Hang: UntilCancelled}, "DEADLINE_EXCEEDED", true},
+		{"delay", Rule{Delay: Duration(time.Millisecond)}, "OK", true},
+		{"crash before", Rule{Crash: true}, "UNAVAILABLE", false},
+		{"crash after", Rule{When: After, Crash: true}, "UNAVAILABLE", true},
+		{"delay then code", Rule{Delay: Duration(time.Millisecond), Code: "NOT_FOUND"}, "NOT_FOUND", false},
+		{"another volume", Rule{Volume: "v2", Code: "INTERNAL"}, "OK", true},
+		{"another time", Rule{Nth: 2, Code: "INTERNAL"}, "OK", true},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.rule.RPC = "NodeStageVolume"
+			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Script: []Rule{tc.rule}})
+			c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+			ctx := t.Context()
+			if tc.code == "DEADLINE_EXCEEDED" {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, 30*time.Millisecond)
+				defer cancel()
+			}
+			wantCode(t, c.stage(ctx, "v1", at), tc.code)
+			used, err := fake.Backend().Volumes()
+			must(t, err)
+			if _, staged := used["v1"].Staged["node-1"]; staged != tc.staged {
+				t.Errorf("staged is %v, want %v", staged, tc.staged)
+			}
+			calls, err := fake.Calls("NodeStageVolume")
+			must(t, err)
+			if tc.rule.Crash && (len(calls) != 1 || calls[0].End != nil) {
+				t.Errorf("a call that was cut has an end: %+v", calls)
+			}
+		})
+	}
+}
+
+// TestTimes: a rule acts on the calls that it counts to, and no others.
+func TestTimes(t *testing.T) {
+	fake := Start(t, Config{})
+	c := dial(t, fake.Socket())
+	fake.On("Probe").Nth(2).Times(2).Code(codes.FailedPrecondition, "sick")
+	fake.On("Probe").Nth(5).Times(1).NotReady()
+	var got []string
+	for range 6 {
+		reply, err := c.Probe(t.Context(), &csi.ProbeRequest{})
+		switch {
+		case err != nil:
+			got = append(got, "error")
+		case reply.GetReady().GetValue():
+			got = append(got, "ready")
+		default:
+			got = append(got, "starting")
+		}
+	}
+	if want := []string{"ready", "error", "error", "ready", "starting", "ready"}; !slices.Equal(got, want) {
+		t.Errorf("Probe answers %v, want %v", got, want)
+	}
+}
+
+// TestKillAndRestart: an in-process kill leaves what a killed process leaves, and the plugin can be started again.
+func TestKillAndRestart(t *testing.T) {
+	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
+	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	fake.On("NodeStageVolume").After().Crash()
+	wantCode(t, c.stage(t.Context(), "v1", at), "UNAVAILABLE")
+	if _, err := os.Lstat(fake.Socket()); err != nil {
+		t.Errorf("a killed plugin cannot remove its socket: %v", err)
+	}
+	again := Start(t, fake.Config())
+	c = dial(t, again.Socket())
+	must(t, c.stage(t.Context(), "v1", at), c.publish(t.Context(), "v1", at),
+		c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at))
+	again.Stop()
+	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.Stop, "") == 2 })
+}
+
+// TestCapabilities: every capability is told under its service, also one that no CSI version knows.
+func TestCapabilities(t *testing.T) {
+	fake := Start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE", "TOPOLOGY"},
+		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org", Version: "2.0"})
+	c := dial(t, fake.Socket()).learn()
+	calls, err := fake.Calls("GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities")
+	must(t, err)
+	want := [][]string{{"CONTROLLER_SERVICE", "99", "VOLUME_ACCESSIBILITY_CONSTRAINTS"}, {"99", "CREATE_DELETE_VOLUME"},
+		{"99", "EXPAND_VOLUME"}}
+	for i, call := range calls {
+		if !slices.Equal(call.End.Answer.Caps, want[i]) {
+			t.Errorf("%s answers %v, want %v", call.RPC, call.End.Answer.Caps, want[i])
+		}
+	}
+	info, err := c.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	must(t, err)
+	if info.GetNodeId() != "" || info.GetMaxVolumesPerNode() != 7 ||
+		info.GetAccessibleTopology().GetSegments()["zone"] != "a" {
+		t.Errorf("NodeGetInfo answers %v", info)
+	}
+	wantCode(t, c.stage(t.Context(), "v1", places{"/s", "/t"}), "UNIMPLEMENTED")
+	if _, err := New(Config{Caps: []string{"STAGE"}}); err == nil {
+		t.Error("an unknown capability is taken")
+	}
+}
+
+// TestRoles: a node has no controller, and who calls it all the same is in the journal.
+func TestRoles(t *testing.T) {
+	fake := Start(t, Config{Role: Node})
+	c := dial(t, fake.Socket())
+	_, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one"})
+	wantCode(t, err, "UNIMPLEMENTED")
+	if found := Check(fake.Journal(), journal.Options{}); len(found) != 1 || found[0].Rule != "R1" {
+		t.Errorf("Check finds %v, want R1 once", found)
+	}
+	calls, err := fake.Calls()
+	must(t, err)
+	if calls[0].Role != "controller" || calls[0].Peer != os.Getpid() {
+		t.Errorf("the journal has %+v", calls[0])
+	}
+}
+
+// TestAnswer: a reply may be rewritten, and the journal tells the reply as it was sent.
+func TestAnswer(t *testing.T) {
+	fake := Start(t, Config{})
+	c := dial(t, fake.Socket())
+	fake.On("NodeGetInfo").Answer(func(_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
+		return &csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 257)}, err
+	})
+	info, err := c.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	must(t, err)
+	calls, err := fake.Calls("NodeGetInfo")
+	must(t, err)
+	if len(info.GetNodeId()) != 257 || calls[0].End.Answer.Node != info.GetNodeId() {
+		t.Errorf("answered %v, journal %+v", info, calls[0].End.Answer)
+	}
+}
+
+// TestTwoPlugins: a controller and a node with one backend and one journal are one story.
+func TestTwoPlugins(t *testing.T) {
+	path, backend := filepath.Join(t.TempDir(), "journal.jsonl"), NewBackend(filepath.Join(t.TempDir(), "state.json"))
+	ctl := Start(t, Config{Role: Controller, Journal: path, Backend: backend,
+		Caps: []string{"CREATE_DELETE", "PUBLISH_UNPUBLISH"}})
+	node := Start(t, Config{Role: Node, Journal: path, Backend: NewBackend(backend.path),
+		Caps: []string{"STAGE_UNSTAGE"}})
+	c, n, at, ctx := dial(t, ctl.Socket()), dial(t, node.Socket()), makePlaces(t), t.Context()
+	_, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	must(t, err)
+	_, err = c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	must(t, err)
+	_, err = n.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	must(t, err)
+	info, err := n.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	must(t, err)
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
+		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+	must(t, err)
+	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: info.GetNodeId(),
+		VolumeCapability: writer(), VolumeContext: vc})
+	must(t, err)
+	_, err = n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		VolumeCapability: writer(), VolumeContext: vc, PublishContext: attached.GetPublishContext()})
+	must(t, err)
+	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	wantCode(t, err, "FAILED_PRECONDITION") // the controller sees what the node did
+	must(t, n.unstage(ctx, id, at))
+	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: info.GetNodeId()})
+	must(t, err)
+	var got []string
+	for _, v := range Check(path, journal.Options{Settled: true}) {
+		got = append(got, v.Rule)
+	}
+	if want := []string{"R4", "R4"}; !slices.Equal(got, want) { // the early DeleteVolume, attached and staged
+		t.Errorf("Check finds %v, want %v", got, want)
+	}
+}
+
+// TestDoc: the documentation lists the rules that are judged.
+func TestDoc(t *testing.T) {
+	text, err := os.ReadFile("doc.go")
+	must(t, err)
+	for _, r := range journal.Rules {
+		if !strings.Contains(string(text), "//\t"+r.ID+" ") {
+			t.Errorf("doc.go does not list %s", r.ID)
+		}
+	}
+}
