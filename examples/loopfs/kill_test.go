@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// slowMkfs is a mkfs.ext4 that says that it runs and then waits: a volume's making can be stopped in its middle.
+type slowMkfs struct{ dir string }
+
+func newSlowMkfs(t *testing.T, m *machine) slowMkfs {
+	t.Helper()
+	s := slowMkfs{filepath.Join(m.base, "bin")}
+	script := "#!/bin/sh\necho > " + s.dir + "/running\nread line < " + s.dir + "/go\n"
+	for _, err := range []error{
+		os.Mkdir(s.dir, 0o700),
+		os.WriteFile(filepath.Join(s.dir, "mkfs.ext4"), []byte(script), 0o700),
+		unix.Mkfifo(filepath.Join(s.dir, "running"), 0o600),
+		unix.Mkfifo(filepath.Join(s.dir, "go"), 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func (s slowMkfs) env() []string { return []string{"PATH=" + s.dir + ":" + os.Getenv("PATH")} }
+
+// awaitRunning returns when a mkfs runs; letGo ends it.
+func (s slowMkfs) awaitRunning(t *testing.T) {
+	t.Helper()
+	if _, err := os.ReadFile(filepath.Join(s.dir, "running")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s slowMkfs) letGo(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(s.dir, "go"), []byte("\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func createRequest(name string) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{writer}}
+}
+
+func TestKillWhileAVolumeIsMade(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	mkfs := newSlowMkfs(t, m)
+	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.CreateVolume(within(t), createRequest("a"))
+		ended <- err
+	}()
+	mkfs.awaitRunning(t)
+	id := string(disk.IDFor("a"))
+	if ids, _ := p.list(0, ""); len(ids) > 0 {
+		t.Errorf("a half-made volume is listed: %q", ids)
+	}
+	step(t, "stage a half-made volume", p.stage(id, m.staging("early"), writer), codes.Aborted)
+	p.kill()
+	step(t, "the call that was killed", <-ended, codes.Unavailable)
+	if left := m.volumeFiles(); len(left) != 2 {
+		t.Errorf("the kill was not in the middle: there are %q", left)
+	}
+
+	p = m.start("csi", "--backend", "loop") // the socket of the dead one is in the way, its mkfs still runs
+	if left := m.volumeFiles(); len(left) > 0 {
+		t.Errorf("after the next start there are %q", left)
+	}
+	p.create("a", writer)
+	mkfs.letGo(t)
+	s := m.staging("s")
+	step(t, "stage", p.stage(id, s, writer), codes.OK)
+	write(t, s, "kept")
+	step(t, "unstage", p.unstage(id, s), codes.OK)
+	step(t, "delete", p.delete(id), codes.OK)
+}
+
+// A second call for a volume is ABORTED at once; one for another volume goes on.
+func TestOneCallPerVolume(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	mkfs := newSlowMkfs(t, m)
+	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.CreateVolume(within(t), createRequest("a"))
+		ended <- err
+	}()
+	mkfs.awaitRunning(t)
+	id := string(disk.IDFor("a"))
+	_, err := p.CreateVolume(t.Context(), createRequest("a"))
+	step(t, "second create", err, codes.Aborted)
+	step(t, "delete", p.delete(id), codes.Aborted)
+	step(t, "delete of another", p.delete(string(disk.IDFor("b"))), codes.OK)
+	mkfs.letGo(t)
+	step(t, "first create", <-ended, codes.OK)
+	step(t, "delete", p.delete(id), codes.OK)
+}
+
+// A caller that gives up ends the making, and nothing of it stays.
+func TestCallerGivesUp(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	mkfs := newSlowMkfs(t, m)
+	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	ctx, cancel := context.WithCancel(within(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.CreateVolume(ctx, createRequest("a"))
+		ended <- err
+	}()
+	mkfs.awaitRunning(t)
+	cancel()
+	step(t, "the call that was given up", <-ended, codes.Canceled)
+	p.stop() // which waits for running calls
+	if left := m.volumeFiles(); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+}
+
+// drill is a volume's whole life, once after the other, as calls that a caller repeats until they succeed.
+type drill struct {
+	name string
+	call func(p *process) error
+}
+
+func lifeOf(m *machine, name, text string) []drill {
+	id, s, target := string(disk.IDFor(disk.Name(name))), m.staging(name+"-s"), m.target(name+"-t")
+	return []drill{
+		{"create", func(p *process) error { _, err := p.CreateVolume(within(p.t), createRequest(name)); return err }},
+		{"stage", func(p *process) error { return p.stage(id, s, writer) }},
+		{"publish", func(p *process) error { return p.publish(id, s, target, writer, false) }},
+		{"write", func(p *process) error { write(p.t, target, text); return nil }},
+		{"unpublish", func(p *process) error { return p.unpublish(id, target) }},
+		{"unstage", func(p *process) error { return p.unstage(id, s) }},
+		{"stage", func(p *process) error { return p.stage(id, s, reader) }},
+		{"publish", func(p *process) error { return p.publish(id, s, target, reader, true) }},
+		{"read", func(p *process) error { expectText(p.t, target, text); return nil }},
+		{"unpublish", func(p *process) error { return p.unpublish(id, target) }},
+		{"unstage", func(p *process) error { return p.unstage(id, s) }},
+		{"delete", func(p *process) error { return p.delete(id) }},
+	}
+}
+
+// The process is killed at random moments of a volume's life; the caller repeats what failed, as one does. Every repeated
+// call succeeds, what was written is read, and at the end nothing is left.
+func TestKillAtAnyMoment(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		random := rand.New(rand.NewPCG(1, 2))
+		p := m.start("csi", "--backend", backend)
+		kills := 0
+		for life := range 3 {
+			for _, d := range lifeOf(m, fmt.Sprint("v", life), fmt.Sprint("text ", life)) {
+				for try := 0; ; try++ {
+					var timer *time.Timer
+					if try < 2 {
+						victim := p.cmd.Process
+						timer = time.AfterFunc(time.Duration(random.IntN(6000))*time.Microsecond, func() { _ = victim.Kill() })
+					}
+					err := d.call(p)
+					if timer != nil {
+						timer.Stop()
+					}
+					if err == nil {
+						break
+					}
+					<-p.ended // only the kill may fail a call
+					if strings.Contains(p.log.String(), "call failed") {
+						t.Fatalf("%s: %v\n%s", d.name, err, p.log)
+					}
+					kills++
+					p = m.start("csi", "--backend", backend)
+				}
+				if p.dead() {
+					kills++
+					p = m.start("csi", "--backend", backend)
+				}
+			}
+		}
+		if kills < 5 {
+			t.Errorf("only %d kills", kills)
+		}
+		if left := m.volumeFiles(); len(left) > 0 {
+			t.Errorf("left are %q", left)
+		}
+		for _, s := range m.workEntries() {
+			if !strings.HasSuffix(s, "-s") { // the caller's own
+				t.Errorf("left is %s", s)
+			}
+		}
+	})
+}
+
+// dead says whether the process was killed after its last answer. A timer that fires later hits the next call.
+func (p *process) dead() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *machine) workEntries() []string {
+	m.t.Helper()
+	entries, err := os.ReadDir(m.work)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// Mounts and what is written through them do not depend on the process.
+func TestMountsOutliveTheProcess(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		p := m.start("csi", "--backend", backend)
+		id := p.create("a", writer).VolumeId
+		s, target := m.staging("s"), m.target("t")
+		step(t, "stage", p.stage(id, s, writer), codes.OK)
+		step(t, "publish", p.publish(id, s, target, writer, false), codes.OK)
+		before := m.mounted()
+		p.kill()
+		write(t, target, "kept")
+		p = m.start("csi", "--backend", backend)
+		if after := m.mounted(); !slices.Equal(before, after) {
+			t.Errorf("mounted were %q, are %q", before, after)
+		}
+		step(t, "stage", p.stage(id, s, writer), codes.OK)
+		step(t, "publish", p.publish(id, s, target, writer, false), codes.OK)
+		step(t, "publish otherwise", p.publish(id, s, target, writer, true), codes.AlreadyExists)
+		expectText(t, target, "kept")
+		if after := m.mounted(); !slices.Equal(before, after) {
+			t.Errorf("mounted were %q, are %q", before, after)
+		}
+		step(t, "unpublish", p.unpublish(id, target), codes.OK)
+		step(t, "unstage", p.unstage(id, s), codes.OK)
+	})
+}
+
+// Somebody unmounted everything while loopfs was down, as a reboot does: the next start forgets it, and the volume is free.
+func TestStartForgetsWhatIsMountedNoMore(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		p := m.start("csi", "--backend", backend)
+		id := p.create("a", writer).VolumeId
+		s, target := m.staging("s"), m.target("t")
+		step(t, "stage", p.stage(id, s, writer), codes.OK)
+		step(t, "publish", p.publish(id, s, target, writer, false), codes.OK)
+		p.kill()
+		for _, dir := range []string{target, s} {
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.awaitNoLoops()
+		p = m.start("csi", "--backend", backend)
+		expectGone(t, target)
+		step(t, "unpublish", p.unpublish(id, target), codes.OK)
+		step(t, "delete", p.delete(id), codes.OK)
+	})
+}
+
+// The leak check of every test sees a leak: the same device without autoclear.
+func TestLeakCheckSeesALeak(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	image, err := os.Create(filepath.Join(m.base, "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if err := image.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := os.OpenFile(fmt.Sprint("/dev/loop", n), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{Fd: uint32(image.Fd())}); err != nil {
+		dev.Close()
+		t.Skipf("somebody else took the device in between: %v", err)
+	}
+	leaked := m.loops()
+	if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil {
+		t.Error(err)
+	}
+	dev.Close()
+	if len(leaked) != 1 {
+		t.Errorf("the check sees %q", leaked)
+	}
+}
