@@ -64,3 +64,6 @@ type AllocGroup struct {
 	Sealed    Sealed             `json:"sealed"`
 	Isolated  map[string]bool    `json:"isolated,omitempty"` // by task name: has a file system of its own
 }
+
+// Key is the task.
+func (t AllocTask) Key() registry.TaskKey { return registry.TaskKey{Alloc: t.Alloc, Task: t.Task} }

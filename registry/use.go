@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -190,6 +191,26 @@ type Operation struct {
 	Digest      string      `json:"digest"` // SHA-256 of the request, hex: the id may not be used for another one
 	Answer      []byte      `json:"answer"` // the encoded answer
 	CreateIndex Seq         `json:"create_index"`
+}
+
+// Call is a mutating call under way.
+type Call struct {
+	ID     OperationID
+	Method string
+	Digest string // SHA-256 of the request, hex
+}
+
+// Answered is the record that makes a replay of the call get the same answer, encoded as JSON. It belongs into the transaction
+// that makes the answer true. A call without an id leaves none.
+func (c Call) Answered(answer any) []Record {
+	if c.ID == "" {
+		return nil
+	}
+	encoded, err := json.Marshal(answer)
+	if err != nil {
+		return nil // a replay then runs the call again, which is idempotent
+	}
+	return []Record{Operation{ID: c.ID, Method: c.Method, Digest: c.Digest, Answer: encoded}}
 }
 
 func (k ClaimKey) String() string {

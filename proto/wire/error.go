@@ -146,3 +146,6 @@ func text(s string) string {
 	}
 	return s
 }
+
+// Kind is err's kind by its number on the wire.
+func Kind(err error) pb.ErrorKind { return pb.ErrorKind(kindIndex(err) + 1) }

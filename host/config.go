@@ -1,0 +1,95 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// Config says where a host keeps its state, which shim it runs, and what it can do. StateDir and Shim are required.
+type Config struct {
+	StateDir string // kept over restarts; made with mode 0700. One host at a time
+	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>, without root below XDG_RUNTIME_DIR
+	Shim     Binary
+	Node     string // the node's name in answers and claims; default the machine's host name
+
+	Operations []hooks.Operation // plan operations that this orchestrator can apply; default all
+	Blocks     []string          // block types of job files that it carries, beside the usual ones
+
+	// Living is what still runs of an earlier life of this host. What it does not name is taken down.
+	Living Living
+
+	// Secret gives the value behind a name of a volume's secrets. Names of environment variables come as "env:NAME"; without a
+	// function they are looked up, and others are refused.
+	Secret func(ctx context.Context, name string) (string, error)
+	// File gives a file that a job reads with file(). Without a function it is refused.
+	File func(ctx context.Context, path string) ([]byte, error)
+	// Fence makes sure that a lost node writes no more. Without a function it is refused.
+	Fence func(ctx context.Context, node string) error
+
+	MaxHold      time.Duration // how long a call waits for a shim that is being started again; default 30 s
+	StartTimeout time.Duration // for the shim to answer; default 10 s
+	Logger       hclog.Logger  // gets the shim's log as well; nil drops all
+}
+
+// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs.
+type Binary struct {
+	Path   string
+	SHA256 string // hex; empty: from the file Path+".sha256", else what is found on first use is trusted
+}
+
+// Living is what of plugin tasks and allocs with volumes still runs.
+type Living struct {
+	Allocs []AllocGroup // that hold, or wait for, volumes
+	Tasks  []LivingTask // that run a plugin
+}
+
+// LivingTask is a task that runs a plugin.
+type LivingTask struct {
+	AllocTask
+	Running bool     // false: it is about to be started
+	Started BootTime // if it runs
+}
+
+const (
+	defaultMaxHold = 30 * time.Second
+	activateLimit  = 30 * time.Second
+)
+
+func (c *Config) complete() error {
+	if c.StateDir == "" || c.Shim.Path == "" {
+		return registry.Invalid("host: Config.StateDir and Config.Shim.Path are required")
+	}
+	dir, err := filepath.Abs(c.StateDir)
+	if err != nil {
+		return fmt.Errorf("state directory %s: %w", c.StateDir, err)
+	}
+	c.StateDir = dir
+	if c.RunDir == "" {
+		c.RunDir = hooks.DefaultRun(c.StateDir, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
+	}
+	if c.Node == "" {
+		if c.Node, err = os.Hostname(); err != nil {
+			return fmt.Errorf("name of this node: %w", err)
+		}
+	}
+	if c.Operations == nil {
+		c.Operations = hooks.Operations
+	}
+	if c.MaxHold <= 0 {
+		c.MaxHold = defaultMaxHold
+	}
+	if c.Logger == nil {
+		c.Logger = hclog.NewNullLogger()
+	}
+	return c.layout().Check()
+}
+
+func (c *Config) layout() hooks.Layout { return hooks.Layout{Run: c.RunDir, State: c.StateDir} }

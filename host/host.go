@@ -1,0 +1,185 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host/internal/launch"
+	"holdfast/registry"
+)
+
+// Host is one orchestrator's connection to its shim. Its methods may be called at the same time.
+type Host struct {
+	config   Config
+	lock     *os.File
+	binaries *launch.Store
+	digest   launch.Digest
+	gate     *gate
+	living   living
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup
+}
+
+var errClosed = registry.Errorf(registry.ErrUnavailable, "this host is closed")
+
+// Open takes the state directory, starts the shim and returns when it is active and has been told what lives. ctx bounds that only;
+// Close ends the shim.
+func Open(ctx context.Context, c Config) (*Host, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	h := &Host{config: c, gate: newGate(), living: newLiving(c.Living)}
+	if err := h.take(ctx); err != nil {
+		return nil, errors.Join(err, h.drop())
+	}
+	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	h.cancel = cancel
+	first, err := h.start(ctx, run)
+	if err != nil {
+		cancel(errClosed)
+		return nil, errors.Join(err, h.drop())
+	}
+	h.gate.open(first)
+	h.wg.Go(func() { h.keep(run, first) })
+	return h, nil
+}
+
+// take locks the state directory and verifies the shim's binary.
+func (h *Host) take(ctx context.Context) error {
+	for _, dir := range []string{h.config.StateDir, h.config.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make directory %s: %w", dir, err)
+		}
+	}
+	var err error
+	if h.lock, err = lockState(h.config.layout().HostLock()); err != nil {
+		return err
+	}
+	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
+		return err
+	}
+	h.digest, err = h.binaries.Add(ctx, h.config.Shim.Path, h.config.Shim.SHA256)
+	return err
+}
+
+// lockState makes this process the one host of the state directory, until the file is closed.
+func lockState(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder, _ := os.ReadFile(path)
+		_ = f.Close()
+		return nil, registry.Errorf(registry.ErrConflict, "another host (process %s) uses this state directory: %s is locked; end it, or choose another state directory", holder, path)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt([]byte(fmt.Sprint(os.Getpid())), 0)
+	}
+	return f, nil
+}
+
+// drop gives back what take took.
+func (h *Host) drop() error {
+	var errs []error
+	if h.binaries != nil {
+		errs = append(errs, h.binaries.Close())
+	}
+	if h.lock != nil {
+		errs = append(errs, h.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the shim and gives the state directory back. What it holds stays: tasks, mounts and records outlive a host. Calls under
+// way end with ErrUnavailable.
+func (h *Host) Close() error {
+	h.gate.shut(errClosed)
+	h.cancel(errClosed)
+	h.wg.Wait()
+	return h.drop()
+}
+
+// keep has a shim running until ctx ends: one that dies is started again, with a back-off that a minute of good life resets.
+func (h *Host) keep(ctx context.Context, sh *shim) {
+	wait := newBackoff()
+	for {
+		born := time.Now()
+		select {
+		case <-sh.process.Done():
+		case <-ctx.Done():
+			sh.end()
+			return
+		}
+		h.gate.close(sh.process.Err())
+		h.config.Logger.Error("the shim has died; it is started again", "error", sh.process.Err())
+		sh.end()
+		if time.Since(born) > goodLife {
+			wait = newBackoff()
+		}
+		if sh = h.restart(ctx, wait); sh == nil {
+			return
+		}
+		h.gate.open(sh)
+	}
+}
+
+// restart tries to start a shim until one is active or ctx ends; then it returns nil.
+func (h *Host) restart(ctx context.Context, wait *backoff) *shim {
+	for {
+		if !wait.sleep(ctx) {
+			return nil
+		}
+		sh, err := h.start(ctx, ctx)
+		if err == nil {
+			return sh
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		h.gate.close(err)
+		h.config.Logger.Error("the shim cannot be started", "error", err)
+	}
+}
+
+const (
+	goodLife       = time.Minute
+	backoffFirst   = 10 * time.Millisecond
+	backoffCeiling = 5 * time.Second
+)
+
+// backoff is the waits between starts: the first is none, then it doubles up to a ceiling.
+type backoff struct{ next time.Duration }
+
+func newBackoff() *backoff { return &backoff{} }
+
+func (b *backoff) sleep(ctx context.Context) bool {
+	wait := b.next
+	b.next = min(max(2*wait, backoffFirst), backoffCeiling)
+	if wait == 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// newOperation mints an id for a mutating call.
+func newOperation() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return hex.EncodeToString(id[:])
+}

@@ -1,0 +1,101 @@
+package host
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+// living is what runs, as far as calls through this host tell: each new shim is told it.
+type living struct {
+	mu     *sync.Mutex // guards both; held for no longer than a look-up
+	allocs map[registry.AllocID]AllocGroup
+	tasks  map[registry.TaskKey]LivingTask
+}
+
+func newLiving(l Living) living {
+	out := living{&sync.Mutex{}, map[registry.AllocID]AllocGroup{}, map[registry.TaskKey]LivingTask{}}
+	out.replace(l)
+	return out
+}
+
+func (l living) replace(all Living) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.allocs)
+	clear(l.tasks)
+	for _, g := range all.Allocs {
+		l.allocs[g.Alloc] = g
+	}
+	for _, t := range all.Tasks {
+		l.tasks[t.Key()] = t
+	}
+}
+
+func (l living) putAlloc(g AllocGroup) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.allocs[g.Alloc] = g
+}
+
+func (l living) dropAlloc(id registry.AllocID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.allocs, id)
+}
+
+func (l living) putTask(t AllocTask) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if was, known := l.tasks[t.Key()]; !known || was.Attempt < t.Attempt {
+		l.tasks[t.Key()] = LivingTask{AllocTask: t}
+	}
+}
+
+func (l living) started(k registry.TaskKey, attempt uint64, at BootTime) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t, known := l.tasks[k]; known && t.Attempt == attempt {
+		t.Running, t.Started = true, at
+		l.tasks[k] = t
+	}
+}
+
+func (l living) exited(k registry.TaskKey, attempt uint64, final bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t, known := l.tasks[k]
+	switch {
+	case !known || t.Attempt > attempt:
+	case final:
+		delete(l.tasks, k)
+	default:
+		t.Running = false
+		l.tasks[k] = t
+	}
+}
+
+// request is Sync's, in one order.
+func (l living) request() *pb.SyncRequest {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	req := &pb.SyncRequest{Call: &pb.Call{OperationId: newOperation()}}
+	for _, id := range slices.Sorted(maps.Keys(l.allocs)) {
+		req.Allocs = append(req.Allocs, wire.AllocGroupProto(l.allocs[id]))
+	}
+	keys := slices.SortedFunc(maps.Keys(l.tasks), func(x, y registry.TaskKey) int {
+		return cmp.Or(cmp.Compare(x.Alloc, y.Alloc), cmp.Compare(x.Task, y.Task))
+	})
+	for _, k := range keys {
+		t := l.tasks[k]
+		req.Tasks = append(req.Tasks, &pb.LivingTask{
+			Task: wire.AllocTaskProto(t.AllocTask), Running: t.Running, Started: wire.BootTimeProto(t.Started),
+		})
+	}
+	return req
+}

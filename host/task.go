@@ -1,0 +1,107 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// TaskStarting says what to apply to a task that runs a plugin, before this attempt of it starts. Nothing has been applied when it fails.
+func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
+	req := &pb.TaskStartingRequest{Call: &pb.Call{OperationId: newOperation()}, Task: wire.AllocTaskProto(t)}
+	var reply *pb.TaskStartingReply
+	h.living.putTask(t)
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		reply, err = pb.NewTasksClient(conn).Starting(ctx, req)
+		return err
+	})
+	if err != nil {
+		return Plan{}, err
+	}
+	return wire.Plan(reply.GetPlan())
+}
+
+// TaskStarted tells that the attempt runs, since now.
+func (h *Host) TaskStarted(ctx context.Context, k TaskKey, attempt uint64) error {
+	at, err := bootTime()
+	if err != nil {
+		return err
+	}
+	req := &pb.TaskStartedRequest{Call: &pb.Call{OperationId: newOperation()}, Task: wire.TaskKeyProto(k), Attempt: attempt, At: wire.BootTimeProto(at)}
+	h.living.started(k, attempt, at)
+	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := pb.NewTasksClient(conn).Started(ctx, req)
+		return err
+	})
+}
+
+// TaskExited tells that the attempt has ended. Final: the task will not be started again.
+func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
+	req := &pb.TaskExitedRequest{
+		Call: &pb.Call{OperationId: newOperation()}, Task: wire.TaskKeyProto(k), Attempt: attempt, Code: int32(code), Signal: int32(signal), Final: final,
+	}
+	h.living.exited(k, attempt, final)
+	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := pb.NewTasksClient(conn).Exited(ctx, req)
+		return err
+	})
+}
+
+// bootTime is CLOCK_BOOTTIME of this boot.
+func bootTime() (BootTime, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return BootTime{}, fmt.Errorf("boot id: %w", err)
+	}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return BootTime{}, fmt.Errorf("boot time: %w", err)
+	}
+	return BootTime{Boot: strings.TrimSpace(string(boot)), At: time.Duration(ts.Nano())}, nil
+}
+
+// PrepareAlloc claims, attaches, stages and publishes the alloc's volumes, and says what to apply to its tasks, by name. No task of the
+// alloc starts before it has answered. It may be called again after an error; ReleaseAlloc undoes it in any case.
+func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
+	req := &pb.PrepareRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: wire.AllocGroupProto(g)}
+	var reply *pb.PrepareReply
+	h.living.putAlloc(g)
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		reply, err = pb.NewAllocsClient(conn).Prepare(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return wire.Plans(reply.GetPlans())
+}
+
+// ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any number of times. An error
+// means that it is not done yet; the shim goes on by itself.
+func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
+	req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: string(id)}
+	h.living.dropAlloc(id)
+	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := pb.NewAllocsClient(conn).Release(ctx, req)
+		return err
+	})
+}
+
+// Sync tells the shim the complete list of what runs. What it does not name is taken down. Open has done so with Config.Living, and each
+// new shim is told what the calls since then add up to, so this is for hosts that keep a better account.
+func (h *Host) Sync(ctx context.Context, all Living) error {
+	h.living.replace(all)
+	req := h.living.request()
+	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := pb.NewAllocsClient(conn).Sync(ctx, req)
+		return err
+	})
+}

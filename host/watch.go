@@ -1,0 +1,124 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// WatchOptions say from where, and what.
+type WatchOptions struct {
+	After    Seq  // the number of an event that was seen, or 0
+	Snapshot bool // begin with a resync, whatever After says
+	Role     Role
+	Plugin   PluginID
+	Kinds    []EventKind
+}
+
+// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, over the death of any number of shims. A cursor that
+// is too old gets a resync event first, which carries what is true instead. It returns fn's error or the context's cause.
+func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
+	var stop error
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		req := &pb.WatchRequest{Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin)}
+		for _, k := range o.Kinds {
+			req.Kinds = append(req.Kinds, string(k))
+		}
+		stream, err := pb.NewEventsClient(conn).Watch(ctx, req)
+		if err != nil {
+			return err
+		}
+		return receive(stream, &stop, func(reply *pb.WatchReply) error {
+			o.After, o.Snapshot = Seq(reply.GetAnswer().GetIndex()), false
+			if reply.GetEvent() == nil {
+				return nil
+			}
+			return fn(wire.Event(reply.GetEvent()))
+		})
+	}, &stop)
+}
+
+// Fingerprints calls fn with what is true of every plugin and role, then with those that have changed. Complete marks such a beginning: it
+// comes again when the shim has been started anew, and what it does not name is gone.
+func (h *Host) Fingerprints(ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error) error {
+	var stop error
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		stream, err := pb.NewPluginsClient(conn).Fingerprints(ctx, &pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)})
+		if err != nil {
+			return err
+		}
+		return receive(stream, &stop, func(reply *pb.FingerprintsReply) error {
+			return fn(convert(reply.GetPlugins(), wire.PluginFingerprint), reply.GetComplete())
+		})
+	}, &stop)
+}
+
+// Restarts calls fn with the complete list of restarts that the supervisor asks for, at once and whenever it has changed. A request stands
+// until TaskStarting reports a newer attempt; honour it once for each.
+func (h *Host) Restarts(ctx context.Context, fn func([]PendingRestart) error) error {
+	var stop error
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		stream, err := pb.NewTasksClient(conn).Restarts(ctx, &pb.RestartsRequest{Call: &pb.Call{}})
+		if err != nil {
+			return err
+		}
+		return receive(stream, &stop, func(reply *pb.RestartsReply) error {
+			return fn(convert(reply.GetRequests(), wire.Restart))
+		})
+	}, &stop)
+}
+
+// receive gives fn each message of a stream. An error of fn is kept in stop.
+func receive[M any](stream grpc.ServerStreamingClient[M], stop *error, fn func(*M) error) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if *stop = fn(m); *stop != nil {
+			return *stop
+		}
+	}
+}
+
+// resume is how long a stream that ended, though its shim lives, waits before it is opened again.
+const resume = 20 * time.Millisecond
+
+// follow opens a stream again whenever it ends, until ctx ends, stop is set, or the host is closed.
+func (h *Host) follow(ctx context.Context, open func(context.Context, grpc.ClientConnInterface) error, stop *error) error {
+	for {
+		err := h.once(ctx, open)
+		switch {
+		case *stop != nil:
+			return *stop
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		if _, _, shut, _ := h.gate.look(); shut != nil {
+			return shut
+		}
+		h.config.Logger.Debug("a stream is opened again", "error", err)
+		select {
+		case <-time.After(resume):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// once opens a stream at the active shim and reads it to its end.
+func (h *Host) once(ctx context.Context, open func(context.Context, grpc.ClientConnInterface) error) error {
+	hold := time.NewTimer(h.config.MaxHold)
+	defer hold.Stop()
+	sh, err := h.gate.enter(ctx, hold.C, nil)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return wire.Error(open(ctx, sh.process.Conn()))
+}
