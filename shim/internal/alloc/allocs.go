@@ -1,0 +1,225 @@
+package alloc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// Waits and back-offs of this package.
+const (
+	pluginWait   = time.Minute            // for a plugin, where the caller sets no deadline
+	retryFirst   = 200 * time.Millisecond // between two tries to take an alloc down
+	retryCeiling = 30 * time.Second
+)
+
+// Allocs holds the volumes of allocs.
+type Allocs struct {
+	log        registry.Log
+	plugins    Plugins
+	claims     Claims
+	controller Controller
+	node       Node
+	lanes      *Lanes
+	host       Host
+	clock      Clock
+	logger     hclog.Logger
+
+	crew crew
+	mu   sync.Mutex // guards busy; held for no longer than a look-up
+	// busy is what is under way for each alloc: one Prepare, or one teardown.
+	busy map[registry.AllocID]*work
+}
+
+// work is a Prepare or a teardown under way.
+type work struct {
+	teardown bool
+	cancel   context.CancelCauseFunc
+	done     chan struct{}
+}
+
+var errReleased = errors.New("the alloc is being released")
+
+// NewAllocs starts nothing; Run does.
+func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, lanes *Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
+	return &Allocs{
+		log: log, plugins: p, claims: cl, controller: co, node: n, lanes: lanes, host: h, clock: c, logger: logger,
+		busy: map[registry.AllocID]*work{},
+	}
+}
+
+// Run takes down what the last shim had begun to take down, and what is released from now on, until ctx ends.
+func (a *Allocs) Run(ctx context.Context) error {
+	var releasing []registry.AllocID
+	err := a.log.View(ctx, func(v registry.View) error {
+		for _, al := range v.Allocs() {
+			if al.State == registry.AllocReleasing {
+				releasing = append(releasing, al.ID)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("load allocs: %w", err)
+	}
+	for _, id := range releasing {
+		a.teardown(id)
+	}
+	return a.crew.run(ctx)
+}
+
+// Prepare claims, attaches, stages and publishes what the alloc asks for, and says what to apply to its tasks. Called again, it finds
+// what is done already. When it fails, what it has done stands until it is called again or the alloc is released.
+func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup) (map[string]hooks.Plan, error) {
+	spec, err := config.OpenGroup(g.Sealed)
+	if err != nil {
+		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
+	}
+	if err := a.admit(ctx, g); err != nil {
+		return nil, err
+	}
+	ctx, finish, err := a.begin(ctx, g.Alloc)
+	if err != nil {
+		return nil, err
+	}
+	defer finish()
+	published := map[registry.RequestName]hooks.Published{}
+	for _, r := range inVolumeOrder(spec.Volumes) {
+		at, err := a.up(ctx, call, g, r)
+		if err != nil {
+			a.waits(ctx, g.Alloc, err.Error())
+			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
+		}
+		published[r.Name] = at
+	}
+	plans, err := hooks.Mounts(spec, published, g.Isolated)
+	if err != nil {
+		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
+	}
+	for task, plan := range plans {
+		if err := plan.Supported(a.host.Operations); err != nil {
+			return nil, fmt.Errorf("task %q of alloc %s: %w", task, g.Alloc, err)
+		}
+	}
+	return plans, a.ready(ctx, call, g.Alloc, plans)
+}
+
+// admit records the alloc, unless it is known.
+func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
+	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(g.Alloc)
+		switch {
+		case known && al.State == registry.AllocReleasing:
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "alloc %s is being released; wait for it, and place a new alloc", g.Alloc)
+		case known:
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: []registry.Record{registry.Alloc{
+			ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: a.host.Node, Sealed: g.Sealed,
+			State: registry.AllocPreparing, Since: a.clock.Now(),
+		}}}, nil
+	})
+	if err != nil {
+		return fmt.Errorf("record alloc %s: %w", g.Alloc, err)
+	}
+	return nil
+}
+
+// begin waits until nothing else is under way for the alloc, and makes its Prepare cancellable by a Release.
+func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
+	for {
+		a.mu.Lock()
+		other := a.busy[id]
+		if other == nil {
+			break
+		}
+		a.mu.Unlock()
+		select {
+		case <-other.done:
+		case <-ctx.Done():
+			return nil, nil, fmt.Errorf("wait for what is under way for alloc %s: %w", id, context.Cause(ctx))
+		}
+	}
+	defer a.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := &work{cancel: cancel, done: make(chan struct{})}
+	a.busy[id] = w
+	return ctx, func() { cancel(nil); a.end(id, w) }, nil
+}
+
+func (a *Allocs) end(id registry.AllocID, w *work) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy[id] == w {
+		delete(a.busy, id)
+	}
+	close(w.done)
+}
+
+// ready records that all volumes of the alloc are there. A Release that came meanwhile wins.
+func (a *Allocs) ready(ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan) error {
+	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(id)
+		if !known || al.State == registry.AllocReleasing {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "alloc %s: %w", id, errReleased)
+		}
+		al.State, al.Waits = registry.AllocReady, ""
+		return registry.Change{Put: append(call.Answered(plans), al)}, nil
+	})
+	return err
+}
+
+// waits records for whom or what the alloc waits. It is for people: a failure to write it is not one of the alloc.
+func (a *Allocs) waits(ctx context.Context, id registry.AllocID, what string) {
+	_, err := a.log.Commit(context.WithoutCancel(ctx), func(v registry.View) (registry.Change, error) {
+		al, known := v.Alloc(id)
+		if !known || al.Waits == what {
+			return registry.Change{}, nil
+		}
+		al.Waits = what
+		return registry.Change{Put: []registry.Record{al}}, nil
+	})
+	if err != nil {
+		a.logger.Warn("cannot record what an alloc waits for", "alloc", id, "error", err)
+	}
+}
+
+// inVolumeOrder is the requests in one order for everybody, so that two allocs never wait for each other's volumes.
+func inVolumeOrder(requests []hooks.VolumeRequest) []hooks.VolumeRequest {
+	return slices.SortedFunc(slices.Values(requests), func(x, y hooks.VolumeRequest) int {
+		return cmp.Or(cmp.Compare(x.Source, y.Source), cmp.Compare(x.Name, y.Name))
+	})
+}
+
+// Sync releases every alloc that is known and does not live.
+func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registry.AllocID, error) {
+	var gone []registry.AllocID
+	err := a.log.View(ctx, func(v registry.View) error {
+		for _, al := range v.Allocs() {
+			if !slices.Contains(living, al.ID) {
+				gone = append(gone, al.ID)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range gone {
+		if _, err := a.releasing(ctx, registry.Call{}, id); err != nil {
+			return nil, err
+		}
+		a.teardown(id)
+	}
+	return gone, nil
+}

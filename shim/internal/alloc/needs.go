@@ -1,0 +1,51 @@
+package alloc
+
+import (
+	"context"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// Claims is who may use which volume.
+type Claims interface {
+	// Take is idempotent by the claim's key. ErrConflict names the holders.
+	Take(ctx context.Context, c registry.Claim) (registry.Claim, error)
+	// Release refuses while something of the claim may be published.
+	Release(ctx context.Context, k registry.ClaimKey) (existed bool, err error)
+}
+
+// Controller attaches volumes to nodes, where their plugin wants it. Calls for one volume are never concurrent.
+type Controller interface {
+	Attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) error
+	Detach(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+}
+
+// Node stages and publishes volumes. Calls for one volume are never concurrent.
+type Node interface {
+	Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error
+	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (registry.Tree, error)
+	Unpublish(ctx context.Context, call registry.Call, k registry.ClaimKey) error
+	// Unstage does nothing while somebody uses the volume.
+	Unstage(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+}
+
+// Plugins is the live table of instances.
+type Plugins interface {
+	Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error)
+	RemoveTask(ctx context.Context, t registry.TaskKey) error
+}
+
+// Supervisor watches one start of a plugin task until ctx ends.
+type Supervisor interface {
+	Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error
+}
+
+// Disk makes and removes what a plugin task needs on the host.
+type Disk interface {
+	MakeDirs(dirs []hooks.HostDir) error
+	// ClearSocket removes a socket that nobody answers at. It reports whether somebody does.
+	ClearSocket(ctx context.Context, path string) (answers bool, err error)
+	// RemoveSocketDir removes the directory of a task's sockets, and nothing below a mount.
+	RemoveSocketDir(path string) error
+}

@@ -1,0 +1,93 @@
+package alloc
+
+import (
+	"context"
+	"errors"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// Why a watch ended.
+var (
+	errNewAttempt = errors.New("a newer attempt of the task starts")
+	errExited     = errors.New("the task has exited")
+)
+
+// watch has one start of a task supervised, unless it is already.
+func (t *Tasks) watch(task registry.Task) error {
+	spec, err := config.OpenTask(task.Sealed)
+	if err != nil {
+		return err
+	}
+	prep, err := hooks.Starting(t.layout, hooks.AllocTask{
+		Alloc: task.Alloc, Task: task.Task, Job: task.Job, Digest: task.Digest, Attempt: task.Attempt, Isolated: task.Isolated, Sealed: task.Sealed,
+	}, spec)
+	if err != nil {
+		return err
+	}
+	w, earlier := t.replace(task)
+	if w == nil {
+		return nil
+	}
+	if earlier != nil {
+		earlier.cancel(errNewAttempt)
+	}
+	started := t.crew.start(func(ctx context.Context) {
+		defer close(w.done)
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		if !t.adoptCancel(task.TaskKey, w, cancel) {
+			return
+		}
+		if earlier != nil {
+			<-earlier.done
+		}
+		if err := t.supervisor.Run(ctx, task, spec.Plugin, prep); err != nil && ctx.Err() == nil {
+			t.logger.Error("a plugin task is no longer watched", "task", task.TaskKey, "error", err)
+		}
+	})
+	if !started {
+		close(w.done)
+	}
+	return nil
+}
+
+// replace puts a new watch in place of one of an earlier attempt; nil if this attempt is watched already.
+func (t *Tasks) replace(task registry.Task) (fresh, earlier *watch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	earlier = t.watches[task.TaskKey]
+	if earlier != nil && earlier.attempt >= task.Attempt {
+		return nil, nil
+	}
+	fresh = &watch{attempt: task.Attempt, cancel: func(error) {}, done: make(chan struct{})}
+	t.watches[task.TaskKey] = fresh
+	return fresh, earlier
+}
+
+// adoptCancel gives the watch its cancel once it runs. It reports whether the watch is still wanted.
+func (t *Tasks) adoptCancel(k registry.TaskKey, w *watch, cancel context.CancelCauseFunc) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.cancel = cancel
+	return t.watches[k] == w
+}
+
+// unwatch ends the watch of a task, if there is one, and waits for its end.
+func (t *Tasks) unwatch(k registry.TaskKey, why error) {
+	t.mu.Lock()
+	w := t.watches[k]
+	delete(t.watches, k)
+	var cancel context.CancelCauseFunc
+	if w != nil {
+		cancel = w.cancel
+	}
+	t.mu.Unlock()
+	if w == nil {
+		return
+	}
+	cancel(why)
+	<-w.done
+}

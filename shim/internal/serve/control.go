@@ -1,0 +1,97 @@
+package serve
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/hooks"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+type control struct {
+	pb.UnimplementedControlServer
+	s *Server
+}
+
+func (c *control) Hello(ctx context.Context, req *pb.HelloRequest) (*pb.HelloReply, error) {
+	node, err := registry.ParseNodeName(req.GetNode())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	h := Hello{
+		HostVersion: req.GetHostVersion(), Node: node, Blocks: req.GetBlocks(), Features: req.GetFeatures(),
+		StateDir: req.GetStateDir(), RunDir: req.GetRunDir(),
+	}
+	for _, op := range req.GetOperations() {
+		h.Operations = append(h.Operations, hooks.Operation(op))
+	}
+	st, err := c.s.life.Hello(ctx, h)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	c.s.hello.Store(&h)
+	reply := &pb.HelloReply{
+		Answer: statusAnswer(st), ShimVersion: st.Version, Features: st.Features,
+		SchemaOldest: st.SchemaFrom, SchemaNewest: st.SchemaTo, Tenure: st.Tenure,
+	}
+	for _, op := range hooks.Operations {
+		reply.Operations = append(reply.Operations, string(op))
+	}
+	return reply, nil
+}
+
+func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, error) {
+	st := c.s.life.Status()
+	return &pb.StatusReply{
+		Answer: statusAnswer(st), Tenure: st.Tenure, Version: st.Version, Pid: int64(st.PID), Schema: st.Schema,
+		OpenIntents: uint32(st.OpenIntents), Instances: uint32(st.Instances), Allocs: uint32(st.Allocs),
+	}, nil
+}
+
+func (c *control) Activate(ctx context.Context, _ *pb.ActivateRequest) (*pb.ActivateReply, error) {
+	if err := c.s.life.Activate(ctx); err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.ActivateReply{Answer: statusAnswer(c.s.life.Status())}, nil
+}
+
+func (c *control) Quiesce(ctx context.Context, _ *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
+	open, err := c.s.life.Quiesce(ctx)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.QuiesceReply{Answer: statusAnswer(c.s.life.Status()), OpenIntents: uint32(open)}, nil
+}
+
+func (c *control) Release(ctx context.Context, _ *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
+	if err := c.s.life.Release(ctx); err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.ReleaseReply{Answer: statusAnswer(c.s.life.Status())}, nil
+}
+
+func (c *control) Snapshot(_ *pb.SnapshotRequest, stream grpc.ServerStreamingServer[pb.SnapshotChunk]) error {
+	first := statusAnswer(c.s.life.Status())
+	_, err := c.s.life.Snapshot(stream.Context(), func(chunk []byte) error {
+		err := stream.Send(&pb.SnapshotChunk{Answer: first, Data: chunk})
+		first = nil
+		return err
+	})
+	return wire.Status(err)
+}
+
+func statusAnswer(st Status) *pb.Answer {
+	return &pb.Answer{Index: uint64(st.Index), Generation: uint64(st.Generation)}
+}
+
+// ended says whether err is the end of a caller's context rather than an answer.
+func ended(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
+		status.Code(err) == codes.Canceled || status.Code(err) == codes.DeadlineExceeded
+}

@@ -1,0 +1,177 @@
+package serve
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// request is a mutating request.
+type request interface {
+	proto.Message
+	GetCall() *pb.Call
+}
+
+// once answers a mutating call: run does it, unless it is under way or answered already.
+func once[T any](ctx context.Context, s *Server, method string, req request, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+	var none T
+	a, err := s.now()
+	if err != nil {
+		return none, err
+	}
+	call, err := callOf(method, req)
+	if err != nil {
+		return none, err
+	}
+	for {
+		f, first, err := s.flights.board(call)
+		if err != nil {
+			return none, err
+		}
+		if first {
+			answer, err := fly(ctx, a, call, run)
+			s.flights.land(call.ID, f, answer, err)
+			return answer, err
+		}
+		answer, again, err := join[T](ctx, f)
+		if !again {
+			return answer, err
+		}
+	}
+}
+
+// fly looks for a stored answer, and else runs the call.
+func fly[T any](ctx context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+	ctx, cancel := a.bound(ctx)
+	defer cancel()
+	if answer, found, err := replay[T](ctx, a, call); found || err != nil {
+		return answer, err
+	}
+	return run(ctx, a, call)
+}
+
+// replay is the answer that was stored with the operation.
+func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T, found bool, err error) {
+	err = a.Log.View(ctx, func(v registry.View) error {
+		op, ok := v.Operation(call.ID)
+		if !ok {
+			return nil
+		}
+		if op.Method != call.Method || op.Digest != call.Digest {
+			return registry.Invalid("operation id %q was used for another request (%s); mint a new one", call.ID, op.Method)
+		}
+		found = true
+		return json.Unmarshal(op.Answer, &answer)
+	})
+	return answer, found, err
+}
+
+func callOf(method string, req request) (registry.Call, error) {
+	id, err := registry.ParseOperationID(req.GetCall().GetOperationId())
+	if err != nil {
+		return registry.Call{}, fmt.Errorf("%s changes state: %w", method, err)
+	}
+	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	if err != nil {
+		return registry.Call{}, registry.Invalid("%s: %w", method, err)
+	}
+	sum := sha256.Sum256(encoded)
+	return registry.Call{ID: id, Method: method, Digest: hex.EncodeToString(sum[:])}, nil
+}
+
+// flights are the mutating calls under way.
+type flights struct {
+	mu     sync.Mutex // guards all below; held for no longer than a look-up
+	under  map[registry.OperationID]*flight
+	closed bool
+	empty  chan struct{} // closed when the last flight has landed after close
+}
+
+type flight struct {
+	call   registry.Call
+	done   chan struct{}
+	answer any
+	err    error
+}
+
+// board joins the flight of the call's id, or is its first.
+func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if f := fs.under[call.ID]; f != nil {
+		if f.call != call {
+			return nil, false, registry.Invalid("operation id %q is in use for another request (%s); mint a new one", call.ID, f.call.Method)
+		}
+		return f, false, nil
+	}
+	if fs.closed {
+		return nil, false, registry.Errorf(registry.ErrUnavailable, "this shim takes no new calls: it hands over")
+	}
+	if fs.under == nil {
+		fs.under = map[registry.OperationID]*flight{}
+	}
+	f = &flight{call: call, done: make(chan struct{})}
+	fs.under[call.ID] = f
+	return f, true, nil
+}
+
+func (fs *flights) land(id registry.OperationID, f *flight, answer any, err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.answer, f.err = answer, err
+	delete(fs.under, id)
+	close(f.done)
+	if fs.closed && len(fs.under) == 0 && fs.empty != nil {
+		close(fs.empty)
+		fs.empty = nil
+	}
+}
+
+// join waits for another caller's flight. again: that caller gave up, so this one has to run the call itself.
+func join[T any](ctx context.Context, f *flight) (answer T, again bool, err error) {
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return answer, false, context.Cause(ctx)
+	}
+	if ended(f.err) && ctx.Err() == nil {
+		return answer, true, nil
+	}
+	answer, _ = f.answer.(T)
+	return answer, false, f.err
+}
+
+// close refuses new flights and waits for those under way.
+func (fs *flights) close(ctx context.Context) error {
+	fs.mu.Lock()
+	fs.closed = true
+	if len(fs.under) == 0 {
+		fs.mu.Unlock()
+		return nil
+	}
+	if fs.empty == nil {
+		fs.empty = make(chan struct{})
+	}
+	empty := fs.empty
+	fs.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (fs *flights) open() {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.closed, fs.empty = false, nil
+}

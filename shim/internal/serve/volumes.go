@@ -1,0 +1,154 @@
+package serve
+
+import (
+	"context"
+	"slices"
+
+	"holdfast/config"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+type volumes struct {
+	pb.UnimplementedVolumesServer
+	s *Server
+}
+
+func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.ParseVolumeReply, error) {
+	opts := v.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
+	spec, diags := config.ParseVolume(source(req.GetSource()), opts)
+	reply := &pb.ParseVolumeReply{Answer: statusAnswer(v.s.life.Status()), Diagnostics: wire.DiagnosticsProto(diags)}
+	if diags.Err() == nil && spec != nil {
+		reply.Spec = wire.VolumeSpecProto(*spec)
+	}
+	return reply, nil
+}
+
+func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.CreateVolumeReply, error) {
+	spec, err := checked(wire.VolumeSpec(req.GetSpec()))
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	vol, err := once(ctx, v.s, "Volumes.Create", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+		return a.Volumes.Create(ctx, call, spec)
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.CreateVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+}
+
+func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
+	spec, err := checked(wire.VolumeSpec(req.GetSpec()))
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	vol, err := once(ctx, v.s, "Volumes.Register", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+		return a.Volumes.Register(ctx, call, spec)
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.RegisterVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+}
+
+func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
+	_, err := once(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Volumes.Delete(ctx, call, wire.VolumeName(req.GetName()))
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.DeleteVolumeReply{Answer: v.s.orLatest(ctx, nil)}, nil
+}
+
+func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
+	_, err := once(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Volumes.Deregister(ctx, call, wire.VolumeName(req.GetName()))
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.DeregisterVolumeReply{Answer: v.s.orLatest(ctx, nil)}, nil
+}
+
+func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
+	a, err := v.s.now()
+	if err != nil {
+		return nil, err
+	}
+	list, at, err := a.Allocs.Volumes(ctx)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	list = slices.DeleteFunc(list, func(s registry.VolumeStatus) bool {
+		return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
+			req.GetId() != "" && string(s.ID) != req.GetId() || req.GetPlugin() != "" && string(s.Plugin) != req.GetPlugin()
+	})
+	list, next, err := page(list, req.GetPage())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	reply := &pb.ListVolumesReply{Answer: a.answer(at), NextToken: next}
+	for _, vol := range list {
+		reply.Volumes = append(reply.Volumes, wire.VolumeProto(vol))
+	}
+	return reply, nil
+}
+
+// checked is the spec if its ids are ids: a host may send what it did not get from Parse.
+func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
+	if s.Namespace == "" {
+		s.Namespace = registry.DefaultNamespace
+	}
+	if _, err := registry.ParseNamespace(string(s.Namespace)); err != nil {
+		return s, err
+	}
+	if _, err := registry.ParseVolumeID(string(s.ID)); err != nil {
+		return s, err
+	}
+	if _, err := registry.ParsePluginID(string(s.Plugin)); err != nil {
+		return s, err
+	}
+	if s.External != "" {
+		if _, err := registry.ParseExternalID(string(s.External)); err != nil {
+			return s, err
+		}
+	}
+	if len(s.Capabilities) == 0 {
+		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode", s.ID)
+	}
+	if s.Name == "" {
+		s.Name = string(s.ID)
+	}
+	return s, nil
+}
+
+type claims struct {
+	pb.UnimplementedClaimsServer
+	s *Server
+}
+
+func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
+	a, err := c.s.now()
+	if err != nil {
+		return nil, err
+	}
+	list, at, err := a.Allocs.Claims(ctx)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	list = slices.DeleteFunc(list, func(cl registry.Claim) bool {
+		return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) || req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
+	})
+	list, next, err := page(list, req.GetPage())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	reply := &pb.ListClaimsReply{Answer: a.answer(at), NextToken: next}
+	for _, cl := range list {
+		reply.Claims = append(reply.Claims, wire.ClaimProto(cl))
+	}
+	return reply, nil
+}
