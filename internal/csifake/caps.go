@@ -17,7 +17,7 @@ var AllCaps = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAG
 // shortCaps are names that people say.
 var shortCaps = map[string]string{"CREATE_DELETE": "CREATE_DELETE_VOLUME",
 	"PUBLISH_UNPUBLISH": "PUBLISH_UNPUBLISH_VOLUME",
-	"STAGE_UNSTAGE": "STAGE_UNSTAGE_VOLUME", "TOPOLOGY": "VOLUME_ACCESSIBILITY_CONSTRAINTS"}
+	"STAGE_UNSTAGE":     "STAGE_UNSTAGE_VOLUME", "TOPOLOGY": "VOLUME_ACCESSIBILITY_CONSTRAINTS"}
 
 // capEnums are the services that have capabilities, and the numbers of their names.
 var capEnums = map[string]map[string]int32{

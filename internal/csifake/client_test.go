@@ -33,7 +33,7 @@ func dial(t *testing.T, socket string) *client {
 	t.Cleanup(func() { _ = conn.Close() })
 	return &client{t: t, conn: conn, IdentityClient: csi.NewIdentityClient(conn),
 		ControllerClient: csi.NewControllerClient(conn),
-		NodeClient: csi.NewNodeClient(conn)}
+		NodeClient:       csi.NewNodeClient(conn)}
 }
 
 // learn asks for everything that a client has to know.

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -98,7 +97,7 @@ type metadata struct {
 }
 
 func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest,
-	out grpc.ServerStreamingServer[csi.GetMetadataAllocatedResponse],
+	out csi.SnapshotMetadata_GetMetadataAllocatedServer,
 ) error {
 	send := func(context.Context) (proto.Message, error) {
 		x, err := s.snapshot(r.GetSnapshotId())
@@ -114,7 +113,7 @@ func (s metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest,
 }
 
 func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
-	out grpc.ServerStreamingServer[csi.GetMetadataDeltaResponse],
+	out csi.SnapshotMetadata_GetMetadataDeltaServer,
 ) error {
 	send := func(context.Context) (proto.Message, error) {
 		if _, err := s.snapshot(r.GetBaseSnapshotId()); err != nil {

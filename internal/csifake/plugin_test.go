@@ -25,7 +25,7 @@ func TestLifeCycle(t *testing.T) {
 
 	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
 		VolumeCapabilities: []*csi.VolumeCapability{writer()},
-		Secrets: map[string]string{"token": "canary"}})
+		Secrets:            map[string]string{"token": "canary"}})
 	must(t, err)
 	id, context := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
 	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1",
