@@ -1,0 +1,247 @@
+package store
+
+import (
+	"cmp"
+	"encoding/json"
+	"reflect"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// requestLimit is how many answered operations are kept for a replay.
+const requestLimit = 10_000
+
+// batch is one transaction of the writer, shared by the commits in it.
+type batch struct {
+	*transaction
+	view
+	generation registry.Generation
+	eventLimit int
+	now        func() time.Time
+	dirty      bool
+}
+
+// draft is a change made ready to write: nothing in it can fail any more for a reason of the change itself.
+type draft struct {
+	applied registry.Applied
+	puts    []put
+	events  []json.RawMessage
+	grows   bool // it takes on something new, as against driving on or winding down what is there
+}
+
+type put struct {
+	key      registry.Key
+	text     json.RawMessage
+	created  registry.Seq
+	external registry.VolumeKey // of a volume
+}
+
+// draft reads, and writes nothing.
+func (b *batch) draft(c registry.Change) (draft, error) {
+	if err := checkKeys(c); err != nil {
+		return draft{}, err
+	}
+	at := b.seq + 1
+	d := draft{applied: registry.Applied{Index: at, Change: b.dated(c).Stamped(at, b.generation, b.created)}}
+	for _, record := range d.applied.Change.Put {
+		p, isNew, err := b.draftPut(record, at)
+		if err != nil {
+			return d, err
+		}
+		d.puts = append(d.puts, p)
+		d.grows = d.grows || isNew && p.key.Bucket != registry.BucketIntents && p.key.Bucket != registry.BucketRequests
+	}
+	for _, event := range d.applied.Change.Events {
+		text, err := json.Marshal(event)
+		if err != nil {
+			return d, registry.Errorf(registry.ErrInternal, "encode event %s: %w", event, err)
+		}
+		d.events = append(d.events, text)
+	}
+	return d, nil
+}
+
+// dated gives a time to events that have none.
+func (b *batch) dated(c registry.Change) registry.Change {
+	c.Events = slices.Clone(c.Events)
+	for i := range c.Events {
+		if c.Events[i].At.IsZero() {
+			c.Events[i].At = b.now()
+		}
+	}
+	return c
+}
+
+// created is the create index of the record at k, 0 if there is none.
+func (b *batch) created(k registry.Key) registry.Seq {
+	old, _ := one[struct {
+		CreateIndex registry.Seq `json:"create_index"`
+	}](b.view, k)
+	return old.CreateIndex
+}
+
+func (b *batch) draftPut(record registry.Record, at registry.Seq) (p put, isNew bool, err error) {
+	p = put{key: record.Key(), created: cmp.Or(b.created(record.Key()), at)}
+	text, err := json.Marshal(record)
+	if err != nil {
+		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
+	}
+	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))
+	p.text = merge(shapeOf(reflect.TypeOf(record)), was, text)
+	if v, ok := record.(registry.Volume); ok {
+		p.external = v.VolumeKey()
+	}
+	return p, was == nil, nil
+}
+
+// checkKeys refuses what is no record's key.
+func checkKeys(c registry.Change) error {
+	for _, record := range c.Put {
+		if err := checkKey(record.Key()); err != nil {
+			return err
+		}
+	}
+	for _, key := range c.Delete {
+		if err := checkKey(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkKey(k registry.Key) error {
+	for _, known := range registry.Buckets {
+		if k.Bucket == known && k.Path != "" && len(k.Path) <= bolt.MaxKeySize {
+			return nil
+		}
+	}
+	return registry.Errorf(registry.ErrInternal, "no record can have the key %s %.200q", k.Bucket, k.Path)
+}
+
+// write writes a draft: what it puts, then what it deletes, then what it tells. Its errors are bbolt's, and end the whole transaction.
+func (b *batch) write(d draft) error {
+	b.dirty = true
+	for _, p := range d.puts {
+		if err := b.putRecord(p); err != nil {
+			return err
+		}
+	}
+	for _, key := range d.applied.Change.Delete {
+		if err := b.deleteRecord(key); err != nil {
+			return err
+		}
+	}
+	for i, text := range d.events {
+		if err := b.put(bucketEvents, numberKey(d.applied.Index+registry.Seq(i)), text); err != nil {
+			return err
+		}
+	}
+	b.seq = d.applied.Last()
+	return nil
+}
+
+func (b *batch) putRecord(p put) error {
+	path := []byte(p.key.Path)
+	switch p.key.Bucket {
+	case registry.BucketVolumes:
+		if err := b.relistVolume(path, p.external); err != nil {
+			return err
+		}
+	case registry.BucketRequests:
+		if err := b.put(bucketRequestAge, ageKey(p.created, path), listed); err != nil {
+			return err
+		}
+	}
+	return b.put(string(p.key.Bucket), path, p.text)
+}
+
+// listed is the text of an entry in a derived list: its key says all.
+var listed = []byte("{}")
+
+func ageKey(created registry.Seq, path []byte) []byte { return append(numberKey(created), path...) }
+
+func volumeListKey(k registry.VolumeKey, path []byte) []byte {
+	return append([]byte(registry.PathOf(k.Plugin, string(k.External))), path...)
+}
+
+// relistVolume lists the volume at path under its key. A volume that its plugin has not named yet has none.
+func (b *batch) relistVolume(path []byte, k registry.VolumeKey) error {
+	if err := b.unlistVolume(path); err != nil || k.External == "" {
+		return err
+	}
+	return b.put(bucketVolumeKeys, volumeListKey(k, path), listed)
+}
+
+func (b *batch) unlistVolume(path []byte) error {
+	old, found := one[registry.Volume](b.view, registry.Key{Bucket: registry.BucketVolumes, Path: string(path)})
+	if !found || old.External == "" {
+		return nil
+	}
+	return b.delete(bucketVolumeKeys, volumeListKey(old.VolumeKey(), path))
+}
+
+func (b *batch) deleteRecord(key registry.Key) error {
+	path := []byte(key.Path)
+	switch key.Bucket {
+	case registry.BucketVolumes:
+		if err := b.unlistVolume(path); err != nil {
+			return err
+		}
+	case registry.BucketRequests:
+		if old, found := one[registry.Operation](b.view, key); found {
+			if err := b.delete(bucketRequestAge, ageKey(old.CreateIndex, path)); err != nil {
+				return err
+			}
+		}
+	}
+	return b.delete(string(key.Bucket), path)
+}
+
+// finish prunes, and writes the numbers and the tallies.
+func (b *batch) finish() error {
+	if err := b.pruneEvents(); err != nil {
+		return err
+	}
+	if err := b.pruneRequests(); err != nil {
+		return err
+	}
+	if err := b.setMeta(metaSeq, b.seq); err != nil {
+		return err
+	}
+	return b.writeTallies()
+}
+
+func (b *batch) pruneEvents() error {
+	events := bucketOf(b.transaction.tx, bucketEvents)
+	for b.tally(bucketEvents).Records > uint64(b.eventLimit) {
+		key, value := events.Cursor().First()
+		var event struct {
+			Seq registry.Seq `json:"seq"`
+		}
+		must(decode(bucketEvents, key, value, &event))
+		b.floor = event.Seq
+		if err := b.delete(bucketEvents, numberKey(event.Seq)); err != nil {
+			return err
+		}
+	}
+	return b.setMeta(metaFloor, b.floor)
+}
+
+func (b *batch) pruneRequests() error {
+	ages := bucketOf(b.transaction.tx, bucketRequestAge)
+	for b.tally(string(registry.BucketRequests)).Records > requestLimit {
+		key, _ := ages.Cursor().First()
+		if len(key) < len(numberKey(0)) {
+			return registry.Errorf(registry.ErrDamaged, "%s lists fewer than are there", bucketRequestAge)
+		}
+		path := string(key[len(numberKey(0)):])
+		if err := b.deleteRecord(registry.Key{Bucket: registry.BucketRequests, Path: path}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"iter"
+
+	"holdfast/registry"
+)
+
+// Check walks everything and yields what is wrong; commits wait meanwhile. Its rules:
+//
+//	C1  pages, checksums and tallies are whole, and bbolt's own check finds nothing
+//	C2  every record can be decoded and lies at its own key
+//	C3  no index is above the last one, and no record is older than its creation
+//	C4  events rise, lie above the floor, and are no more than the limit
+//	C5  the derived lists name exactly what is there
+//	C6  a ref has its claim: the ref is made under it and goes first
+//	C7  a claim has its volume
+func (s *Store) Check() iter.Seq[error] {
+	return func(yield func(error) bool) {
+		for _, err := range s.check() {
+			if !yield(err) {
+				return
+			}
+		}
+	}
+}
+
+func (s *Store) check() []error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	p, err := s.readers.acquire()
+	if err != nil {
+		return []error{err}
+	}
+	defer s.readers.release(p)
+	info, err := s.file.Stat()
+	if err != nil {
+		return []error{registry.Errorf(registry.ErrUnavailable, "state file: %w", err)}
+	}
+	if _, err := verify(s.file, info.Size()); err != nil {
+		return []error{registry.Errorf(registry.ErrDamaged, "%w", err)}
+	}
+	c := &checker{view: view{p.tx, p.head}, limit: s.options.EventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{}}
+	if err := s.read(c.all); err != nil {
+		c.report("%w", err)
+	}
+	return c.errs
+}
+
+type checker struct {
+	view
+	limit   int
+	errs    []error
+	volumes map[registry.VolumeKey]bool
+	claims  map[string]bool // by path
+	lists   map[string]int  // entries that the derived lists should have
+}
+
+func (c *checker) report(format string, args ...any) {
+	c.errs = append(c.errs, registry.Errorf(registry.ErrDamaged, format, args...))
+}
+
+func (c *checker) all() error {
+	for err := range c.tx.Check() {
+		c.report("bbolt: %w", err)
+	}
+	c.lists = map[string]int{bucketVolumeKeys: 0, bucketRequestAge: 0}
+	walk(c, registry.BucketInstances, func(registry.Instance) {})
+	walk(c, registry.BucketTasks, func(registry.Task) {})
+	walk(c, registry.BucketAllocs, func(registry.Alloc) {})
+	walk(c, registry.BucketVolumes, c.volume)
+	walk(c, registry.BucketClaims, c.claim)
+	walk(c, registry.BucketPlacements, func(registry.Placement) {})
+	walk(c, registry.BucketRefs, c.ref)
+	walk(c, registry.BucketIntents, func(registry.Intent) {})
+	walk(c, registry.BucketRequests, c.request)
+	for bucket, want := range c.lists {
+		if got := bucketOf(c.tx, bucket).Stats().KeyN; got != want {
+			c.report("%s has %d entries instead of %d", bucket, got, want)
+		}
+	}
+	return c.events()
+}
+
+// walk holds each record of a bucket to C2 and C3, then to the rules of its kind.
+func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
+	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
+		var record T
+		if err := decode(string(bucket), key, value, &record); err != nil {
+			c.report("%w", err)
+			return nil
+		}
+		if want := (registry.Key{Bucket: bucket, Path: string(key)}); record.Key() != want {
+			c.report("%s %q lies at %q", bucket, record.Key().Path, key)
+		}
+		c.indexes(bucket, key, value)
+		also(record)
+		return nil
+	})
+}
+
+func (c *checker) indexes(bucket registry.Bucket, key, value []byte) {
+	var at struct {
+		Create registry.Seq  `json:"create_index"`
+		Modify *registry.Seq `json:"modify_index"`
+	}
+	if err := json.Unmarshal(value[sumSize:], &at); err != nil {
+		c.report("%s %q: %w", bucket, key, err)
+		return
+	}
+	last := at.Create
+	if at.Modify != nil {
+		last = *at.Modify
+	}
+	if at.Create == 0 || last < at.Create || last > c.seq {
+		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, at.Create, last, c.seq)
+	}
+}
+
+func (c *checker) volume(v registry.Volume) {
+	if v.External == "" {
+		return
+	}
+	c.volumes[v.VolumeKey()] = true
+	c.listed(bucketVolumeKeys, volumeListKey(v.VolumeKey(), []byte(v.Key().Path)))
+}
+
+func (c *checker) request(o registry.Operation) {
+	c.listed(bucketRequestAge, ageKey(o.CreateIndex, []byte(o.Key().Path)))
+}
+
+func (c *checker) listed(bucket string, key []byte) {
+	c.lists[bucket]++
+	if bucketOf(c.tx, bucket).Get(key) == nil {
+		c.report("%s does not list %q", bucket, key)
+	}
+}
+
+func (c *checker) claim(claim registry.Claim) {
+	c.claims[claim.Key().Path] = true
+	if !c.volumes[claim.Volume] {
+		c.report("claim %s: there is no such volume", claim.ClaimKey())
+	}
+}
+
+func (c *checker) ref(r registry.Ref) {
+	if !c.claims[r.ClaimKey().ClaimRecord().Path] {
+		c.report("ref %s: there is no such claim", r.ClaimKey())
+	}
+}
+
+func (c *checker) events() error {
+	count, last := 0, c.floor
+	err := bucketOf(c.tx, bucketEvents).ForEach(func(key, value []byte) error {
+		var event registry.Event
+		if err := decode(bucketEvents, key, value, &event); err != nil {
+			return err
+		}
+		if string(numberKey(event.Seq)) != string(key) {
+			c.report("event %d lies at %x", event.Seq, key)
+		}
+		if event.Seq <= last || event.Seq > c.seq {
+			c.report("event %d follows %d, and the last index is %d", event.Seq, last, c.seq)
+		}
+		count, last = count+1, event.Seq
+		return nil
+	})
+	if count > c.limit {
+		c.report("%d events are kept, and the limit is %d", count, c.limit)
+	}
+	if err != nil {
+		return fmt.Errorf("events: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+const (
+	dirMode  = 0o700
+	fileMode = 0o600
+
+	// lockRetry is how long a wait for the lock sleeps between two attempts: flock(2) has no deadline of its own.
+	lockRetry = 2 * time.Millisecond
+
+	// mapSize is address space, not memory. The file stays below it, so that bbolt never has to map it anew: for that it would
+	// wait for all readers to end.
+	mapSize = 1 << 30
+	// growStep is how much bbolt extends the file by, where we have not done so already.
+	growStep = 1 << 20
+)
+
+// ensureDir makes the state directory if there is none, and refuses one that others can look into.
+func ensureDir(dir string) error {
+	if err := os.MkdirAll(dir, dirMode); err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)
+	}
+	return checkOwner(dir, info, 0o077, fmt.Sprintf("chmod %o", dirMode))
+}
+
+// checkOwner refuses what is not ours, or has one of the forbidden permissions.
+func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy string) error {
+	stat := info.Sys().(*syscall.Stat_t)
+	if int(stat.Uid) != os.Geteuid() {
+		return registry.Errorf(registry.ErrDenied, "%s belongs to uid %d, and the shim runs as uid %d", path, stat.Uid, os.Geteuid())
+	}
+	if info.Mode().Perm()&forbidden != 0 {
+		return registry.Errorf(registry.ErrDenied, "%s has mode %#o, so that others may use it; see who did, then %s %s",
+			path, info.Mode().Perm(), remedy, path)
+	}
+	return nil
+}
+
+// openFile opens the file for reading and writing without following links and without waiting at a FIFO, and refuses all that
+// we did not make ourselves.
+func openFile(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return nil, registry.Errorf(registry.ErrDenied, "%s is a symbolic link; the state file must be a file of its own", path)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, registry.Errorf(registry.ErrDenied, "state file: %w", err)
+	case errors.Is(err, unix.EROFS):
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system: %w", path, err)
+	case errors.Is(err, unix.EISDIR):
+		return nil, registry.Errorf(registry.ErrDenied, "%s is a directory", path)
+	case err != nil:
+		return nil, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+	}
+	if err := checkFile(path, file); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+func checkFile(path string, file *os.File) error {
+	info, err := file.Stat()
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return registry.Errorf(registry.ErrDenied, "%s is not a regular file (%s)", path, info.Mode().Type())
+	}
+	if links := info.Sys().(*syscall.Stat_t).Nlink; links != 1 {
+		return registry.Errorf(registry.ErrDenied, "%s has %d hard links; the state file must have one name only", path, links)
+	}
+	return checkOwner(path, info, 0o177, fmt.Sprintf("chmod %o", fileMode))
+}
+
+// lock waits for the file's lock until ctx ends. bbolt is handed this very descriptor and so finds it locked.
+func lock(ctx context.Context, path string, file *os.File) error {
+	for {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return registry.Errorf(registry.ErrUnavailable, "lock %s: %w", path, err)
+		}
+		select {
+		case <-ctx.Done():
+			return registry.Errorf(registry.ErrConflict, "%s is locked by %s: %w", path, lockHolder(file), context.Cause(ctx))
+		case <-time.After(lockRetry):
+		}
+	}
+}
+
+// lockHolder names the process that holds the lock, as far as the kernel tells.
+func lockHolder(file *os.File) string {
+	info, err := file.Stat()
+	if err != nil {
+		return "another process"
+	}
+	table, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return "another process"
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev), stat.Ino)
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 4711 fe:00:12345 0 EOF
+		if len(f) >= 6 && f[1] == "FLOCK" && f[5] == inode {
+			return processName(f[4])
+		}
+	}
+	return "another process"
+}
+
+func processName(pid string) string {
+	if pid == fmt.Sprint(os.Getpid()) {
+		return "this process itself (pid " + pid + ")"
+	}
+	name, err := os.ReadFile("/proc/" + pid + "/comm")
+	if err != nil {
+		return "process " + pid
+	}
+	return fmt.Sprintf("process %s (%s)", pid, strings.TrimSpace(string(name)))
+}
+
+// sameFile says whether path still names the open file.
+func sameFile(path string, file *os.File) (bool, error) {
+	named, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	opened, err := file.Stat()
+	return err == nil && os.SameFile(named, opened), err
+}
+
+// openLocked opens and locks the file at path, which is created if it is not there.
+func openLocked(ctx context.Context, path string, s schema) (*os.File, error) {
+	for {
+		file, err := openFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			if err := create(ctx, path, s); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := lock(ctx, path, file); err != nil {
+			_ = file.Close()
+			return nil, err
+		}
+		same, err := sameFile(path, file)
+		if same {
+			return file, nil
+		}
+		_ = file.Close()
+		if err != nil {
+			return nil, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+		}
+	}
+}
+
+// create puts a complete empty file at path, unless there is one by now. A crash at any point leaves no file or a whole one. The
+// directory's lock keeps two that start at once from replacing each other's.
+func create(ctx context.Context, path string, s schema) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)
+	}
+	defer dir.Close()
+	if err := lock(ctx, dir.Name(), dir); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	temp := path + ".new"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return registry.Errorf(registry.ErrUnavailable, "remove what an interrupted start has left: %w", err)
+	}
+	if err := writeEmpty(temp, s); err != nil {
+		return refused("create "+temp, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+	}
+	if err := dir.Sync(); err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "sync state directory: %w", err)
+	}
+	return nil
+}
+
+// refused tells a full disk from other reasons why nothing could be created.
+func refused(what string, err error) error {
+	if outOfSpace(err) {
+		return registry.Errorf(registry.ErrExhausted, "%s: %w; make room there", what, err)
+	}
+	return registry.Errorf(registry.ErrUnavailable, "%s: %w", what, err)
+}
+
+func writeEmpty(temp string, s schema) error {
+	opened := func(name string, flag int, mode os.FileMode) (*os.File, error) {
+		return os.OpenFile(name, flag|os.O_EXCL|unix.O_NOFOLLOW, mode)
+	}
+	db, err := bolt.Open(temp, fileMode, &bolt.Options{OpenFile: opened, FreelistType: bolt.FreelistMapType, NoStatistics: true})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bolt.Tx) error { return s.lay(newTransaction(tx)) })
+	if closed := db.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return syncFile(temp)
+}
+
+func syncFile(path string) error {
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	err = file.Sync()
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// openBolt lets bbolt have the file that was verified. It panics on what the walker should have found.
+func openBolt(path string, file *os.File) (db *bolt.DB, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			db, err = nil, registry.Errorf(registry.ErrDamaged, "open %s: %v", path, r)
+		}
+	}()
+	db, err = bolt.Open(path, fileMode, &bolt.Options{
+		OpenFile:        func(string, int, os.FileMode) (*os.File, error) { return file, nil },
+		FreelistType:    bolt.FreelistMapType,
+		InitialMmapSize: mapSize,
+		MaxSize:         mapSize - 1,
+		NoStatistics:    true,
+	})
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)
+	}
+	db.AllocSize = growStep
+	return db, nil
+}

@@ -1,0 +1,118 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"holdfast/registry"
+)
+
+// Oldest and Newest bound the schema numbers that this build opens. It writes Newest.
+const (
+	Oldest = 1
+	Newest = 1
+)
+
+const application = "holdfast"
+
+const (
+	bucketMeta   = "meta"
+	bucketEvents = "events"
+	// The two lists below are derived from records and written with them.
+	bucketVolumeKeys = "volumes_by_key"    // plugin, external id, namespace, id: finds a volume by its key
+	bucketRequestAge = "requests_by_index" // create index, path: finds the oldest
+)
+
+const (
+	metaApplication = "application"
+	metaSchema      = "schema"
+	metaGeneration  = "generation"
+	metaBoot        = "boot"
+	metaSeq         = "seq"
+	metaFloor       = "floor"
+	metaTally       = "tally:"
+)
+
+// buckets are those that carry a tally.
+func buckets() []string {
+	names := []string{bucketEvents, bucketVolumeKeys, bucketRequestAge}
+	for _, b := range registry.Buckets {
+		names = append(names, string(b))
+	}
+	return names
+}
+
+// window is the schema entry of a file. A build of an older schema may open the file if it is not older than Readable, so that
+// a swap can be undone; it then takes Number down to its own, and the newer build migrates again.
+type window struct {
+	Number   int `json:"number"`
+	Readable int `json:"readable"`
+}
+
+// migration brings a file from one schema number to the next. It has to be one that can run again over its own result.
+type migration struct {
+	name string
+	run  func(*transaction) error
+}
+
+// schema is what a build can open: migrations[i] leads from oldest+i to oldest+i+1.
+type schema struct {
+	oldest, newest int
+	readable       int // the oldest build that can read what newest writes
+	migrations     []migration
+}
+
+var released = schema{oldest: Oldest, newest: Newest, readable: Oldest}
+
+// accepts refuses what this build cannot read, before anything is written.
+func (s schema) accepts(path string, w window) error {
+	switch {
+	case w.Readable > s.newest:
+		return registry.Errorf(registry.ErrUnsupported,
+			"%s has schema %d, and only shims of schema %d or newer can read it; this shim knows %d to %d: use a newer shim",
+			path, w.Number, w.Readable, s.oldest, s.newest)
+	case w.Number < s.oldest:
+		return registry.Errorf(registry.ErrUnsupported,
+			"%s has schema %d; this shim knows %d to %d: open it once with a shim that knows both", path, w.Number, s.oldest, s.newest)
+	}
+	return nil
+}
+
+// settled says whether a file of this window needs no migration.
+func (s schema) settled(w window) bool { return w.Number == s.newest }
+
+// migrate brings the file to the newest schema, within the transaction.
+func (s schema) migrate(t *transaction, w window) error {
+	for number := w.Number; number < s.newest; number++ {
+		m := s.migrations[number-s.oldest]
+		if err := m.run(t); err != nil {
+			return fmt.Errorf("migrate to schema %d (%s): %w", number+1, m.name, err)
+		}
+	}
+	if w.Number == s.newest {
+		return nil
+	}
+	return t.setMeta(metaSchema, window{s.newest, s.readable})
+}
+
+// lay makes an empty file's buckets and entries.
+func (s schema) lay(t *transaction) error {
+	if _, err := t.tx.CreateBucketIfNotExists([]byte(bucketMeta)); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(slices.Values(buckets())) {
+		if err := t.create(name); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		t.setMeta(metaApplication, application),
+		t.setMeta(metaSchema, window{s.newest, s.readable}),
+		t.setMeta(metaGeneration, registry.Generation(0)),
+		t.setMeta(metaBoot, ""),
+		t.setMeta(metaSeq, registry.Seq(0)),
+		t.setMeta(metaFloor, registry.Seq(0)),
+		t.writeTallies(),
+	)
+}

@@ -1,0 +1,222 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// Options of Open.
+type Options struct {
+	Path string // of the file; its directory is the state directory
+	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
+	// Open writes nothing; a lower one is fenced.
+	Generation registry.Generation
+	Boot       string // boot id, /proc/sys/kernel/random/boot_id
+	Now        func() time.Time
+	// Applied is told each change once it is on disk, in commit order, before its Commit returns. It must not block: nothing
+	// else is committed meanwhile. It must not call Commit.
+	Applied    func(registry.Applied)
+	EventLimit int // events kept; 0: registry.MaxEvents
+	Logger     hclog.Logger
+
+	schema *schema
+}
+
+func (o Options) withDefaults() Options {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Applied == nil {
+		o.Applied = func(registry.Applied) {}
+	}
+	if o.EventLimit <= 0 {
+		o.EventLimit = registry.MaxEvents
+	}
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	if o.schema == nil {
+		o.schema = &released
+	}
+	return o
+}
+
+// Store is the open file. It holds the file's lock until Close.
+type Store struct {
+	options    Options
+	path       string
+	file       *os.File // bbolt's own; closed by it
+	db         *bolt.DB
+	generation registry.Generation
+	boot       string // that the file had before
+	queue      *queue
+	readers    readers
+	writing    sync.Mutex // held while a batch is written, and by who must not be written under
+	reserved   int64      // bytes from the file's start that have been allocated; of the writer
+
+	stop    sync.Once
+	stopped chan struct{} // closed when nothing may be written any more
+	reason  error         // why; set before stopped is closed
+}
+
+var _ registry.Log = (*Store)(nil)
+
+// Open verifies the file and opens it, waiting for its lock until ctx ends. A file that is not there is created; one that is
+// damaged is an ErrDamaged and stays as it is. Migrations and the new generation are one transaction. Open starts nothing: commits wait
+// for Run.
+func Open(ctx context.Context, options Options) (*Store, error) {
+	options = options.withDefaults()
+	path, err := filepath.Abs(options.Path)
+	if err != nil {
+		return nil, registry.Invalid("state file %q: %v", options.Path, err)
+	}
+	if err := ensureDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	file, err := openLocked(ctx, path, *options.schema)
+	if err != nil {
+		return nil, err
+	}
+	found, err := inspect(path, file, options)
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	db, err := openBolt(path, file)
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	s := &Store{options: options, path: path, file: file, db: db, boot: found.boot, queue: newQueue(), stopped: make(chan struct{})}
+	if err := s.takeOver(found); err != nil {
+		_ = db.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// inspect verifies the file, and refuses what must not be opened for writing.
+func inspect(path string, file *os.File, options Options) (state, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return state{}, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+	}
+	found, err := verify(file, info.Size())
+	if err != nil {
+		return state{}, quarantine(path, file, options.Now(), err)
+	}
+	st, err := found.state()
+	if err != nil {
+		return state{}, quarantine(path, file, options.Now(), err)
+	}
+	if err := options.schema.accepts(path, st.window); err != nil {
+		return state{}, err
+	}
+	if options.Generation != 0 && options.Generation < st.generation {
+		return state{}, registry.Errorf(registry.ErrFenced, "generation %d may not open %s: generation %d owns it",
+			options.Generation, path, st.generation)
+	}
+	return st, nil
+}
+
+// takeOver migrates, raises the generation and notes the boot, in one transaction, or in none if nothing of that is due.
+func (s *Store) takeOver(found state) (err error) {
+	defer caught(&err)
+	s.generation = s.options.Generation
+	if s.generation == 0 {
+		s.generation = found.generation + 1
+	}
+	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
+		err := s.db.Update(func(tx *bolt.Tx) error { return s.raise(newTransaction(tx), found) })
+		if err != nil {
+			return refused("take over "+s.path, err)
+		}
+	}
+	return s.readers.publish(s.db)
+}
+
+func (s *Store) raise(t *transaction, found state) error {
+	if err := s.options.schema.migrate(t, found.window); err != nil {
+		return err
+	}
+	return errors.Join(
+		t.setMeta(metaGeneration, s.generation),
+		t.setMeta(metaBoot, s.options.Boot),
+		t.writeTallies(),
+	)
+}
+
+// Generation is the one that this store writes under.
+func (s *Store) Generation() registry.Generation { return s.generation }
+
+// PreviousBoot is the boot id that the file had when it was opened; empty: it is new.
+func (s *Store) PreviousBoot() string { return s.boot }
+
+// Index is that of the last change that is on disk.
+func (s *Store) Index() registry.Seq { return s.readers.index() }
+
+// View runs read against what the last commit left. Views wait for nothing, and may take as long as they like, but a long one
+// makes the file grow.
+func (s *Store) View(ctx context.Context, read func(registry.View) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	p, err := s.readers.acquire()
+	if err != nil {
+		return err
+	}
+	defer s.readers.release(p)
+	err = s.read(func() error { return read(view{p.tx, p.head}) })
+	if errors.Is(err, errBroken) {
+		s.fail(err)
+	}
+	return err
+}
+
+// Snapshot writes a copy of the whole file as the last commit left it, and returns its index. Commits go on meanwhile.
+func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error) {
+	p, err := s.readers.acquire()
+	if err != nil {
+		return 0, err
+	}
+	defer s.readers.release(p)
+	if _, err := p.tx.WriteTo(&cancelled{ctx, w}); err != nil {
+		return 0, registry.Errorf(registry.ErrUnavailable, "snapshot of %s: %w", s.path, err)
+	}
+	return p.seq, nil
+}
+
+// cancelled is a writer that fails when its context has ended.
+type cancelled struct {
+	ctx context.Context
+	io.Writer
+}
+
+func (c *cancelled) Write(b []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.Writer.Write(b)
+}
+
+// Close waits for the batch and the views that are under way, and gives up the lock. Commits that wait are refused.
+func (s *Store) Close() error {
+	s.halt(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.readers.close()
+	if err := s.db.Close(); err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "close %s: %w", s.path, err)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"holdfast/registry"
+)
+
+// statePath is a state file to be, in a directory that the store accepts.
+func statePath(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "shim.db")
+}
+
+// running is a store whose Run is going, until stop.
+type running struct {
+	*Store
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func start(t testing.TB, options Options) *running {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s, err := Open(ctx, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return run(t, s)
+}
+
+func run(t testing.TB, s *Store) *running {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	r := &running{s, cancel, make(chan error, 1)}
+	go func() { r.ended <- s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); _ = s.Close() })
+	return r
+}
+
+// stop checks the store, ends Run and closes the file.
+func (r *running) stop(t testing.TB) {
+	t.Helper()
+	for err := range r.Check() {
+		t.Errorf("check: %v", err)
+	}
+	r.cancel()
+	<-r.ended
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (r *running) must(t testing.TB, c registry.Change) registry.Seq {
+	t.Helper()
+	at, err := r.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+func alloc(id string) registry.Alloc {
+	return registry.Alloc{ID: registry.AllocID(id), Namespace: "default", State: registry.AllocPreparing}
+}
+
+func puts(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
+
+func TestWhatIsCommittedComesBack(t *testing.T) {
+	path := statePath(t)
+	s := start(t, Options{Path: path})
+	for i := range 500 {
+		s.must(t, registry.Change{
+			Put:    []registry.Record{alloc(fmt.Sprint("a", i))},
+			Events: []registry.Event{{Kind: registry.EventClaimed, Alloc: registry.AllocID(fmt.Sprint("a", i))}},
+		})
+	}
+	s.stop(t)
+	s = start(t, Options{Path: path})
+	defer s.stop(t)
+	err := s.View(t.Context(), func(v registry.View) error {
+		if got := len(v.Allocs()); got != 500 {
+			t.Errorf("%d allocs came back", got)
+		}
+		events, floor := v.Events(0, 1000)
+		if len(events) != 500 || floor != 0 || v.Index() != 500 {
+			t.Errorf("%d events, floor %d, index %d", len(events), floor, v.Index())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if s.Generation() != 2 {
+		t.Errorf("generation %d", s.Generation())
+	}
+}

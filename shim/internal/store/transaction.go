@@ -1,0 +1,140 @@
+package store
+
+import (
+	"encoding/json"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// damage is what decoding panics with inside a transaction; Commit and View recover from it at their edge.
+type damage struct{ err error }
+
+// must turns an error of reading into damage.
+func must(err error) {
+	if err != nil {
+		panic(damage{err})
+	}
+}
+
+// transaction is a bbolt transaction whose values are sealed and whose tallies are kept.
+type transaction struct {
+	tx      *bolt.Tx
+	tallies map[string]*tally // of the buckets that were written
+}
+
+func newTransaction(tx *bolt.Tx) *transaction { return &transaction{tx, map[string]*tally{}} }
+
+func bucketOf(tx *bolt.Tx, name string) *bolt.Bucket {
+	b := tx.Bucket([]byte(name))
+	if b == nil {
+		panic(damage{registry.Errorf(registry.ErrDamaged, "bucket %s is missing", name)})
+	}
+	return b
+}
+
+// get is the text of a record, valid within the transaction; nil: there is none.
+func get(tx *bolt.Tx, bucket string, key []byte) []byte {
+	value := bucketOf(tx, bucket).Get(key)
+	if value == nil {
+		return nil
+	}
+	text, err := unseal(bucket, key, value)
+	must(err)
+	return text
+}
+
+func (t *transaction) put(bucket string, key, text []byte) error {
+	b, sum := bucketOf(t.tx, bucket), t.tally(bucket)
+	if old := b.Get(key); old != nil {
+		sum.remove(old)
+	}
+	value := seal(bucket, key, text)
+	sum.add(value)
+	return b.Put(key, value)
+}
+
+func (t *transaction) delete(bucket string, key []byte) error {
+	b := bucketOf(t.tx, bucket)
+	old := b.Get(key)
+	if old == nil {
+		return nil
+	}
+	t.tally(bucket).remove(old)
+	return b.Delete(key)
+}
+
+// create makes a bucket if it is not there.
+func (t *transaction) create(bucket string) error {
+	if t.tx.Bucket([]byte(bucket)) != nil {
+		return nil
+	}
+	if _, err := t.tx.CreateBucket([]byte(bucket)); err != nil {
+		return err
+	}
+	t.tallies[bucket] = &tally{}
+	return nil
+}
+
+func (t *transaction) tally(bucket string) *tally {
+	sum := t.tallies[bucket]
+	if sum == nil {
+		sum = &tally{}
+		getMeta(t.tx, metaTally+bucket, sum)
+		t.tallies[bucket] = sum
+	}
+	return sum
+}
+
+// writeTallies has to come last.
+func (t *transaction) writeTallies() error {
+	for bucket, sum := range t.tallies {
+		if err := t.setMeta(metaTally+bucket, sum); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getMeta reads an entry that every file has.
+func getMeta(tx *bolt.Tx, name string, into any) {
+	value := bucketOf(tx, bucketMeta).Get([]byte(name))
+	if value == nil {
+		panic(damage{registry.Errorf(registry.ErrDamaged, "meta entry %s is missing", name)})
+	}
+	must(decode(bucketMeta, []byte(name), value, into))
+}
+
+func (t *transaction) setMeta(name string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return bucketOf(t.tx, bucketMeta).Put([]byte(name), seal(bucketMeta, []byte(name), text))
+}
+
+// rewrite replaces each record of a bucket by what change makes of it: for migrations.
+func (t *transaction) rewrite(bucket string, change func(fields map[string]json.RawMessage) error) error {
+	texts := map[string]json.RawMessage{}
+	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
+		var fields map[string]json.RawMessage
+		if err := decode(bucket, key, value, &fields); err != nil {
+			return err
+		}
+		if err := change(fields); err != nil {
+			return err
+		}
+		texts[string(key)] = encode(fields)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for key, text := range texts {
+		if err := t.put(bucket, []byte(key), text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

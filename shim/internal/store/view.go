@@ -1,0 +1,183 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"slices"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// head is what a transaction knows without reading: the last number used, and up to where events are pruned.
+type head struct{ seq, floor registry.Seq }
+
+func readHead(tx *bolt.Tx) *head {
+	var h head
+	getMeta(tx, metaSeq, &h.seq)
+	getMeta(tx, metaFloor, &h.floor)
+	return &h
+}
+
+// view reads one transaction. What it cannot decode ends the transaction: see damage.
+type view struct {
+	tx *bolt.Tx
+	*head
+}
+
+var _ registry.View = view{}
+
+func one[T any](v view, k registry.Key) (record T, found bool) {
+	text := get(v.tx, string(k.Bucket), []byte(k.Path))
+	if text == nil {
+		return record, false
+	}
+	decodeText(k, text, &record)
+	return record, true
+}
+
+func decodeText(k registry.Key, text []byte, into any) {
+	if err := json.Unmarshal(text, into); err != nil {
+		panic(damage{registry.Errorf(registry.ErrDamaged, "record %s %q cannot be decoded: %w", k.Bucket, k.Path, err)})
+	}
+}
+
+// list is all records whose path begins with prefix and passes, in key order.
+func list[T any](v view, bucket registry.Bucket, prefix string, pass func(path []byte) bool) (records []T) {
+	cursor := bucketOf(v.tx, string(bucket)).Cursor()
+	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
+		if pass != nil && !pass(key) {
+			continue
+		}
+		text, err := unseal(string(bucket), key, value)
+		must(err)
+		var record T
+		decodeText(registry.Key{Bucket: bucket, Path: string(key)}, text, &record)
+		records = append(records, record)
+	}
+	return records
+}
+
+// part is the n-th id of a path; nil: it has fewer.
+func part(path []byte, n int) []byte {
+	for len(path) >= 2 {
+		end := 2 + int(path[0])<<8 + int(path[1])
+		if end > len(path) {
+			return nil
+		}
+		if n == 0 {
+			return path[2:end]
+		}
+		path, n = path[end:], n-1
+	}
+	return nil
+}
+
+// ofAlloc passes paths of claims and refs, whose third id is the alloc's.
+func ofAlloc(id registry.AllocID) func([]byte) bool {
+	return func(path []byte) bool { return string(part(path, 2)) == string(id) }
+}
+
+func (v view) Index() registry.Seq { return v.seq }
+
+func (v view) Instance(k registry.InstanceKey) (registry.Instance, bool) {
+	return one[registry.Instance](v, k.Key())
+}
+
+func (v view) Instances(role registry.Role, plugin registry.PluginID) []registry.Instance {
+	found := list[registry.Instance](v, registry.BucketInstances, registry.PathOf(role, string(plugin)), nil)
+	slices.SortFunc(found, registry.CompareRank)
+	return found
+}
+
+func (v view) AllInstances() []registry.Instance {
+	all := list[registry.Instance](v, registry.BucketInstances, "", nil)
+	slices.SortFunc(all, func(a, b registry.Instance) int {
+		return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), registry.CompareRank(a, b))
+	})
+	return all
+}
+
+func (v view) Task(k registry.TaskKey) (registry.Task, bool) { return one[registry.Task](v, k.Key()) }
+func (v view) Tasks() []registry.Task                        { return list[registry.Task](v, registry.BucketTasks, "", nil) }
+
+func (v view) Alloc(id registry.AllocID) (registry.Alloc, bool) {
+	return one[registry.Alloc](v, registry.AllocRecord(id))
+}
+func (v view) Allocs() []registry.Alloc {
+	return list[registry.Alloc](v, registry.BucketAllocs, "", nil)
+}
+
+func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
+	return one[registry.Volume](v, n.Key())
+}
+
+// VolumeByKey is the first by name, should two names be given to one volume.
+func (v view) VolumeByKey(k registry.VolumeKey) (volume registry.Volume, found bool) {
+	prefix := []byte(registry.PathOf(k.Plugin, string(k.External)))
+	key, _ := bucketOf(v.tx, bucketVolumeKeys).Cursor().Seek(prefix)
+	if k.External == "" || !bytes.HasPrefix(key, prefix) || key == nil {
+		return volume, false
+	}
+	volume, found = one[registry.Volume](v, registry.Key{Bucket: registry.BucketVolumes, Path: string(key[len(prefix):])})
+	if !found {
+		panic(damage{registry.Errorf(registry.ErrDamaged, "%s lists a volume that is not there: %q", bucketVolumeKeys, key)})
+	}
+	return volume, true
+}
+
+func (v view) Volumes() []registry.Volume {
+	return list[registry.Volume](v, registry.BucketVolumes, "", nil)
+}
+
+func (v view) Claims(k registry.VolumeKey) []registry.Claim {
+	return list[registry.Claim](v, registry.BucketClaims, registry.PathOf(k.Plugin, string(k.External)), nil)
+}
+func (v view) ClaimsOf(id registry.AllocID) []registry.Claim {
+	return list[registry.Claim](v, registry.BucketClaims, "", ofAlloc(id))
+}
+func (v view) AllClaims() []registry.Claim {
+	return list[registry.Claim](v, registry.BucketClaims, "", nil)
+}
+
+func (v view) Placement(k registry.VolumeKey) (registry.Placement, bool) {
+	return one[registry.Placement](v, k.PlacementRecord())
+}
+func (v view) Placements() []registry.Placement {
+	return list[registry.Placement](v, registry.BucketPlacements, "", nil)
+}
+
+func (v view) Refs(k registry.VolumeKey) []registry.Ref {
+	return list[registry.Ref](v, registry.BucketRefs, registry.PathOf(k.Plugin, string(k.External)), nil)
+}
+func (v view) RefsOf(id registry.AllocID) []registry.Ref {
+	return list[registry.Ref](v, registry.BucketRefs, "", ofAlloc(id))
+}
+func (v view) AllRefs() []registry.Ref { return list[registry.Ref](v, registry.BucketRefs, "", nil) }
+
+func (v view) Intent(k registry.VolumeKey) (registry.Intent, bool) {
+	return one[registry.Intent](v, k.IntentRecord())
+}
+func (v view) Intents() []registry.Intent {
+	return list[registry.Intent](v, registry.BucketIntents, "", nil)
+}
+
+func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {
+	return one[registry.Operation](v, registry.OperationRecord(id))
+}
+
+func (v view) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	var events []registry.Event
+	if after+1 == 0 {
+		return nil, v.floor
+	}
+	cursor := bucketOf(v.tx, bucketEvents).Cursor()
+	for key, value := cursor.Seek(numberKey(after + 1)); key != nil && len(events) < limit; key, value = cursor.Next() {
+		var event registry.Event
+		must(decode(bucketEvents, key, value, &event))
+		events = append(events, event)
+	}
+	return events, v.floor
+}
