@@ -45,7 +45,7 @@ func rerun(t *testing.T, life *os.File, env ...string) (stdout, stderr string, c
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}, env...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir(), "GORACE=atexit_sleep_ms=0"}, env...)
 	if life != nil {
 		cmd.Env = append(cmd.Env, LifeFD+"=3", CookieKey+"="+CookieValue, "PLUGIN_PROTOCOL_VERSIONS=1")
 		cmd.ExtraFiles = []*os.File{life}

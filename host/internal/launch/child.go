@@ -91,10 +91,11 @@ func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, er
 func explainExec(binary *os.File, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOEXEC):
-		return registry.Errorf(registry.ErrUnsupported, "the shim cannot run here: it is %s, this machine runs %s/%s; use the binary "+
-			"for this machine", fileKind(binary), runtime.GOOS, runtime.GOARCH)
+		return registry.Errorf(registry.ErrUnsupported, "the shim cannot run here: it is %s, this machine runs %s/%s; "+
+			"use the binary for this machine", fileKind(binary), runtime.GOOS, runtime.GOARCH)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return registry.Errorf(registry.ErrDenied, "the shim must not be executed (%w): is its store on a file system mounted noexec?", err)
+		return registry.Errorf(registry.ErrDenied, "the shim must not be executed (%w): is its store on a file system "+
+			"mounted noexec?", err)
 	case errors.Is(err, unix.ENOENT):
 		return registry.Errorf(registry.ErrUnsupported, "the shim's interpreter or dynamic loader is missing (%w): build it with "+
 			"CGO_ENABLED=0", err)
@@ -206,7 +207,8 @@ func (c *child) killAndWait(ctx context.Context) error {
 	case <-c.done: // both at once
 		return nil
 	default:
-		return registry.Errorf(registry.ErrUnavailable, "shim %d has not died of SIGKILL yet (%s): %w", c.pid, procState(c.pid), context.Cause(ctx))
+		return registry.Errorf(registry.ErrUnavailable, "shim %d has not died of SIGKILL yet (%s): %w",
+			c.pid, procState(c.pid), context.Cause(ctx))
 	}
 }
 

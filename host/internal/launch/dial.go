@@ -23,7 +23,9 @@ func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(
 			grpc.MaxCallRecvMsgSize(bootstrap.MaxMessage), grpc.MaxCallSendMsgSize(bootstrap.MaxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
+			},
 			MinConnectTimeout: timeout,
 		}),
 	}
@@ -58,7 +60,8 @@ func checkPeer(conn *net.UnixConn, pid int) error {
 		return os.NewSyscallError("SO_PEERCRED", credErr)
 	}
 	if int(cred.Pid) != pid {
-		return registry.Errorf(registry.ErrDenied, "process %d (uid %d) listens at the shim's socket, not the shim (%d)", cred.Pid, cred.Uid, pid)
+		return registry.Errorf(registry.ErrDenied, "process %d (uid %d) listens at the shim's socket, not the shim (%d)",
+			cred.Pid, cred.Uid, pid)
 	}
 	return nil
 }

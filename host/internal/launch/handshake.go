@@ -91,8 +91,8 @@ type handshake struct{ core, version, network, address, protocol, cert string }
 func parseHandshake(line string) (handshake, error) {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 || !isNumber(fields[0]) || !isNumber(fields[1]) {
-		return handshake{}, registry.Errorf(registry.ErrInternal, "the shim's first line on stdout is no handshake: %s; a shim must call "+
-			"bootstrap.Serve and print nothing itself", excerpt(line))
+		return handshake{}, registry.Errorf(registry.ErrInternal, "the shim's first line on stdout is no handshake: %s; "+
+			"a shim must call bootstrap.Serve and print nothing itself", excerpt(line))
 	}
 	fields = append(fields, "", "")
 	return handshake{fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]}, nil
@@ -106,12 +106,12 @@ func isNumber(s string) bool {
 // check refuses every handshake after which go-plugin would connect to something else than our shim, or unprotected.
 func (h handshake) check(dir string) error {
 	if core := strconv.Itoa(plugin.CoreProtocolVersion); h.core != core {
-		return registry.Errorf(registry.ErrUnsupported, "the shim speaks version %s of go-plugin's own protocol, this host speaks %s: "+
-			"build both with the same major version of go-plugin", h.core, core)
+		return registry.Errorf(registry.ErrUnsupported, "the shim speaks version %s of go-plugin's own protocol, "+
+			"this host speaks %s: build both with the same major version of go-plugin", h.core, core)
 	}
 	if v, _ := strconv.Atoi(h.version); !slices.Contains(bootstrap.Versions(), v) {
-		return registry.Errorf(registry.ErrUnsupported, "no common protocol version: the shim offers %d (its lowest), this host speaks %v; "+
-			"use a shim or a host of a nearer release", v, bootstrap.Versions())
+		return registry.Errorf(registry.ErrUnsupported, "no common protocol version: the shim offers %d (its lowest), "+
+			"this host speaks %v; use a shim or a host of a nearer release", v, bootstrap.Versions())
 	}
 	if h.protocol != string(plugin.ProtocolGRPC) {
 		return registry.Errorf(registry.ErrUnsupported, "the shim speaks %q, this host speaks gRPC only", h.protocol)
@@ -120,7 +120,8 @@ func (h handshake) check(dir string) error {
 		return err
 	}
 	if len(h.cert) <= minCert {
-		return registry.Errorf(registry.ErrUnsupported, "the shim sent no certificate: it must serve go-plugin's AutoMTLS, as bootstrap.Serve does")
+		return registry.Errorf(registry.ErrUnsupported, "the shim sent no certificate: it must serve go-plugin's AutoMTLS, "+
+			"as bootstrap.Serve does")
 	}
 	return nil
 }

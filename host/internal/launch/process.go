@@ -115,7 +115,8 @@ func (p *Process) connect(ctx context.Context) error {
 		<-connected
 		return p.runner.tooLate("sent a handshake, but did not take a connection")
 	}
-	_, err := grpc_health_v1.NewHealthClient(p.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: plugin.GRPCServiceName})
+	service := &grpc_health_v1.HealthCheckRequest{Service: plugin.GRPCServiceName}
+	_, err := grpc_health_v1.NewHealthClient(p.conn).Check(ctx, service)
 	if err == nil {
 		return nil
 	}

@@ -56,8 +56,8 @@ func checkLength(runDir, prefix string) error {
 	if length <= maxSocketPath {
 		return nil
 	}
-	return registry.Invalid("a socket in %s would have a path of up to %d bytes, the kernel takes %d: choose a run directory that is "+
-		"%d bytes shorter", runDir, length, maxSocketPath, length-maxSocketPath)
+	return registry.Invalid("a socket in %s would have a path of up to %d bytes, the kernel takes %d: "+
+		"choose a run directory that is %d bytes shorter", runDir, length, maxSocketPath, length-maxSocketPath)
 }
 
 func makeLocked(runDir, prefix string) (*socketDir, error) {

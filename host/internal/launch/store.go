@@ -301,7 +301,8 @@ func (s *Store) record(d Digest, path string) error {
 	if err != nil {
 		return fmt.Errorf("record the shim: %w", err)
 	}
-	text, err := json.Marshal(map[string]string{"path": from, "trust": string(d.Trust), "added": time.Now().UTC().Format(time.RFC3339)})
+	added := time.Now().UTC().Format(time.RFC3339)
+	text, err := json.Marshal(map[string]string{"path": from, "trust": string(d.Trust), "added": added})
 	if err != nil {
 		return fmt.Errorf("record the shim: %w", err)
 	}

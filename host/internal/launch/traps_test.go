@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -402,12 +403,11 @@ func TestTrapT14Environment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := map[string]bool{"PATH": true, "TMPDIR": true, "LANG": true, "GORACE": true, "GOCOVERDIR": true, "BOTH": true, shimMode: true,
-		"HOLDFAST_SHIM": true, "HOLDFAST_LIFE_FD": true}
+	allowed := []string{"PATH", "TMPDIR", "LANG", "GORACE", "GOCOVERDIR", "BOTH", shimMode, "HOLDFAST_SHIM", "HOLDFAST_LIFE_FD"}
 	env := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
 	for _, pair := range env {
 		name, _, _ := strings.Cut(pair, "=")
-		if !allowed[name] && !strings.HasPrefix(name, "PLUGIN_") {
+		if !slices.Contains(allowed, name) && !strings.HasPrefix(name, "PLUGIN_") {
 			t.Errorf("the shim has %s", pair)
 		}
 	}
@@ -422,8 +422,9 @@ func TestTrapT14Environment(t *testing.T) {
 
 // T15: another mount namespace, or sockets in /tmp, split host and shim.
 func TestTrapT15OneMountNamespace(t *testing.T) {
+	opts := options(t, "plain")
 	t.Setenv("TMPDIR", "/nonexistent")
-	p := start(t, options2(t))
+	p := start(t, opts)
 	for _, link := range []string{"ns/mnt", "root"} {
 		ours, err := os.Readlink("/proc/self/" + link)
 		if err != nil {
@@ -433,16 +434,6 @@ func TestTrapT15OneMountNamespace(t *testing.T) {
 			t.Errorf("%s of the shim is %s (%v), the host's is %s", link, theirs, err, ours)
 		}
 	}
-}
-
-// options2 is options with a run directory that does not depend on TMPDIR.
-func options2(t *testing.T) launch.Options {
-	dir, err := os.MkdirTemp("/tmp", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return launch.Options{Store: shared.store, Digest: shared.digest, RunDir: dir, Env: []string{shimMode + "=plain"}, StartTimeout: patience}
 }
 
 // T16: whoever opens the socket can shut the plugin down.
