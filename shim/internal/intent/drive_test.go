@@ -1,0 +1,312 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+var (
+	vol  = registry.VolumeKey{Plugin: "ebs", External: "vol-1"}
+	name = registry.VolumeName{Namespace: "default", ID: "data"}
+)
+
+// stage is the call of the tests: it marks the stage as sent, and as done.
+func stage(do func(context.Context) error) Call {
+	put := func(m registry.Mark) registry.Change {
+		return registry.Change{Put: []registry.Record{registry.Placement{Volume: vol, Name: name, Stage: m}}}
+	}
+	return Call{
+		Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodeStageRPC, Hash: "h"},
+		Before: func(registry.View) (registry.Change, error) { return put(registry.MarkSent), nil },
+		Do:     do,
+		Done:   func(registry.View) registry.Change { return put(registry.MarkDone) },
+	}
+}
+
+func answer(code string, outcome registry.Outcome) error {
+	return &registry.CallError{RPC: registry.NodeStageRPC, Code: code, Outcome: outcome, Kind: registry.ErrUnavailable, Detail: "because"}
+}
+
+// look is what a reader of the log sees.
+func look(t *testing.T, log registry.Log) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
+	t.Helper()
+	err := log.View(context.Background(), func(v registry.View) error {
+		open, found = v.Intent(vol)
+		p, _ := v.Placement(vol)
+		mark = p.Stage
+		events, _ = v.Events(0, 1000)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return open, found, mark, events
+}
+
+func TestIntentIsDurableBeforeTheCall(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+		open, found, mark, _ := look(t, log)
+		if !found || open.Outcome != registry.OutcomePending || open.Attempt != 1 || open.Since.IsZero() || mark != registry.MarkSent {
+			t.Errorf("while the call runs: intent %+v (%v), mark %q", open, found, mark)
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, found, mark, _ := look(t, log); found || mark != registry.MarkDone {
+		t.Errorf("after the call: intent open %v, mark %q", found, mark)
+	}
+}
+
+func TestFailedCallIsClosedAndItsMarkStays(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	sent := 0
+	err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+		sent++
+		return answer("INVALID_ARGUMENT", registry.OutcomeFailed)
+	}))
+	if err == nil || errors.Is(err, registry.ErrUncertain) || sent != 1 {
+		t.Errorf("sent %d times, %v", sent, err)
+	}
+	_, found, mark, events := look(t, log)
+	if found || mark != registry.MarkSent {
+		t.Errorf("intent open %v, mark %q; rule U wants what was sent to be undone", found, mark)
+	}
+	if len(events) != 1 || events[0].Kind != registry.EventStepFailed || events[0].Cause != "NodeStageVolume" ||
+		events[0].Detail != "INVALID_ARGUMENT: because" || events[0].Role != registry.RoleNode {
+		t.Errorf("events %v", events)
+	}
+}
+
+func TestUncertainCallStays(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		err  error
+		code string
+	}{
+		{"a code that does not say", answer("FAILED_PRECONDITION", registry.OutcomeUncertain), "FAILED_PRECONDITION"},
+		{"an outcome that nobody declared", answer("NOT_FOUND", ""), "NOT_FOUND"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			log := registrytest.NewLog(time.Now)
+			err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return c.err }))
+			if !errors.Is(err, registry.ErrUncertain) {
+				t.Errorf("%v", err)
+			}
+			open, found, mark, _ := look(t, log)
+			if !found || open.Outcome != registry.OutcomeUncertain || open.Code != c.code || open.Detail == "" || mark != registry.MarkSent {
+				t.Errorf("intent %+v (%v), mark %q", open, found, mark)
+			}
+		})
+	}
+}
+
+func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	log, gone := registrytest.NewLog(time.Now), errors.New("gone")
+	err := Drive(ctx, log, time.Now, stage(func(ctx context.Context) error {
+		cancel(gone)
+		return ctx.Err()
+	}))
+	if !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, gone) {
+		t.Errorf("%v", err)
+	}
+	if open, found, _, _ := look(t, log); !found || open.Outcome != registry.OutcomeUncertain || open.Code != "CANCELLED" {
+		t.Errorf("intent %+v (%v)", open, found)
+	}
+}
+
+func TestEndedContextSendsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	log := registrytest.NewLog(time.Now)
+	err := Drive(ctx, log, time.Now, stage(func(context.Context) error { t.Error("sent"); return nil }))
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if _, found, mark, _ := look(t, log); found || mark != "" {
+		t.Errorf("intent open %v, mark %q", found, mark)
+	}
+}
+
+func TestBeforeRefuses(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	c := stage(func(context.Context) error { t.Error("sent"); return nil })
+	c.Before = func(registry.View) (registry.Change, error) { return registry.Change{}, registry.Invalid("no") }
+	if err := Drive(t.Context(), log, time.Now, c); !errors.Is(err, registry.ErrInvalid) {
+		t.Errorf("%v", err)
+	}
+	if _, found, _, _ := look(t, log); found {
+		t.Error("an intent is open")
+	}
+}
+
+// Only the same call or its undo may follow a call that has no certain answer.
+func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
+	publish := func(a registry.AllocID, hash string) registry.Intent {
+		return registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Alloc: a, Request: "r", Hash: hash}
+	}
+	with := func(i registry.Intent, rpc registry.RPC, hash string) registry.Intent {
+		i.RPC, i.Hash = rpc, hash
+		return i
+	}
+	attach := registry.Intent{Volume: vol, Name: name, RPC: registry.ControllerPublishRPC, Hash: "a"}
+	for _, c := range []struct {
+		name       string
+		open, next registry.Intent
+		legal      bool
+	}{
+		{"the same", publish("a1", "h"), publish("a1", "h"), true},
+		{"another request", publish("a1", "h"), publish("a1", "i"), false},
+		{"its undo", publish("a1", "h"), with(publish("a1", ""), registry.NodeUnpublishRPC, "u"), true},
+		{"the undo of another", publish("a1", "h"), with(publish("a2", ""), registry.NodeUnpublishRPC, "u"), false},
+		{"unstage under a publish", publish("a1", "h"), with(attach, registry.NodeUnstageRPC, "x"), false},
+		{"detach of an attach", attach, with(attach, registry.ControllerUnpublishRPC, "d"), true},
+		{"unstage of a stage", with(attach, registry.NodeStageRPC, "s"), with(attach, registry.NodeUnstageRPC, "u"), true},
+		{"detach under an unstage", with(attach, registry.NodeUnstageRPC, "s"), with(attach, registry.ControllerUnpublishRPC, "d"), false},
+		{"stage after an unstage", with(attach, registry.NodeUnstageRPC, "s"), with(attach, registry.NodeStageRPC, "u"), false},
+		{"delete under a detach", with(attach, registry.ControllerUnpublishRPC, "s"), with(attach, registry.DeleteVolumeRPC, "u"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			log := registrytest.NewLog(time.Now)
+			lost := func(context.Context) error { return answer("NOT_FOUND", registry.OutcomeUncertain) }
+			_ = Drive(t.Context(), log, time.Now, Call{Intent: c.open, Do: lost})
+			sent := false
+			err := Drive(t.Context(), log, time.Now, Call{Intent: c.next, Do: func(context.Context) error { sent = true; return nil }})
+			if sent != c.legal || (err == nil) != c.legal {
+				t.Fatalf("sent %v, %v", sent, err)
+			}
+			if !c.legal && (!errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), string(c.open.RPC)+" of data")) {
+				t.Errorf("the error does not say what is uncertain: %v", err)
+			}
+		})
+	}
+}
+
+func TestTheSameCallAgainCountsOn(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	lost := stage(func(context.Context) error { return answer("NOT_FOUND", registry.OutcomeUncertain) })
+	_ = Drive(t.Context(), log, time.Now, lost)
+	first, _, _, _ := look(t, log)
+	_ = Drive(t.Context(), log.Reopen(), time.Now, lost)
+	log = log.Reopen()
+	_ = Drive(t.Context(), log, time.Now, lost)
+	if again, _, _, _ := look(t, log); again.Attempt != first.Attempt+1 || !again.Since.Equal(first.Since) {
+		t.Errorf("first %+v, then %+v", first, again)
+	}
+}
+
+func TestTriedAgainUntilItIsDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, sent := registrytest.NewLog(time.Now), 0
+		err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+			if sent++; sent == 5 {
+				open, _, _, _ := look(t, log)
+				if open.Attempt != 4 || open.Outcome != registry.OutcomeUncertain || open.Next.IsZero() {
+					t.Errorf("at the fifth try: %+v", open)
+				}
+				return nil
+			}
+			return answer("ABORTED", registry.OutcomeUncertain)
+		}))
+		if err != nil || sent != 5 {
+			t.Errorf("sent %d times, %v", sent, err)
+		}
+		_, found, mark, events := look(t, log)
+		if found || mark != registry.MarkDone {
+			t.Errorf("intent open %v, mark %q", found, mark)
+		}
+		if len(events) != 1 {
+			t.Errorf("what failed four times alike was told %d times: %v", len(events), events)
+		}
+	})
+}
+
+func TestHungCallEndsAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, sent, start := registrytest.NewLog(time.Now), 0, time.Now()
+		err := Drive(t.Context(), log, time.Now, stage(func(ctx context.Context) error {
+			if sent++; sent == 2 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}))
+		if took := time.Since(start); err != nil || sent != 2 || took < Policies[registry.NodeStageRPC].Deadline {
+			t.Errorf("sent %d times in %s, %v", sent, took, err)
+		}
+	})
+}
+
+// How often each code is sent in an hour, by hand from the spec's error scheme.
+func TestRetryTable(t *testing.T) {
+	once := []string{"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED", "UNAUTHENTICATED", "OK"}
+	thrice := []string{"CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", ""}
+	ever := []string{"ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
+	rpcs := []registry.RPC{
+		registry.CreateVolumeRPC, registry.DeleteVolumeRPC, registry.ControllerPublishRPC, registry.ControllerUnpublishRPC,
+		registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC,
+	}
+	if len(rpcs) != len(Policies) {
+		t.Errorf("the table has %d rows", len(Policies))
+	}
+	for _, rpc := range rpcs {
+		if p := PolicyOf(rpc); p.Deadline <= 0 || p.Backoff.First <= 0 || p.Backoff.Max < p.Backoff.First {
+			t.Errorf("%s: %+v", rpc, p)
+		}
+		for want, codes := range map[int][]string{1: once, few: thrice, Forever: ever} {
+			for _, code := range codes {
+				want := want
+				if rpc == registry.CreateVolumeRPC && code == "RESOURCE_EXHAUSTED" {
+					want = few
+				}
+				got := sentInAnHour(t, rpc, code)
+				if want == Forever && got < 50 || want != Forever && got != want {
+					t.Errorf("%s that answers %q was sent %d times", rpc, code, got)
+				}
+			}
+		}
+	}
+}
+
+func sentInAnHour(t *testing.T, rpc registry.RPC, code string) (sent int) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		err := Drive(ctx, registrytest.NewLog(time.Now), time.Now, Call{
+			Intent: registry.Intent{Volume: vol, Name: name, RPC: rpc, Hash: "h"},
+			Do:     func(context.Context) error { sent++; return answer(code, registry.OutcomeUncertain) },
+		})
+		if !errors.Is(err, registry.ErrUncertain) {
+			t.Errorf("%s, %s: %v", rpc, code, err)
+		}
+	})
+	return sent
+}
+
+// The last commit of a call may be written or not while its answer is lost: the same call again is legal either way.
+func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
+	for _, written := range []bool{true, false} {
+		log := registrytest.NewLog(time.Now)
+		err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { log.Lose(written); return nil }))
+		if !errors.Is(err, registry.ErrUncertain) {
+			t.Errorf("written %v: %v", written, err)
+		}
+		log = log.Reopen()
+		if _, found, _, _ := look(t, log); found == written {
+			t.Errorf("written %v, intent open %v", written, found)
+		}
+		if err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return nil })); err != nil {
+			t.Errorf("written %v: %v", written, err)
+		}
+	}
+}
