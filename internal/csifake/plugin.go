@@ -151,7 +151,15 @@ func (p *Plugin) failed(err error) {
 }
 
 // Config is what the plugin runs with, every default filled in: New with it is the same plugin started again.
-func (p *Plugin) Config() Config { return p.cfg }
+func (p *Plugin) Config() Config {
+	cfg := p.cfg
+	for _, s := range []*string{&cfg.NodeID, &cfg.Name, &cfg.Version} {
+		if *s == "" {
+			*s = Empty
+		}
+	}
+	return cfg
+}
 
 // Socket is the path of the socket.
 func (p *Plugin) Socket() string { return p.cfg.Socket }

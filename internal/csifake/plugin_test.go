@@ -35,7 +35,8 @@ func TestLifeCycle(t *testing.T) {
 		VolumeCapability: writer(), VolumeContext: context, PublishContext: attached.GetPublishContext()})
 	must(t, err)
 	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
-		TargetPath: at.target, VolumeCapability: writer(), VolumeContext: context, PublishContext: attached.GetPublishContext()})
+		TargetPath: at.target, VolumeCapability: writer(), VolumeContext: context,
+		PublishContext: attached.GetPublishContext()})
 	must(t, err)
 
 	if _, err := os.Stat(at.target); err != nil {
@@ -254,6 +255,9 @@ func TestCapabilities(t *testing.T) {
 		info.GetAccessibleTopology().GetSegments()["zone"] != "a" {
 		t.Errorf("NodeGetInfo answers %v", info)
 	}
+	if again, _, err := fake.Config().filled(); err != nil || again.NodeID != "" {
+		t.Errorf("started again, the plugin would have the node id %q, %v", again.NodeID, err)
+	}
 	wantCode(t, c.stage(t.Context(), "v1", places{"/s", "/t"}), "UNIMPLEMENTED")
 	if _, err := New(Config{Caps: []string{"STAGE"}}); err == nil {
 		t.Error("an unknown capability is taken")
@@ -312,8 +316,8 @@ func TestTwoPlugins(t *testing.T) {
 		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 	must(t, err)
 	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
-	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: info.GetNodeId(),
-		VolumeCapability: writer(), VolumeContext: vc})
+	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id,
+		NodeId: info.GetNodeId(), VolumeCapability: writer(), VolumeContext: vc})
 	must(t, err)
 	_, err = n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
 		VolumeCapability: writer(), VolumeContext: vc, PublishContext: attached.GetPublishContext()})

@@ -65,14 +65,20 @@ func (s *story) knows(caps ...string) *story {
 }
 
 var (
-	create    = Line{RPC: "CreateVolume", Name: "one"}
-	attach    = Line{RPC: "ControllerPublishVolume", Volume: "v1", Node: "n1", VolumeContext: "vc"}
-	stage     = Line{RPC: "NodeStageVolume", Volume: "v1", Staging: "/s/v1", PublishContext: "pc", VolumeContext: "vc"}
-	publish   = Line{RPC: "NodePublishVolume", Volume: "v1", Staging: "/s/v1", Target: "/t/1", PublishContext: "pc", VolumeContext: "vc"}
+	create  = Line{RPC: "CreateVolume", Name: "one"}
+	attach  = Line{RPC: "ControllerPublishVolume", Volume: "v1", Node: "n1", VolumeContext: "vc"}
+	stage   = Line{RPC: "NodeStageVolume", Volume: "v1", Staging: "/s/v1", PublishContext: "pc", VolumeContext: "vc"}
+	publish = Line{RPC: "NodePublishVolume", Volume: "v1", Staging: "/s/v1", Target: "/t/1", PublishContext: "pc",
+		VolumeContext: "vc"}
 	unpublish = Line{RPC: "NodeUnpublishVolume", Volume: "v1", Target: "/t/1"}
 	unstage   = Line{RPC: "NodeUnstageVolume", Volume: "v1", Staging: "/s/v1"}
 	detach    = Line{RPC: "ControllerUnpublishVolume", Volume: "v1", Node: "n1"}
 	remove    = Line{RPC: "DeleteVolume", Volume: "v1"}
+
+	direct  = with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" }) // without staging and attachment
+	second  = with(publish, func(l *Line) { l.Target = "/t/2" })
+	enlarge = Line{RPC: "ControllerExpandVolume", Volume: "v1"}
+	grow    = Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}
 )
 
 func (s *story) ok(lines ...Line) *story {
@@ -107,29 +113,35 @@ var illegal = []struct {
 	opts Options
 }{
 	{"R0", "nothing was called", &story{lines: []Line{{Kind: Start, Run: "a1"}}}, Options{}},
-	{"R1", "a call before capabilities are known", tell().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R1", "a call before capabilities are known",
+		tell().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
 	{"R1", "an RPC that is not advertised", tell().knows("STAGE_UNSTAGE_VOLUME").ok(create), Options{}},
 	{"R1", "another instance has not been asked", risen().at("b", "b1").ok(unpublish), Options{}},
-	{"R1", "validate without a controller", tell().knows().at("b", "b1").ok(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1"}), Options{}},
+	{"R1", "validate without a controller",
+		tell().knows().at("b", "b1").ok(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1"}), Options{}},
 	{"R1", "capabilities whose answer nobody saw", func() *story {
 		s := tell()
 		n := s.begin(Line{RPC: "NodeGetCapabilities"})
 		s.abandoned(n).end(n, "OK", &Answer{Caps: []string{"STAGE_UNSTAGE_VOLUME"}})
 		return s.ok(stage)
 	}(), Options{}},
-	{"R2", "stage before attach", tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
+	{"R2", "stage before attach",
+		tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
 	{"R2", "publish before stage", tell().knows().ok(create, attach, publish), Options{}},
-	{"R2", "publish after a refused stage", tell().knows().ok(create, attach).call(stage, "NOT_FOUND", nil).ok(publish), Options{}},
+	{"R2", "publish after a refused stage",
+		tell().knows().ok(create, attach).call(stage, "NOT_FOUND", nil).ok(publish), Options{}},
 	{"R2", "publish after unstage", risen().ok(unpublish, unstage, publish), Options{}},
 	{"R2", "attach after delete", risen().ok(unpublish, unstage, detach, remove, attach), Options{}},
-	{"R3", "two calls at a time", overlap(risen().ok(unpublish), publish, with(publish, func(l *Line) { l.Target = "/t/2" })), Options{}},
+	{"R3", "two calls at a time",
+		overlap(risen().ok(unpublish), publish, second), Options{}},
 	{"R3", "two calls at a time by two instances", func() *story {
 		s := risen().at("b", "b1").knows().at("a", "a1")
-		n := s.begin(Line{RPC: "NodePublishVolume", Volume: "v1", Staging: "/s/v1", Target: "/t/2", PublishContext: "pc", VolumeContext: "vc"})
+		n := s.begin(second)
 		s.at("b", "b1").ok(unpublish)
 		return s.at("a", "a1").end(n, "OK", nil)
 	}(), Options{}},
-	{"R3", "a call arrived beside one that has ended since", risen().ok(with(unpublish, func(l *Line) { l.Beside = []uint64{8} })), Options{}},
+	{"R3", "a call arrived beside one that has ended since",
+		risen().ok(with(unpublish, func(l *Line) { l.Beside = []uint64{8} })), Options{}},
 	{"R3", "two creations of one name", overlap(tell().knows(), create, create), Options{}},
 	{"R3", "another call beside an abandoned one", func() *story {
 		s := risen()
@@ -137,11 +149,14 @@ var illegal = []struct {
 		return s.abandoned(n).ok(publish)
 	}(), Options{Strict: true}},
 	{"R4", "unstage before unpublish", risen().ok(unstage), Options{}},
-	{"R4", "unstage while one of two targets is published", risen().ok(with(publish, func(l *Line) { l.Target = "/t/2" }), unpublish, unstage), Options{}},
+	{"R4", "unstage while one of two targets is published",
+		risen().ok(second, unpublish, unstage), Options{}},
 	{"R4", "detach before unstage", risen().ok(unpublish, detach), Options{}},
-	{"R4", "detach after a refused unstage", risen().ok(unpublish).call(unstage, "FAILED_PRECONDITION", nil).ok(detach), Options{}},
+	{"R4", "detach after a refused unstage",
+		risen().ok(unpublish).call(unstage, "FAILED_PRECONDITION", nil).ok(detach), Options{}},
 	{"R4", "delete before detach", risen().ok(unpublish, unstage, remove), Options{}},
-	{"R4", "delete of a published volume", tell().knows("CREATE_DELETE_VOLUME").ok(create, with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" }), remove), Options{}},
+	{"R4", "delete of a published volume",
+		tell().knows("CREATE_DELETE_VOLUME").ok(create, direct, remove), Options{}},
 	{"R6", "another request after a lost answer", tell().knows().ok(create, attach).call(stage, "", nil).
 		at("a", "a2").knows().ok(with(stage, func(l *Line) { l.Hash = "other" })), Options{}},
 	{"R6", "another request after INTERNAL", tell().knows().call(create, "INTERNAL", nil).
@@ -151,44 +166,68 @@ var illegal = []struct {
 	{"R8", "published in the end", risen(), Options{Settled: true}},
 	{"R8", "staged in the end", risen().ok(unpublish), Options{Settled: true}},
 	{"R8", "attached in the end", risen().ok(unpublish, unstage), Options{Settled: true}},
-	{"R9", "no staging directory", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
-	{"R9", "a relative staging path", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "s/v1" })), Options{}},
-	{"R10", "two staging paths", tell().knows().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
-	{"R10", "publish from another staging path", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
-	{"R10", "two volumes at one staging path", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }), with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
+	{"R9", "no staging directory",
+		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Look = &Look{Staging: "absent"} })), Options{}},
+	{"R9", "a relative staging path",
+		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "s/v1" })), Options{}},
+	{"R10", "two staging paths",
+		tell().knows().ok(create, attach, stage, with(stage, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
+	{"R10", "publish from another staging path",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
+	{"R10", "two volumes at one staging path",
+		risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }), with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
 	{"R11", "two volumes at one target", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
 		with(stage, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" }),
 		with(publish, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" })), Options{}},
-	{"R11", "no parent", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "absent", Target: "absent"} })), Options{}},
-	{"R11", "the target was made", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "dir", Target: "dir"} })), Options{}},
-	{"R11", "a relative target", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "t/1" })), Options{}},
-	{"R11", "the staging path as target", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "/s/v1" })), Options{}},
-	{"R12", "no staging path", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "" })), Options{}},
-	{"R12", "a staging path for a plugin that does not stage", tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME").ok(create, attach, publish), Options{}},
+	{"R11", "no parent",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "absent", Target: "absent"} })), Options{}},
+	{"R11", "the target was made",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "dir", Target: "dir"} })), Options{}},
+	{"R11", "a relative target",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "t/1" })), Options{}},
+	{"R11", "the staging path as target",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "/s/v1" })), Options{}},
+	{"R12", "no staging path",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R12", "a staging path for a plugin that does not stage",
+		tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME").ok(create, attach, publish), Options{}},
 	{"R12", "a staging path in stats of a plugin that does not stage", tell().knows("GET_VOLUME_STATS").
 		ok(Line{RPC: "NodeGetVolumeStats", Volume: "v9", Staging: "/s/v9", Path: "/t/9"}), Options{}},
-	{"R13", "another publish_context", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.PublishContext = "x" })), Options{}},
-	{"R13", "no publish_context on publish", tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.PublishContext = "" })), Options{}},
-	{"R13", "another volume_context", tell().knows().ok(create, with(attach, func(l *Line) { l.VolumeContext = "" })), Options{}},
+	{"R13", "another publish_context",
+		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.PublishContext = "x" })), Options{}},
+	{"R13", "no publish_context on publish",
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.PublishContext = "" })), Options{}},
+	{"R13", "another volume_context",
+		tell().knows().ok(create, with(attach, func(l *Line) { l.VolumeContext = "" })), Options{}},
 	{"R13", "a publish_context out of nowhere", tell().knows("STAGE_UNSTAGE_VOLUME").ok(stage), Options{}},
-	{"R14", "detach from every node", risen().ok(unpublish, unstage, with(detach, func(l *Line) { l.Node = "" })), Options{}},
-	{"R14", "a node that nobody knows", tell().knows().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
-	{"R15", "readonly that is not advertised", tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
-	{"R19", "a long path", tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "/" + strings.Repeat("s", 128) })), Options{MaxPath: 128}},
-	{"R30", "node expansion that was not asked for", tell().knows("EXPAND_VOLUME").ok(with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" })).
-		call(Line{RPC: "ControllerExpandVolume", Volume: "v1"}, "OK", &Answer{}).ok(Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}), Options{}},
+	{"R14", "detach from every node",
+		risen().ok(unpublish, unstage, with(detach, func(l *Line) { l.Node = "" })), Options{}},
+	{"R14", "a node that nobody knows",
+		tell().knows().ok(create, with(attach, func(l *Line) { l.Node = "n7" })), Options{}},
+	{"R15", "readonly that is not advertised",
+		tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
+	{"R19", "a long path",
+		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "/" + strings.Repeat("s", 128) })), Options{MaxPath: 128}},
+	{"R30", "node expansion that was not asked for",
+		tell().knows("EXPAND_VOLUME").ok(direct).
+			call(enlarge, "OK", &Answer{}).ok(grow), Options{}},
 	{"R30", "node expansion of a volume that is nowhere", tell().knows("EXPAND_VOLUME").
-		call(Line{RPC: "ControllerExpandVolume", Volume: "v1"}, "OK", &Answer{NodeExpand: true}).ok(Line{RPC: "NodeExpandVolume", Volume: "v1", Path: "/t/1"}), Options{}},
-	{"RU", "publish after an uncertain stage", tell().knows().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
-	{"RU", "detach after an uncertain unstage", risen().ok(unpublish).call(unstage, "INTERNAL", nil).ok(detach), Options{}},
-	{"RU", "unstage after a lost unpublish", risen().call(unpublish, "", nil).at("a", "a2").knows().ok(unstage), Options{}},
+		call(enlarge, "OK", &Answer{NodeExpand: true}).ok(grow), Options{}},
+	{"RU", "publish after an uncertain stage",
+		tell().knows().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
+	{"RU", "detach after an uncertain unstage",
+		risen().ok(unpublish).call(unstage, "INTERNAL", nil).ok(detach), Options{}},
+	{"RU", "unstage after a lost unpublish",
+		risen().call(unpublish, "", nil).at("a", "a2").knows().ok(unstage), Options{}},
 	{"RU", "stage after an attach whose caller had gone", func() *story {
 		s := tell().knows().ok(create)
 		n := s.begin(attach)
 		return s.abandoned(n).end(n, "OK", &Answer{PublishContext: "pc"}).ok(stage)
 	}(), Options{}},
-	{"RU", "an uncertain publish in the end", risen().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
-	{"RU", "a refused stage that was not undone", tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
+	{"RU", "an uncertain publish in the end",
+		risen().ok(unpublish).call(publish, "ABORTED", nil), Options{Settled: true}},
+	{"RU", "a refused stage that was not undone",
+		tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil), Options{Settled: true}},
 	{"RU", "a volume of which nobody knows", tell().knows().call(create, "INTERNAL", nil), Options{Settled: true}},
 }
 
@@ -221,7 +260,6 @@ func fall() []Line { return []Line{unpublish, unstage, detach, remove} }
 
 // TestLegal: journals that a good client writes have no violation.
 func TestLegal(t *testing.T) {
-	second := with(publish, func(l *Line) { l.Target = "/t/2" })
 	cases := map[string]*story{
 		"up and down":      risen().ok(fall()...),
 		"twice up":         risen().ok(fall()...).ok(create, attach, stage, publish).ok(fall()...),
@@ -247,7 +285,7 @@ func TestLegal(t *testing.T) {
 			n := s.begin(stage)
 			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(fall()...)
 		}(),
-		"no staging, no controller": tell().knows("GET_VOLUME_STATS").ok(with(publish, func(l *Line) { l.Staging, l.PublishContext = "", "" }), unpublish),
+		"no staging, no controller": tell().knows("GET_VOLUME_STATS").ok(direct, unpublish),
 		"reads at any time": tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES").
 			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(fall()...),
 		"a reboot": func() *story {
