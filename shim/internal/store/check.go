@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -48,6 +49,9 @@ func (s *Store) check() []error {
 	}
 	return c.errs
 }
+
+// errDangling marks what breaks C6 or C7: the file is whole, and what was written into it is wrong.
+var errDangling = errors.New("a record refers to nothing")
 
 type checker struct {
 	view
@@ -141,13 +145,13 @@ func (c *checker) listed(bucket string, key []byte) {
 func (c *checker) claim(claim registry.Claim) {
 	c.claims[claim.Key().Path] = true
 	if !c.volumes[claim.Volume] {
-		c.report("claim %s: there is no such volume", claim.ClaimKey())
+		c.report("claim %s: there is no such volume: %w", claim.ClaimKey(), errDangling)
 	}
 }
 
 func (c *checker) ref(r registry.Ref) {
 	if !c.claims[r.ClaimKey().ClaimRecord().Path] {
-		c.report("ref %s: there is no such claim", r.ClaimKey())
+		c.report("ref %s: there is no such claim: %w", r.ClaimKey(), errDangling)
 	}
 }
 
