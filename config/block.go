@@ -1,0 +1,401 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
+
+	"holdfast/registry"
+)
+
+// block is a block as it counts: dynamic ones are expanded, and each brings the names that its expressions may use.
+type block struct {
+	kind   string
+	labels []string
+	body   *hclsyntax.Body
+	ctx    *hcl.EvalContext
+	head   hcl.Range        // what diagnostics about the block as a whole point at
+	syntax *hclsyntax.Block // nil for a file
+}
+
+// inner lists the blocks in b, dynamic ones expanded, in the order of the text.
+func (d *decoder) inner(b block) []block {
+	var out []block
+	for _, s := range b.body.Blocks {
+		if s.Type == "dynamic" {
+			out = append(out, d.expand(s, b.ctx)...)
+			continue
+		}
+		out = append(out, block{s.Type, s.Labels, s.Body, b.ctx, s.DefRange(), s})
+	}
+	return out
+}
+
+// blockWork is the work that an expanded block stands for.
+const blockWork = 1024
+
+var dynamicShape = shape{attrs: []string{"for_each", "iterator", "labels"}, blocks: []string{"content"}}
+
+// expand makes the blocks that a dynamic block stands for: one per element of for_each.
+func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
+	if len(s.Labels) != 1 {
+		d.errorf(s.DefRange(), `write dynamic "type of block" { ... }`, "a dynamic block has one label")
+		return nil
+	}
+	var content *hclsyntax.Block
+	for _, b := range s.Body.Blocks {
+		if b.Type == "content" {
+			content = b
+		}
+	}
+	each := s.Body.Attributes["for_each"]
+	if content == nil || each == nil || len(s.Body.Blocks) != 1 {
+		d.errorf(s.DefRange(), "it is for_each = ... and one content { ... }", "this dynamic block is not complete")
+		return nil
+	}
+	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicShape)
+	all, ok := d.value(each.Expr, ctx)
+	if all, _ = all.Unmark(); !ok || !all.IsKnown() {
+		return nil
+	}
+	if all.IsNull() || !all.CanIterateElements() {
+		d.errorf(each.Expr.Range(), "give a list, a set or a map", "for_each cannot be %s", kindOf(all))
+		return nil
+	}
+	var out []block
+	for it := all.ElementIterator(); it.Next(); {
+		if d.budget.spend(blockWork) != nil {
+			d.tooMuch(each.Expr.Range(), errWork)
+			break
+		}
+		key, value := it.Element()
+		child := ctx.NewChild()
+		child.Variables = map[string]cty.Value{iteratorOf(s): cty.ObjectVal(map[string]cty.Value{"key": key, "value": value})}
+		out = append(out, block{s.Labels[0], d.dynamicLabels(s, child), content.Body, child, s.DefRange(), content})
+	}
+	return out
+}
+
+func (d *decoder) dynamicLabels(s *hclsyntax.Block, ctx *hcl.EvalContext) []string {
+	attr := s.Body.Attributes["labels"]
+	if attr == nil {
+		return nil
+	}
+	v, ok := d.value(attr.Expr, ctx)
+	if !ok {
+		return nil
+	}
+	labels, ok := stringsOf(v)
+	if !ok {
+		d.errorf(attr.Expr.Range(), "give a list of strings", "labels cannot be %s", kindOf(v))
+	}
+	return labels
+}
+
+func stringsOf(v cty.Value) ([]string, bool) {
+	v, _ = v.UnmarkDeep()
+	list, err := convert.Convert(v, cty.List(cty.String))
+	if err != nil || list.IsNull() || !list.IsWhollyKnown() {
+		return nil, false
+	}
+	var out []string
+	for _, s := range list.AsValueSlice() {
+		if s.IsNull() {
+			return nil, false
+		}
+		out = append(out, s.AsString())
+	}
+	return out, true
+}
+
+// shape is what a block of ours may hold.
+type shape struct{ attrs, blocks []string }
+
+// fields reads a block of ours. Reading a field reports what is wrong with it.
+type fields struct {
+	*decoder
+	block
+	blocks []block
+}
+
+// open checks the names in the block.
+func (d *decoder) open(b block, s shape) *fields {
+	d.checkNames(b, s)
+	return &fields{d, b, d.inner(b)}
+}
+
+func (d *decoder) checkNames(b block, s shape) {
+	for _, attr := range b.body.Attributes {
+		switch {
+		case slices.Contains(s.attrs, attr.Name):
+		case slices.Contains(s.blocks, attr.Name):
+			d.errorf(attr.NameRange, "write "+attr.Name+" { ... }", "%s is a block, not an attribute", attr.Name)
+		default:
+			d.errorf(attr.NameRange, didYouMean(attr.Name, slices.Concat(s.attrs, s.blocks)), "%s has no attribute %q", b.kind, attr.Name)
+		}
+	}
+	for _, inner := range b.body.Blocks {
+		name, at := inner.Type, inner.TypeRange
+		if name == "dynamic" && len(inner.Labels) == 1 {
+			name, at = inner.Labels[0], inner.LabelRanges[0]
+		}
+		switch {
+		case slices.Contains(s.blocks, name):
+		case slices.Contains(s.attrs, name):
+			d.errorf(at, "write "+name+" = ...", "%s is an attribute, not a block", name)
+		default:
+			d.errorf(at, didYouMean(name, slices.Concat(s.attrs, s.blocks)), "%s has no block %q", b.kind, name)
+		}
+	}
+}
+
+// all lists the inner blocks of the type.
+func (f *fields) all(kind string) []block {
+	return slices.DeleteFunc(slices.Clone(f.blocks), func(b block) bool { return b.kind != kind })
+}
+
+// one is the inner block of the type, if there is one; a second one is an error.
+func (f *fields) one(kind string) (block, bool) {
+	found := f.all(kind)
+	if len(found) == 0 {
+		return block{}, false
+	}
+	if len(found) > 1 {
+		f.errorf(found[1].head, "keep one of them", "%s has more than one %s block", f.kind, kind)
+	}
+	return found[0], true
+}
+
+// at is where the attribute's value stands, or the block's head.
+func (f *fields) at(name string) hcl.Range {
+	if attr := f.body.Attributes[name]; attr != nil {
+		return attr.Expr.Range()
+	}
+	return f.head
+}
+
+func (f *fields) has(name string) bool { return f.body.Attributes[name] != nil }
+
+// need reports the attributes that are not there.
+func (f *fields) need(names ...string) {
+	for _, name := range names {
+		if !f.has(name) {
+			f.errorf(f.head, "add "+name+" = ...", "%s has no %s", f.kind, name)
+		}
+	}
+}
+
+// value is the attribute's value; false if it is not given, null, unknown or wrong. What is ours holds no run-time references.
+func (f *fields) value(name string) (cty.Value, bool) {
+	v, ok := f.valueAtRunTime(name)
+	if ok && atRunTime(v) {
+		f.errorf(f.at(name), "use a variable, or write it out: only what is not about CSI may hold such references", "%s is needed before a task runs; it cannot depend on the run time", name)
+		return v, false
+	}
+	v, _ = v.UnmarkDeep()
+	return v, ok
+}
+
+func (f *fields) valueAtRunTime(name string) (cty.Value, bool) {
+	attr := f.body.Attributes[name]
+	if attr == nil {
+		return cty.DynamicVal, false
+	}
+	v, ok := f.decoder.value(attr.Expr, f.ctx)
+	if !ok {
+		return v, false
+	}
+	raw, _ := v.Unmark()
+	return v, raw.IsWhollyKnown() && !raw.IsNull()
+}
+
+func (f *fields) wrongType(name, wanted string, v cty.Value) {
+	f.errorf(f.at(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
+}
+
+// text is a string attribute.
+func (f *fields) text(name string) (string, bool) {
+	v, ok := f.value(name)
+	if !ok {
+		return "", false
+	}
+	if !v.Type().IsPrimitiveType() {
+		f.wrongType(name, "a string", v)
+		return "", false
+	}
+	return stringOf(v)
+}
+
+// truth is a bool attribute.
+func (f *fields) truth(name string) (value, known bool) {
+	v, ok := f.value(name)
+	if !ok {
+		return false, false
+	}
+	b, err := convert.Convert(v, cty.Bool)
+	if err != nil {
+		f.wrongType(name, "true or false", v)
+		return false, false
+	}
+	return b.True(), true
+}
+
+// integer is a whole number between the limits, or the default.
+func (f *fields) integer(name string, low, high, otherwise int64) int64 {
+	v, ok := f.value(name)
+	if !ok {
+		return otherwise
+	}
+	n, err := convert.Convert(v, cty.Number)
+	if err != nil {
+		f.wrongType(name, "a whole number", v)
+		return otherwise
+	}
+	i, exact := n.AsBigFloat().Int64()
+	if !n.AsBigFloat().IsInt() || exact != 0 || i < low || i > high {
+		f.errorf(f.at(name), "", "%s must be a whole number from %d to %d", name, low, high)
+		return otherwise
+	}
+	return i
+}
+
+// duration is a duration between the limits, or the default.
+func (f *fields) duration(name string, low, high, otherwise time.Duration) time.Duration {
+	s, ok := f.text(name)
+	if !ok {
+		return otherwise
+	}
+	got, err := time.ParseDuration(strings.TrimSpace(s))
+	switch _, number := strconv.ParseFloat(s, 64); {
+	case err != nil && number == nil:
+		f.errorf(f.at(name), `add a unit: "30s", "5m"`, "%s has no unit", name)
+	case err != nil:
+		f.errorf(f.at(name), `write it as "30s", "5m" or "1h30m"`, "%s is not a duration", name)
+	case got < low || got > high:
+		f.errorf(f.at(name), "", "%s must be from %s to %s", name, low, high)
+	default:
+		return got
+	}
+	return otherwise
+}
+
+// oneOf is one of the words; with none the zero value.
+func oneOf[T ~string](f *fields, name string, words []T) T {
+	s, ok := f.text(name)
+	if !ok || slices.Contains(words, T(s)) {
+		return T(s)
+	}
+	var names []string
+	for _, w := range words {
+		names = append(names, string(w))
+	}
+	detail := "give one of: " + strings.Join(names, ", ")
+	if near := nearest(s, names); near != "" {
+		detail = fmt.Sprintf("did you mean %q? The words are: %s", near, strings.Join(names, ", "))
+	}
+	f.errorf(f.at(name), detail, "%s cannot be %q", name, s)
+	return ""
+}
+
+// parsed is an attribute that a Parse function of package registry checks.
+func parsed[T ~string](f *fields, name string, parse func(string) (T, error)) T {
+	s, ok := f.text(name)
+	if !ok {
+		return ""
+	}
+	return parsedText(f.decoder, s, f.at(name), parse)
+}
+
+func parsedText[T ~string](d *decoder, s string, at hcl.Range, parse func(string) (T, error)) T {
+	t, err := parse(s)
+	if err != nil {
+		d.errorf(at, "", "%v", err)
+	}
+	return t
+}
+
+// flags is a list of mount flags.
+func (f *fields) flags(name string) registry.Flags {
+	v, ok := f.value(name)
+	if !ok {
+		return ""
+	}
+	list, ok := stringsOf(v)
+	if !ok || v.Type() == cty.String {
+		f.wrongType(name, `a list of strings, as in ["noatime"]`, v)
+		return ""
+	}
+	for _, flag := range list {
+		if flag == "" || strings.ContainsAny(flag, "\r\n\x00") {
+			f.errorf(f.at(name), "give each flag as a string of its own", "a mount flag is empty or contains a line break")
+			return ""
+		}
+	}
+	return registry.FlagsOf(list)
+}
+
+// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it.
+func (f *fields) stringMap(name string) map[string]string {
+	out := map[string]string{}
+	if v, ok := f.valueAtRunTime(name); ok {
+		f.addAll(out, name, v)
+	}
+	for _, b := range f.all(name) {
+		for _, attr := range b.body.Attributes {
+			if v, ok := f.decoder.value(attr.Expr, b.ctx); ok {
+				f.add(out, attr.Name, v, attr.Expr.Range())
+			}
+		}
+		for _, inner := range b.body.Blocks {
+			f.errorf(inner.DefRange(), "write name = value lines", "%s holds no blocks", name)
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+func (f *fields) addAll(out map[string]string, name string, v cty.Value) {
+	marked, _ := v.Unmark()
+	if !marked.Type().IsMapType() && !marked.Type().IsObjectType() {
+		f.wrongType(name, "a map: "+name+" = { key = \"value\" }", v)
+		return
+	}
+	for key, value := range marked.Elements() {
+		key, _ = key.Unmark()
+		f.add(out, key.AsString(), value, f.atKey(name, key.AsString()))
+	}
+}
+
+// atKey is where the key's value stands, if the map is written out.
+func (f *fields) atKey(name, key string) hcl.Range {
+	if object, ok := f.body.Attributes[name].Expr.(*hclsyntax.ObjectConsExpr); ok {
+		for _, item := range object.Items {
+			if k, ok := constantKey(item.KeyExpr); ok && k == key {
+				return item.ValueExpr.Range()
+			}
+		}
+	}
+	return f.at(name)
+}
+
+func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Range) {
+	raw, _ := v.Unmark()
+	if raw.IsNull() || !raw.IsKnown() {
+		return
+	}
+	s, ok := stringOf(v)
+	if !ok {
+		f.errorf(at, "give a string; jsonencode() makes one of anything", "%s cannot be %s here", key, kindOf(v))
+		return
+	}
+	out[key] = s
+}

@@ -1,0 +1,120 @@
+package config
+
+import (
+	"errors"
+
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/function"
+)
+
+// Expressions can make much of little: for in for, a local of a local of a local. What one text may make is bounded.
+const (
+	maxWork     = 8 << 20 // bytes of text plus elementWork per element, of everything evaluated together
+	elementWork = 64
+	maxExponent = 4096 // of two, for numbers: a larger one takes long to print
+)
+
+var (
+	errWork   = errors.New("the expressions of this file make too much data; use smaller lists, fewer nested for expressions or shorter locals")
+	errNumber = errors.New("a number here is too large")
+)
+
+// budget is the work that is left for a text.
+type budget struct{ left int }
+
+// charge takes the size of the value from the budget.
+func (b *budget) charge(v cty.Value) error {
+	n, err := sizeOf(v, b.left)
+	if err != nil {
+		return err
+	}
+	return b.spend(n)
+}
+
+func (b *budget) spend(n int) error {
+	if n > b.left || n < 0 {
+		b.left = 0
+		return errWork
+	}
+	b.left -= n
+	return nil
+}
+
+// sizeOf is the work that the value stands for; it stops soon after the limit.
+func sizeOf(v cty.Value, limit int) (int, error) {
+	v, _ = v.Unmark()
+	n := elementWork
+	switch ty := v.Type(); {
+	case v.IsNull() || !v.IsKnown():
+	case ty == cty.String:
+		n += len(v.AsString())
+	case ty == cty.Number:
+		f := v.AsBigFloat()
+		if exp := f.MantExp(nil); f.IsInf() || exp > maxExponent || exp < -maxExponent {
+			return 0, errNumber
+		}
+	case v.CanIterateElements():
+		for it := v.ElementIterator(); n <= limit && it.Next(); {
+			key, element := it.Element()
+			for _, part := range []cty.Value{key, element} {
+				m, err := sizeOf(part, limit-n)
+				if err != nil {
+					return 0, err
+				}
+				n += m
+			}
+		}
+	}
+	return n, nil
+}
+
+// meterName is a function that no text can call. It charges its argument and returns it.
+const meterName = "(meter)"
+
+func (d *decoder) meterFunction() function.Function {
+	anything := function.Parameter{
+		Name: "value", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true, AllowMarked: true,
+	}
+	return function.New(&function.Spec{
+		Params: []function.Parameter{anything},
+		Type:   func(args []cty.Value) (cty.Type, error) { return args[0].Type(), nil },
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			return args[0], errors.Join(d.budget.charge(args[0]), modestText(args[0]))
+		},
+	})
+}
+
+// modestText refuses texts that arithmetic would read as a monstrous number.
+func modestText(v cty.Value) error {
+	v, _ = v.Unmark()
+	if v.Type() != cty.String || v.IsNull() || !v.IsKnown() {
+		return nil
+	}
+	if n, err := cty.ParseNumberVal(v.AsString()); err == nil {
+		_, err = sizeOf(n, 0)
+		return err
+	}
+	return nil
+}
+
+// meter makes the parts of an expression that can multiply work, or blow numbers up, count against the budget.
+func meter(node hclsyntax.Node) {
+	switch n := node.(type) {
+	case *hclsyntax.ForExpr:
+		n.CollExpr, n.ValExpr = metered(n.CollExpr), metered(n.ValExpr)
+	case *hclsyntax.SplatExpr:
+		n.Source = metered(n.Source)
+	case *hclsyntax.UnaryOpExpr:
+		n.Val = metered(n.Val)
+	case *hclsyntax.BinaryOpExpr:
+		n.LHS, n.RHS = metered(n.LHS), metered(n.RHS)
+	}
+}
+
+func metered(e hclsyntax.Expression) hclsyntax.Expression {
+	at := e.Range()
+	return &hclsyntax.FunctionCallExpr{
+		Name: meterName, Args: []hclsyntax.Expression{e}, NameRange: at, OpenParenRange: at, CloseParenRange: at,
+	}
+}

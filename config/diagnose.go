@@ -1,0 +1,175 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/agext/levenshtein"
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+
+	"holdfast/registry"
+)
+
+// maxDiagnostics is how many are told at once.
+const maxDiagnostics = 20
+
+// maxKept is how many are kept to choose those from.
+const maxKept = 500
+
+// maxSnippet bounds the offending text that is shown, in bytes.
+const maxSnippet = 80
+
+// span is a part of a text, in bytes.
+type span struct{ start, end int }
+
+func (s span) meets(o span) bool { return s.start < o.end && o.start < s.end }
+
+// errorf reports a mistake. The detail says what to do.
+func (d *decoder) errorf(at hcl.Range, detail, summary string, args ...any) {
+	d.report(registry.SeverityError, at, fmt.Sprintf(summary, args...), detail)
+}
+
+func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
+	diag := registry.Diagnostic{
+		Severity: severity, Summary: summary, Detail: detail, File: at.Filename,
+		Start: position(at.Start), End: position(at.End), Snippet: d.snippet(at),
+	}
+	if len(d.diags) >= maxKept {
+		d.dropped++
+		return
+	}
+	same := func(o registry.Diagnostic) bool {
+		return o.File == diag.File && o.Start == diag.Start && o.Summary == diag.Summary
+	}
+	if !slices.ContainsFunc(d.diags, same) {
+		d.diags = append(d.diags, diag)
+	}
+}
+
+func position(p hcl.Pos) registry.Position {
+	return registry.Position{Line: max(p.Line, 1), Column: max(p.Column, 1), Byte: p.Byte}
+}
+
+// hcl reports what HCL found. In secrets it keeps to the place: HCL's words may quote the text.
+func (d *decoder) hcl(found hcl.Diagnostics) {
+	for _, h := range found {
+		at, severity := hcl.Range{Filename: d.src.Name}, registry.SeverityError
+		if h.Subject != nil {
+			at = *h.Subject
+		}
+		if h.Severity == hcl.DiagWarning {
+			severity = registry.SeverityWarning
+		}
+		if d.secret(at) {
+			d.report(severity, at, "this cannot be read", secretForm)
+			continue
+		}
+		summary, detail := h.Summary, strings.TrimSpace(h.Detail)
+		if call, ok := hcl.DiagnosticExtra[hclsyntax.FunctionCallDiagExtra](h); ok && call.FunctionCallError() != nil {
+			summary, detail = failedCall(call), ""
+		}
+		d.report(severity, at, summary, detail)
+	}
+}
+
+// failedCall says what a function said; the meter is no function that people know.
+func failedCall(call hclsyntax.FunctionCallDiagExtra) string {
+	if call.CalledFunctionName() == meterName {
+		return call.FunctionCallError().Error()
+	}
+	return fmt.Sprintf("%s(): %v", call.CalledFunctionName(), call.FunctionCallError())
+}
+
+// snippet is the first line of what the range covers; nothing of it where a secret stands.
+func (d *decoder) snippet(at hcl.Range) string {
+	text, ok := d.texts[at.Filename]
+	start, end := at.Start.Byte, at.End.Byte
+	if !ok || start < 0 || end > len(text) || start >= end || d.secret(at) {
+		return ""
+	}
+	line, _, _ := bytes.Cut(text[start:end], []byte("\n"))
+	s, more := strings.TrimRight(string(line), "\r"), ""
+	if len(s) > maxSnippet {
+		s, more = s[:maxSnippet], "..."
+	}
+	return strings.Map(visible, strings.ToValidUTF8(s, "")) + more
+}
+
+// visible keeps what a terminal shows as one character.
+func visible(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return unicode.ReplacementChar
+}
+
+func (d *decoder) secret(at hcl.Range) bool {
+	if at.Filename != d.src.Name {
+		return false
+	}
+	here := span{at.Start.Byte, max(at.End.Byte, at.Start.Byte+1)}
+	return slices.ContainsFunc(d.secrets, here.meets)
+}
+
+// found is everything reported, in the order of the text, at most maxDiagnostics and a word about the rest.
+func (d *decoder) found() registry.Diagnostics {
+	ds := slices.Clone(d.diags)
+	slices.SortStableFunc(ds, func(a, b registry.Diagnostic) int {
+		return cmp.Or(cmp.Compare(d.order(a), d.order(b)), cmp.Compare(a.Start.Byte, b.Start.Byte))
+	})
+	if len(ds) <= maxDiagnostics {
+		return ds
+	}
+	rest := ds[maxDiagnostics]
+	rest.Summary, rest.Detail, rest.Snippet = fmt.Sprintf("and %d more", len(ds)-maxDiagnostics+d.dropped), "", ""
+	return append(ds[:maxDiagnostics:maxDiagnostics], rest)
+}
+
+// order puts other files before the text itself: their mistakes come first.
+func (d *decoder) order(diag registry.Diagnostic) int {
+	if diag.File == d.src.Name {
+		return 1
+	}
+	return 0
+}
+
+// rangeOf is the range of bytes [start, end) of the text.
+func (d *decoder) rangeOf(start, end int) hcl.Range {
+	return hcl.Range{Filename: d.src.Name, Start: d.pos(start), End: d.pos(max(end, start+1))}
+}
+
+func (d *decoder) pos(at int) hcl.Pos {
+	text := d.src.Text
+	at = min(at, len(text))
+	start := bytes.LastIndexByte(text[:at], '\n') + 1
+	line := bytes.TrimPrefix(text[start:at], bom)
+	return hcl.Pos{Line: bytes.Count(text[:at], []byte("\n")) + 1, Column: utf8.RuneCount(line) + 1, Byte: at}
+}
+
+// didYouMean is a sentence with the nearest of the names, or the list of all if none is near.
+func didYouMean(name string, names []string) string {
+	switch best := nearest(name, names); {
+	case best != "":
+		return fmt.Sprintf("did you mean %q?", best)
+	case len(names) == 0:
+		return "remove it"
+	}
+	return "known here: " + strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", ")
+}
+
+// nearest is the name with the least edit distance; empty if none is near.
+func nearest(name string, names []string) string {
+	best, least := "", len(name)/3+2
+	for _, n := range slices.Sorted(slices.Values(names)) {
+		if len(n) < len(name)+least && len(name) < len(n)+least && levenshtein.Distance(name, n, nil) < least {
+			best, least = n, levenshtein.Distance(name, n, nil)
+		}
+	}
+	return best
+}

@@ -1,0 +1,126 @@
+package config
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
+)
+
+// value evaluates the expression. What is wrong with it is reported, and then it is false. Marks stay on.
+func (d *decoder) value(expr hclsyntax.Expression, ctx *hcl.EvalContext) (cty.Value, bool) {
+	err := d.chargeReferences(expr, ctx)
+	if d.tooMuch(expr.Range(), err) {
+		return cty.DynamicVal, false
+	}
+	v, found := expr.Value(constants(expr, ctx))
+	if d.tooMuch(expr.Range(), nil) {
+		return cty.DynamicVal, false
+	}
+	d.hcl(found)
+	if found.HasErrors() {
+		return cty.DynamicVal, false
+	}
+	if _, err := sizeOf(v, maxWork); d.tooMuch(expr.Range(), err) {
+		return cty.DynamicVal, false
+	}
+	return v, true
+}
+
+// tooMuch reports the error; that the budget is used up it says once.
+func (d *decoder) tooMuch(at hcl.Range, err error) bool {
+	switch {
+	case d.budget.left > 0 && err != nil:
+		d.errorf(at, "", "%v", err)
+	case d.budget.left <= 0 && !d.spent:
+		d.errorf(at, "", "%v", errWork)
+		d.spent = true
+	}
+	return err != nil || d.spent
+}
+
+// chargeReferences charges what the expression refers to, as often as it does.
+func (d *decoder) chargeReferences(expr hclsyntax.Expression, ctx *hcl.EvalContext) error {
+	for _, t := range hclsyntax.Variables(expr) {
+		if v, found := t.TraverseAbs(ctx); !found.HasErrors() {
+			if err := d.budget.charge(v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// atRunTime says whether the value holds a reference that only the run time can resolve.
+func atRunTime(v cty.Value) bool {
+	_, marks := v.UnmarkDeep()
+	_, found := marks[runtimeMark]
+	return found
+}
+
+// plain is the value as JSON has it. What is unknown is null.
+func plain(v cty.Value) any {
+	v, _ = v.Unmark()
+	switch ty := v.Type(); {
+	case v.IsNull() || !v.IsKnown():
+		return nil
+	case ty == cty.String:
+		return v.AsString()
+	case ty == cty.Bool:
+		return v.True()
+	case ty == cty.Number:
+		return (*number)(v.AsBigFloat())
+	case ty.IsMapType() || ty.IsObjectType():
+		object := map[string]any{}
+		for key, element := range v.Elements() {
+			key, _ = key.Unmark()
+			object[key.AsString()] = plain(element)
+		}
+		return object
+	case v.CanIterateElements():
+		list := []any{}
+		for _, element := range v.Elements() {
+			list = append(list, plain(element))
+		}
+		return list
+	}
+	return nil
+}
+
+// number is a JSON number of exactly this value.
+type number big.Float
+
+func (n *number) MarshalJSON() ([]byte, error) {
+	f := (*big.Float)(n)
+	if f.IsInf() {
+		return []byte("null"), nil
+	}
+	return []byte(f.Text('f', -1)), nil
+}
+
+// stringOf is the value as a string, as HCL converts it.
+func stringOf(v cty.Value) (string, bool) {
+	v, _ = v.Unmark()
+	s, err := convert.Convert(v, cty.String)
+	if err != nil || s.IsNull() || !s.IsKnown() {
+		return "", false
+	}
+	return s.AsString(), true
+}
+
+// kindOf names the value's type for people.
+func kindOf(v cty.Value) string {
+	v, _ = v.Unmark()
+	if v.IsNull() {
+		return "null"
+	}
+	name := v.Type().FriendlyName()
+	if strings.ContainsAny(name[:1], "aeiou") {
+		return fmt.Sprintf("an %s", name)
+	}
+	return fmt.Sprintf("a %s", name)
+}

@@ -1,0 +1,253 @@
+package config
+
+import (
+	"crypto/md5"
+	"crypto/sha1"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/hashicorp/hcl/v2/ext/tryfunc"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
+	"github.com/zclconf/go-cty/cty/function"
+	"github.com/zclconf/go-cty/cty/function/stdlib"
+)
+
+// carriers may be given run-time references: what they do to the text around a reference, they do not do to the reference.
+var carriers = map[string]function.Function{
+	"chunklist": stdlib.ChunklistFunc, "coalesce": stdlib.CoalesceFunc, "coalescelist": stdlib.CoalesceListFunc,
+	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc, "flatten": stdlib.FlattenFunc,
+	"format": stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc, "indent": stdlib.IndentFunc, "join": stdlib.JoinFunc,
+	"jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc, "merge": stdlib.MergeFunc,
+	"reverse": stdlib.ReverseListFunc, "slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc,
+	"chomp": stdlib.ChompFunc, "trimspace": stdlib.TrimSpaceFunc, "index": stdlib.IndexFunc,
+	"tostring": conversion(cty.String), "tolist": conversion(cty.List(cty.DynamicPseudoType)),
+	"toset": conversion(cty.Set(cty.DynamicPseudoType)), "tomap": conversion(cty.Map(cty.DynamicPseudoType)),
+}
+
+// computers need the value itself: they refuse what only the run time knows.
+var computers = map[string]function.Function{
+	"abs": stdlib.AbsoluteFunc, "ceil": stdlib.CeilFunc, "contains": stdlib.ContainsFunc, "csvdecode": stdlib.CSVDecodeFunc,
+	"distinct": stdlib.DistinctFunc, "floor": stdlib.FloorFunc, "formatdate": stdlib.FormatDateFunc,
+	"jsondecode": stdlib.JSONDecodeFunc, "log": stdlib.LogFunc, "lower": stdlib.LowerFunc, "max": stdlib.MaxFunc,
+	"min": stdlib.MinFunc, "parseint": stdlib.ParseIntFunc, "pow": stdlib.PowFunc, "range": stdlib.RangeFunc,
+	"regex": stdlib.RegexFunc, "regexall": stdlib.RegexAllFunc, "regex_replace": stdlib.RegexReplaceFunc,
+	"replace": stdlib.ReplaceFunc, "setintersection": stdlib.SetIntersectionFunc, "setproduct": stdlib.SetProductFunc,
+	"setsubtract": stdlib.SetSubtractFunc, "setunion": stdlib.SetUnionFunc, "signum": stdlib.SignumFunc, "sort": stdlib.SortFunc,
+	"split": stdlib.SplitFunc, "strlen": stdlib.StrlenFunc, "strrev": stdlib.ReverseFunc, "substr": stdlib.SubstrFunc,
+	"timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc, "trimprefix": stdlib.TrimPrefixFunc,
+	"trimsuffix": stdlib.TrimSuffixFunc, "upper": stdlib.UpperFunc, "length": lengthFunction,
+	"tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
+	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
+	"base64encode": text(func(s string) (string, error) { return base64.StdEncoding.EncodeToString([]byte(s)), nil }),
+	"base64decode": text(decodeBase64),
+	"urlencode":    text(func(s string) (string, error) { return url.QueryEscape(s), nil }),
+	"basename":     text(func(s string) (string, error) { return path.Base(s), nil }),
+	"dirname":      text(func(s string) (string, error) { return path.Dir(s), nil }),
+	"md5":          text(func(s string) (string, error) { h := md5.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+	"sha1":         text(func(s string) (string, error) { h := sha1.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+	"sha256":       text(func(s string) (string, error) { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+}
+
+// impure are functions that people know from elsewhere and that cannot be had here.
+var impure = []string{"timestamp", "uuidv4", "uuidv5", "uuid", "bcrypt", "rand"}
+
+// functions is the table of functions of one text. All of them count against its budget.
+func (d *decoder) functions() map[string]function.Function {
+	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc, meterName: d.meterFunction()}
+	for name, f := range carriers {
+		table[name] = d.bounded(name, f, true)
+	}
+	computing := maps.Clone(computers)
+	computing["file"] = text(d.readFile)
+	for name, f := range computing {
+		table[name] = d.bounded(name, f, false)
+	}
+	for _, name := range impure {
+		table[name] = refused()
+	}
+	return table
+}
+
+// bounded is f under the budget. Without carries it refuses run-time references.
+func (d *decoder) bounded(name string, f function.Function, carries bool) function.Function {
+	check := func(args []cty.Value) error {
+		for i, arg := range args {
+			if !carries && atRunTime(arg) {
+				return function.NewArgErrorf(i, "a reference that is known at run time only cannot be computed with")
+			}
+		}
+		return d.budget.spend(elementWork + foreseen(name, args))
+	}
+	spec := &function.Spec{
+		Params: slices.Clone(f.Params()), VarParam: f.VarParam(),
+		Type: func(args []cty.Value) (cty.Type, error) {
+			if err := errors.Join(check(args), modest(args)); err != nil {
+				return cty.DynamicPseudoType, err
+			}
+			return f.ReturnTypeForValues(args)
+		},
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			v, err := f.Call(args)
+			if err == nil {
+				err = d.budget.charge(v)
+			}
+			return v, err
+		},
+	}
+	for i := range spec.Params {
+		spec.Params[i].AllowMarked = true
+	}
+	if spec.VarParam != nil {
+		last := *spec.VarParam
+		last.AllowMarked = true
+		spec.VarParam = &last
+	}
+	return function.New(spec)
+}
+
+// modest refuses monstrous numbers, also those that stand in a text.
+func modest(args []cty.Value) error {
+	for _, arg := range args {
+		if _, err := sizeOf(arg, maxWork); err != nil {
+			return err
+		}
+		if err := modestText(arg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var wideVerb = regexp.MustCompile(`%[^a-zA-Z%]*([0-9]{4,}|\*)`)
+
+// foreseen is the work of calls whose result is a product of their arguments.
+func foreseen(name string, args []cty.Value) int {
+	size := func(i int) int {
+		if i >= len(args) {
+			return 0
+		}
+		n, _ := sizeOf(args[i], maxWork)
+		return min(n, 1<<30)
+	}
+	switch name {
+	case "replace", "regex_replace":
+		return size(0) * (size(2) + 1 - elementWork)
+	case "join":
+		return size(0) * (size(1) / elementWork)
+	case "indent":
+		n, _ := args[0].Unmark()
+		if n.IsNull() || !n.IsKnown() {
+			return 0
+		}
+		width, _ := n.AsBigFloat().Int64()
+		return int(min(max(width, 0), 1<<30)) * size(1)
+	case "setproduct":
+		n := 1
+		for i := range args {
+			n = min(n*max(size(i)/elementWork, 1), 1<<40)
+		}
+		return n * elementWork
+	case "format", "formatlist":
+		if f, ok := stringOf(args[0]); ok && wideVerb.MatchString(f) {
+			return maxWork + 1
+		}
+	}
+	return 0
+}
+
+// text is a function of one string.
+func text(f func(string) (string, error)) function.Function {
+	return function.New(&function.Spec{
+		Params: []function.Parameter{{Name: "text", Type: cty.String}},
+		Type:   function.StaticReturnType(cty.String),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			s, err := f(args[0].AsString())
+			return cty.StringVal(s), err
+		},
+	})
+}
+
+func test(f func(s, part string) bool) function.Function {
+	return function.New(&function.Spec{
+		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
+		Type:   function.StaticReturnType(cty.Bool),
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+			return cty.BoolVal(f(args[0].AsString(), args[1].AsString())), nil
+		},
+	})
+}
+
+// conversion is a function that converts its argument to the type.
+func conversion(to cty.Type) function.Function {
+	return function.New(&function.Spec{
+		Params: []function.Parameter{{Name: "value", Type: cty.DynamicPseudoType, AllowNull: true}},
+		Type: func(args []cty.Value) (cty.Type, error) {
+			v, err := convert.Convert(args[0], to)
+			if err != nil {
+				return cty.DynamicPseudoType, function.NewArgError(0, err)
+			}
+			return v.Type(), nil
+		},
+		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) { return convert.Convert(args[0], to) },
+	})
+}
+
+// lengthFunction counts the elements of a collection, or the characters of a text.
+var lengthFunction = function.New(&function.Spec{
+	Params: []function.Parameter{{Name: "value", Type: cty.DynamicPseudoType, AllowDynamicType: true}},
+	Type:   function.StaticReturnType(cty.Number),
+	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+		if v := args[0]; v.Type() == cty.String {
+			return stdlib.Strlen(v)
+		} else if v.CanIterateElements() {
+			return cty.NumberIntVal(int64(v.LengthInt())), nil
+		}
+		return cty.DynamicVal, function.NewArgErrorf(0, "a list, a map or a text is wanted")
+	},
+})
+
+// refused is a function that only says why it is not to be had.
+func refused() function.Function {
+	return function.New(&function.Spec{
+		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true},
+		Type: func([]cty.Value) (cty.Type, error) {
+			return cty.String, errors.New("it is not offered: the same text must always give the same answer; use a variable")
+		},
+	})
+}
+
+func decodeBase64(s string) (string, error) {
+	b, err := base64.StdEncoding.DecodeString(s)
+	if err != nil || !utf8.Valid(b) {
+		return "", errors.New("this is not the base64 form of a UTF-8 text")
+	}
+	return string(b), nil
+}
+
+// readFile is file().
+func (d *decoder) readFile(name string) (string, error) {
+	if d.opts.ReadFile == nil {
+		return "", errors.New("files cannot be read here; give the text as a variable")
+	}
+	b, err := d.opts.ReadFile(name)
+	switch {
+	case err != nil:
+		return "", err
+	case len(b) > maxBytes:
+		return "", fmt.Errorf("%s has %d bytes; at most %d are allowed", name, len(b), maxBytes)
+	case !utf8.Valid(b):
+		return "", fmt.Errorf("%s is not UTF-8 text", name)
+	}
+	return string(b), nil
+}

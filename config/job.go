@@ -1,0 +1,159 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// maxCount bounds a group's count.
+const maxCount = 50_000
+
+// job reads a file that holds a job, or a bare task.
+func (f *file) job() *hooks.Job {
+	var subject block
+	for _, b := range f.body.Blocks {
+		switch {
+		case b.Type == "job" || b.Type == "task":
+			if subject.body != nil {
+				f.errorf(b.DefRange(), "put it into a file of its own", "a file holds one job or one task")
+			}
+			subject = block{b.Type, b.Labels, b.Body, f.ctx, b.DefRange(), b}
+		case !known(b.Type, topLevel):
+			f.errorf(b.TypeRange, didYouMean(b.Type, append([]string{"job", "task"}, topLevel...)), "a job file has no block %q", b.Type)
+		}
+	}
+	f.noAttributes()
+	if subject.body == nil && len(f.diags) > 0 {
+		return nil
+	}
+	if subject.body == nil {
+		f.errorf(f.head, `write job "name" { ... }`, "the file holds no job")
+		return nil
+	}
+	name, ok := f.label(subject, registry.ParseTaskName)
+	if !ok {
+		return nil
+	}
+	if subject.kind == "task" {
+		return f.bareTask(subject, string(name))
+	}
+	return f.jobBlock(subject, string(name))
+}
+
+func known(name string, names []string) bool {
+	for _, n := range names {
+		if n == name {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *file) noAttributes() {
+	for _, attr := range f.body.Attributes {
+		f.errorf(attr.NameRange, "is this a volume file, or a job file without its job block?", "a job file has no attribute %q", attr.Name)
+	}
+}
+
+// label is a block's one label.
+func (d *decoder) label(b block, parse func(string) (registry.TaskName, error)) (registry.TaskName, bool) {
+	if len(b.labels) != 1 {
+		d.errorf(b.head, "write "+b.kind+` "name" { ... }`, "%s has one name", b.kind)
+		return "", false
+	}
+	at := b.head
+	if b.syntax != nil && len(b.syntax.LabelRanges) == 1 {
+		at = b.syntax.LabelRanges[0]
+	}
+	name := b.labels[0]
+	if strings.Contains(name, "${") {
+		d.errorf(at, "write it out, or use dynamic with labels", "a name cannot hold a reference")
+		return "", false
+	}
+	t, err := parse(name)
+	if err != nil {
+		d.errorf(at, "", "%v", err)
+	}
+	return t, err == nil
+}
+
+// bareTask makes a job of a task, as Nomad does of a task in a job.
+func (f *file) bareTask(b block, name string) *hooks.Job {
+	job := &hooks.Job{ID: name, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
+	if g, ok := f.wrapped(b, jobFacts{kind: job.Type}); ok {
+		job.Groups = []hooks.Group{g}
+	}
+	return job
+}
+
+// jobFacts are what a group has to know of its job.
+type jobFacts struct {
+	kind   string // type
+	canary bool
+}
+
+func (f *file) jobBlock(b block, id string) *hooks.Job {
+	f.checkCarried(b, jobLevel)
+	at := &fields{f.decoder, b, f.inner(b)}
+	job := &hooks.Job{ID: id, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
+	if at.has("namespace") {
+		job.Namespace = parsed(at, "namespace", registry.ParseNamespace)
+	}
+	if at.has("id") {
+		job.ID = string(parsed(at, "id", registry.ParseTaskName))
+	}
+	if at.has("type") {
+		job.Type = oneOf(at, "type", jobTypes)
+	}
+	facts := jobFacts{kind: job.Type, canary: f.canary(at)}
+	seen := map[string]bool{}
+	for _, inner := range at.blocks {
+		g, ok := f.member(inner, facts)
+		if ok && seen[g.Name] {
+			f.errorf(inner.head, "give each group a name of its own", "the job has two groups named %q", g.Name)
+		}
+		if ok {
+			seen[g.Name] = true
+			job.Groups = append(job.Groups, g)
+		}
+	}
+	if len(at.all("group"))+len(at.all("task")) == 0 {
+		f.errorf(b.head, `add group "name" { task "name" { ... } }`, "the job has no group")
+	}
+	rest := f.carry(b, "namespace", "type", "id", "group", "task")
+	asBlock(rest, "meta")
+	job.Rest = raw(rest)
+	return job
+}
+
+// member is the group that a block of a job stands for.
+func (f *file) member(b block, facts jobFacts) (hooks.Group, bool) {
+	switch b.kind {
+	case "group":
+		return f.group(b, facts)
+	case "task":
+		return f.wrapped(b, facts)
+	}
+	return hooks.Group{}, false
+}
+
+// wrapped is the group of its own that a task directly in a job gets.
+func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
+	task, _, ok := f.task(b, newRequests())
+	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
+}
+
+// canary says whether an update block asks for canaries.
+func (f *file) canary(at *fields) bool {
+	for _, b := range at.all("update") {
+		update := &fields{decoder: f.decoder, block: block{kind: "update", body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx, head: b.head}}
+		if update.integer("canary", 0, maxCount, 0) > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,172 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// runtimeMark is on every value that holds a reference which only the run time can resolve.
+const runtimeMark = markName("known at run time only")
+
+type markName string
+
+// prepare makes a parsed text ready for evaluation, in place: run-time references become constants of their own text,
+// expressions that repeat work are metered, lines of heredocs end alike, and keys that are given twice are reported.
+func prepare(root hclsyntax.Node, text []byte) hcl.Diagnostics {
+	return hclsyntax.Walk(root, &preparation{text: text})
+}
+
+type preparation struct {
+	text  []byte
+	bound []string         // names of for expressions and dynamic blocks around
+	path  []hclsyntax.Node // nodes around, innermost last
+}
+
+func (p *preparation) Enter(node hclsyntax.Node) hcl.Diagnostics {
+	p.bound = append(p.bound, binds(node)...)
+	var found hcl.Diagnostics
+	switch n := node.(type) {
+	case *hclsyntax.ScopeTraversalExpr:
+		p.reference(n)
+	case *hclsyntax.LiteralValueExpr:
+		p.lineEnds(n)
+	case *hclsyntax.ObjectConsExpr:
+		found = repeatedKeys(n)
+	}
+	p.path = append(p.path, node)
+	return found
+}
+
+func (p *preparation) Exit(node hclsyntax.Node) hcl.Diagnostics {
+	p.path = p.path[:len(p.path)-1]
+	p.bound = p.bound[:len(p.bound)-len(binds(node))]
+	meter(node)
+	return nil
+}
+
+// binds lists the names that the node gives a meaning inside it.
+func binds(node hclsyntax.Node) []string {
+	switch n := node.(type) {
+	case *hclsyntax.ForExpr:
+		if n.KeyVar != "" {
+			return []string{n.KeyVar, n.ValVar}
+		}
+		return []string{n.ValVar}
+	case *hclsyntax.Block:
+		if n.Type == "dynamic" && len(n.Labels) > 0 {
+			return []string{iteratorOf(n)}
+		}
+	}
+	return nil
+}
+
+// iteratorOf is the name by which a dynamic block's content calls its current element.
+func iteratorOf(b *hclsyntax.Block) string {
+	if attr := b.Body.Attributes["iterator"]; attr != nil {
+		if t, found := hcl.AbsTraversalForExpr(attr.Expr); !found.HasErrors() && len(t) == 1 {
+			return t.RootName()
+		}
+	}
+	return b.Labels[0]
+}
+
+var (
+	runtimeRoots = []string{"node", "attr", "meta", "env", "device", "unique", "driver"}
+	scopeRoots   = []string{"var", "local", "vars", "locals", "variable", "variables", "each"}
+	allCaps      = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Za-z0-9_-]*)?$`)
+)
+
+// reference turns a run-time reference into a name of its whole text, which evaluates to that text (constants). Names that
+// nobody knows are one in templates only, where "${name}" may be meant for who reads the text at run time.
+func (p *preparation) reference(n *hclsyntax.ScopeTraversalExpr) {
+	root := n.Traversal.RootName()
+	if slices.Contains(p.bound, root) {
+		return
+	}
+	known := slices.Contains(runtimeRoots, root) || allCaps.MatchString(root)
+	if !known && (slices.Contains(scopeRoots, root) || !p.inTemplate()) {
+		return
+	}
+	written := string(n.SrcRange.SliceBytes(p.text))
+	n.Traversal = hcl.Traversal{hcl.TraverseRoot{Name: "${" + written + "}", SrcRange: n.SrcRange}}
+}
+
+func (p *preparation) inTemplate() bool {
+	if len(p.path) == 0 {
+		return false
+	}
+	switch p.path[len(p.path)-1].(type) {
+	case *hclsyntax.TemplateExpr, *hclsyntax.TemplateWrapExpr:
+		return true
+	}
+	return false
+}
+
+// constants adds what run-time references in the expression evaluate to.
+func constants(expr hclsyntax.Expression, ctx *hcl.EvalContext) *hcl.EvalContext {
+	var values map[string]cty.Value
+	for _, t := range hclsyntax.Variables(expr) {
+		if name := t.RootName(); strings.HasPrefix(name, "${") {
+			if values == nil {
+				values = map[string]cty.Value{}
+			}
+			values[name] = cty.StringVal(name).Mark(runtimeMark)
+		}
+	}
+	if values == nil {
+		return ctx
+	}
+	child := ctx.NewChild()
+	child.Variables = values
+	return child
+}
+
+// lineEnds makes lines of a heredoc end in "\n", however the file's lines end.
+func (p *preparation) lineEnds(n *hclsyntax.LiteralValueExpr) {
+	if !n.Val.Type().Equals(cty.String) || n.Val.IsNull() || n.SrcRange.End.Byte > len(p.text) {
+		return
+	}
+	if bytes.Contains(n.SrcRange.SliceBytes(p.text), []byte("\r\n")) {
+		n.Val = cty.StringVal(strings.ReplaceAll(n.Val.AsString(), "\r\n", "\n"))
+	}
+}
+
+// repeatedKeys reports constant keys of an object that are given twice: HCL would silently take the last.
+func repeatedKeys(n *hclsyntax.ObjectConsExpr) hcl.Diagnostics {
+	var found hcl.Diagnostics
+	seen := map[string]bool{}
+	for _, item := range n.Items {
+		name, ok := constantKey(item.KeyExpr)
+		switch {
+		case ok && !seen[name]:
+			seen[name] = true
+		case ok:
+			found = append(found, &hcl.Diagnostic{
+				Severity: hcl.DiagError, Subject: item.KeyExpr.Range().Ptr(),
+				Summary: fmt.Sprintf("the key %q is given twice", name), Detail: "remove one of the two",
+			})
+		}
+	}
+	return found
+}
+
+func constantKey(e hclsyntax.Expression) (string, bool) {
+	if word := hcl.ExprAsKeyword(e); word != "" {
+		return word, true
+	}
+	if key, ok := e.(*hclsyntax.ObjectConsKeyExpr); ok {
+		e = key.Wrapped
+	}
+	if t, ok := e.(*hclsyntax.TemplateExpr); ok && t.IsStringLiteral() {
+		v, found := t.Value(nil)
+		return v.AsString(), !found.HasErrors()
+	}
+	return "", false
+}

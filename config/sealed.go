@@ -1,0 +1,66 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it.
+const sealedVersion = 1
+
+// sealed is the form of hooks.Sealed: JSON, exactly one of the parts.
+type sealed struct {
+	Version int              `json:"version"`
+	Task    *hooks.TaskSpec  `json:"task,omitempty"`
+	Group   *hooks.GroupSpec `json:"group,omitempty"`
+}
+
+func seal(s sealed) hooks.Sealed {
+	s.Version = sealedVersion
+	text, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // plain data cannot fail
+	}
+	return text
+}
+
+// OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what they are.
+func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) {
+	s, err := unseal(text)
+	if err == nil && s.Task == nil {
+		err = registry.Invalid("this is not the sealed part of a task that runs a plugin")
+	}
+	if err != nil {
+		return hooks.TaskSpec{}, fmt.Errorf("open the sealed part of a task: %w", err)
+	}
+	return *s.Task, nil
+}
+
+// OpenGroup is our part of a group that uses volumes.
+func OpenGroup(text hooks.Sealed) (hooks.GroupSpec, error) {
+	s, err := unseal(text)
+	if err == nil && s.Group == nil {
+		err = registry.Invalid("this is not the sealed part of a group that uses volumes")
+	}
+	if err != nil {
+		return hooks.GroupSpec{}, fmt.Errorf("open the sealed part of a group: %w", err)
+	}
+	return *s.Group, nil
+}
+
+func unseal(text hooks.Sealed) (sealed, error) {
+	var s sealed
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, registry.Errorf(registry.ErrDamaged, "it is not what was sealed: %w", err)
+	}
+	switch {
+	case s.Version < 1:
+		return s, registry.Errorf(registry.ErrDamaged, "it has no version")
+	case s.Version > sealedVersion:
+		return s, registry.Errorf(registry.ErrUnsupported, "it has version %d; this shim reads up to %d; use a newer shim", s.Version, sealedVersion)
+	}
+	return s, nil
+}

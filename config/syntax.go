@@ -1,0 +1,200 @@
+package config
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+
+	"holdfast/registry"
+)
+
+// decoder is the reading of one text.
+type decoder struct {
+	src     Source
+	opts    Options
+	texts   map[string][]byte // by name, for snippets
+	secrets []span            // of secrets blocks: nothing of them is shown
+	diags   registry.Diagnostics
+	dropped int // diagnostics over maxKept
+	budget  budget
+	spent   bool             // that the budget is used up has been said
+	scope   *hcl.EvalContext // functions, var and local
+}
+
+func newDecoder(src Source, opts Options) *decoder {
+	d := &decoder{src: src, opts: opts, texts: map[string][]byte{src.Name: src.Text}, budget: budget{maxWork}}
+	d.scope = &hcl.EvalContext{Variables: map[string]cty.Value{}, Functions: d.functions()}
+	return d
+}
+
+var bom = []byte("\ufeff")
+
+// mapNames are blocks that are maps in truth. Volume files have always been written with quoted keys, and several on a line, in
+// them, which HCL 2 allows in objects only.
+type mapNames struct {
+	names      []string
+	quotedOnly bool // only those with quoted keys are read as objects
+}
+
+var (
+	jobMaps    = mapNames{names: []string{"env", "meta"}, quotedOnly: true}
+	volumeMaps = mapNames{names: []string{"parameters", "context", "secrets", "segments"}}
+)
+
+// maxSyntax is how many syntax errors are told: those behind the first ones are mostly their echo.
+const maxSyntax = 3
+
+// parse gives the text's body, or nil if it has no sense as HCL.
+func (d *decoder) parse(maps mapNames) *hclsyntax.Body {
+	return d.parseText(d.src, maps)
+}
+
+func (d *decoder) parseText(src Source, maps mapNames) *hclsyntax.Body {
+	own := src.Name == d.src.Name
+	out := outlineOf(bytes.TrimPrefix(src.Text, bom))
+	shift := len(src.Text) - len(bytes.TrimPrefix(src.Text, bom))
+	if own {
+		d.hideSecrets(out, shift)
+	}
+	for _, f := range out.faults {
+		d.errorf((&decoder{src: src}).rangeOf(f.start+shift, f.end+shift), f.detail, "%s", f.summary)
+	}
+	if len(out.faults) > 0 {
+		return nil
+	}
+	text := bytes.Clone(bytes.TrimPrefix(src.Text, bom))
+	start := hcl.Pos{Line: 1, Column: 1, Byte: shift}
+	if !d.shallow(text, src.Name, start) {
+		return nil
+	}
+	cut := cutMaps(text, out.braces, maps)
+	file, found := hclsyntax.ParseConfig(text, src.Name, start)
+	if found.HasErrors() {
+		d.syntax(found)
+		return nil
+	}
+	body := file.Body.(*hclsyntax.Body)
+	for _, m := range cut {
+		if !d.restore(body, m, shift) {
+			return nil
+		}
+	}
+	found = append(found, prepare(body, src.Text)...)
+	d.hcl(found)
+	return body
+}
+
+// syntax reports the first syntax errors, one a line.
+func (d *decoder) syntax(found hcl.Diagnostics) {
+	var lines []int
+	for _, h := range found {
+		if h.Severity != hcl.DiagError || h.Subject == nil || slices.Contains(lines, h.Subject.Start.Line) {
+			continue
+		}
+		if lines = append(lines, h.Subject.Start.Line); len(lines) <= maxSyntax {
+			d.hcl(hcl.Diagnostics{h})
+		}
+	}
+}
+
+// shallow counts the nesting again as HCL's lexer sees it, in case that the outline was led astray.
+func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
+	tokens, _ := hclsyntax.LexConfig(text, name, start)
+	depth := 0
+	for _, t := range tokens {
+		switch t.Type {
+		case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp, hclsyntax.TokenTemplateControl:
+			depth++
+		case hclsyntax.TokenCBrace, hclsyntax.TokenCBrack, hclsyntax.TokenCParen, hclsyntax.TokenTemplateSeqEnd:
+			depth--
+		}
+		if depth > maxDepth {
+			d.errorf(t.Range, "use fewer levels", "this is nested more than %d levels deep", maxDepth)
+			return false
+		}
+	}
+	return true
+}
+
+// hideSecrets notes where secrets blocks are. In a text that is broken everything behind the first one counts as secret.
+func (d *decoder) hideSecrets(out outline, shift int) {
+	for _, b := range out.braces {
+		if b.word == "secrets" {
+			d.secrets = append(d.secrets, span{b.open + shift, b.close + shift})
+		}
+	}
+	if at := bytes.Index(d.src.Text, []byte("secrets")); at >= 0 && len(out.faults) > 0 {
+		d.secrets = append(d.secrets, span{at + len("secrets"), len(d.src.Text) + 1})
+	}
+}
+
+// cutMaps blanks the blocks that are maps and returns them with their text.
+func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
+	var cut []cutMap
+	for _, b := range braces {
+		inner := bytes.TrimLeft(text[b.open+1:b.close-1], " \t\r\n")
+		isBlock := !bytes.Contains(text[b.at:b.open], []byte("="))
+		if isBlock && slices.Contains(maps.names, b.word) && (!maps.quotedOnly || bytes.HasPrefix(inner, []byte(`"`))) {
+			cut = append(cut, cutMap{b, bytes.Clone(text[b.open:b.close])})
+		}
+	}
+	// Maps are not within maps: what one contains was cut with it, when its own brace closed first.
+	cut = slices.DeleteFunc(cut, func(m cutMap) bool {
+		return slices.ContainsFunc(cut, func(o cutMap) bool { return o.open < m.at && m.close < o.close })
+	})
+	for _, m := range cut {
+		blank(text[m.at:m.close])
+	}
+	return cut
+}
+
+type cutMap struct {
+	brace
+	text []byte // { ... }
+}
+
+func blank(text []byte) {
+	for i, c := range text {
+		if c != '\n' && c != '\r' {
+			text[i] = ' '
+		}
+	}
+}
+
+// restore puts a cut map back into the body that it was in, as an attribute of its name whose value is an object.
+func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
+	at := d.rangeOf(m.open+shift, m.close+shift)
+	expr, found := hclsyntax.ParseExpression(m.text, d.src.Name, at.Start)
+	if found.HasErrors() {
+		d.syntax(found)
+		return false
+	}
+	object, ok := expr.(*hclsyntax.ObjectConsExpr)
+	if !ok {
+		d.errorf(at, "write it as name = value lines", "this is no map")
+		return false
+	}
+	name := d.rangeOf(m.at+shift, m.at+shift+len(m.word))
+	in := innermost(body, m.at+shift)
+	if _, exists := in.Attributes[m.word]; exists {
+		d.errorf(name, "join the two", "%s is given twice", m.word)
+		return false
+	}
+	in.Attributes[m.word] = &hclsyntax.Attribute{
+		Name: m.word, Expr: object, SrcRange: hcl.RangeBetween(name, at), NameRange: name, EqualsRange: name,
+	}
+	return true
+}
+
+// innermost is the body that the byte at lies in.
+func innermost(body *hclsyntax.Body, at int) *hclsyntax.Body {
+	for _, b := range body.Blocks {
+		if b.OpenBraceRange.Start.Byte < at && at < b.CloseBraceRange.End.Byte {
+			return innermost(b.Body, at)
+		}
+	}
+	return body
+}

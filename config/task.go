@@ -1,0 +1,156 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// task reads a task block, and what it mounts of the volumes that its group asks for.
+func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, bool) {
+	name, ok := f.label(b, registry.ParseTaskName)
+	if !ok {
+		return hooks.Task{}, nil, false
+	}
+	f.checkCarried(b, taskLevel)
+	at := &fields{f.decoder, b, f.inner(b)}
+	at.need("driver")
+	driver, _ := at.text("driver")
+	task := hooks.Task{Name: name, Driver: driver, Env: at.stringMap("env")}
+	if config, ok := at.one("config"); ok {
+		task.Config = raw(f.carry(config))
+	}
+	if plugin, ok := at.one("csi_plugin"); ok {
+		spec := f.plugin(plugin)
+		task.Plugin = spec.ID
+		task.Sealed = seal(sealed{Task: &hooks.TaskSpec{Plugin: spec, Env: slices.Sorted(maps.Keys(task.Env))}})
+	}
+	rest := f.carry(b, "driver", "env", "config", "csi_plugin", "volume_mount")
+	mounts := f.mounts(rest, at, asked)
+	asBlock(rest, "meta")
+	task.Rest = raw(rest)
+	return task, mounts, true
+}
+
+var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label"}}
+
+var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
+
+// mounts reads a task's volume_mount blocks. Those of volumes that are not ours are carried.
+func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hooks.VolumeMount {
+	var mounts []hooks.VolumeMount
+	taken := map[string]bool{}
+	for _, b := range task.all("volume_mount") {
+		at := f.open(b, mountShape)
+		at.need("volume")
+		name, ok := at.text("volume")
+		if !ok {
+			continue
+		}
+		if _, exists := asked.at[name]; !exists {
+			detail := didYouMean(name, asked.names())
+			if len(asked.at) == 0 {
+				detail = fmt.Sprintf("add volume %q { ... } to the group", name)
+			}
+			f.errorf(at.at("volume"), detail, "the group asks for no volume %q", name)
+			continue
+		}
+		if asked.other[name] {
+			f.carryInto(rest, b)
+			continue
+		}
+		m := f.mount(at, name)
+		if m.Destination != "" && taken[m.Destination] {
+			f.errorf(at.at("destination"), "mount it elsewhere", "two volumes are mounted at %s", m.Destination)
+		}
+		taken[m.Destination] = true
+		mounts = append(mounts, m)
+	}
+	return mounts
+}
+
+func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
+	at.need("destination")
+	m := hooks.VolumeMount{Volume: registry.RequestName(volume), Propagation: hooks.Private}
+	m.Destination, _ = at.path("destination")
+	m.ReadOnly, _ = at.truth("read_only")
+	if at.has("propagation_mode") {
+		m.Propagation = oneOf(at, "propagation_mode", propagations)
+	}
+	if at.has("selinux_label") {
+		m.SELinux = oneOf(at, "selinux_label", []string{"z", "Z", ""})
+	}
+	return m
+}
+
+// taskDirs are the references that stand for a directory of every task's own file system.
+var taskDirs = map[string]string{"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets"}
+
+// maxPath bounds a path in a task: what is made below it has to fit into 128 bytes of a CSI string too.
+const maxPath = 60
+
+// path is an absolute, clean path in a task's file system that is no part of the system.
+func (f *fields) path(name string) (string, bool) {
+	v, ok := f.valueAtRunTime(name)
+	if !ok {
+		return "", false
+	}
+	s, ok := stringOf(v)
+	if !ok {
+		f.wrongType(name, "a path", v)
+		return "", false
+	}
+	for ref, dir := range taskDirs {
+		if rest, found := strings.CutPrefix(s, ref); found {
+			s = dir + rest
+		}
+	}
+	if wrong := wrongPath(s); wrong != "" {
+		f.errorf(f.at(name), "", "%s %s", name, wrong)
+		return "", false
+	}
+	return strings.TrimSuffix(s, "/"), true
+}
+
+// wrongPath says why a path cannot be used, or nothing.
+func wrongPath(s string) string {
+	switch {
+	case strings.Contains(s, "${"):
+		return "may start with ${NOMAD_TASK_DIR}, ${NOMAD_ALLOC_DIR} or ${NOMAD_SECRETS_DIR}, and hold no other reference"
+	case !strings.HasPrefix(s, "/"):
+		return `must be an absolute path, as in "/data"`
+	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return "must not contain control characters"
+	case len(s) > 1024:
+		return "must have at most 1024 bytes"
+	case path.Clean(s) != strings.TrimSuffix(s, "/") && s != "/":
+		return fmt.Sprintf("must be a clean path: %q", path.Clean(s))
+	}
+	for _, own := range []string{"/", "/proc", "/sys", "/dev"} {
+		if path.Clean(s) == own || own != "/" && own != "/dev" && within(s, own) {
+			return "must not be, or lie in, a directory of the system: / /dev /proc /sys"
+		}
+	}
+	return ""
+}
+
+// within says whether the path is the directory or lies below it.
+func within(s, dir string) bool {
+	return s == dir || strings.HasPrefix(s, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// needs refuses a spec for which the host lacks an operation.
+func (d *decoder) needs(at hcl.Range, ops ...hooks.Operation) {
+	for _, op := range ops {
+		if d.opts.Operations != nil && !slices.Contains(d.opts.Operations, op) {
+			d.errorf(at, "update the host", "this needs the plan operation %q, which this host cannot apply", op)
+		}
+	}
+}

@@ -1,0 +1,9 @@
+job "x" {
+  group "g" {
+    task "t" {
+      driver = "exec"
+      config {
+        command = "true"
+    }
+  }
+}

@@ -1,0 +1,6 @@
+job "x" {
+  datacenters = ["a", "b"
+  group "g" {
+    task "t" { driver = "exec" }
+  }
+}

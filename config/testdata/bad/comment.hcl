@@ -1,0 +1,3 @@
+job "x" {
+  /* never closed
+}

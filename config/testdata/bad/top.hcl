@@ -1,0 +1,3 @@
+jobb "x" {}
+group "g" {}
+type = "csi"

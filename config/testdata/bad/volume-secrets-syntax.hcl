@@ -1,0 +1,5 @@
+id        = "v"
+plugin_id = "p"
+secrets {
+  password = hunter2 hunter3
+}

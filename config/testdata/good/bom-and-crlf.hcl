@@ -1,0 +1,16 @@
+﻿job "crlf" {
+  group "g" {
+    task "t" {
+      driver = "exec"
+      env {
+        "A" = "${node.unique.id}"
+      }
+      config {
+        text = <<EOT
+one
+two ${NOMAD_ALLOC_ID}
+EOT
+      }
+    }
+  }
+}

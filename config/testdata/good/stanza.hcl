@@ -1,0 +1,31 @@
+job "defaults" {
+  group "g" {
+    task "t" {
+      driver = "exec"
+      csi_plugin {
+        id   = "p.example.com"
+        type = "node"
+      }
+    }
+    task "u" {
+      driver = "exec"
+      env {
+        CSI_ENDPOINT = "unix://csi/csi.sock"
+        LEVEL        = 3
+        DEBUG        = true
+      }
+      csi_plugin {
+        id                     = "q"
+        type                   = "monolith"
+        mount_dir              = "/run/csi/"
+        stage_publish_base_dir = "${NOMAD_TASK_DIR}/volumes"
+        health_timeout         = "1m30s"
+        heartbeat {
+          interval = "500ms"
+          timeout  = "250ms"
+          failures = 5
+        }
+      }
+    }
+  }
+}

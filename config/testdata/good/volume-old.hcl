@@ -1,0 +1,7 @@
+type            = "csi"
+id              = "old"
+external_id     = "vol-1"
+plugin_id       = "p"
+access_mode     = "single-node-writer"
+attachment_mode = "file-system"
+capacity_min    = "200G"

@@ -1,0 +1,265 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/ext/typeexpr"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	"github.com/zclconf/go-cty/cty/convert"
+)
+
+// file is a whole text: what is left of its body once variables and locals are evaluated.
+type file struct {
+	*decoder
+	block
+}
+
+// topLevel are the blocks of a text that are not its subject.
+var topLevel = []string{"variable", "variables", "locals"}
+
+// file evaluates the variables and locals of a text.
+func (d *decoder) file(root *hclsyntax.Body) *file {
+	f := &file{d, block{kind: "file", body: root, ctx: d.scope, head: hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}}}
+	declared := d.declared(root)
+	d.assign(declared)
+	d.scope.Variables["var"] = d.variables(declared)
+	d.scope.Variables["local"] = d.locals(root)
+	return f
+}
+
+// variable is a variable block.
+type variable struct {
+	name   string
+	at     hcl.Range
+	ctx    *typeexpr.Defaults
+	typ    cty.Type
+	value  cty.Value // NilVal: none yet
+	bad    bool      // something about it is reported already
+	checks []*hclsyntax.Block
+}
+
+func (d *decoder) declared(root *hclsyntax.Body) map[string]*variable {
+	declared := map[string]*variable{}
+	for _, b := range root.Blocks {
+		var vs []*variable
+		switch b.Type {
+		case "variable":
+			vs = append(vs, d.variableBlock(b))
+		case "variables":
+			vs = d.variablesBlock(b)
+		}
+		for _, v := range vs {
+			if v != nil && declared[v.name] != nil {
+				d.errorf(v.at, "remove one of the two", "the variable %q is declared twice", v.name)
+			} else if v != nil {
+				declared[v.name] = v
+			}
+		}
+	}
+	return declared
+}
+
+var variableShape = shape{attrs: []string{"type", "default", "description", "sensitive", "nullable"}, blocks: []string{"validation"}}
+
+func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
+	if len(b.Labels) != 1 {
+		d.errorf(b.DefRange(), `write variable "name" { ... }`, "a variable has one name")
+		return nil
+	}
+	v := &variable{name: b.Labels[0], at: b.DefRange(), typ: cty.DynamicPseudoType}
+	f := d.open(block{kind: "variable", body: b.Body, ctx: d.scope, head: b.DefRange()}, variableShape)
+	if attr := b.Body.Attributes["type"]; attr != nil {
+		typ, defaults, found := typeexpr.TypeConstraintWithDefaults(attr.Expr)
+		d.hcl(found)
+		v.typ, v.ctx, v.bad = typ, defaults, found.HasErrors()
+	}
+	if attr := b.Body.Attributes["default"]; attr != nil && !v.bad {
+		value, ok := d.value(attr.Expr, d.scope)
+		v.bad = !ok || !d.set(v, value, attr.Expr.Range())
+	}
+	for _, inner := range f.blocks {
+		v.checks = append(v.checks, inner.syntax)
+	}
+	return v
+}
+
+// variablesBlock reads the short form: name = default lines.
+func (d *decoder) variablesBlock(b *hclsyntax.Block) []*variable {
+	var vs []*variable
+	for _, attr := range b.Body.Attributes {
+		value, ok := d.value(attr.Expr, d.scope)
+		vs = append(vs, &variable{name: attr.Name, at: attr.NameRange, typ: value.Type(), value: value, bad: !ok})
+	}
+	return vs
+}
+
+// set gives the variable a value of its type.
+func (d *decoder) set(v *variable, value cty.Value, at hcl.Range) bool {
+	if v.ctx != nil && !value.IsNull() {
+		value = v.ctx.Apply(value)
+	}
+	converted, err := convert.Convert(value, v.typ)
+	if err == nil {
+		err = d.budget.charge(converted)
+	}
+	if err != nil {
+		d.errorf(at, "", "the variable %q cannot have this value: %v", v.name, err)
+		return false
+	}
+	v.value = converted
+	return true
+}
+
+// assign gives variables the values that the options hold for them.
+func (d *decoder) assign(declared map[string]*variable) {
+	names := slices.Collect(maps.Keys(declared))
+	for _, src := range d.opts.VariableFiles {
+		d.texts[src.Name] = src.Text
+		body := d.parseText(src, mapNames{})
+		if body == nil {
+			continue
+		}
+		for _, b := range body.Blocks {
+			d.errorf(b.DefRange(), "write name = value lines", "a variable file holds no blocks")
+		}
+		for _, attr := range body.Attributes {
+			if v := declared[attr.Name]; v == nil {
+				d.errorf(attr.NameRange, didYouMean(attr.Name, names), "there is no variable %q", attr.Name)
+			} else if value, ok := d.value(attr.Expr, d.scope); !ok || !d.set(v, value, attr.Expr.Range()) {
+				v.bad = true
+			}
+		}
+	}
+	for name, s := range d.opts.Variables {
+		at := hcl.Range{Filename: "-var " + name}
+		if v := declared[name]; v == nil {
+			d.errorf(at, didYouMean(name, names), "there is no variable %q", name)
+		} else if value, ok := d.commandLine(v, s, at); !ok || !d.set(v, value, at) {
+			v.bad = true
+		}
+	}
+}
+
+// commandLine reads a value from the command line: a string as it stands, anything else as an expression. A variable without
+// a type takes the type of its default.
+func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, bool) {
+	typ := v.typ
+	if typ == cty.DynamicPseudoType && v.value != cty.NilVal && !v.value.IsNull() {
+		typ = v.value.Type()
+	}
+	if typ == cty.DynamicPseudoType || typ.IsPrimitiveType() {
+		v.typ = typ
+		return cty.StringVal(s), true
+	}
+	src := Source{Name: at.Filename, Text: []byte("value = " + s)}
+	d.texts[src.Name] = src.Text
+	body := d.parseText(src, mapNames{})
+	if body == nil || body.Attributes["value"] == nil {
+		return cty.NilVal, false
+	}
+	return d.value(body.Attributes["value"].Expr, d.scope)
+}
+
+// variables is the object var. A variable without a value is an error, or unknown.
+func (d *decoder) variables(declared map[string]*variable) cty.Value {
+	object := map[string]cty.Value{}
+	for name, v := range declared {
+		switch {
+		case v.value != cty.NilVal && !v.bad:
+			object[name] = v.value
+			continue
+		case !v.bad && !d.opts.UnsetUnknown:
+			d.errorf(v.at, "give it a default, or -var "+name+"=...", "the variable %q has no value", name)
+		}
+		object[name] = cty.UnknownVal(v.typ.WithoutOptionalAttributesDeep())
+	}
+	all := cty.ObjectVal(object)
+	ctx := d.scope.NewChild()
+	ctx.Variables = map[string]cty.Value{"var": all}
+	for _, v := range declared {
+		for _, b := range v.checks {
+			d.validate(v, b, ctx)
+		}
+	}
+	return all
+}
+
+// validate runs a validation block of a variable.
+func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext) {
+	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()}, shape{attrs: []string{"condition", "error_message"}})
+	message, _ := f.text("error_message")
+	ok, known := f.truth("condition")
+	if known && !ok {
+		d.errorf(v.at, strings.TrimSpace(message), "the value of variable %q is not allowed", v.name)
+	}
+}
+
+// locals is the object local.
+func (d *decoder) locals(root *hclsyntax.Body) cty.Value {
+	attrs := map[string]*hclsyntax.Attribute{}
+	for _, b := range root.Blocks {
+		if b.Type != "locals" {
+			continue
+		}
+		for name, attr := range b.Body.Attributes {
+			if attrs[name] != nil {
+				d.errorf(attr.NameRange, "remove one of the two", "the local %q is given twice", name)
+			}
+			attrs[name] = attr
+		}
+	}
+	l := locals{decoder: d, attrs: attrs, values: map[string]cty.Value{}}
+	for _, name := range slices.Sorted(maps.Keys(attrs)) {
+		l.evaluate(name)
+	}
+	return cty.ObjectVal(l.values)
+}
+
+// locals evaluates each local after those that it refers to.
+type locals struct {
+	*decoder
+	attrs  map[string]*hclsyntax.Attribute
+	values map[string]cty.Value
+	path   []string // being evaluated
+}
+
+func (l *locals) evaluate(name string) {
+	attr := l.attrs[name]
+	if _, done := l.values[name]; done || attr == nil {
+		return
+	}
+	if slices.Contains(l.path, name) {
+		l.errorf(attr.NameRange, "it is: "+strings.Join(append(l.path, name), " -> "), "the local %q depends on itself", name)
+		l.values[name] = cty.DynamicVal
+		return
+	}
+	l.path = append(l.path, name)
+	needed := map[string]cty.Value{}
+	for _, t := range hclsyntax.Variables(attr.Expr) {
+		if other, ok := localName(t); ok {
+			if l.evaluate(other); l.attrs[other] != nil {
+				needed[other] = l.values[other]
+			}
+		}
+	}
+	l.path = l.path[:len(l.path)-1]
+	if _, cyclic := l.values[name]; cyclic {
+		return
+	}
+	ctx := l.scope.NewChild()
+	ctx.Variables = map[string]cty.Value{"local": cty.ObjectVal(needed)}
+	l.values[name], _ = l.value(attr.Expr, ctx)
+}
+
+// localName is NAME of local.NAME.
+func localName(t hcl.Traversal) (string, bool) {
+	if t.RootName() != "local" || len(t) < 2 {
+		return "", false
+	}
+	step, ok := t[1].(hcl.TraverseAttr)
+	return step.Name, ok
+}

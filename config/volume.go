@@ -1,0 +1,259 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"math/big"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+
+	"holdfast/registry"
+)
+
+var specShape = shape{
+	attrs: []string{
+		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "capacity_min", "capacity_max",
+		"access_mode", "attachment_mode", "parameters", "context", "secrets",
+	},
+	blocks: []string{"capability", "mount_options", "topology_request", "parameters", "context", "secrets", "variable", "variables", "locals"},
+}
+
+// volume reads a volume file.
+func (f *file) volume() *registry.VolumeSpec {
+	f.kind = "a volume file"
+	at := f.open(f.block, specShape)
+	at.need("id", "plugin_id")
+	if at.has("type") {
+		f.checkType(at)
+	}
+	spec := &registry.VolumeSpec{
+		Namespace: registry.DefaultNamespace, ID: parsed(at, "id", registry.ParseVolumeID),
+		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), External: parsed(at, "external_id", registry.ParseExternalID),
+		CloneID: parsed(at, "clone_id", registry.ParseExternalID), SnapshotID: string(parsed(at, "snapshot_id", registry.ParseExternalID)),
+		CapacityMin: at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
+		Parameters: at.stringMap("parameters"), Context: at.stringMap("context"),
+	}
+	if at.has("namespace") {
+		spec.Namespace = parsed(at, "namespace", registry.ParseNamespace)
+	}
+	if spec.Name = string(spec.ID); at.has("name") {
+		spec.Name = string(parsed(at, "name", registry.ParseExternalID))
+	}
+	if options, ok := at.one("mount_options"); ok {
+		spec.FSType, spec.MountFlags = f.mountOptions(options)
+	}
+	spec.Capabilities = f.capabilities(at)
+	spec.Required, spec.Preferred = f.topologies(at)
+	spec.Secrets = f.secretReferences(at)
+	f.checkVolume(at, spec)
+	return spec
+}
+
+func (f *file) checkType(at *fields) {
+	if kind, ok := at.text("type"); ok && kind != "csi" {
+		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`, "a volume of type %q is not a CSI volume", kind)
+	}
+}
+
+func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
+	if spec.CapacityMax > 0 && spec.CapacityMax < spec.CapacityMin {
+		f.errorf(at.at("capacity_max"), "raise it, or lower capacity_min", "capacity_max is smaller than capacity_min")
+	}
+	if at.has("snapshot_id") && at.has("clone_id") {
+		f.errorf(at.at("clone_id"), "keep one of them", "a volume is made of a snapshot or of a volume, not of both")
+	}
+}
+
+// capabilities reads the capability blocks; two modes at the top level are one capability, as older files have it.
+func (f *file) capabilities(at *fields) []registry.VolumeCapability {
+	blocks := at.all("capability")
+	old := at.has("access_mode") || at.has("attachment_mode")
+	switch {
+	case old && len(blocks) > 0:
+		f.errorf(at.at("access_mode"), "move them into a capability block", "modes at the top level and capability blocks exclude each other")
+	case old:
+		body := &hclsyntax.Body{Attributes: hclsyntax.Attributes{}}
+		for _, name := range capabilityShape.attrs {
+			if attr := f.body.Attributes[name]; attr != nil {
+				body.Attributes[name] = attr
+			}
+		}
+		blocks = []block{{kind: "capability", body: body, ctx: f.ctx, head: f.head}}
+	case len(blocks) == 0:
+		f.errorf(f.head, `add capability { access_mode = "single-node-writer" attachment_mode = "file-system" }, each on a line of its own`, "a volume has at least one capability")
+	}
+	var list []registry.VolumeCapability
+	for _, b := range blocks {
+		c := f.capability(b)
+		if slices.Contains(list, c) {
+			f.errorf(b.head, "remove one of the two", "this capability is given twice")
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+var capabilityShape = shape{attrs: []string{"access_mode", "attachment_mode"}}
+
+func (f *file) capability(b block) registry.VolumeCapability {
+	at := f.open(b, capabilityShape)
+	at.need("access_mode", "attachment_mode")
+	return registry.VolumeCapability{
+		Access: oneOf(at, "access_mode", registry.AccessModes), Attachment: oneOf(at, "attachment_mode", attachmentModes),
+	}
+}
+
+// topologies reads topology_request.
+func (f *file) topologies(volume *fields) (required, preferred []registry.Topology) {
+	b, ok := volume.one("topology_request")
+	if !ok {
+		return nil, nil
+	}
+	at := f.open(b, shape{blocks: []string{"required", "preferred"}})
+	return f.topologyList(at, "required"), f.topologyList(at, "preferred")
+}
+
+func (f *file) topologyList(request *fields, name string) []registry.Topology {
+	b, ok := request.one(name)
+	if !ok {
+		return nil
+	}
+	var list []registry.Topology
+	for _, inner := range f.open(b, shape{blocks: []string{"topology"}}).all("topology") {
+		at := f.open(inner, shape{attrs: []string{"segments"}, blocks: []string{"segments"}})
+		segments := at.stringMap("segments")
+		if len(segments) == 0 {
+			f.errorf(inner.head, `add segments { zone = "a" }`, "a topology has segments")
+		}
+		list = append(list, segments)
+	}
+	return list
+}
+
+// capacity is a number of bytes: a number, or a text such as "10GiB".
+func (f *fields) capacity(name string) int64 {
+	s, ok := f.text(name)
+	if !ok {
+		return 0
+	}
+	n, err := parseCapacity(s)
+	if err != nil {
+		f.errorf(f.at(name), `write bytes, or a number with a unit: "10GiB" (2^30), "10GB" (10^9)`, "%s %v", name, err)
+	}
+	return n
+}
+
+var capacityForm = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGTPE]?)(I?)B?$`)
+
+// parseCapacity reads sizes as people write them: K, KB, KiB; upper and lower case alike; without a unit they are bytes.
+func parseCapacity(s string) (int64, error) {
+	m := capacityForm.FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
+	if m == nil || m[2] == "" && m[3] != "" {
+		return 0, fmt.Errorf("is not a size")
+	}
+	base := int64(1000)
+	if m[3] != "" {
+		base = 1024
+	}
+	n, _ := new(big.Rat).SetString(m[1])
+	for range strings.Index("KMGTPE", m[2]) + min(len(m[2]), 1) {
+		n.Mul(n, big.NewRat(base, 1))
+	}
+	whole := new(big.Int).Div(n.Num(), n.Denom())
+	if !whole.IsInt64() {
+		return 0, fmt.Errorf("is larger than 2^63-1 bytes")
+	}
+	return whole.Int64(), nil
+}
+
+// secretForm is what to write instead of a secret.
+const secretForm = `say where it is to be had: name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
+
+// secretReferences reads secrets. Nothing of what is written there becomes part of a diagnostic, but for the keys.
+func (f *file) secretReferences(at *fields) map[string]registry.Secret {
+	out := map[string]registry.Secret{}
+	if attr := f.body.Attributes["secrets"]; attr != nil {
+		f.secretObject(out, attr.Expr)
+	}
+	for _, b := range at.all("secrets") {
+		for name, attr := range b.body.Attributes {
+			f.secretItem(out, name, attr.Expr)
+		}
+		for _, inner := range b.body.Blocks {
+			f.errorf(inner.TypeRange, secretForm, "secrets holds no blocks")
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+func (f *file) secretObject(out map[string]registry.Secret, expr hclsyntax.Expression) {
+	object, ok := expr.(*hclsyntax.ObjectConsExpr)
+	if !ok {
+		f.errorf(expr.Range(), secretForm, "secrets must be written out")
+		return
+	}
+	for _, item := range object.Items {
+		name, ok := constantKey(item.KeyExpr)
+		if !ok {
+			f.errorf(item.KeyExpr.Range(), secretForm, "the key of a secret must be a plain text")
+			continue
+		}
+		f.secretItem(out, name, item.ValueExpr)
+	}
+}
+
+// secretItem reads one reference. A literal is refused even if it is what people had in such files for years.
+func (f *file) secretItem(out map[string]registry.Secret, name string, expr hclsyntax.Expression) {
+	object, ok := expr.(*hclsyntax.ObjectConsExpr)
+	if !ok {
+		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: values do not belong into files", name)
+		return
+	}
+	v, ok := f.value(object, f.ctx)
+	if !ok {
+		return
+	}
+	s, wrong := secretOf(v)
+	if wrong != "" {
+		f.errorf(object.SrcRange, secretForm, "the secret %q %s", name, wrong)
+		return
+	}
+	out[name] = s
+}
+
+// secretOf makes a reference of the object, or says what is wrong with it.
+func secretOf(v cty.Value) (s registry.Secret, wrong string) {
+	fields := map[string]*string{"env": &s.Env, "file": &s.File, "callback": &s.Callback}
+	elements := v.AsValueMap()
+	for _, name := range slices.Sorted(maps.Keys(elements)) {
+		field, known := fields[name]
+		text, ok := stringOf(elements[name])
+		switch {
+		case !known:
+			return s, "has a field that is none of env, file and callback"
+		case !ok && !elements[name].IsKnown():
+			text = "unknown"
+		case !ok || text == "" || strings.Contains(text, "${"):
+			return s, "has an empty " + name
+		}
+		*field = text
+	}
+	switch {
+	case len(elements) != 1:
+		return s, "must have exactly one of env, file and callback"
+	case s.Env != "" && !envName.MatchString(s.Env):
+		return s, "names no environment variable"
+	case s.File != "" && !strings.HasPrefix(s.File, "/"):
+		return s, "must give the file as an absolute path"
+	}
+	return s, ""
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)

@@ -1,0 +1,27 @@
+# A Ceph image, to be created. A secret is never written into a file: it says where its value is to be had, each time that a
+# call needs it.
+
+id           = "database"
+name         = "database"
+type         = "csi"
+plugin_id    = "ceph-rbd"
+capacity_min = "10GiB"
+capacity_max = "20GiB"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+
+parameters {
+  "clusterID"                 = "00000000-0000-0000-0000-000000000000"
+  "pool"                      = "rbd"
+  "imageFeatures"             = "layering"
+  "csi.storage.k8s.io/fstype" = "ext4"
+}
+
+secrets {
+  userID  = { env = "CEPH_USER" }
+  userKey = { file = "/etc/holdfast/ceph.key" }
+  token   = { callback = "ceph/token" }
+}
