@@ -24,15 +24,9 @@ func (c *controller) ControllerPublishVolume(_ context.Context, req *csi.Control
 	if !c.attach {
 		return nil, errNoAttach
 	}
-	id, err := disk.ParseID(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	a, err := readAccess(req.GetVolumeCapability())
-	if err != nil {
-		return nil, err
-	}
-	if err := c.knownNode(req.GetNodeId()); err != nil {
+	id, badID := disk.ParseID(req.GetVolumeId())
+	a, badAccess := readAccess(req.GetVolumeCapability())
+	if err := refusal(badID, badAccess, c.knownNode(req.GetNodeId())); err != nil {
 		return nil, err
 	}
 	given, err := c.pool.Attach(id, req.GetNodeId(), c.maxVolumes, func(r disk.Record) (disk.Attachment, error) {

@@ -211,18 +211,18 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 }
 
 func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return nil, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
+	}
 	id, err := disk.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
-	}
-	if len(req.GetVolumeCapabilities()) == 0 {
-		return nil, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
 	}
 	r, err := c.pool.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	if reason := refusal(r, req); reason != "" {
+	if reason := mismatch(r, req); reason != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -232,8 +232,8 @@ func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.Vali
 	}}, nil
 }
 
-// refusal says why the volume is not what the caller takes it for, or "".
-func refusal(r disk.Record, req *csi.ValidateVolumeCapabilitiesRequest) string {
+// mismatch says why the volume is not what the caller takes it for, or "".
+func mismatch(r disk.Record, req *csi.ValidateVolumeCapabilitiesRequest) string {
 	usage, err := readAll(req.GetVolumeCapabilities())
 	if err != nil {
 		return err.Error()

@@ -125,6 +125,10 @@ func TestUnknownVolume(t *testing.T) {
 		step(t, "publish", p.publish(id, s, m.target("x"), writer, false), codes.NotFound)
 		step(t, "unstage", p.unstage(id, s), codes.NotFound)
 		step(t, "unpublish", p.unpublish(id, m.target("x")), codes.NotFound)
+		step(t, "stage nowhere", p.stage(id, "", writer), codes.InvalidArgument)
+		step(t, "publish nothing", p.publish(id, s, m.target("x"), nil, false), codes.InvalidArgument)
+		step(t, "unstage nowhere", p.unstage(id, ""), codes.InvalidArgument)
+		step(t, "unpublish nowhere", p.unpublish(id, ""), codes.InvalidArgument)
 		step(t, "delete", p.delete(id), codes.OK)
 		_, err := p.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{writer},

@@ -67,58 +67,65 @@ func TestVolumeLockedByAnotherProcess(t *testing.T) {
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 }
 
+func (p *process) attach(id, node string, c *csi.VolumeCapability, readOnly bool) (map[string]string, error) {
+	answer, err := p.ControllerPublishVolume(p.t.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: id, NodeId: node, VolumeCapability: c, Readonly: readOnly,
+	})
+	return answer.GetPublishContext(), err
+}
+
+func (p *process) detach(id, node string) error {
+	_, err := p.ControllerUnpublishVolume(p.t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
+	return err
+}
+
+func (p *process) stageWith(id, at string, context map[string]string) error {
+	_, err := p.NodeStageVolume(p.t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: at, VolumeCapability: writer, PublishContext: context,
+	})
+	return err
+}
+
+// attaching starts a controller and two nodes that attach.
+func (m *machine) attaching() (c, n1 *process) {
+	m.start("n2", "--backend", "dir", "--mode", "node", "--attach", "--node-id", "n2")
+	n1 = m.start("n", "--backend", "dir", "--mode", "node", "--attach", "--node-id", "n1")
+	return m.start("c", "--backend", "dir", "--mode", "controller", "--attach", "--max-volumes", "1"), n1
+}
+
 func TestAttach(t *testing.T) {
 	need(t, disk.DirBackend)
 	m := newMachine(t)
-	c := m.start("c", "--backend", "dir", "--mode", "controller", "--attach", "--max-volumes", "1")
-	n := m.start("n", "--backend", "dir", "--mode", "node", "--attach", "--node-id", "n1")
-	m.start("n2", "--backend", "dir", "--mode", "node", "--attach", "--node-id", "n2")
-	id, other, s := c.create("a", writer).VolumeId, c.create("b", writer).VolumeId, m.staging("s")
-	attach := func(id, node string, cap *csi.VolumeCapability, readOnly bool) (map[string]string, error) {
-		answer, err := c.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
-			VolumeId: id, NodeId: node, VolumeCapability: cap, Readonly: readOnly,
-		})
-		return answer.GetPublishContext(), err
-	}
-	detach := func(id, node string) error {
-		_, err := c.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
-		return err
-	}
-	stage := func(context map[string]string) error {
-		_, err := n.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: id, StagingTargetPath: s, VolumeCapability: writer, PublishContext: context,
-		})
-		return err
-	}
-	step(t, "stage before attach", stage(nil), codes.FailedPrecondition)
-	_, err := attach(id, "nowhere", writer, false)
+	c, _ := m.attaching()
+	id, other := c.create("a", writer).VolumeId, c.create("b", writer).VolumeId
+	_, err := c.attach(id, "nowhere", writer, false)
 	step(t, "attach to an unknown node", err, codes.NotFound)
-	_, err = attach(string(disk.IDFor("none")), "n1", writer, false)
+	_, err = c.attach(string(disk.IDFor("none")), "n1", writer, false)
 	step(t, "attach an unknown volume", err, codes.NotFound)
-	_, err = attach(id, "n1", multi, false)
+	_, err = c.attach(id, "n1", multi, false)
 	step(t, "attach wider than made", err, codes.FailedPrecondition)
 
-	context, err := attach(id, "n1", writer, false)
+	context, err := c.attach(id, "n1", writer, false)
 	step(t, "attach", err, codes.OK)
-	again, err := attach(id, "n1", writer, false)
+	again, err := c.attach(id, "n1", writer, false)
 	step(t, "attach again", err, codes.OK)
 	if context[tokenKey] == "" || again[tokenKey] != context[tokenKey] {
 		t.Error("the same attachment has no token, or two")
 	}
-	_, err = attach(id, "n1", writer, true)
+	_, err = c.attach(id, "n1", writer, true)
 	step(t, "attach read-only there", err, codes.AlreadyExists)
-	_, err = attach(id, "n2", writer, false)
+	_, err = c.attach(id, "n2", writer, false)
 	step(t, "attach to a second node", err, codes.FailedPrecondition)
 	if !strings.Contains(fmt.Sprint(err), "n1") {
 		t.Errorf("the error does not name the node: %v", err)
 	}
-	_, err = attach(other, "n1", writer, false)
+	_, err = c.attach(other, "n1", writer, false)
 	step(t, "attach one too many", err, codes.ResourceExhausted)
 	step(t, "delete while attached", c.delete(id), codes.FailedPrecondition)
 
 	c.kill()
 	c = m.start("c", "--backend", "dir", "--mode", "controller", "--attach", "--max-volumes", "1")
-	again, err = attach(id, "n1", writer, false)
+	again, err = c.attach(id, "n1", writer, false)
 	step(t, "attach after a kill", err, codes.OK)
 	if again[tokenKey] != context[tokenKey] {
 		t.Error("the attachment was not durable")
@@ -132,17 +139,27 @@ func TestAttach(t *testing.T) {
 			t.Errorf("volume %s is listed on %s", e.Volume.VolumeId, nodes)
 		}
 	}
+}
 
-	step(t, "stage with a wrong token", stage(map[string]string{tokenKey: "guessed"}), codes.FailedPrecondition)
-	step(t, "stage", stage(context), codes.OK)
-	step(t, "detach while staged", detach(id, "n1"), codes.FailedPrecondition)
-	step(t, "detach from another node", detach(id, "n2"), codes.OK)
+func TestStageNeedsTheAttachment(t *testing.T) {
+	need(t, disk.DirBackend)
+	m := newMachine(t)
+	c, n := m.attaching()
+	id, s := c.create("a", writer).VolumeId, m.staging("s")
+	step(t, "stage before attach", n.stageWith(id, s, nil), codes.FailedPrecondition)
+	context, err := c.attach(id, "n1", writer, false)
+	step(t, "attach", err, codes.OK)
+	step(t, "stage with a wrong token", n.stageWith(id, s, map[string]string{tokenKey: "guessed"}), codes.FailedPrecondition)
+	step(t, "stage", n.stageWith(id, s, context), codes.OK)
+	step(t, "publish without the token", n.publish(id, s, m.target("t"), writer, false), codes.FailedPrecondition)
+	step(t, "detach while staged", c.detach(id, "n1"), codes.FailedPrecondition)
+	step(t, "detach from another node", c.detach(id, "n2"), codes.OK)
 	step(t, "unstage", n.unstage(id, s), codes.OK)
-	step(t, "detach", detach(id, "n1"), codes.OK)
-	step(t, "detach again", detach(id, ""), codes.OK)
-	step(t, "detach what never was", detach(string(disk.IDFor("none")), "n1"), codes.OK)
-	step(t, "stage with the old token", stage(context), codes.FailedPrecondition)
-	fresh, err := attach(id, "n2", writer, false)
+	step(t, "detach", c.detach(id, "n1"), codes.OK)
+	step(t, "detach again", c.detach(id, ""), codes.OK)
+	step(t, "detach what never was", c.detach(string(disk.IDFor("none")), "n1"), codes.OK)
+	step(t, "stage with the old token", n.stageWith(id, s, context), codes.FailedPrecondition)
+	fresh, err := c.attach(id, "n2", writer, false)
 	step(t, "attach to the other node", err, codes.OK)
 	if fresh[tokenKey] == context[tokenKey] {
 		t.Error("a new attachment has the old token")
@@ -160,14 +177,9 @@ func TestReadOnlyAttachmentStagesReadOnly(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "dir", "--attach", "--node-id", "n1")
 	id, s := p.create("a", writer).VolumeId, m.staging("s")
-	answer, err := p.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
-		VolumeId: id, NodeId: "n1", VolumeCapability: writer, Readonly: true,
-	})
+	context, err := p.attach(id, "n1", writer, true)
 	step(t, "attach", err, codes.OK)
-	_, err = p.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: id, StagingTargetPath: s, VolumeCapability: writer, PublishContext: answer.GetPublishContext(),
-	})
-	step(t, "stage", err, codes.OK)
+	step(t, "stage", p.stageWith(id, s, context), codes.OK)
 	expectReadOnly(t, s)
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 }

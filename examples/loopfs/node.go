@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/hashicorp/go-hclog"
@@ -55,6 +56,15 @@ func (n *node) place(what, path string) (mount.Place, error) {
 	data := n.pool.Path()
 	if mount.Inside(at.String(), data) || mount.Inside(data, at.String()) {
 		return mount.Place{}, disk.Errorf(disk.ErrInvalid, "the %s %s overlaps loopfs' data directory", what, at)
+	}
+	return at, err
+}
+
+// oldPlace is a place for taking down: without the directory above, nothing is mounted there, which is no error.
+func (n *node) oldPlace(what, path string) (mount.Place, error) {
+	at, err := n.place(what, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
 	return at, err
 }

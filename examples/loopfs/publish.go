@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io/fs"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -21,12 +20,9 @@ type publication struct {
 
 // NodePublishVolume shows a staged volume at a target path. The directory above has to be there; the target is made.
 func (n *node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	id, err := disk.ParseID(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	p, err := n.publication(req)
-	if err != nil {
+	id, badID := disk.ParseID(req.GetVolumeId())
+	p, badRest := n.publication(req)
+	if err := refusal(badID, badRest); err != nil {
 		return nil, err
 	}
 	h, err := n.pool.Lock(id)
@@ -157,12 +153,9 @@ func (n *node) giveUpPublish(h *disk.Hold, r disk.Record, st disk.Stage, p publi
 
 // NodeUnpublishVolume takes a volume from a target path and removes the target.
 func (n *node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	id, err := disk.ParseID(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	at, err := n.place("target path", req.GetTargetPath())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a parent nothing is there
+	id, badID := disk.ParseID(req.GetVolumeId())
+	at, badPath := n.oldPlace("target path", req.GetTargetPath())
+	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
 	h, err := n.pool.Lock(id)

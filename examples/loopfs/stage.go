@@ -15,17 +15,11 @@ import (
 
 // NodeStageVolume mounts a volume at its one staging path on this node.
 func (n *node) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	id, err := disk.ParseID(req.GetVolumeId())
-	if err != nil {
+	id, badID := disk.ParseID(req.GetVolumeId())
+	a, badAccess := readAccess(req.GetVolumeCapability())
+	at, badPath := n.place("staging target path", req.GetStagingTargetPath())
+	if err := refusal(badID, badAccess, missingParent(badPath)); err != nil {
 		return nil, err
-	}
-	a, err := readAccess(req.GetVolumeCapability())
-	if err != nil {
-		return nil, err
-	}
-	at, err := n.place("staging target path", req.GetStagingTargetPath())
-	if err != nil {
-		return nil, missingParent(err)
 	}
 	h, err := n.pool.Lock(id)
 	if err != nil {
@@ -107,12 +101,9 @@ func (n *node) giveUpStage(h *disk.Hold, r disk.Record, at mount.Place) error {
 
 // NodeUnstageVolume takes the staging mount away. The volume must not be published on this node any more.
 func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	id, err := disk.ParseID(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	at, err := n.place("staging target path", req.GetStagingTargetPath())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without a parent nothing is mounted there
+	id, badID := disk.ParseID(req.GetVolumeId())
+	at, badPath := n.oldPlace("staging target path", req.GetStagingTargetPath())
+	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
 	h, err := n.pool.Lock(id)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,16 @@ func statusOf(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
+// refusal picks the reason to give of several: what is wrong with the request as such comes before what it is about.
+func refusal(reasons ...error) error {
+	for _, err := range reasons {
+		if status.Code(statusOf(err)) == codes.InvalidArgument {
+			return err
+		}
+	}
+	return cmp.Or(reasons...)
+}
+
 // edge is around every call: it turns errors into statuses and logs how the call ended, never what it carried.
 func edge(log hclog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -62,7 +73,7 @@ func edge(log hclog.Logger) grpc.UnaryServerInterceptor {
 		err = statusOf(err)
 		fields := []any{"method", info.FullMethod, "took", time.Since(began).Round(time.Microsecond)}
 		if v, ok := req.(interface{ GetVolumeId() string }); ok {
-			fields = append(fields, "volume", fmt.Sprintf("%.64q", v.GetVolumeId()))
+			fields = append(fields, "volume", fmt.Sprintf("%.64s", v.GetVolumeId()))
 		}
 		if err == nil {
 			log.Debug("call", fields...)
