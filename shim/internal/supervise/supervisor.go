@@ -1,0 +1,119 @@
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// Fleet connects to plugins. One connection serves all roles of a task, and whoever else calls it.
+type Fleet interface {
+	// Connect gives the task's connection; nothing is sent yet.
+	Connect(registry.TaskKey, registry.Endpoint) (Plugin, error)
+	// Close ends the task's connection.
+	Close(registry.TaskKey)
+}
+
+// Plugin is a connection to a plugin. Its methods may be called at the same time.
+type Plugin interface {
+	Probe(context.Context) (ready bool, err error)
+	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
+	// Lost returns once the connection is lost and nobody answers anew, with the reason, or nil when its context ends.
+	Lost(context.Context) error
+}
+
+// Sockets waits for sockets to appear.
+type Sockets interface {
+	// Changed returns when something changes in the socket's directory, or when ctx ends.
+	Changed(ctx context.Context, socket string)
+}
+
+// Clock is the time. In tests it is a bubble's.
+type Clock struct {
+	Now  func() time.Time
+	Boot func() registry.BootTime
+}
+
+// Waits of this package that no stanza sets.
+const (
+	dialFirst     = 10 * time.Millisecond
+	dialMost      = time.Second
+	describeLimit = 10 * time.Second
+	refreshEvery  = 10 * time.Minute
+	jitter        = 0.1 // of the heartbeat's interval, either way
+)
+
+// Supervisor watches plugin tasks.
+type Supervisor struct {
+	log     registry.Log
+	fleet   Fleet
+	sockets Sockets
+	clock   Clock
+	random  func() float64 // in [0,1)
+	logger  hclog.Logger
+}
+
+// New starts nothing; Run does.
+func New(log registry.Log, f Fleet, s Sockets, c Clock, random func() float64, logger hclog.Logger) *Supervisor {
+	return &Supervisor{log: log, fleet: f, sockets: s, clock: c, random: random, logger: logger}
+}
+
+// watch is one task being watched.
+type watch struct {
+	*Supervisor
+	task   registry.Task
+	spec   hooks.PluginSpec
+	at     hooks.Preparation
+	plugin Plugin
+	roles  []registry.Role
+}
+
+// Run watches one start of a task until ctx ends. When it returns, everything that it started has returned, and the task's connection is
+// closed; its instances stay as they are.
+func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error {
+	plugin, err := s.fleet.Connect(t.TaskKey, at.Endpoint)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", t.TaskKey, err)
+	}
+	defer s.fleet.Close(t.TaskKey)
+	w := &watch{Supervisor: s, task: t, spec: spec, at: at, plugin: plugin, roles: spec.Type.Roles()}
+	registered, err := w.registered(ctx)
+	if err != nil {
+		return err
+	}
+	if !registered {
+		if err := w.start(ctx); err != nil {
+			return err
+		}
+	}
+	return w.beat(ctx)
+}
+
+// registered says whether this attempt of the task has all its instances in the table.
+func (w *watch) registered(ctx context.Context) (all bool, err error) {
+	err = w.log.View(ctx, func(v registry.View) error {
+		all = true
+		for _, role := range w.roles {
+			in, ok := v.Instance(w.key(role))
+			all = all && ok && in.Attempt == w.task.Attempt
+		}
+		return nil
+	})
+	return all, err
+}
+
+func (w *watch) key(role registry.Role) registry.InstanceKey {
+	return registry.InstanceKey{Role: role, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task}
+}
+
+// event is one of the task's.
+func (w *watch) event(kind registry.EventKind, cause registry.Cause, detail string) registry.Event {
+	return registry.Event{
+		Kind: kind, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task, Cause: cause, Detail: detail, At: w.clock.Now(),
+	}
+}
