@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"holdfast/registry"
@@ -97,7 +98,8 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	made := registry.Volume{VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.now()}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
-	return m.drive(ctx, intent.Call{
+	var clash error // two creations were answered with one volume at the same time: the second stays a creation
+	err = m.drive(ctx, intent.Call{
 		Intent: opened,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Do: func(ctx context.Context) error {
@@ -111,7 +113,10 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 			}
 			return m.accept(ctx, inst.InstanceKey, &made, answer)
 		},
-		Done: func(registry.View) registry.Change {
+		Done: func(view registry.View) registry.Change {
+			if clash = taken(view, made); clash != nil {
+				return registry.Change{}
+			}
 			made.State = registry.VolumeReady
 			return registry.Change{
 				Put:    append(call.Answered(made), made),
@@ -126,10 +131,13 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 			return registry.Change{Delete: []registry.Key{made.Key()}}
 		},
 	})
+	return errors.Join(err, clash)
 }
 
 // creating is what stands for the external id in the intent of a volume that has none yet.
-func creating(s registry.VolumeSpec) registry.ExternalID { return registry.ExternalID("name:" + s.Name) }
+func creating(s registry.VolumeSpec) registry.ExternalID {
+	return registry.ExternalID("name:" + s.Name)
+}
 
 // creator is the active controller, which can do what the spec needs.
 func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
@@ -187,20 +195,26 @@ func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *regis
 	if err := answer.check(); err != nil {
 		return refuse(registry.ErrInternal, err.Error())
 	}
-	var other registry.Volume
-	var taken bool
-	err = m.log.View(ctx, func(view registry.View) error {
-		other, taken = view.VolumeByKey(registry.VolumeKey{Plugin: v.Plugin, External: id})
-		return nil
-	})
-	if err != nil {
+	named := *v
+	named.External, named.Context, named.Capacity, named.Accessible = id, answer.Context, answer.Capacity, answer.Accessible
+	var clash error
+	if err := m.log.View(ctx, func(view registry.View) error { clash = taken(view, named); return nil }); err != nil {
 		return err
 	}
-	if taken && other.VolumeName() != v.VolumeName() {
-		return broken(registry.CreateVolumeRPC, at, registry.ErrExists, "the plugin answered with volume %q, which is volume %s already", id, other.VolumeName())
+	if clash != nil {
+		return broken(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
 	}
-	v.External, v.Context, v.Capacity, v.Accessible = id, answer.Context, answer.Capacity, answer.Accessible
+	*v = named
 	return nil
+}
+
+// taken is nil if the plugin's name of v is not that of another volume.
+func taken(view registry.View, v registry.Volume) error {
+	other, found := view.VolumeByKey(v.VolumeKey())
+	if !found || other.VolumeName() == v.VolumeName() {
+		return nil
+	}
+	return registry.Errorf(registry.ErrExists, "the plugin answered with volume %q, which is volume %s already", v.External, other.VolumeName())
 }
 
 func (c Created) check() error {

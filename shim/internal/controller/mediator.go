@@ -184,4 +184,6 @@ func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) 
 	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
 }
 
-func (m *Mediator) drive(ctx context.Context, c intent.Call) error { return intent.Drive(ctx, m.log, m.now, c) }
+func (m *Mediator) drive(ctx context.Context, c intent.Call) error {
+	return intent.Drive(ctx, m.log, m.now, c)
+}

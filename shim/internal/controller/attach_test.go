@@ -1,0 +1,180 @@
+package controller
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+func TestAttachAndDetach(t *testing.T) {
+	d := open(t, of(registry.AttachDetach), ready(), claimed())
+	d.publish = map[string]string{"device": "/dev/x"}
+	for range 2 { // the second is there already
+		if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); err != nil {
+			t.Fatal(err)
+		}
+		d.crash()
+	}
+	d.expect("ControllerPublishVolume vol-data i-1")
+	p := d.placement()
+	if p.Attach != registry.MarkDone || !p.Attaches || p.Node != "i-1" || !maps.Equal(p.Publish, d.publish) || p.Attached != usage() {
+		t.Errorf("%+v", p)
+	}
+	if err := d.Mediator.Detach(t.Context(), call, key); err != nil {
+		t.Fatal(err)
+	}
+	d.expect("ControllerUnpublishVolume vol-data i-1")
+	if p := d.placement(); p.Attach != registry.MarkNone || len(d.attached) != 0 {
+		t.Errorf("%+v, %v", p, d.attached)
+	}
+	if err := d.Mediator.Detach(t.Context(), call, key); err != nil {
+		t.Error(err)
+	}
+	d.expect()
+	if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventAttached, registry.EventDetached}) {
+		t.Errorf("events %v", kinds)
+	}
+	if want := []string{"ControllerPublishVolume " + canary, "ControllerUnpublishVolume " + canary}; !slices.Equal(d.plugin.secrets, want) {
+		t.Errorf("secrets were sent with %q", d.plugin.secrets)
+	}
+}
+
+func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
+	node := with()
+	node.Role = registry.RoleNode
+	for what, plugins := range map[string]table{"a controller that does not": of(registry.CreateDelete), "no controller": {registry.RoleNode: node}} {
+		d := open(t, plugins, ready(), claimed())
+		if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), ""); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := d.Mediator.Detach(t.Context(), call, key); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		d.expect()
+	}
+}
+
+func TestAttachReadOnly(t *testing.T) {
+	reading := registry.Usage{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem, ReadOnly: true}
+	writing := registry.Usage{Access: registry.MultiNodeMultiWriter, Attachment: registry.FileSystem, ReadOnly: true}
+	for _, c := range []struct {
+		name  string
+		usage registry.Usage
+		caps  []registry.Capability
+		want  bool
+	}{
+		{"a reader's mode", reading, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, true},
+		{"not announced", reading, []registry.Capability{registry.AttachDetach}, false},
+		{"a reader among writers", writing, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, false},
+	} {
+		d := open(t, of(c.caps...), ready(), claimed())
+		if err := d.Mediator.Attach(t.Context(), call, ready(), c.usage, "i-1"); err != nil || d.last.attach.Usage.ReadOnly != c.want {
+			t.Errorf("%s: %+v, %v", c.name, d.last.attach.Usage, err)
+		}
+		if err := d.Mediator.Attach(t.Context(), call, ready(), c.usage, "i-1"); err != nil || len(d.journal) != 1 {
+			t.Errorf("%s, again: %v, %v", c.name, d.journal, err)
+		}
+	}
+}
+
+func TestAttachRefuses(t *testing.T) {
+	there := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Node: "i-9", Attached: usage()}
+	other := there
+	other.Node, other.Attached.FSType = "i-1", "xfs"
+	for _, c := range []struct {
+		name    string
+		records []registry.Record
+		node    registry.NodeID
+		kind    error
+		says    string
+	}{
+		{"no claim", []registry.Record{ready()}, "i-1", registry.ErrConflict, "no claim"},
+		{"no node id", []registry.Record{ready(), claimed()}, "", registry.ErrInvalid, "did not say"},
+		{"another node", []registry.Record{ready(), claimed(), there}, "i-1", registry.ErrConflict, "i-9"},
+		{"another usage", []registry.Record{ready(), claimed(), other}, "i-1", registry.ErrConflict, "another usage"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := open(t, of(registry.AttachDetach), c.records...)
+			err := d.Mediator.Attach(t.Context(), call, ready(), usage(), c.node)
+			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v", err)
+			}
+			d.expect()
+		})
+	}
+}
+
+// Whatever became of an attach, its undo goes to the node that was recorded before it was sent.
+func TestWhateverWasSentIsDetached(t *testing.T) {
+	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("NOT_FOUND", true), uncertain("NOT_FOUND", false)} {
+		d := open(t, of(registry.AttachDetach), ready(), claimed())
+		d.faults = []fault{f}
+		if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); err == nil {
+			t.Error("no error")
+		}
+		d.crash()
+		// The plugin that comes back has forgotten how to attach: what was recorded counts.
+		d.use(of())
+		if err := d.Mediator.Detach(t.Context(), call, key); err != nil {
+			t.Error(err)
+		}
+		d.expect("ControllerPublishVolume vol-data i-1", "ControllerUnpublishVolume vol-data i-1")
+		if len(d.attached) != 0 || d.placement().Attach != registry.MarkNone {
+			t.Errorf("%v, %+v", d.attached, d.placement())
+		}
+	}
+}
+
+func TestLargePublishContextIsRefused(t *testing.T) {
+	d := open(t, of(registry.AttachDetach), ready(), claimed())
+	d.publish = map[string]string{"k": strings.Repeat("x", 5000)}
+	if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrInternal) {
+		t.Errorf("%v", err)
+	}
+	if p := d.placement(); p.Attach != registry.MarkSent || p.Publish != nil {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestDetachKeepsTheOrder(t *testing.T) {
+	there := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Node: "i-1", Attached: usage()}
+	staged, nowhere := there, there
+	staged.Stage, nowhere.Node = registry.MarkSent, ""
+	used := registry.Ref{Volume: key, Alloc: "a2", Request: "r", Publish: registry.MarkDone}
+	for _, c := range []struct {
+		name    string
+		records []registry.Record
+		kind    error
+	}{
+		{"staged", []registry.Record{staged}, registry.ErrConflict},
+		{"published for another", []registry.Record{staged, used}, nil},
+		{"node not recorded", []registry.Record{nowhere}, registry.ErrDamaged},
+	} {
+		d := open(t, of(registry.AttachDetach), append(c.records, ready(), claimed())...)
+		if err := d.Mediator.Detach(t.Context(), call, key); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		d.expect()
+		if d.placement().Attach != registry.MarkDone {
+			t.Errorf("%s: %+v", c.name, d.placement())
+		}
+	}
+}
+
+func TestDetachNotFoundIsNotSuccess(t *testing.T) {
+	d := open(t, of(registry.AttachDetach), ready(), claimed())
+	if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); err != nil {
+		t.Fatal(err)
+	}
+	d.faults = []fault{failed("NOT_FOUND")}
+	if err := d.Mediator.Detach(t.Context(), call, key); err == nil {
+		t.Error("the spec wants the caller to verify, not to assume")
+	}
+	if p := d.placement(); p.Attach != registry.MarkSent || p.Node != "i-1" {
+		t.Errorf("%+v", p)
+	}
+}

@@ -1,0 +1,252 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+var (
+	key  = registry.VolumeKey{Plugin: "ebs", External: "vol-data"}
+	name = registry.VolumeName{Namespace: "default", ID: "data"}
+	call = registry.Call{ID: "op-1", Method: "Test", Digest: "d"}
+)
+
+// plugin is a controller plugin in memory. It keeps what it made, and a journal of what it was asked.
+type plugin struct {
+	t        *testing.T
+	made     map[string]bool   // volume ids
+	attached map[string]string // volume id to node id
+	journal  []string
+	secrets  []string
+	faults   []fault           // of the next calls, in order
+	spoil    func(*Created)    // the answer of Create
+	publish  map[string]string // the answer of Attach
+	confirm  func(ValidateRequest) (Validated, error)
+	last     struct {
+		create CreateRequest
+		attach AttachRequest
+	}
+}
+
+// fault is how one call ends instead of well.
+type fault struct {
+	code    string
+	outcome registry.Outcome
+	after   bool // the effect took place
+}
+
+func uncertain(code string, after bool) fault { return fault{code, registry.OutcomeUncertain, after} }
+func failed(code string) fault                { return fault{code, registry.OutcomeFailed, false} }
+
+func (p *plugin) call(rpc registry.RPC, about string, secrets map[string]registry.SecretValue, effect func()) error {
+	p.journal = append(p.journal, strings.TrimSpace(string(rpc)+" "+about))
+	for _, v := range secrets {
+		p.secrets = append(p.secrets, string(rpc)+" "+v.Reveal())
+	}
+	if len(p.faults) > 0 {
+		f := p.faults[0]
+		p.faults = p.faults[1:]
+		if f.code != "" {
+			if f.after {
+				effect()
+			}
+			return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrInternal, Detail: "injected"}
+		}
+	}
+	effect()
+	return nil
+}
+
+func (p *plugin) Create(_ context.Context, _ registry.InstanceKey, r CreateRequest) (Created, error) {
+	p.last.create = r
+	c := Created{VolumeID: "vol-" + r.Name, Capacity: 1 << 30, Context: map[string]string{"pool": "p"}}
+	err := p.call(registry.CreateVolumeRPC, r.Name, r.Secrets, func() { p.made[c.VolumeID] = true })
+	if err == nil && p.spoil != nil {
+		p.spoil(&c)
+	}
+	return c, err
+}
+
+func (p *plugin) Delete(_ context.Context, _ registry.InstanceKey, r DeleteRequest) error {
+	return p.call(registry.DeleteVolumeRPC, string(r.VolumeID), r.Secrets, func() { delete(p.made, string(r.VolumeID)) })
+}
+
+func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r AttachRequest) (map[string]string, error) {
+	p.last.attach = r
+	err := p.call(registry.ControllerPublishRPC, fmt.Sprintf("%s %s", r.VolumeID, r.Node), r.Secrets, func() {
+		p.attached[string(r.VolumeID)] = string(r.Node)
+	})
+	return p.publish, err
+}
+
+func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r DetachRequest) error {
+	if r.Node == "" {
+		p.t.Error("a detach without a node id left: it means all nodes")
+	}
+	return p.call(registry.ControllerUnpublishRPC, fmt.Sprintf("%s %s", r.VolumeID, r.Node), r.Secrets, func() {
+		delete(p.attached, string(r.VolumeID))
+	})
+}
+
+func (p *plugin) Validate(_ context.Context, _ registry.InstanceKey, r ValidateRequest) (Validated, error) {
+	err := p.call("ValidateVolumeCapabilities", string(r.VolumeID), r.Secrets, func() {})
+	if err == nil && p.confirm != nil {
+		return p.confirm(r)
+	}
+	return Validated{Confirmed: r.Capabilities}, err
+}
+
+func (p *plugin) expect(calls ...string) {
+	p.t.Helper()
+	if !slices.Equal(p.journal, calls) {
+		p.t.Errorf("the plugin was asked %q, want %q", p.journal, calls)
+	}
+	p.journal = nil
+}
+
+// table is a table of instances that does not change.
+type table map[registry.Role]registry.Instance
+
+func (t table) Find(role registry.Role, _ registry.PluginID) (registry.Instance, bool) {
+	i, found := t[role]
+	return i, found
+}
+
+func (t table) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
+	if i, found := t[role]; found {
+		return i, nil
+	}
+	<-ctx.Done()
+	return registry.Instance{}, registry.Errorf(registry.ErrUnavailable, "no %s of plugin %s: %w", role, id, context.Cause(ctx))
+}
+
+func with(caps ...registry.Capability) registry.Instance {
+	slices.Sort(caps)
+	return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps}}
+}
+
+// of is a table with one controller that has the capabilities.
+func of(caps ...registry.Capability) table {
+	i := with(caps...)
+	i.Role = registry.RoleController
+	return table{registry.RoleController: i}
+}
+
+// vault resolves every secret to a value that may be stored nowhere.
+type vault struct{}
+
+const canary = "canary-3f9a"
+
+func (vault) Resolve(_ context.Context, refs map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+	values := map[string]registry.SecretValue{}
+	for k := range refs {
+		values[k] = canary
+	}
+	return values, nil
+}
+
+// desk is a mediator with all around it.
+type desk struct {
+	*Mediator
+	*plugin
+	log *registrytest.Log
+	t   *testing.T
+}
+
+func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
+	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}}, log: registrytest.NewLog(time.Now), t: t}
+	d.use(plugins)
+	d.put(records...)
+	t.Cleanup(d.checkNoSecret)
+	return d
+}
+
+// use replaces the mediator, as a new process does.
+func (d *desk) use(plugins Plugins) { d.Mediator = New(d.log, d.plugin, plugins, vault{}, time.Now) }
+
+// crash has the process die: what is durable stays.
+func (d *desk) crash() {
+	d.log = d.log.Reopen()
+	d.use(d.Mediator.plugins)
+}
+
+func (d *desk) put(records ...registry.Record) {
+	d.t.Helper()
+	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *desk) view(read func(registry.View)) {
+	d.t.Helper()
+	if err := d.log.View(context.Background(), func(v registry.View) error { read(v); return nil }); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *desk) stored() (v registry.Volume, found bool) {
+	d.t.Helper()
+	d.view(func(view registry.View) { v, found = view.Volume(name) })
+	return v, found
+}
+
+func (d *desk) placement() (p registry.Placement) {
+	d.t.Helper()
+	d.view(func(view registry.View) { p, _ = view.Placement(key) })
+	return p
+}
+
+func (d *desk) kinds() (kinds []registry.EventKind) {
+	d.t.Helper()
+	d.view(func(view registry.View) {
+		events, _ := view.Events(0, 1000)
+		for _, e := range events {
+			kinds = append(kinds, e.Kind)
+		}
+	})
+	return kinds
+}
+
+// checkNoSecret looks for the canary in everything that is stored.
+func (d *desk) checkNoSecret() {
+	d.view(func(view registry.View) {
+		events, _ := view.Events(0, 1000)
+		op, _ := view.Operation(call.ID)
+		text, err := json.Marshal([]any{view.Volumes(), view.Placements(), view.Intents(), events, op, string(op.Answer)})
+		if err != nil || strings.Contains(string(text), canary) {
+			d.t.Errorf("a secret is stored (%v): %s", err, text)
+		}
+	})
+}
+
+func spec() registry.VolumeSpec {
+	return registry.VolumeSpec{
+		Namespace: name.Namespace, ID: name.ID, Plugin: "ebs", CapacityMin: 1 << 20, CapacityMax: 1 << 30,
+		Capabilities: []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}},
+		Secrets:      map[string]registry.Secret{"token": {Env: "TOKEN"}},
+	}
+}
+
+// ready is a volume that is there.
+func ready() registry.Volume {
+	v := registry.Volume{VolumeSpec: spec(), State: registry.VolumeReady, Created: true}
+	v.Name, v.External = "data", key.External
+	return v
+}
+
+func claimed() registry.Claim {
+	return registry.Claim{Volume: key, Name: name, Alloc: "a1", Request: "r", Node: "n1", Usage: usage()}
+}
+
+func usage() registry.Usage {
+	return registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+}
