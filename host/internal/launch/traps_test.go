@@ -221,7 +221,13 @@ func checkOrphansAreRemoved(t *testing.T, runDir string) {
 	opts := options(t, "plain")
 	opts.RunDir = runDir
 	first := start(t, opts)
+	sockets, _ := filepath.Glob(filepath.Join(runDir, "shim-7-*", "plugin*"))
 	second := start(t, opts) // whose collection must spare the first
+	for _, path := range sockets {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("the first shim, which lives, lost %v", err)
+		}
+	}
 	if _, err := os.Stat(left[0]); !os.IsNotExist(err) {
 		t.Errorf("%s is still there (%v)", left[0], err)
 	}
