@@ -10,8 +10,8 @@ import (
 
 // Expressions can make much of little: for in for, a local of a local of a local. What one text may make is bounded.
 const (
-	maxWork     = 8 << 20 // bytes of text plus elementWork per element, of everything evaluated together
-	elementWork = 64
+	maxWork     = 4 << 20 // bytes of text plus elementWork per element, of everything evaluated together
+	elementWork = 128
 	maxExponent = 4096 // of two, for numbers: a larger one takes long to print
 )
 

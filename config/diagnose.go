@@ -22,8 +22,11 @@ const maxDiagnostics = 20
 // maxKept is how many are kept to choose those from.
 const maxKept = 500
 
-// maxSnippet bounds the offending text that is shown, in bytes.
-const maxSnippet = 80
+// maxSnippet bounds the offending text that is shown, maxSentence what is said about it, in bytes.
+const (
+	maxSnippet  = 80
+	maxSentence = 500
+)
 
 // span is a part of a text, in bytes.
 type span struct{ start, end int }
@@ -37,7 +40,7 @@ func (d *decoder) errorf(at hcl.Range, detail, summary string, args ...any) {
 
 func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
 	diag := registry.Diagnostic{
-		Severity: severity, Summary: summary, Detail: detail, File: at.Filename,
+		Severity: severity, Summary: shortened(summary, maxSentence), Detail: shortened(detail, maxSentence), File: at.Filename,
 		Start: position(at.Start), End: position(at.End), Snippet: d.snippet(at),
 	}
 	if len(d.diags) >= maxKept {
@@ -94,11 +97,15 @@ func (d *decoder) snippet(at hcl.Range) string {
 		return ""
 	}
 	line, _, _ := bytes.Cut(text[start:end], []byte("\n"))
-	s, more := strings.TrimRight(string(line), "\r"), ""
-	if len(s) > maxSnippet {
-		s, more = s[:maxSnippet], "..."
+	return strings.Map(visible, shortened(strings.TrimRight(string(line), "\r"), maxSnippet))
+}
+
+// shortened is s, or as many whole characters of it as fit and three dots.
+func shortened(s string, limit int) string {
+	if len(s) <= limit {
+		return s
 	}
-	return strings.Map(visible, strings.ToValidUTF8(s, "")) + more
+	return strings.ToValidUTF8(s[:limit], "") + "..."
 }
 
 // visible keeps what a terminal shows as one character.

@@ -1,0 +1,88 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+// seed adds every text that the tests know. Volume files are those with "volume" in their path.
+func seed(f *testing.F, volumes bool) {
+	for _, pattern := range []string{"testdata/*/*.hcl", "../examples/hcl/*/*.hcl"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, name := range names {
+			if text, err := os.ReadFile(name); err == nil && strings.Contains(name, "volume") == volumes {
+				f.Add(text)
+			}
+		}
+	}
+}
+
+// checkDiagnostics holds for any text: few, in bounds, and their snippets are what stands there.
+func checkDiagnostics(t *testing.T, text []byte, ds registry.Diagnostics) {
+	if len(ds) > maxDiagnostics+1 {
+		t.Errorf("%d diagnostics", len(ds))
+	}
+	for _, d := range ds {
+		if d.Summary == "" || d.Start.Line < 1 || d.Start.Column < 1 || d.Start.Byte > len(text) || d.End.Byte < d.Start.Byte {
+			t.Errorf("not well formed: %#v", d)
+		}
+		shown := strings.TrimSuffix(d.Snippet, "...")
+		if !strings.ContainsRune(shown, '\ufffd') && !bytes.Contains(text, []byte(shown)) {
+			t.Errorf("the snippet %q is not in the text", d.Snippet)
+		}
+	}
+}
+
+func FuzzParseJob(f *testing.F) {
+	seed(f, false)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		job, ds := ParseJob(Source{"x.hcl", text}, testOptions())
+		checkDiagnostics(t, text, ds)
+		if (job == nil) != (ds.Err() != nil) {
+			t.Fatalf("job %v, diagnostics %v", job, ds)
+		}
+		if job == nil {
+			return
+		}
+		first, err := json.Marshal(job)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _ := ParseJob(Source{"x.hcl", text}, testOptions())
+		if second, _ := json.Marshal(again); !bytes.Equal(first, second) {
+			t.Errorf("the same text gives\n%s\nand\n%s", first, second)
+		}
+	})
+}
+
+func FuzzParseVolume(f *testing.F) {
+	seed(f, true)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		spec, ds := ParseVolume(Source{"x.hcl", text}, testOptions())
+		checkDiagnostics(t, text, ds)
+		if (spec == nil) != (ds.Err() != nil) {
+			t.Fatalf("spec %v, diagnostics %v", spec, ds)
+		}
+		if spec == nil {
+			return
+		}
+		if len(spec.Capabilities) == 0 || spec.ID == "" || spec.Plugin == "" || spec.Name == "" || spec.Namespace == "" {
+			t.Errorf("accepted without what is needed: %+v", spec)
+		}
+		for name, s := range spec.Secrets {
+			if given := strings.Join(slices.DeleteFunc([]string{s.Env, s.File, s.Callback}, func(s string) bool { return s == "" }), "\n"); given == "" || strings.Contains(given, "\n") {
+				t.Errorf("secret %q is %+v", name, s)
+			}
+		}
+	})
+}
