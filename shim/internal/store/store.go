@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -190,23 +191,27 @@ func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error)
 		return 0, err
 	}
 	defer s.readers.release(p)
-	if _, err := p.tx.WriteTo(&cancelled{ctx, w}); err != nil {
-		return 0, registry.Errorf(registry.ErrUnavailable, "snapshot of %s: %w", s.path, err)
+	out := &output{ctx: ctx, to: w}
+	if _, err := p.tx.WriteTo(out); err != nil {
+		return 0, registry.Errorf(registry.ErrUnavailable, "snapshot of %s: %w", s.path, cmp.Or(out.err, err))
 	}
 	return p.seq, nil
 }
 
-// cancelled is a writer that fails when its context has ended.
-type cancelled struct {
+// output fails when its context has ended. It keeps its error, which bbolt turns into text.
+type output struct {
 	ctx context.Context
-	io.Writer
+	to  io.Writer
+	err error
 }
 
-func (c *cancelled) Write(b []byte) (int, error) {
-	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
+func (o *output) Write(b []byte) (n int, err error) {
+	if o.ctx.Err() != nil {
+		o.err = context.Cause(o.ctx)
+		return 0, o.err
 	}
-	return c.Writer.Write(b)
+	n, o.err = o.to.Write(b)
+	return n, o.err
 }
 
 // Close waits for the batch and the views that are under way, and gives up the lock. Commits that wait are refused.

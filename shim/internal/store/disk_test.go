@@ -1,0 +1,175 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+// tmpfs is a small file system of its own.
+func tmpfs(t *testing.T, size int) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := unix.Mount("holdfast-test", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0700", size))
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("a full disk needs a file system of its own, and mounting one needs root")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+// fill takes all that is left of the file system.
+func fill(t *testing.T, dir string) (release func()) {
+	t.Helper()
+	name := filepath.Join(dir, "filler")
+	file, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for err == nil {
+		_, err = file.Write(make([]byte, pageSize))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFullDisk: on a full disk what is new is refused, cleanly and each time; what winds down goes on, hundreds of steps of it, with
+// intents, changed records, events and answers; and once there is room all goes on without a new start.
+func TestFullDisk(t *testing.T) {
+	dir := tmpfs(t, 8<<20)
+	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
+	defer s.stop(t)
+	commit := func(c registry.Change) error {
+		_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+		return err
+	}
+	release := func() {}
+	count := 0
+	for ; ; count++ {
+		a := alloc(fmt.Sprint("a", count))
+		a.Job = strings.Repeat("x", 2000)
+		err := commit(puts(a))
+		if errors.Is(err, registry.ErrExhausted) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if count == 100 {
+			release = fill(t, dir)
+		}
+	}
+	if count <= 100 {
+		t.Fatalf("refused after %d", count)
+	}
+	before := s.Index()
+	for range 20 {
+		if err := commit(puts(alloc("new"))); !errors.Is(err, registry.ErrExhausted) {
+			t.Fatalf("something new on a full disk: %v", err)
+		}
+	}
+	if s.Index() != before {
+		t.Error("a refused commit has changed the index")
+	}
+	for i := range count {
+		a := alloc(fmt.Sprint("a", i))
+		a.State = registry.AllocReleasing
+		step := puts(a, registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeUnpublishRPC, Attempt: uint64(i)})
+		if err := commit(step); err != nil {
+			t.Fatalf("release %d of %d on a full disk: %v", i, count, err)
+		}
+		done := registry.Change{
+			Put:    []registry.Record{registry.Operation{ID: registry.OperationID(fmt.Sprint(i))}},
+			Delete: []registry.Key{a.Key()}, Events: []registry.Event{{Kind: registry.EventReleased}},
+		}
+		if err := commit(done); err != nil {
+			t.Fatalf("release %d of %d on a full disk: %v", i, count, err)
+		}
+	}
+	if got := stored(s.Store); got != 0 {
+		t.Errorf("%d allocs are left", got)
+	}
+	release()
+	if err := commit(puts(alloc("new"))); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// TestNoRoomAtAll: where not even the first file fits, that is said, and a later start makes it.
+func TestNoRoomAtAll(t *testing.T) {
+	dir := tmpfs(t, 1<<20)
+	release := fill(t, dir)
+	if _, err := Open(t.Context(), Options{Path: filepath.Join(dir, "shim.db")}); !errors.Is(err, registry.ErrExhausted) {
+		t.Errorf("no room: %v", err)
+	}
+	release()
+	start(t, Options{Path: filepath.Join(dir, "shim.db")}).stop(t)
+}
+
+// TestSnapshot: a copy that is taken while others commit is a sound file, of one index.
+func TestSnapshot(t *testing.T) {
+	s := start(t, Options{Path: statePath(t)})
+	defer s.stop(t)
+	for i := range 50 {
+		s.must(t, puts(alloc(fmt.Sprint("a", i))))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 100 {
+			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc(fmt.Sprint("b", i))), nil })
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 5 {
+		path := statePath(t)
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := s.Snapshot(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+		copied := start(t, Options{Path: path})
+		if n := stored(copied.Store); copied.Index() != at || registry.Seq(n) != at {
+			t.Errorf("copy of index %d has index %d and %d allocs", at, copied.Index(), n)
+		}
+		copied.stop(t)
+	}
+	<-done
+	if _, err := s.Snapshot(t.Context(), brokenPipe{}); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("snapshot to a broken pipe: %v", err)
+	}
+}
+
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

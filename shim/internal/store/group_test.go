@@ -1,0 +1,247 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// transactions is how many bbolt has committed.
+func transactions(t testing.TB, s *Store) (n int) {
+	t.Helper()
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if err := s.db.View(func(tx *bolt.Tx) error { n = tx.ID(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// commitFrom lets callers commit each, all at once, and returns how long that took.
+func commitFrom(t testing.TB, s *Store, name string, callers, each int) time.Duration {
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for c := range callers {
+		wg.Go(func() {
+			for n := range each {
+				_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+					return puts(alloc(fmt.Sprint(name, c, "-", n))), nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(begin)
+}
+
+// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits; one caller alone shares none.
+func TestGroupCommit(t *testing.T) {
+	s := start(t, Options{Path: statePath(t)})
+	defer s.stop(t)
+	const commits = 1280
+	before := transactions(t, s.Store)
+	alone := commitFrom(t, s.Store, "alone", 1, commits/4)
+	middle := transactions(t, s.Store)
+	shared := commitFrom(t, s.Store, "shared", 64, commits/64)
+	after := transactions(t, s.Store)
+	t.Logf("%d commits of one caller: %d transactions, %v each; %d of 64 callers: %d transactions, %v each: %.1f times",
+		commits/4, middle-before, alone/(commits/4), commits, after-middle, shared/commits, float64(4*alone)/float64(shared))
+	if middle-before != commits/4 || after-middle > commits/4 {
+		t.Errorf("%d transactions alone, %d of 64 callers", middle-before, after-middle)
+	}
+}
+
+func BenchmarkCommit(b *testing.B) {
+	for _, callers := range []int{1, 64} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			s := start(b, Options{Path: statePath(b)})
+			b.SetParallelism(callers)
+			n := 0
+			var mu sync.Mutex
+			work := func(next func() bool) {
+				for next() {
+					mu.Lock()
+					n++
+					id := fmt.Sprint("a", n)
+					mu.Unlock()
+					if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) { return puts(alloc(id)), nil }); err != nil {
+						b.Error(err)
+					}
+				}
+			}
+			if callers == 1 {
+				work(b.Loop)
+			} else {
+				b.RunParallel(func(pb *testing.PB) { work(pb.Next) })
+			}
+		})
+	}
+}
+
+// TestBatchSharesItsFate: when a batch finds no room, everybody in it who decided on what others had changed hears of that, whatever
+// they had decided; who came before the first change has an answer of their own. The store goes on.
+func TestBatchSharesItsFate(t *testing.T) {
+	s, err := Open(t.Context(), Options{Path: statePath(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := errors.New("own")
+	sees := func(v registry.View) bool { _, found := v.Alloc("big"); return found }
+	big := alloc("big")
+	big.Sealed = make([]byte, 1<<20)
+	deciders := []func(registry.View) (registry.Change, error){
+		func(v registry.View) (registry.Change, error) { return registry.Change{}, own },
+		func(v registry.View) (registry.Change, error) { return puts(big), nil },
+		func(v registry.View) (registry.Change, error) {
+			if !sees(v) {
+				t.Error("a decision does not see what was decided before it")
+			}
+			return registry.Change{}, own
+		},
+		func(v registry.View) (registry.Change, error) { return registry.Change{}, nil },
+		func(v registry.View) (registry.Change, error) { return puts(alloc("small")), nil },
+	}
+	batch := func() (errs []error) {
+		var requests []*request
+		for _, d := range deciders {
+			requests = append(requests, &request{decide: d, answer: make(chan answer, 1)})
+		}
+		s.commit(requests)
+		for _, r := range requests {
+			errs = append(errs, (<-r.answer).err)
+		}
+		return errs
+	}
+	limit := s.db.MaxSize
+	s.db.MaxSize = 64 << 10
+	for i, err := range batch() {
+		if want := []error{own, registry.ErrExhausted, registry.ErrExhausted, registry.ErrExhausted, registry.ErrExhausted}[i]; !errors.Is(err, want) {
+			t.Errorf("caller %d: %v", i, err)
+		}
+	}
+	if stored(s) != 0 || s.Index() != 0 {
+		t.Error("the refused batch is there")
+	}
+	s.db.MaxSize = limit
+	for i, err := range batch() {
+		if want := []error{own, nil, own, nil, nil}[i]; !errors.Is(err, want) {
+			t.Errorf("caller %d: %v", i, err)
+		}
+	}
+	run(t, s).stop(t)
+	if _, err := s.Commit(t.Context(), deciders[4]); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("commit to a closed store: %v", err)
+	}
+	if err := s.View(t.Context(), func(registry.View) error { return nil }); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("view of a closed store: %v", err)
+	}
+}
+
+// TestCallerGivesUp: a caller whose context ends before the writer came to it has changed nothing; one whose change is being written is
+// told that the outcome is not known.
+func TestCallerGivesUp(t *testing.T) {
+	s, err := Open(t.Context(), Options{Path: statePath(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := errors.New("gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	result := make(chan error, 1)
+	go func() {
+		_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) { return puts(alloc("never")), nil })
+		result <- err
+	}()
+	<-s.queue.ready // it waits
+	cancel(gone)
+	if err := <-result; err != gone {
+		t.Errorf("before the writer came: %v", err)
+	}
+	r := run(t, s)
+	defer r.stop(t)
+	ctx, cancel = context.WithCancelCause(t.Context())
+	told := make(chan error)
+	go func() {
+		_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) {
+			cancel(gone)
+			if err := <-result; !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, gone) {
+				t.Errorf("while it is written: %v", err)
+			}
+			return puts(alloc("yet")), nil
+		})
+		result <- err
+		close(told)
+	}()
+	<-told
+	r.must(t, puts(alloc("after")))
+	if got := stored(s); got != 2 {
+		t.Errorf("%d allocs, not 2", got)
+	}
+}
+
+// TestConcurrentViews: views share one read transaction, and see whole commits only, while others commit.
+func TestConcurrentViews(t *testing.T) {
+	s := start(t, Options{Path: statePath(t), EventLimit: 20})
+	defer s.stop(t)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				err := s.View(t.Context(), func(v registry.View) error {
+					events, floor := v.Events(0, 100)
+					if n := registry.Seq(len(v.Allocs())); n != v.Index() || floor+registry.Seq(len(events)) != n {
+						t.Errorf("%d allocs, %d events after %d at index %d", n, len(events), floor, v.Index())
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 150 {
+		s.must(t, registry.Change{Put: []registry.Record{alloc(fmt.Sprint(i))}, Events: make([]registry.Event, 1)})
+	}
+	close(done)
+	wg.Wait()
+}
+
+// TestRequestsArePruned: the answers of the oldest operations go, in the order in which they were first given.
+func TestRequestsArePruned(t *testing.T) {
+	s := start(t, Options{Path: statePath(t)})
+	defer s.stop(t)
+	var first registry.Change
+	for n := range requestLimit {
+		first.Put = append(first.Put, registry.Operation{ID: registry.OperationID(fmt.Sprint("early", n))})
+	}
+	s.must(t, puts(registry.Operation{ID: "zero"}))
+	s.must(t, first)
+	s.must(t, puts(registry.Operation{ID: "last"}))
+	err := s.View(t.Context(), func(v registry.View) error {
+		_, zero := v.Operation("zero")
+		_, last := v.Operation("last")
+		if zero || !last {
+			t.Errorf("the oldest is there: %v, the newest: %v", zero, last)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
