@@ -1,0 +1,168 @@
+// Package disk is the directories, sockets and mount table of this machine, as the use cases ask for them: it satisfies alloc.Disk and
+// volume.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"holdfast/hooks"
+	"holdfast/internal/mnt"
+	"holdfast/registry"
+	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/volume"
+)
+
+// Disk is the part of the disk below the two directories of a layout.
+type Disk struct {
+	layout hooks.Layout
+	boot   string
+}
+
+var (
+	_ alloc.Disk    = (*Disk)(nil)
+	_ volume.Kernel = (*Disk)(nil)
+)
+
+// New looks up the boot id.
+func New(l hooks.Layout) (*Disk, error) {
+	boot, err := mnt.BootID()
+	return &Disk{layout: l, boot: boot}, err
+}
+
+// Share makes the run directory and the mount root, each a shared mount, and proves that what a task mounts there appears here.
+func (d *Disk) Share() error {
+	for _, dir := range []string{d.layout.Run, d.layout.MountRoot()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make directory %s: %w", dir, err)
+		}
+		if err := mnt.MakeShared(dir); err != nil {
+			return err
+		}
+	}
+	return mnt.ProbePropagation(d.layout.MountRoot())
+}
+
+// Boot is the boot id of this boot.
+func (d *Disk) Boot() string { return d.boot }
+
+// split is path as one of the layout's two directories and what lies below it.
+func (d *Disk) split(path string) (root, rel string, err error) {
+	for _, root := range []string{d.layout.MountRoot(), d.layout.Run} {
+		if rel, below := strings.CutPrefix(path, root+"/"); below {
+			return root, rel, nil
+		}
+	}
+	return "", "", registry.Errorf(registry.ErrInternal, "path %s is not ours", path)
+}
+
+// MakeDir makes a directory and its parents, 0700. It may exist.
+func (d *Disk) MakeDir(path string) error {
+	root, rel, err := d.split(path)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return err
+	}
+	return typed(mnt.MkdirAll(root, rel))
+}
+
+// MakeDirs makes the directories of a preparation.
+func (d *Disk) MakeDirs(dirs []hooks.HostDir) error {
+	for _, dir := range dirs {
+		if err := d.MakeDir(dir.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RemoveDir is rmdir(2). The directory may be gone.
+func (d *Disk) RemoveDir(path string) error {
+	root, rel, err := d.split(path)
+	if err != nil {
+		return err
+	}
+	err = mnt.Rmdir(root, rel)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// ClearSocket removes a socket that nobody answers at, and says whether somebody does.
+func (d *Disk) ClearSocket(_ context.Context, path string) (answers bool, err error) {
+	return mnt.StaleSocket(path)
+}
+
+// RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
+func (d *Disk) RemoveSocketDir(path string) error {
+	if _, _, err := d.split(path); err != nil {
+		return err
+	}
+	return mnt.RemoveTree(path)
+}
+
+// Mounted says whether path is a mount point.
+func (d *Disk) Mounted(path string) (bool, error) {
+	_, found, err := mnt.At(path)
+	return found, err
+}
+
+// Below lists the mount points strictly below root.
+func (d *Disk) Below(root string) ([]string, error) {
+	mounts, err := mnt.Below(root)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, m := range mounts {
+		if m.Point != root {
+			out = append(out, m.Point)
+		}
+	}
+	return slices.Compact(slices.Sorted(slices.Values(out))), nil
+}
+
+// Dirs lists the directories strictly below root, children first, without entering a mount.
+func (d *Disk) Dirs(root string) ([]string, error) {
+	mounts, err := d.Below(root)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case path == root || !e.IsDir():
+			return nil
+		case slices.Contains(mounts, path):
+			return fs.SkipDir
+		}
+		out = append(out, path)
+		return nil
+	})
+	slices.Reverse(out)
+	return out, err
+}
+
+// typed gives a full disk its kind.
+func typed(err error) error {
+	if errors.Is(err, os.ErrExist) || err == nil {
+		return err
+	}
+	if full(err) {
+		return registry.Errorf(registry.ErrExhausted, "%w; make room, then try again", err)
+	}
+	return err
+}

@@ -1,0 +1,184 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
+	"holdfast/internal/mnt"
+	"holdfast/registry"
+	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/claim"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/disk"
+	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/serve"
+	"holdfast/shim/internal/store"
+	"holdfast/shim/internal/supervise"
+	"holdfast/shim/internal/volume"
+)
+
+// reign is what an active shim is made of: built by open, taken down by close, in the opposite order.
+type reign struct {
+	log     hclog.Logger
+	store   *store.Store
+	table   *registry.Registry
+	feed    *registry.Feed
+	pulse   *serve.Pulse
+	fleet   *driver.Fleet
+	sockets *supervise.Directories
+	tasks   *alloc.Tasks
+	allocs  *alloc.Allocs
+	volumes *controller.Mediator
+
+	ctx       context.Context // of the use cases
+	cancel    context.CancelCauseFunc
+	stopStore context.CancelCauseFunc
+	work      sync.WaitGroup // the use cases' loops
+	writer    sync.WaitGroup // the store's
+}
+
+var errReleased = registry.Errorf(registry.ErrUnavailable, "this shim is not active any more")
+
+// open builds a reign for what the host has said of itself.
+func open(ctx context.Context, t *Tenure) (*reign, error) {
+	layout := hooks.Layout{Run: t.hello.RunDir, State: t.hello.StateDir}
+	if err := layout.Check(); err != nil {
+		return nil, err
+	}
+	d, err := disk.New(layout)
+	if err != nil {
+		return nil, err
+	}
+	r := &reign{log: t.log, pulse: &serve.Pulse{}}
+	r.ctx, r.cancel = context.WithCancelCause(t.life)
+	if err := d.Share(); err != nil {
+		t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
+	}
+	if err := r.openState(ctx, t, layout, d); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	if err := r.build(ctx, t, layout, d); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	return r, nil
+}
+
+// openState opens the store and loads the table and the feed from it.
+func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk) (err error) {
+	r.store, err = store.Open(ctx, store.Options{
+		Path: layout.Database(), Boot: d.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
+	})
+	if err != nil {
+		return err
+	}
+	r.table = registry.New(r.store, time.Now)
+	r.feed = registry.NewFeed(registry.MaxEvents, r.table.All)
+	if err := r.table.Load(ctx); err != nil {
+		return fmt.Errorf("load the table of plugins: %w", err)
+	}
+	err = r.store.View(ctx, func(v registry.View) error {
+		events, floor := v.Events(0, registry.MaxEvents)
+		r.feed.Load(events, floor, v.Index())
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("load events: %w", err)
+	}
+	running, stop := context.WithCancelCause(context.WithoutCancel(t.life))
+	r.stopStore = stop
+	r.writer.Go(func() {
+		if err := r.store.Run(running); err != nil && running.Err() == nil {
+			t.fail(fmt.Errorf("the store has failed; the shim ends, to start over from what is on disk: %w", err))
+		}
+	})
+	return nil
+}
+
+// applied publishes a committed change: the table first, as what is told of it may be looked up there.
+func (r *reign) applied(a registry.Applied) {
+	r.table.Applied(a)
+	r.feed.Applied(a)
+	r.pulse.Applied(a)
+}
+
+// build wires the use cases and the adapters, reconciles, and starts their loops.
+func (r *reign) build(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk) (err error) {
+	r.fleet = driver.New(r.table)
+	if r.sockets, err = supervise.NewDirectories(); err != nil {
+		return err
+	}
+	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mnt.BootTime()} }
+	host := alloc.Host{Node: t.hello.Node, Operations: t.hello.Operations}
+	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
+	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, time.Now)
+	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
+	ac := alloc.Clock{Now: time.Now, Boot: clock}
+	r.tasks = alloc.NewTasks(r.store, r.table, supervisor, d, layout, host, ac, t.log.Named("tasks"))
+	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, &alloc.Lanes{}, host, ac, t.log.Named("allocs"))
+	findings, err := stager.Reconcile(ctx)
+	if err != nil {
+		return fmt.Errorf("reconcile volumes with the mount table: %w", err)
+	}
+	for _, f := range findings {
+		t.log.Warn("found at start", "kind", f.Kind, "path", f.Path, "detail", f.Detail)
+	}
+	r.loop(t, "sockets", r.sockets.Run)
+	r.loop(t, "tasks", r.tasks.Run)
+	r.loop(t, "allocs", r.allocs.Run)
+	return nil
+}
+
+// loop runs f until the reign ends. Its own end ends the process.
+func (r *reign) loop(t *Tenure, name string, f func(context.Context) error) {
+	r.work.Go(func() {
+		if err := f(r.ctx); err != nil && r.ctx.Err() == nil {
+			t.fail(fmt.Errorf("%s: %w", name, err))
+		}
+	})
+}
+
+// close takes everything down that open has built: first who calls plugins, then the connections, then the store.
+func (r *reign) close() error {
+	r.cancel(errReleased)
+	r.work.Wait()
+	if r.fleet != nil {
+		r.fleet.CloseAll()
+	}
+	var errs []error
+	if r.sockets != nil {
+		errs = append(errs, r.sockets.Close())
+	}
+	if r.stopStore != nil {
+		r.stopStore(errReleased)
+	}
+	r.writer.Wait()
+	if r.store != nil {
+		errs = append(errs, r.store.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// active is the reign as it is served.
+func (r *reign) active() *serve.Active {
+	return &serve.Active{
+		Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
+		Volumes: r.volumes, Context: r.ctx,
+	}
+}
+
+// describe fills in what only a reign knows.
+func (r *reign) describe(ctx context.Context, st *serve.Status) {
+	st.Generation, st.Schema = r.store.Generation(), store.Newest
+	_ = r.store.View(ctx, func(v registry.View) error {
+		st.Index, st.OpenIntents = v.Index(), len(v.Intents())
+		st.Instances, st.Allocs = len(v.AllInstances()), len(v.Allocs())
+		return nil
+	})
+}

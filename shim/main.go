@@ -1,0 +1,39 @@
+// Command holdfast-shim is the sidecar: everything about CSI is in it. A Holdfast host starts it (package host) and ends it; it is of no use
+// alone.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+
+	"holdfast/proto/bootstrap"
+	"holdfast/shim/internal/tenure"
+)
+
+// version of this shim.
+const version = "0.1.0"
+
+func main() {
+	level := flag.String("log-level", "info", "what is logged: trace, debug, info, warn or error")
+	show := flag.Bool("version", false, "print the version and exit")
+	flag.Parse()
+	if *show {
+		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's
+		return
+	}
+	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
+	shim := tenure.New(version, log)
+	register := func(life context.Context, g *grpc.Server) error {
+		shim.Register(life, g)
+		return nil
+	}
+	if err := bootstrap.Serve(context.Background(), register, bootstrap.ServeOptions{Logger: log, Run: shim.Run}); err != nil {
+		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
+		os.Exit(1)
+	}
+}
