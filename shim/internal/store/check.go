@@ -43,7 +43,12 @@ func (s *Store) check() []error {
 	if _, err := verify(s.file, info.Size()); err != nil {
 		return []error{registry.Errorf(registry.ErrDamaged, "%w", err)}
 	}
-	c := &checker{view: view{p.tx, p.head}, limit: s.options.EventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{}}
+	tx, err := s.db.Begin(false) // of its own: bbolt checks against its list of free pages, which is that of the last commit
+	if err != nil {
+		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}
+	}
+	defer func() { _ = tx.Rollback() }()
+	c := &checker{view: view{tx, p.head}, limit: s.options.EventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{}}
 	if err := s.read(c.all); err != nil {
 		c.report("%w", err)
 	}

@@ -1,0 +1,269 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// moveSocket leads from schema 0, which was never released, to 1: an instance had its socket in two fields of its own.
+var moveSocket = migration{"the socket becomes an endpoint", func(t *transaction) error {
+	return t.rewrite(string(registry.BucketInstances), func(fields map[string]json.RawMessage) error {
+		if fields["socket"] == nil {
+			return nil
+		}
+		fields["endpoint"] = encode(map[string]json.RawMessage{"host": fields["socket"], "task": fields["task_socket"]})
+		delete(fields, "socket")
+		delete(fields, "task_socket")
+		return nil
+	})
+}}
+
+// splitSocket undoes moveSocket, to make the golden file of schema 0.
+func splitSocket(t *transaction) error {
+	err := t.rewrite(string(registry.BucketInstances), func(fields map[string]json.RawMessage) error {
+		var endpoint map[string]json.RawMessage
+		if err := json.Unmarshal(fields["endpoint"], &endpoint); err != nil {
+			return err
+		}
+		fields["socket"], fields["task_socket"] = endpoint["host"], endpoint["task"]
+		delete(fields, "endpoint")
+		return nil
+	})
+	return errors.Join(err, t.setMeta(metaSchema, window{0, 0}), t.writeTallies())
+}
+
+// tested is the released schema with 0 before it.
+var tested = schema{oldest: 0, newest: Newest, readable: Oldest, migrations: append([]migration{moveSocket}, released.migrations...)}
+
+// full is a change with a record of each kind, every field of which is set.
+func full(t testing.TB) registry.Change {
+	filled := registrytest.Filled[registry.Volume](t, 4)
+	key := filled.VolumeKey()
+	claim, ref := registrytest.Filled[registry.Claim](t, 5), registrytest.Filled[registry.Ref](t, 7)
+	claim.Volume, ref.Volume, ref.Alloc, ref.Request = key, key, claim.Alloc, claim.Request
+	c := puts(filled, claim, ref,
+		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2), registrytest.Filled[registry.Alloc](t, 3),
+		registrytest.Filled[registry.Placement](t, 6), registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
+	event := registrytest.Filled[registry.Event](t, 10)
+	event.Snapshot = nil // never stored
+	c.Events = []registry.Event{event}
+	return c
+}
+
+func golden(n int) string { return filepath.Join("testdata", fmt.Sprintf("schema%d.db", n)) }
+
+// writeGolden writes the file of the newest schema, or what before makes of it, cut to the pages in use.
+func writeGolden(t *testing.T, name string, before func(*transaction) error) {
+	t.Helper()
+	path := statePath(t)
+	s := start(t, Options{Path: path, Boot: "boot"})
+	s.must(t, full(t))
+	if before != nil {
+		if err := s.db.Update(func(tx *bolt.Tx) error { return before(newTransaction(tx)) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.cancel()
+	<-s.ended
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	walker, err := newPages(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, file[:walker.meta.highWater*walker.meta.pageSize], 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// goldenCopy is a copy of a golden file that may be opened.
+func goldenCopy(t *testing.T, n int) string {
+	t.Helper()
+	file, err := os.ReadFile(golden(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := statePath(t)
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// text is the records of a file in a form to compare and keep.
+func text(t *testing.T, path string) string {
+	t.Helper()
+	records := map[string]object{}
+	for key, record := range onDisk(t, path) {
+		records[fmt.Sprintf("%s %q", key.Bucket, key.Path)] = record
+	}
+	out, err := json.MarshalIndent(records, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out) + "\n"
+}
+
+// TestGoldens: there is a file of each schema that this build opens; opened, its records are what was written then, each field of which
+// this build still knows.
+func TestGoldens(t *testing.T) {
+	if *update {
+		writeGolden(t, golden(0), splitSocket)
+		if _, err := os.Stat(golden(Newest)); err != nil { // what was released is never written again
+			writeGolden(t, golden(Newest), nil)
+		}
+		if err := os.WriteFile("testdata/records.json", []byte(text(t, goldenCopy(t, Newest))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(released.migrations) != Newest-Oldest || len(tested.migrations) != Newest {
+		t.Fatalf("%d migrations lead from schema %d to %d", len(released.migrations), Oldest, Newest)
+	}
+	want, err := os.ReadFile("testdata/records.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files, _ := filepath.Glob("testdata/schema*.db"); len(files) != len(tested.migrations)+1 {
+		t.Fatalf("golden files %v, for %d migrations", files, len(tested.migrations))
+	}
+	for n := range len(tested.migrations) + 1 {
+		path := goldenCopy(t, n)
+		start(t, Options{Path: path, schema: &tested}).stop(t)
+		if got := text(t, path); got != string(want) {
+			t.Errorf("schema %d became\n%s\nnot\n%s", n, got, want)
+		}
+		for key, record := range onDisk(t, path) {
+			strict(t, key, record)
+		}
+	}
+}
+
+// strict fails on a field of a record that this build does not know: one that was renamed would be forgotten without a word.
+func strict(t *testing.T, key registry.Key, record object) {
+	t.Helper()
+	into := map[registry.Bucket]any{
+		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{}, registry.BucketAllocs: &registry.Alloc{},
+		registry.BucketVolumes: &registry.Volume{}, registry.BucketClaims: &registry.Claim{}, registry.BucketPlacements: &registry.Placement{},
+		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{}, registry.BucketRequests: &registry.Operation{},
+	}[key.Bucket]
+	decoder := json.NewDecoder(bytes.NewReader(encode(record)))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		t.Errorf("%s: %v", key.Bucket, err)
+	}
+	if got := objectOf(t, reflect.ValueOf(into).Elem().Interface()); !contains(got, record) {
+		t.Errorf("%s: decoded, %v\nis %v", key.Bucket, record, got)
+	}
+}
+
+// contains says whether each field of part is in whole with its value.
+func contains(whole, part object) bool {
+	for name, value := range part {
+		if inner, ok := value.(object); ok {
+			if outer, ok := whole[name].(object); !ok || !contains(outer, inner) {
+				return false
+			}
+		} else if !reflect.DeepEqual(whole[name], value) {
+			return false
+		}
+	}
+	return true
+}
+
+// setWindow makes the file one of another schema.
+func setWindow(t *testing.T, path string, w window) {
+	t.Helper()
+	s := start(t, Options{Path: path})
+	if err := s.db.Update(func(tx *bolt.Tx) error { return newTransaction(tx).setMeta(metaSchema, w) }); err != nil {
+		t.Fatal(err)
+	}
+	s.stop(t)
+}
+
+// TestSchemaWindow: a file that this build cannot read is refused with both numbers and stays as it is, byte by byte; a newer one that
+// says it can be read is opened.
+func TestSchemaWindow(t *testing.T) {
+	for _, w := range []window{{Newest + 2, Newest + 1}, {Oldest - 1, Oldest - 1}} {
+		path := statePath(t)
+		setWindow(t, path, w)
+		before, _ := os.ReadFile(path)
+		_, err := Open(t.Context(), Options{Path: path})
+		if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprintf("schema %d", w.Number)) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("%d to %d", Oldest, Newest)) {
+			t.Errorf("%v: %v", w, err)
+		}
+		if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+			t.Errorf("%v: the file was changed", w)
+		}
+	}
+	path := statePath(t)
+	setWindow(t, path, window{Newest + 1, Newest})
+	start(t, Options{Path: path}).stop(t)
+}
+
+// TestFailedMigration: the file stays as it was, whatever the migrations before had done.
+func TestFailedMigration(t *testing.T) {
+	path := goldenCopy(t, 0)
+	before, _ := os.ReadFile(path)
+	failing := tested
+	broken := errors.New("broken")
+	failing.newest++
+	failing.migrations = append(failing.migrations[:len(failing.migrations):len(failing.migrations)],
+		migration{"fails", func(*transaction) error { return broken }})
+	if _, err := Open(t.Context(), Options{Path: path, schema: &failing}); !errors.Is(err, broken) {
+		t.Errorf("failed migration: %v", err)
+	}
+	if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+		t.Error("the file was changed")
+	}
+}
+
+// TestUpAndDown swaps between this build and a later one within the window, both of which commit: what the later one alone knows
+// outlives this one, and nothing drifts.
+func TestUpAndDown(t *testing.T) {
+	later := released
+	later.newest++
+	later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)], migration{"adds a bucket", func(w *transaction) error {
+		return errors.Join(w.create("later"), w.put("later", []byte("key"), []byte(`{"of":"later"}`)))
+	}})
+	path := statePath(t)
+	for range 10 {
+		s := start(t, Options{Path: path, schema: &later})
+		s.must(t, puts(alloc("a")))
+		s.stop(t)
+		s = start(t, Options{Path: path})
+		s.must(t, puts(alloc("b")))
+		s.stop(t)
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	_ = db.View(func(tx *bolt.Tx) error {
+		if got := string(get(tx, "later", []byte("key"))); got != `{"of":"later"}` || len(onDisk(t, path)) != 2 {
+			t.Errorf("after ten swaps: %q, %v", got, onDisk(t, path))
+		}
+		return nil
+	})
+}
