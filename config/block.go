@@ -196,7 +196,11 @@ func (f *fields) need(names ...string) {
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
-		f.errorf(f.at(name), "use a variable, or write it out: only what is not about CSI may hold such references", "%s is needed before a task runs; it cannot depend on the run time", name)
+		detail := "use a variable, or write it out: only what is not about CSI may hold such references"
+		if name == "source" {
+			detail = "use per_alloc = true for a volume per alloc, or a variable"
+		}
+		f.errorf(f.at(name), detail, "%s is needed before a task runs; it cannot depend on the run time", name)
 		return v, false
 	}
 	v, _ = v.UnmarkDeep()

@@ -4,6 +4,7 @@ import (
 	"crypto/md5"
 	"crypto/sha1"
 	"crypto/sha256"
+	"crypto/sha512"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -56,11 +57,19 @@ var computers = map[string]function.Function{
 	"dirname":      text(func(s string) (string, error) { return path.Dir(s), nil }),
 	"md5":          text(func(s string) (string, error) { h := md5.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
 	"sha1":         text(func(s string) (string, error) { h := sha1.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+	"sha512":       text(func(s string) (string, error) { h := sha512.Sum512([]byte(s)); return hex.EncodeToString(h[:]), nil }),
 	"sha256":       text(func(s string) (string, error) { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]), nil }),
 }
 
-// impure are functions that people know from elsewhere and that cannot be had here.
-var impure = []string{"timestamp", "uuidv4", "uuidv5", "uuid", "bcrypt", "rand"}
+// absent are functions that people know from elsewhere and that cannot be had here, and why.
+var absent = map[string]string{
+	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML, "yamlencode": noYAML,
+}
+
+const (
+	pure   = "it is not offered: the same text must always give the same answer; use a variable"
+	noYAML = "it is not offered; use JSON, which is YAML too"
+)
 
 // functions is the table of functions of one text. All of them count against its budget.
 func (d *decoder) functions() map[string]function.Function {
@@ -73,8 +82,8 @@ func (d *decoder) functions() map[string]function.Function {
 	for name, f := range computing {
 		table[name] = d.bounded(name, f, false)
 	}
-	for _, name := range impure {
-		table[name] = refused()
+	for name, why := range absent {
+		table[name] = refused(why)
 	}
 	return table
 }
@@ -218,11 +227,11 @@ var lengthFunction = function.New(&function.Spec{
 })
 
 // refused is a function that only says why it is not to be had.
-func refused() function.Function {
+func refused(why string) function.Function {
 	return function.New(&function.Spec{
 		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true},
 		Type: func([]cty.Value) (cty.Type, error) {
-			return cty.String, errors.New("it is not offered: the same text must always give the same answer; use a variable")
+			return cty.String, errors.New(why)
 		},
 	})
 }

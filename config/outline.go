@@ -347,7 +347,7 @@ func (s *scanner) checkClosed() {
 	f := s.top()
 	switch {
 	case f.kind == 'H':
-		s.fail(f.open, f.open+2+len(f.marker), fmt.Sprintf("this heredoc is never closed: no line says only %s", f.marker), "add that line")
+		s.fail(f.open, f.open+2+len(f.marker), "this heredoc is never closed", "add a line that holds nothing but its marker")
 	case f.kind == '"':
 		s.endOfBrokenString()
 	case s.suspect >= 0 && f.kind == '{':

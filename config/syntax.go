@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/agext/levenshtein"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
@@ -119,15 +120,16 @@ func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
 	return true
 }
 
-// hideSecrets notes where secrets blocks are. In a text that is broken everything behind the first one counts as secret.
+// hideSecrets notes where secrets blocks are, also misspelt ones. In a text that is broken everything behind the first one counts
+// as secret.
 func (d *decoder) hideSecrets(out outline, shift int) {
 	for _, b := range out.braces {
-		if b.word == "secrets" {
+		if levenshtein.Distance(b.word, "secrets", nil) <= 2 {
 			d.secrets = append(d.secrets, span{b.open + shift, b.close + shift})
 		}
 	}
-	if at := bytes.Index(d.src.Text, []byte("secrets")); at >= 0 && len(out.faults) > 0 {
-		d.secrets = append(d.secrets, span{at + len("secrets"), len(d.src.Text) + 1})
+	if at := bytes.Index(d.src.Text, []byte("secret")); at >= 0 && len(out.faults) > 0 {
+		d.secrets = append(d.secrets, span{at + len("secret"), len(d.src.Text) + 1})
 	}
 }
 

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+const canary = "hunter2hunter2"
+
+var canaryFile = `id        = "v"
+plugin_id = "p"
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+secrets {
+  password   = "` + canary + `"
+  "quoted/k" = "` + canary + ` and more"
+  reference  = { env = "` + canary + ` x" }
+  heredoc    = <<EOT
+` + canary + `
+EOT
+}
+parameters {
+  after = "x"
+}
+`
+
+// TestSecretsAreNeverTold: whatever is wrong with a file, at any place, what stands in its secrets block is not repeated.
+func TestSecretsAreNeverTold(t *testing.T) {
+	text := canaryFile
+	for i := range text {
+		for _, broken := range []string{text[:i], text[:i] + text[i+1:], text[:i] + `"` + text[i:], text[:i] + "{" + text[i:], text[:i] + "$" + text[i:], text[:i] + "=" + text[i:]} {
+			_, ds := ParseVolume(Source{"v.hcl", []byte(broken)}, Options{})
+			for _, d := range ds {
+				if told := fmt.Sprintf("%#v", d); strings.Contains(told, "hunter2") {
+					t.Fatalf("at byte %d of\n%s\nit says %s", i, broken, told)
+				}
+			}
+		}
+	}
+}
+
+// TestSnippetsAreToldElsewhere is the control of the test above: a mistake outside secrets is shown.
+func TestSnippetsAreToldElsewhere(t *testing.T) {
+	_, ds := ParseVolume(Source{"v.hcl", []byte(`id = ` + canary)}, Options{})
+	if !strings.Contains(fmt.Sprintf("%#v", ds), canary) {
+		t.Errorf("the mistake is not shown: %v", ds)
+	}
+}
+
+// TestPositionsCountCharacters: from 1, without a byte order mark, in characters; bytes as they are in the file.
+func TestPositionsCountCharacters(t *testing.T) {
+	text := "\ufefftask \"äö\" { drivr = 1 }\r\n"
+	_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
+	at := strings.Index(text, "drivr")
+	want := registry.Position{Line: 1, Column: 13, Byte: at}
+	for _, d := range ds {
+		if d.Snippet == "drivr" {
+			if d.Start != want || d.End.Byte != at+len("drivr") {
+				t.Errorf("got %+v to %+v, want %+v", d.Start, d.End, want)
+			}
+			return
+		}
+	}
+	t.Errorf("not found: %v", ds)
+}
+
+func TestCapacities(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "1": 1, "1024": 1024, "10b": 10, "1k": 1000, "1KB": 1000, "1KiB": 1024, "1 MiB": 1 << 20, "200G": 200e9, "1.5GiB": 3 << 29,
+		"7EiB": 7 << 60, "9223372036854775807": 1<<63 - 1, "0.5K": 500, " 2 TB ": 2e12,
+	} {
+		if got, err := parseCapacity(text); err != nil || got != want {
+			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "GiB", "1 XB", "1iB", "1e3", "8EiB", "99999999999999999999", "1.5.5G", "0x10", "1\n2"} {
+		if got, err := parseCapacity(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}
