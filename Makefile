@@ -5,7 +5,7 @@ BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test e2e demo bench fuzz clean
+.PHONY: all help build generate check-generate vet lint test e2e demo demo-rootless bench fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -21,6 +21,9 @@ build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's di
 
 demo: build ## the main job on real parts: a plugin, a volume, a writer, a reader, and nothing left behind
 	@BIN=$(BIN) ./examples/demo.sh
+
+demo-rootless: build ## the same in a user namespace, on loopfs' directory backend
+	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
 
 test: ## every test, with -race
 	$(GO) vet ./...

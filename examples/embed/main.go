@@ -1,0 +1,50 @@
+// Command embed is a small orchestrator: embed STATE-DIR SHIM JOB-FILE PLUGIN-PROGRAM [ARGUMENT...] runs one CSI plugin.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"holdfast/host"
+)
+
+func main() {
+	ctx := context.Background()
+	h, err := host.Open(ctx, host.Config{StateDir: os.Args[1], Shim: host.Binary{Path: os.Args[2]}})
+	must(err)
+	text, err := os.ReadFile(os.Args[3])
+	must(err)
+	job, _, err := h.Parse(ctx, host.Source{Name: os.Args[3], Text: text}, host.ParseOptions{})
+	must(err)
+	task := host.AllocTask{Alloc: "alloc-1", Task: job.Groups[0].Tasks[0].Name, Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
+	plan, err := h.TaskStarting(ctx, task)
+	must(err)
+	plugin := exec.Command(os.Args[4], os.Args[5:]...)
+	plugin.Env = plan.Environ(os.Environ())
+	must(plugin.Start())
+	must(h.TaskStarted(ctx, task.Key(), task.Attempt))
+	err = h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
+		for _, p := range changed {
+			fmt.Printf("%s %s: %s %s, %s\n", p.Role, p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version, p.Active.Health.State)
+			if p.Healthy > 0 {
+				return io.EOF // seen enough
+			}
+		}
+		return nil
+	})
+	must(plugin.Process.Signal(syscall.SIGTERM))
+	_ = plugin.Wait()
+	must(h.TaskExited(ctx, task.Key(), task.Attempt, 0, 0, true))
+	must(h.Close())
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,8 @@
+task "plugin" {
+  driver = "raw_exec"
+
+  csi_plugin {
+    id   = "loopfs"
+    type = "monolith"
+  }
+}

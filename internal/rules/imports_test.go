@@ -1,0 +1,237 @@
+package rules
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// pkg is what go list says of one package of this module.
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Doc        string
+	Name       string
+	Imports    []string
+	Deps       []string
+	GoFiles    []string
+}
+
+const root = "../.."
+
+var packages = sync.OnceValues(func() (map[string]pkg, error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Name,Imports,Deps,GoFiles", "./...")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	list := map[string]pkg{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return list, nil
+		} else if err != nil {
+			return nil, err
+		}
+		list[p.ImportPath] = p
+	}
+})
+
+func all(t *testing.T) map[string]pkg {
+	t.Helper()
+	list, err := packages()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	return list
+}
+
+// The parts of the shim, as the design names them.
+var (
+	useCases = []string{"alloc", "supervise", "volume", "controller", "claim"}
+	adapters = []string{"driver", "store", "disk", "facade"}
+)
+
+func shim(names ...string) (paths []string) {
+	for _, n := range names {
+		paths = append(paths, "holdfast/shim/internal/"+n)
+	}
+	return paths
+}
+
+// rule says what a package may not depend on, in its code or in that of its dependencies, and why.
+type rule struct {
+	of     string   // the package; with a final "/..." all below it as well
+	direct bool     // only what it imports itself
+	no     []string // import paths, or prefixes that end in "..."
+	only   []string // of this module nothing but these; nil: not restricted
+	std    bool     // nothing but the standard library and this module
+	why    string
+}
+
+func rules() []rule {
+	schema := []string{"holdfast/config...", "github.com/hashicorp/hcl...", "github.com/zclconf/go-cty...", "github.com/container-storage-interface..."}
+	rs := []rule{
+		{of: "holdfast/registry", only: []string{}, std: true, why: "registry is the words: everybody imports it, so it imports the standard library only"},
+		{of: "holdfast/hooks", only: []string{"holdfast/registry"}, std: true, why: "hooks is pure: the host imports it too, so it brings no schema along"},
+		{of: "holdfast/config", only: []string{"holdfast/registry", "holdfast/hooks"}, why: "config knows no running thing"},
+		{of: "holdfast/proto/wire", only: []string{"holdfast/registry", "holdfast/hooks", "holdfast/proto/holdfast/v1"}, why: "wire is what both sides share"},
+		{of: "holdfast/host", no: append(schema, "holdfast/shim..."), why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host rebuild"},
+		{of: "holdfast/host/...", no: append(schema, "holdfast/shim..."), why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
+		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
+		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/tenure"}, why: "main is flags, then tenure"},
+		{of: "holdfast/shim/internal/serve", no: shim(append(adapters, "tenure")...), why: "serve turns calls into use cases; adapters are wired by tenure"},
+		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
+		{of: "holdfast/internal/mnt", only: []string{}, why: "mnt is a tool of shim, driver and plugins: it knows none of them"},
+	}
+	for _, u := range useCases {
+		others := slices.DeleteFunc(slices.Clone(useCases), func(o string) bool { return o == u })
+		rs = append(rs, rule{
+			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters, []string{"serve", "tenure"})...),
+			why: "a use case imports neither an adapter nor another use case: it declares the few methods that it needs of them",
+		})
+	}
+	for _, a := range adapters {
+		others := slices.DeleteFunc(slices.Clone(adapters), func(o string) bool { return o == a })
+		rs = append(rs, rule{
+			of: "holdfast/shim/internal/" + a, no: shim(append(others, "serve", "tenure")...),
+			why: "an adapter may import the use case whose interface it satisfies, not another adapter",
+		})
+	}
+	return rs
+}
+
+func TestImportDirections(t *testing.T) {
+	list := all(t)
+	for _, r := range rules() {
+		for path, p := range list {
+			if !covers(r.of, path) {
+				continue
+			}
+			deps := p.Deps
+			if r.direct {
+				deps = p.Imports
+			}
+			for _, dep := range deps {
+				if broken := r.breaks(dep); broken != "" {
+					t.Errorf("%s depends on %s: %s (%s)", path, dep, r.why, broken)
+				}
+			}
+		}
+	}
+}
+
+// A rule about a package that is gone protects nothing.
+func TestRulesAreAboutPackagesThatExist(t *testing.T) {
+	list := all(t)
+	for _, r := range rules() {
+		if strings.HasSuffix(r.of, "/facade") {
+			continue // is to come
+		}
+		found := false
+		for path := range list {
+			found = found || covers(r.of, path)
+		}
+		if !found {
+			t.Errorf("there is a rule for %s, and no such package", r.of)
+		}
+	}
+}
+
+// The check itself has to fail where it should.
+func TestRulesCatch(t *testing.T) {
+	for _, c := range []struct {
+		of, dep string
+		want    bool
+	}{
+		{"holdfast/host", "github.com/hashicorp/hcl/v2/hclsyntax", true},
+		{"holdfast/host", "github.com/container-storage-interface/spec/lib/go/csi", true},
+		{"holdfast/host", "holdfast/config", true},
+		{"holdfast/host", "holdfast/hooks", false},
+		{"holdfast/registry", "github.com/hashicorp/go-hclog", true},
+		{"holdfast/registry", "encoding/json", false},
+		{"holdfast/shim/internal/volume", "holdfast/shim/internal/store", true},
+		{"holdfast/shim/internal/volume", "holdfast/shim/internal/intent", false},
+		{"holdfast/shim/internal/driver", "holdfast/shim/internal/volume", false},
+	} {
+		got := false
+		for _, r := range rules() {
+			got = got || covers(r.of, c.of) && r.breaks(c.dep) != ""
+		}
+		if got != c.want {
+			t.Errorf("%s -> %s: broken = %v, want %v", c.of, c.dep, got, c.want)
+		}
+	}
+}
+
+func covers(of, path string) bool {
+	if prefix, tree := strings.CutSuffix(of, "/..."); tree {
+		return path == prefix || strings.HasPrefix(path, prefix+"/")
+	}
+	return path == of
+}
+
+func (r rule) breaks(dep string) string {
+	for _, no := range r.no {
+		if prefix, tree := strings.CutSuffix(no, "..."); dep == no || tree && strings.HasPrefix(dep, prefix) {
+			return "it may not import " + no
+		}
+	}
+	ours := strings.HasPrefix(dep, "holdfast/")
+	if ours && r.only != nil && !slices.Contains(r.only, dep) {
+		return "of this module it may import " + strings.Join(append([]string{"nothing"}, r.only...), ", ")
+	}
+	if r.std && !ours && strings.Contains(strings.SplitN(dep, "/", 2)[0], ".") {
+		return "it may import the standard library only"
+	}
+	return ""
+}
+
+// Packages that are for tests are in no binary.
+func TestTestKitsStayInTests(t *testing.T) {
+	kits := []string{"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake"}
+	for path, p := range all(t) {
+		if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", path) }) {
+			continue
+		}
+		for _, dep := range p.Imports {
+			if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", dep) }) {
+				t.Errorf("%s imports %s, which is for tests", path, dep)
+			}
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for path, p := range all(t) {
+		if len(p.GoFiles) > 0 && len(p.Doc) < 30 && !strings.HasSuffix(path, "proto/holdfast/v1") && !strings.Contains(path, "/testdata/") {
+			t.Errorf("package %s has no comment that tells a stranger what it is for", path)
+		}
+	}
+}
+
+// What of go-plugin breaks under a swap is not used at all: its broker dies with the first host, reattaching checks nothing, its global list
+// of clients grows for ever.
+func TestNoGoPluginBrokerReattachOrGlobalList(t *testing.T) {
+	banned := regexp.MustCompile(`\b(ReattachConfig|CleanupClients|GRPCBrokerMultiplex|Managed:|broker\.(Dial|Accept|NextId))`)
+	for path, p := range all(t) {
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found := banned.FindString(string(text)); found != "" {
+				t.Errorf("%s/%s uses %s of go-plugin", path, file, found)
+			}
+		}
+	}
+}
