@@ -67,7 +67,7 @@ func copyFile(t *testing.T, from, to string) {
 // needMounts skips where no mount can be made; the user namespace run shows that a capable machine does not skip.
 func needMounts(t *testing.T) {
 	t.Helper()
-	err := onThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) })
+	err := OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) })
 	if err != nil {
 		t.Skipf("mounts cannot be made here: %v", err)
 	}

@@ -57,7 +57,7 @@ func ProbePropagation(dir string) error {
 		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
 	}
 	defer func() { _ = unix.Rmdir(probe) }()
-	err = onThread(func() error {
+	err = OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("make a mount namespace (this needs CAP_SYS_ADMIN, as in unshare -Urm): %w", err)
 		}

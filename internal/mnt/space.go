@@ -70,7 +70,7 @@ func (s Space) Run(fn func() error) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	return onThread(func() error {
+	return OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("make a mount namespace: %w", err)
 		}
@@ -159,9 +159,12 @@ func (b Bind) put(t *tree) error {
 	if err := attach(fd, at.fd, ""); err != nil {
 		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, mismatch(err, dir))
 	}
-	if b.Propagation == Bidirectional {
+	switch {
+	case b.Propagation == Bidirectional:
 		t.cover(at.path, shared)
-	} else {
+	case within("/dev", b.Source):
+		t.cover(at.path, host) // nothing may be made among the host's devices
+	default:
 		t.cover(at.path, own)
 	}
 	return nil

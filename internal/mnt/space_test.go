@@ -286,7 +286,7 @@ func TestRunLeavesTheProcessWhereItIs(t *testing.T) {
 		t.Fatalf("inside %s, outside %s, %v", inner, host, err)
 	}
 	for range 8 {
-		if err := onThread(func() error {
+		if err := OnThread(func() error {
 			if now, _ := os.Readlink("/proc/thread-self/ns/mnt"); now != host {
 				return fmt.Errorf("a thread is in %s", now)
 			}

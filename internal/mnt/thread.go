@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onThread runs fn on a thread of its own, which ends with fn, so that fn may leave it in any namespace. A process's main thread
+// OnThread runs fn on a thread of its own, which ends with fn, so that fn may leave it in any namespace. A process's main thread
 // cannot end before the process: if fn got it, it is held until fn has run on another.
-func onThread(fn func() error) error {
+func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- onThread(fn)
+			done <- OnThread(fn)
 			return
 		}
 		done <- fn()
