@@ -1,0 +1,118 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+// The records in a task's directory. Each is replaced as a whole, so a reader sees the old or the new one.
+const (
+	handleFile = "task.json"
+	exitFile   = "exit.json"
+	stopFile   = "stop.json"
+	lockFile   = "lock"
+)
+
+// ending is exit.json: the directory may be used by several attempts, one after another.
+type ending struct {
+	ID   string `json:"id"`
+	Exit Exit   `json:"exit"`
+}
+
+// stopping is stop.json.
+type stopping struct {
+	ID    string        `json:"id"`
+	Grace time.Duration `json:"grace"`
+}
+
+func writeRecord(dir, name string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+name+"-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, name))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+func readRecord(dir, name string, v any) (found bool, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		return false, registry.Errorf(registry.ErrDamaged, "%s: %w", filepath.Join(dir, name), err)
+	}
+	return true, nil
+}
+
+// readExit is how the attempt ended, if that is written.
+func readExit(h Handle) (Exit, bool, error) {
+	var e ending
+	found, err := readRecord(h.Dir, exitFile, &e)
+	return e.Exit, found && e.ID == h.ID, err
+}
+
+// lock takes a task's directory. The parent inherits it, so it is held until both are gone.
+func lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, registry.Errorf(registry.ErrConflict, "a task runs in %s already: %w", dir, err)
+	}
+	return f, nil
+}
+
+// Find is the handle of the task in dir, which an orchestrator may have started without living to note it. A start that is under
+// way is waited for. No handle: nothing runs there, and nothing will.
+func Find(ctx context.Context, dir string) (Handle, bool, error) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		free, err := lock(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return Handle{}, false, nil
+		}
+		if err != nil && !errors.Is(err, registry.ErrConflict) {
+			return Handle{}, false, err
+		}
+		if free != nil {
+			free.Close()
+		}
+		var h Handle
+		if found, err := readRecord(dir, handleFile, &h); found || err != nil || free != nil {
+			return h, found, err
+		}
+		select {
+		case <-ctx.Done():
+			return Handle{}, false, fmt.Errorf("wait for the task that starts in %s: %w", dir, context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+}
