@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -59,7 +60,7 @@ func (s *Stager) publish(ctx context.Context, call registry.Call, v registry.Vol
 		return err
 	}
 	request := PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: v.Context, Secrets: secrets}
-	if err := s.kernel.MakeDir(filepath.Dir(r.Target.Host)); err != nil {
+	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
 		return err
 	}
 	open := s.intent(registry.NodePublishRPC, call, r, v.VolumeName())
@@ -111,7 +112,7 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 	switch {
 	case !st.claimed(r.ClaimKey()):
 		return registry.Change{}, conflict("volume %s is not claimed for it", v.VolumeName())
-	case p.Attaches && p.Attach != registry.MarkDone:
+	case s.unattached(st, v.Plugin):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case stages && (p.Stage != registry.MarkDone || p.Boot != s.kernel.Boot()):
 		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
@@ -133,10 +134,11 @@ func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry
 	if !found {
 		return nil
 	}
-	if _, err := s.await(ctx, key.Volume.Plugin); err != nil {
+	inst, err := s.await(ctx, key.Volume.Plugin)
+	if err != nil {
 		return err
 	}
-	name, err := s.name(ctx, key)
+	name, err := s.settled(ctx, call, st, inst)
 	if err != nil {
 		return err
 	}
@@ -146,14 +148,25 @@ func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry
 	return nil
 }
 
-// name is the volume's name, for people.
-func (s *Stager) name(ctx context.Context, key registry.ClaimKey) (name registry.VolumeName, err error) {
+// settled waits for the certain answer of a stage that was repeated under the publishes which stand on it: nothing but the same call
+// again is legal then, as its undo would take the volume from under them. It returns the volume's name, for people.
+func (s *Stager) settled(ctx context.Context, call registry.Call, st state, inst registry.Instance) (name registry.VolumeName, err error) {
+	var v registry.Volume
+	var staging bool
+	key := st.refs[0].Volume
 	err = s.log.View(ctx, func(view registry.View) error {
-		v, _ := view.VolumeByKey(key.Volume)
-		name = v.VolumeName()
+		v, _ = view.VolumeByKey(key)
+		open, _ := view.Intent(key)
+		staging = open.RPC == registry.NodeStageRPC
 		return nil
 	})
-	return name, err
+	if err != nil || !staging {
+		return v.VolumeName(), err
+	}
+	if err = s.stage(ctx, call, v, st.place.Staged, st.place, inst); errors.Is(err, registry.ErrUncertain) {
+		return v.VolumeName(), fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+	}
+	return v.VolumeName(), nil // one that failed for certain is undone after the publishes
 }
 
 func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {

@@ -63,7 +63,7 @@ func (s *Stager) stage(ctx context.Context, call registry.Call, v registry.Volum
 		return err
 	}
 	request := StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
-	if err := s.kernel.MakeDir(at.Host); err != nil {
+	if err := s.makeDir(at.Host); err != nil {
 		return err
 	}
 	open := registry.Intent{
@@ -96,7 +96,7 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 	switch {
 	case len(st.claims) == 0:
 		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
-	case p.Attaches && p.Attach != registry.MarkDone:
+	case s.unattached(st, v.Plugin):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case p.Stage != registry.MarkNone && p.Staged != u && len(st.refs) > 0:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
@@ -107,6 +107,16 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 	p.Volume, p.Name = v.VolumeKey(), v.VolumeName()
 	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
 	return registry.Change{Put: []registry.Record{p}}, nil
+}
+
+// unattached says whether the volume lacks an attachment that its plugin wants. What was put up by a plugin that did not attach then
+// stays as it is.
+func (s *Stager) unattached(st state, plugin registry.PluginID) bool {
+	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
+		return p.Attaches && p.Attach != registry.MarkDone
+	}
+	inst, found := s.plugins.Find(registry.RoleController, plugin)
+	return found && inst.Fingerprint.Has(registry.AttachDetach)
 }
 
 // Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
@@ -169,6 +179,14 @@ func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
 	}
 	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
 	return registry.Change{Put: []registry.Record{p}}
+}
+
+// makeDir makes a directory of ours. One that a plugin has mounted on exists, and is not to be touched.
+func (s *Stager) makeDir(path string) error {
+	if mounted, err := s.kernel.Mounted(path); err != nil || mounted {
+		return err
+	}
+	return s.kernel.MakeDir(path)
 }
 
 // tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what

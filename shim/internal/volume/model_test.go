@@ -1,0 +1,194 @@
+package volume_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"holdfast/registry"
+)
+
+// Any story of three allocs and two volumes, with calls that fail, get lost before or after their effect, and with a process or a
+// machine that dies at any call: the plugin sees a legal order (it checks that itself), one staging path per volume, and in the end
+// everything is undone and forgotten.
+func TestModelOfTheLifeCycle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rapid.Check(struct{ rapid.TB }{t}, func(t *rapid.T) { // wrapped: a bubble has no deadline to ask for
+			w := newWorld(t.Fatalf)
+			w.attaches, w.stages = rapid.Bool().Draw(t, "attaches"), rapid.Bool().Draw(t, "stages")
+			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t, "keeps target dirs")
+			w.put(volumeOf("one"), volumeOf("two"))
+			w.fault = func(registry.RPC) fault { return anyFault(t, w) }
+			t.Repeat(w.actions(t))
+			w.settle(t)
+		})
+	})
+}
+
+func anyFault(t *rapid.T, w *world) fault {
+	effect := rapid.Bool().Draw(t, "takes effect")
+	switch rapid.IntRange(0, 11).Draw(t, "fault") {
+	case 0:
+		return fault{code: "INVALID_ARGUMENT", outcome: registry.OutcomeFailed, effect: effect} // partial effects may remain
+	case 1:
+		return fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, effect: effect}
+	case 2:
+		return fault{code: "INTERNAL", outcome: registry.OutcomeUncertain, effect: effect}
+	case 3:
+		return fault{code: "ABORTED", outcome: registry.OutcomeUncertain, effect: effect}
+	case 4:
+		return fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, effect: effect, then: w.crash}
+	case 5:
+		return fault{then: w.crash} // done, and nobody heard
+	case 6:
+		return fault{then: func() { w.log.Lose(effect) }}
+	}
+	return fault{}
+}
+
+var (
+	someVolume = rapid.SampledFrom([]registry.VolumeID{"one", "two"})
+	someAlloc  = rapid.SampledFrom([]registry.AllocID{"a1", "a2", "a3"})
+)
+
+func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
+	usage := rapid.Custom(func(t *rapid.T) registry.Usage {
+		u := shared()
+		u.ReadOnly = rapid.Bool().Draw(t, "read-only")
+		if rapid.IntRange(0, 3).Draw(t, "other flags") == 0 {
+			u.MountFlags = "noatime"
+		}
+		return u
+	})
+	return map[string]func(*rapid.T){
+		"up": func(t *rapid.T) {
+			ctx, cancel := w.patience()
+			defer cancel()
+			at, err := w.up(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"), usage.Draw(t, "usage"))
+			if err == nil && !w.mounts[at.Host] {
+				t.Fatalf("published at %s, where nothing is mounted", at.Host)
+			}
+		},
+		"down": func(t *rapid.T) {
+			ctx, cancel := w.patience()
+			defer cancel()
+			_ = w.down(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"))
+		},
+		"a step out of order": func(t *rapid.T) {
+			ctx, cancel := w.patience()
+			defer cancel()
+			id, a := someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc")
+			key, call, v := keyOf(id, a), registry.Call{}, volumeOf(id)
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0:
+				_ = w.mediator.Detach(ctx, call, key.Volume)
+			case 1:
+				_ = w.stager.Unstage(ctx, call, key.Volume)
+			case 2:
+				_, _ = w.stager.Publish(ctx, call, v, key, usage.Draw(t, "usage"))
+			case 3:
+				_ = w.stager.Stage(ctx, call, v, usage.Draw(t, "usage"))
+			case 4:
+				_ = w.mediator.Attach(ctx, call, v, usage.Draw(t, "usage"), "i-1")
+			case 5:
+				_, _ = w.ledger.Release(ctx, key)
+			}
+		},
+		"restart": func(t *rapid.T) {
+			w.crash()
+			w.reconcile(t)
+		},
+		"reboot": func(t *rapid.T) {
+			w.reboot()
+			w.crash()
+			w.reconcile(t)
+		},
+		"another instance": func(t *rapid.T) {
+			w.volumes.Task = rapid.SampledFrom([]string{"/csi", "/local/csi"}).Draw(t, "root")
+		},
+		"": func(t *rapid.T) { // after each
+			if w.log.View(context.Background(), func(v registry.View) error { return nil }) != nil {
+				t.Fatal("no view")
+			}
+			if _, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{}, nil }); err != nil {
+				w.crash() // a log that lost a commit takes no more: the process starts over
+			}
+			w.invariants(t)
+		},
+	}
+}
+
+// patience is how long a caller waits. Time is the bubble's.
+func (w *world) patience() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 2*time.Second)
+}
+
+func (w *world) reconcile(t *rapid.T) {
+	findings, err := w.stager.Reconcile(context.Background())
+	if err != nil {
+		t.Fatalf("reconcile: %v", err)
+	}
+	for _, f := range findings {
+		if f.Kind == "foreign" {
+			t.Fatalf("a mount of ours is not known: %s", f)
+		}
+	}
+}
+
+// invariants compares what is recorded with what is there.
+func (w *world) invariants(t *rapid.T) {
+	w.view(func(v registry.View) {
+		claimed := map[registry.VolumeKey]bool{}
+		byKey := map[registry.ClaimKey]bool{}
+		for _, c := range v.AllClaims() {
+			claimed[c.Volume], byKey[c.ClaimKey()] = true, true
+		}
+		recorded := map[string]bool{}
+		for _, r := range v.AllRefs() {
+			recorded[r.Target.Host] = true
+			if !byKey[r.ClaimKey()] {
+				t.Fatalf("published without a claim: %+v", r)
+			}
+		}
+		for _, p := range v.Placements() {
+			recorded[p.StagedAt.Host] = true
+			if !claimed[p.Volume] {
+				t.Fatalf("placed without a claim: %+v", p)
+			}
+		}
+		for path := range w.mounts {
+			if !recorded[path] {
+				t.Fatalf("mounted without a record: %s", path)
+			}
+		}
+	})
+}
+
+// settle lets everything end well, and expects nothing to be left.
+func (w *world) settle(t *rapid.T) {
+	w.fault = func(registry.RPC) fault { return fault{} }
+	w.crash()
+	w.reconcile(t)
+	var last error
+	for range 4 {
+		last = nil
+		for _, id := range []registry.VolumeID{"one", "two"} {
+			for _, a := range []registry.AllocID{"a1", "a2", "a3"} {
+				ctx, cancel := w.patience()
+				if err := w.down(ctx, id, a); err != nil {
+					last = err
+				}
+				cancel()
+			}
+		}
+	}
+	if last != nil {
+		t.Fatalf("cannot be taken down: %v", last)
+	}
+	w.reconcile(t) // sweeps what refused calls left
+	w.empty()
+	w.noSecret()
+}
