@@ -121,7 +121,7 @@ func TestFailedSyncStopsTheStore(t *testing.T) {
 // not there, others go on; one of unknown outcome ends the store.
 func TestFullDiskInTheMiddle(t *testing.T) {
 	refused := 0
-	for n := 1; n <= 12; n++ {
+	for n := 1; n <= 8; n++ {
 		path := statePath(t)
 		start(t, Options{Path: path}).stop(t)
 		said := injected(t, path, fmt.Sprintf("pwrite64:error=ENOSPC:when=%d", n))

@@ -194,7 +194,7 @@ func TestConcurrentViews(t *testing.T) {
 	defer s.stop(t)
 	done := make(chan struct{})
 	var wg sync.WaitGroup
-	for range 8 {
+	for range 4 {
 		wg.Go(func() {
 			for {
 				select {
@@ -215,7 +215,7 @@ func TestConcurrentViews(t *testing.T) {
 			}
 		})
 	}
-	for i := range 150 {
+	for i := range 50 {
 		s.must(t, registry.Change{Put: []registry.Record{alloc(fmt.Sprint(i))}, Events: make([]registry.Event, 1)})
 	}
 	close(done)

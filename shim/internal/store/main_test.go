@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	_ = flag.Set("rapid.checks", "25") // unless the command line says otherwise
+	_ = flag.Set("rapid.checks", "12") // unless the command line says otherwise
 	os.Exit(m.Run())
 }
 
@@ -50,6 +50,7 @@ func childMain(path string) error {
 	}()
 	fmt.Println("open")
 	var last int
+	failed := false
 	_, _ = fmt.Sscan(os.Getenv(childCommits), &last)
 	for n := 1; last == 0 || n <= last; n++ {
 		id := registry.AllocID(fmt.Sprintf("alloc-%06d", n))
@@ -57,13 +58,10 @@ func childMain(path string) error {
 			return registry.Change{Put: []registry.Record{registry.Alloc{ID: id, Job: strings.Repeat("x", 500)}}, Events: make([]registry.Event, 1)}, nil
 		})
 		fmt.Println(word(err), n)
+		failed = failed || errors.Is(err, registry.ErrUncertain)
 	}
-	fmt.Println("stored", stored(s))
-	select {
-	case err := <-ended:
-		fmt.Println("ended", word(err))
-	default:
-		fmt.Println("running")
+	if failed { // then Run has to end by itself
+		fmt.Println("ended", word(<-ended))
 	}
 	return nil
 }
@@ -90,7 +88,7 @@ func child(t *testing.T, path string, commits int, wrap ...string) (*exec.Cmd, *
 	t.Helper()
 	args := append(wrap, os.Args[0])
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), childPath+"="+path, fmt.Sprintf("%s=%d", childCommits, commits))
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childPath+"="+path, fmt.Sprintf("%s=%d", childCommits, commits))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
