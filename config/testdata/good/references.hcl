@@ -56,6 +56,8 @@ job "refs" {
         for_text = "%{ for n in var.names ~}${n} %{ endfor ~}"
         b64      = base64decode(base64encode("hi"))
         found    = regex("[0-9]+", "abc42")
+        uuid     = uuidv5("dns", "example.com")
+        uuids    = uuidv5("886313e1-3b8a-5372-9b90-0c9aee199e5d", "x")
         number   = 12345678901234567890
         labels {
           app = "x"
