@@ -101,10 +101,11 @@ func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Even
 	}
 	for {
 		log := f.current.Load()
-		if err := w.follow(ctx, log); err != nil {
+		caughtUp, err := w.follow(ctx, log)
+		if err != nil {
 			return err
 		}
-		if w.cursor < log.index {
+		if !caughtUp {
 			continue
 		}
 		select {
@@ -125,10 +126,10 @@ type watcher struct {
 	batch   []Event
 }
 
-// follow brings the watcher closer to the log's index by one batch.
-func (w *watcher) follow(ctx context.Context, log *eventLog) error {
+// follow brings the watcher closer to the log's index by one batch, and says whether it has come there.
+func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err error) {
 	if w.cursor < log.floor {
-		return w.resync(ctx)
+		return false, w.resync(ctx)
 	}
 	from := sort.Search(len(log.events), func(i int) bool { return log.events[i].Seq > w.cursor })
 	rest := log.events[from:]
@@ -136,18 +137,18 @@ func (w *watcher) follow(ctx context.Context, log *eventLog) error {
 	w.batch = append(w.batch[:0], rest[:min(len(rest), batchSize)]...)
 	for _, e := range w.batch {
 		if err := w.tell(ctx, e, w.filter.Pass(e)); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if len(rest) > batchSize {
-		return ctxErr(ctx)
+		return false, nil
 	}
 	w.cursor = max(w.cursor, log.index)
 	if due := !w.caught || w.skipped >= max(w.feed.limit/8, 1); due && w.filter.Bookmarks {
 		w.caught = true
-		return w.tell(ctx, Event{Seq: w.cursor, Kind: EventBookmark}, true)
+		return true, w.tell(ctx, Event{Seq: w.cursor, Kind: EventBookmark}, true)
 	}
-	return ctxErr(ctx)
+	return true, ctxErr(ctx)
 }
 
 func (w *watcher) resync(ctx context.Context) error {

@@ -65,6 +65,13 @@ func (l *Log) publish(s *state) {
 	l.committed.Store(s)
 }
 
+// Heal takes back a Fail or Lose that no commit has met.
+func (l *Log) Heal() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = nil
+}
+
 func (l *Log) setFault(f fault) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,0 +1,440 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// Every path to an event, told as kind, role, alloc and cause. The subscriber checks each event against the log's own records.
+func TestEventPaths(t *testing.T) {
+	a, b := key("r", "p", "a"), key("r", "p", "b")
+	ctx := t.Context()
+	put := func(i registry.Instance) func(*stage) error {
+		return func(s *stage) error { _, err := s.table.Put(ctx, i); return err }
+	}
+	sick := func(k registry.InstanceKey) func(*stage) error {
+		return func(s *stage) error { return s.table.SetHealth(ctx, k, health(registry.Unhealthy)) }
+	}
+	changed := instance(a, registry.Healthy)
+	changed.Endpoint.Host = "/run/elsewhere"
+	upgraded := instance(a, registry.Unhealthy)
+	upgraded.Fingerprint.Version = "2"
+	gone := registry.Health{State: registry.Unhealthy, Cause: registry.CauseGone}
+	s := empty()
+	cursor := registry.Seq(0)
+	for _, step := range []struct {
+		name string
+		do   func(*stage) error
+		want []string
+	}{
+		{"first", put(instance(a, registry.Healthy)), []string{"registered r a", "activated r a"}},
+		{"same again", put(instance(a, registry.Healthy)), nil},
+		{"newer healthy", put(instance(b, registry.Healthy)), []string{"registered r b", "activated r b"}},
+		{"endpoint of the older", put(changed), []string{"updated r a"}},
+		{"sick active", sick(b), []string{"unhealthy r b: missed", "activated r a"}},
+		{"still sick", sick(b), nil},
+		{"another cause", func(s *stage) error { return s.table.SetHealth(ctx, b, gone) }, []string{"unhealthy r b: gone"}},
+		{"last healthy one sick", sick(a), []string{"unhealthy r a: missed", "activated r b"}},
+		{"older well again", func(s *stage) error { return s.table.SetHealth(ctx, a, health(registry.Healthy)) }, []string{"healthy r a: probed", "activated r a"}},
+		{"version and health at once", put(upgraded), []string{"updated r a", "unhealthy r a: missed", "activated r b"}},
+		{"removal of the active", func(s *stage) error { return s.table.Remove(ctx, b) }, []string{"deregistered r b", "activated r a"}},
+		{"removal of the unknown", func(s *stage) error { return s.table.Remove(ctx, b) }, nil},
+		{"removal of the last", func(s *stage) error { return s.table.RemoveTask(ctx, a.TaskKey()) }, []string{"deregistered r a"}},
+		{"unknown task", func(s *stage) error { return s.table.RemoveTask(ctx, a.TaskKey()) }, nil},
+	} {
+		before := s.table.Index()
+		must(t, step.do(s))
+		var got []registry.Event
+		for _, e := range s.after(t, cursor, registry.Filter{}) {
+			checkEvent(t, s, e, before)
+			got, cursor = append(got, e), e.Seq
+		}
+		same(t, step.name, brief(got), step.want...)
+		if len(step.want) == 0 && s.table.Index() != before {
+			t.Errorf("%s: the index moved from %d to %d", step.name, before, s.table.Index())
+		}
+	}
+}
+
+// checkEvent compares an event with what the log stored.
+func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
+	t.Helper()
+	must(t, s.log.View(t.Context(), func(v registry.View) error {
+		stored, found := v.Instance(e.Instance.InstanceKey)
+		if removed := e.Kind == registry.EventDeregistered; removed == found || found && !reflect.DeepEqual(stored, *e.Instance) {
+			t.Errorf("%s tells %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
+		}
+		return nil
+	}))
+	if e.Seq <= before || e.Instance.TaskKey() != (registry.TaskKey{Alloc: e.Alloc, Task: e.Task}) || !e.At.Equal(start) || e.Generation != 1 {
+		t.Errorf("event is %+v", e)
+	}
+	if table, found := s.table.Get(e.Instance.InstanceKey); found && !reflect.DeepEqual(table, *e.Instance) {
+		t.Errorf("%s is told before the table has it: %+v", e, table)
+	}
+}
+
+func TestPutKeepsItsRank(t *testing.T) {
+	s := empty()
+	first := s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
+	again := instance(key("r", "p", "a"), registry.Healthy)
+	again.Attempt = 2
+	stored := s.put(t, again)
+	if stored.CreateIndex != first.CreateIndex || stored.ModifyIndex <= first.ModifyIndex || !stored.Since.Equal(first.Since) || stored.Attempt != 2 {
+		t.Errorf("first put %+v, then %+v", first, stored)
+	}
+	if table, _ := s.table.Get(again.InstanceKey); !reflect.DeepEqual(table, stored) {
+		t.Errorf("put returned %+v, the table has %+v", stored, table)
+	}
+	if active, _ := s.table.Find("r", "p"); active.Alloc != "b" {
+		t.Errorf("active is %s", active.InstanceKey)
+	}
+	if unchanged := s.put(t, again); !reflect.DeepEqual(unchanged, stored) {
+		t.Errorf("an unchanged put returned %+v", unchanged)
+	}
+}
+
+// Several allocs of one plugin start and stop in between each other: each stop takes down its own instance only.
+func TestInterleavedAllocs(t *testing.T) {
+	s := empty()
+	start := func(alloc registry.AllocID) { s.put(t, instance(key("r", "p", alloc), registry.Healthy)) }
+	stop := func(alloc registry.AllocID) {
+		must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: alloc, Task: "plugin"}))
+	}
+	active := func(want registry.AllocID) {
+		t.Helper()
+		if i, found := s.table.Find("r", "p"); i.Alloc != want || found != (want != "") {
+			t.Errorf("active is %q, want %q", i.Alloc, want)
+		}
+	}
+	start("a")
+	start("b")
+	active("b")
+	stop("a")
+	active("b")
+	start("c")
+	stop("b")
+	active("c")
+	start("a")
+	active("a")
+	stop("a")
+	active("c")
+	stop("c")
+	active("")
+	stop("c")
+	same(t, "events", brief(s.after(t, 0, registry.Filter{})),
+		"registered r a", "activated r a", "registered r b", "activated r b", "deregistered r a", "registered r c", "activated r c",
+		"deregistered r b", "registered r a", "activated r a", "deregistered r a", "activated r c", "deregistered r c")
+}
+
+// A monolith registers both roles in one transaction, falls ill in both, and leaves with both.
+func TestMonolith(t *testing.T) {
+	s := empty()
+	both := func(alloc registry.AllocID) []registry.Instance {
+		return []registry.Instance{instance(key("c", "p", alloc), registry.Healthy), instance(key("n", "p", alloc), registry.Healthy)}
+	}
+	first, err := s.table.PutAll(t.Context(), both("a")...)
+	must(t, err)
+	second, err := s.table.PutAll(t.Context(), both("b")...)
+	must(t, err)
+	for _, i := range s.table.ForAlloc("b") {
+		if i.CreateIndex != second || i.ModifyIndex != second {
+			t.Errorf("%s has indexes %d and %d, want %d", i.InstanceKey, i.CreateIndex, i.ModifyIndex, second)
+		}
+	}
+	if n := len(s.table.ForAlloc("b")); n != 2 || first >= second {
+		t.Errorf("%d roles of b, put at %d after %d", n, second, first)
+	}
+	before := s.table.Index()
+	_, err = s.table.SetHealthAll(t.Context(), health(registry.Unhealthy), key("c", "p", "b"), key("n", "p", "b"))
+	must(t, err)
+	same(t, "sick", brief(s.after(t, before, registry.Filter{})),
+		"unhealthy c b: missed", "unhealthy n b: missed", "activated c a", "activated n a")
+	before = s.table.Index()
+	must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: "a", Task: "plugin"}))
+	same(t, "gone", brief(s.after(t, before, registry.Filter{})),
+		"deregistered c a", "deregistered n a", "activated c b", "activated n b")
+	_, err = s.table.SetHealthAll(t.Context(), health(registry.Healthy), key("c", "p", "b"), key("n", "p", "a"))
+	if i, _ := s.table.Find("c", "p"); !errors.Is(err, registry.ErrNotFound) || i.Health.State != registry.Unhealthy {
+		t.Errorf("health of one that is there and one that is not: %v, %s", err, i.Health.State)
+	}
+}
+
+func TestPutRefuses(t *testing.T) {
+	s := empty()
+	for _, spoil := range []func(*registry.Instance){
+		func(i *registry.Instance) { i.Role = "" },
+		func(i *registry.Instance) { i.Plugin = "" },
+		func(i *registry.Instance) { i.Alloc = "" },
+		func(i *registry.Instance) { i.Task = "" },
+		func(i *registry.Instance) { i.Endpoint.Host = "" },
+		func(i *registry.Instance) { i.Health = registry.Health{} },
+	} {
+		i := instance(key("r", "p", "a"), registry.Healthy)
+		spoil(&i)
+		_, one := s.table.Put(t.Context(), i)
+		_, all := s.table.PutAll(t.Context(), instance(key("r", "p", "b"), registry.Healthy), i)
+		if !errors.Is(one, registry.ErrInvalid) || !errors.Is(all, registry.ErrInvalid) {
+			t.Errorf("%+v: %v, %v", i, one, all)
+		}
+	}
+	if err := s.table.SetHealth(t.Context(), key("r", "p", "a"), registry.Health{State: "fine"}); !errors.Is(err, registry.ErrInvalid) {
+		t.Errorf("unknown health: %v", err)
+	}
+	if n := len(s.table.All().Instances); n != 0 {
+		t.Errorf("%d instances were put", n)
+	}
+}
+
+// A failed commit changes neither the table nor the feed; its error keeps its kind.
+func TestFailedCommitChangesNothing(t *testing.T) {
+	s := empty()
+	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	before := s.table.All()
+	for _, kind := range registry.Kinds {
+		s.log.Fail(registry.Errorf(kind, "injected"))
+		if _, err := s.table.Put(t.Context(), instance(key("r", "p", "b"), registry.Healthy)); !errors.Is(err, kind) {
+			t.Errorf("%v: put returns %v", kind, err)
+		}
+		if !reflect.DeepEqual(s.table.All(), before) || len(s.after(t, before.Index, registry.Filter{})) != 0 {
+			t.Errorf("%v: the table has %+v", kind, s.table.All())
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	s := empty()
+	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	s.put(t, instance(key("q", "p", "b"), registry.Unhealthy))
+	want := s.table.All()
+	next := newStage(s.log.Reopen(), registry.MaxEvents)
+	if len(next.table.All().Instances) != 0 {
+		t.Error("not loaded, but not empty")
+	}
+	must(t, next.load(t.Context()))
+	if got := next.table.All(); !reflect.DeepEqual(got, want) || len(got.Instances) != 2 {
+		t.Errorf("loaded %+v, want %+v", got, want)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("disk is gone")
+	cancel(reason)
+	if err := next.table.Load(ctx); !errors.Is(err, reason) || !reflect.DeepEqual(next.table.All(), want) {
+		t.Errorf("failed load: %v, table %+v", err, next.table.All())
+	}
+}
+
+// A change that was loaded already is not applied a second time, and one of before the load does not undo it.
+func TestAppliedAfterLoad(t *testing.T) {
+	log := registrytest.NewLog(now)
+	var told []registry.Applied
+	log.OnApplied(func(a registry.Applied) { told = append(told, a) })
+	s := registry.New(log, now)
+	_, err := s.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
+	must(t, err)
+	must(t, s.Remove(t.Context(), key("r", "p", "a")))
+	must(t, s.Load(t.Context()))
+	for _, a := range told {
+		s.Applied(a)
+	}
+	if _, found := s.Find("r", "p"); found {
+		t.Error("a removed instance came back")
+	}
+}
+
+// Whoever changes what a read returned changes nobody else's records... of what it may change: the lists themselves.
+func TestListsAreTheCallers(t *testing.T) {
+	s := empty()
+	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
+	s.table.All().Instances[0] = registry.Instance{}
+	s.table.List("r", "p")[0] = registry.Instance{}
+	s.table.ForAlloc("b")[0] = registry.Instance{}
+	if all := s.table.All().Instances; all[0].Alloc != "b" || all[1].Alloc != "a" {
+		t.Errorf("the table has %+v", all)
+	}
+	given := instance(key("r", "p", "c"), registry.Healthy)
+	given.Options = map[string]string{"k": "v"}
+	s.put(t, given)
+	given.Options["k"] = "changed"
+	if i, _ := s.table.Find("r", "p"); i.Options["k"] != "v" {
+		t.Error("the table shares a map with the caller of Put")
+	}
+}
+
+// Reads and views do not wait for a commit that hangs at the disk.
+func TestReadersDoNotWait(t *testing.T) {
+	s := empty()
+	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	release := s.log.Hold()
+	put := make(chan error, 1)
+	go func() {
+		_, err := s.table.Put(context.Background(), instance(key("r", "p", "b"), registry.Healthy))
+		put <- err
+	}()
+	for range 1000 {
+		if i, _ := s.table.Find("r", "p"); i.Alloc != "a" {
+			t.Fatalf("active is %s before the commit", i.Alloc)
+		}
+		if len(s.table.All().Instances) != 1 || len(s.table.List("r", "p")) != 1 || len(s.table.ForAlloc("b")) != 0 {
+			t.Fatal("the table changed before the commit")
+		}
+		if _, err := s.table.Await(t.Context(), "r", "p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-put:
+		t.Fatalf("the put did not wait: %v", err)
+	default:
+	}
+	release()
+	must(t, <-put)
+	if i, _ := s.table.Find("r", "p"); i.Alloc != "b" {
+		t.Errorf("active is %s after the commit", i.Alloc)
+	}
+}
+
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := empty()
+		got := make(chan registry.Instance)
+		go func() {
+			i, err := s.table.Await(t.Context(), "r", "p")
+			if err != nil {
+				t.Error(err)
+			}
+			got <- i
+		}()
+		waits := func(what string) {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case i := <-got:
+				t.Fatalf("%s: Await returned %+v", what, i)
+			default:
+			}
+		}
+		waits("nothing there")
+		s.put(t, instance(key("r", "q", "a"), registry.Healthy))
+		s.put(t, instance(key("q", "p", "a"), registry.Healthy))
+		waits("others there")
+		s.put(t, instance(key("r", "p", "a"), registry.Unhealthy))
+		waits("unhealthy")
+		must(t, s.table.SetHealth(t.Context(), key("r", "p", "a"), health(registry.Healthy)))
+		if i := <-got; i.Alloc != "a" || i.Health.State != registry.Healthy {
+			t.Errorf("Await returned %+v", i)
+		}
+	})
+}
+
+func TestAwaitSaysWhatThereIs(t *testing.T) {
+	s := empty()
+	reason := errors.New("the alloc was stopped")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(reason)
+	fails := func(words ...string) {
+		t.Helper()
+		_, err := s.table.Await(ctx, "csi-node", "ebs")
+		if !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, reason) {
+			t.Errorf("kinds of %v", err)
+		}
+		for _, w := range append(words, "ebs", "csi-node", reason.Error()) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q does not say %q", err, w)
+			}
+		}
+	}
+	fails("none is registered")
+	s.put(t, instance(key("csi-node", "ebs", "old"), registry.Unhealthy))
+	s.put(t, instance(key("csi-node", "ebs", "new"), registry.Unhealthy))
+	fails("2 registered", "new/plugin", "unhealthy", "missed", "3 in a row")
+}
+
+// Writers, readers and watchers at once. Every snapshot is what the events up to its index lead to.
+func TestSnapshotsAreConsistent(t *testing.T) {
+	s := empty()
+	var writers, readers sync.WaitGroup
+	done := make(chan struct{})
+	for w := range 4 {
+		writers.Go(func() {
+			k := key("r", registry.PluginID(fmt.Sprint("p", w%2)), registry.AllocID(fmt.Sprint("a", w)))
+			for n := range 40 {
+				i := instance(k, registry.Healthy)
+				i.Attempt = uint64(n)
+				if n%5 == 4 {
+					must(t, s.table.Remove(context.Background(), k))
+				} else {
+					s.put(t, i)
+				}
+			}
+		})
+	}
+	var mu sync.Mutex
+	snapshots := map[registry.Seq]registry.Snapshot{}
+	for range 2 {
+		readers.Go(func() {
+			for {
+				snapshot := s.table.All()
+				mu.Lock()
+				snapshots[snapshot.Index] = snapshot
+				mu.Unlock()
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(done)
+	readers.Wait()
+	events := s.after(t, 0, registry.Filter{})
+	for index, snapshot := range snapshots {
+		r := newReplay()
+		for _, e := range events {
+			if e.Seq <= index {
+				r.apply([]registry.Event{e})
+			}
+		}
+		if len(r.table) != len(snapshot.Instances) {
+			t.Fatalf("snapshot at %d has %d instances, the events lead to %d", index, len(snapshot.Instances), len(r.table))
+		}
+		for _, i := range snapshot.Instances {
+			if !reflect.DeepEqual(r.table[i.InstanceKey], i) {
+				t.Fatalf("snapshot at %d has %+v, the events lead to %+v", index, i, r.table[i.InstanceKey])
+			}
+		}
+	}
+}
+
+// A change of the table shares its transaction with other records.
+func TestChangesCompose(t *testing.T) {
+	s := empty()
+	i := instance(key("r", "p", "a"), registry.Healthy)
+	_, err := s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}.And(registry.PutChange(v, start, i)), nil
+	})
+	must(t, err)
+	if got, found := s.table.Find("r", "p"); !found || got.CreateIndex == 0 {
+		t.Errorf("the table has %+v", got)
+	}
+	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		return registry.Change{Delete: []registry.Key{registry.AllocRecord("a")}}.And(registry.RemoveTaskChange(v, start, i.TaskKey())), nil
+	})
+	must(t, err)
+	if _, found := s.table.Find("r", "p"); found {
+		t.Error("the table still has it")
+	}
+	same(t, "events", brief(s.after(t, 0, registry.Filter{})), "registered r a", "activated r a", "deregistered r a")
+}
