@@ -26,6 +26,7 @@ type (
 	TaskName          = registry.TaskName
 	VolumeName        = registry.VolumeName
 	VolumeSpec        = registry.VolumeSpec
+	VolumeID          = registry.VolumeID
 	VolumeStatus      = registry.VolumeStatus
 
 	AllocGroup = hooks.AllocGroup

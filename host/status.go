@@ -1,0 +1,39 @@
+package host
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	pb "holdfast/proto/holdfast/v1"
+)
+
+// ShimStatus is what the active shim says of itself.
+type ShimStatus struct {
+	Version     string
+	PID         int
+	Generation  uint64
+	Index       Seq
+	Schema      uint32 // of its store
+	OpenIntents int    // CSI calls that are under way, or whose outcome is not known
+	Instances   int
+	Allocs      int
+	SHA256      string // of its binary
+}
+
+// Status asks the active shim what it is.
+func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
+	var reply *pb.StatusReply
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		reply, err = pb.NewControlClient(conn).Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
+		return err
+	})
+	if err != nil {
+		return ShimStatus{}, err
+	}
+	return ShimStatus{
+		Version: reply.GetVersion(), PID: int(reply.GetPid()), Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
+		Schema: reply.GetSchema(), OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
+		SHA256: h.digest.SHA256,
+	}, nil
+}
