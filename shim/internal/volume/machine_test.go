@@ -171,7 +171,7 @@ func (p *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about stri
 	if f.then != nil {
 		f.then()
 	}
-	d.doubt[edge] = f.code != ""
+	d.doubt[edge] = f.code != "" && !(f.code == "NOT_FOUND" && f.effect) // that one was gone already
 	if f.code == "" {
 		return nil
 	}
