@@ -69,10 +69,14 @@ func sizeOf(v cty.Value, limit int) (int, error) {
 	return n, nil
 }
 
-// meterName is a function that no text can call. It charges its argument and returns it.
-const meterName = "(meter)"
+// Functions that no text can call: they charge their argument and return it. An operand is refused if it is a text that
+// arithmetic would read as a monstrous number.
+const (
+	meterName   = "(meter)"
+	operandName = "(operand)"
+)
 
-func (d *decoder) meterFunction() function.Function {
+func (d *decoder) meterFunction(check func(cty.Value) error) function.Function {
 	anything := function.Parameter{
 		Name: "value", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true, AllowMarked: true,
 	}
@@ -80,10 +84,12 @@ func (d *decoder) meterFunction() function.Function {
 		Params: []function.Parameter{anything},
 		Type:   func(args []cty.Value) (cty.Type, error) { return args[0].Type(), nil },
 		Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
-			return args[0], errors.Join(d.budget.charge(args[0]), modestText(args[0]))
+			return args[0], errors.Join(d.budget.charge(args[0]), check(args[0]))
 		},
 	})
 }
+
+func anyValue(cty.Value) error { return nil }
 
 // modestText refuses texts that arithmetic would read as a monstrous number.
 func modestText(v cty.Value) error {
@@ -103,18 +109,29 @@ func meter(node hclsyntax.Node) {
 	switch n := node.(type) {
 	case *hclsyntax.ForExpr:
 		n.CollExpr, n.ValExpr = metered(n.CollExpr), metered(n.ValExpr)
+		if n.KeyExpr != nil {
+			n.KeyExpr = metered(n.KeyExpr)
+		}
+	case *hclsyntax.TemplateExpr:
+		for i, part := range n.Parts {
+			if _, constant := part.(*hclsyntax.LiteralValueExpr); !constant {
+				n.Parts[i] = metered(part)
+			}
+		}
 	case *hclsyntax.SplatExpr:
 		n.Source = metered(n.Source)
 	case *hclsyntax.UnaryOpExpr:
-		n.Val = metered(n.Val)
+		n.Val = wrapped(operandName, n.Val)
 	case *hclsyntax.BinaryOpExpr:
-		n.LHS, n.RHS = metered(n.LHS), metered(n.RHS)
+		n.LHS, n.RHS = wrapped(operandName, n.LHS), wrapped(operandName, n.RHS)
 	}
 }
 
-func metered(e hclsyntax.Expression) hclsyntax.Expression {
+func metered(e hclsyntax.Expression) hclsyntax.Expression { return wrapped(meterName, e) }
+
+func wrapped(name string, e hclsyntax.Expression) hclsyntax.Expression {
 	at := e.Range()
 	return &hclsyntax.FunctionCallExpr{
-		Name: meterName, Args: []hclsyntax.Expression{e}, NameRange: at, OpenParenRange: at, CloseParenRange: at,
+		Name: name, Args: []hclsyntax.Expression{e}, NameRange: at, OpenParenRange: at, CloseParenRange: at,
 	}
 }

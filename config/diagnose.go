@@ -83,7 +83,7 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 
 // failedCall says what a function said; the meter is no function that people know.
 func failedCall(call hclsyntax.FunctionCallDiagExtra) string {
-	if call.CalledFunctionName() == meterName {
+	if name := call.CalledFunctionName(); name == meterName || name == operandName {
 		return call.FunctionCallError().Error()
 	}
 	return fmt.Sprintf("%s(): %v", call.CalledFunctionName(), call.FunctionCallError())

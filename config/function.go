@@ -74,7 +74,8 @@ const (
 
 // functions is the table of functions of one text. All of them count against its budget.
 func (d *decoder) functions() map[string]function.Function {
-	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc, meterName: d.meterFunction()}
+	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc}
+	table[meterName], table[operandName] = d.meterFunction(anyValue), d.meterFunction(modestText)
 	for name, f := range carriers {
 		table[name] = d.bounded(name, f, true)
 	}
@@ -102,7 +103,7 @@ func (d *decoder) bounded(name string, f function.Function, carries bool) functi
 	spec := &function.Spec{
 		Params: slices.Clone(f.Params()), VarParam: f.VarParam(),
 		Type: func(args []cty.Value) (cty.Type, error) {
-			if err := errors.Join(check(args), modest(args)); err != nil {
+			if err := errors.Join(check(args), modest(name, args)); err != nil {
 				return cty.DynamicPseudoType, err
 			}
 			return f.ReturnTypeForValues(args)
@@ -126,13 +127,14 @@ func (d *decoder) bounded(name string, f function.Function, carries bool) functi
 	return function.New(spec)
 }
 
-// modest refuses monstrous numbers, also those that stand in a text.
-func modest(args []cty.Value) error {
+// modest refuses monstrous numbers, also those that stand in a text which the function reads as one.
+func modest(name string, args []cty.Value) error {
+	reads := name == "tonumber" || name == "format" || name == "formatlist"
 	for _, arg := range args {
 		if _, err := sizeOf(arg, maxWork); err != nil {
 			return err
 		}
-		if err := modestText(arg); err != nil {
+		if err := modestText(arg); reads && err != nil {
 			return err
 		}
 	}
@@ -150,11 +152,18 @@ func foreseen(name string, args []cty.Value) int {
 		n, _ := sizeOf(args[i], maxWork)
 		return min(n, 1<<30)
 	}
+	all := func() int {
+		n := 0
+		for i := range args {
+			n += size(i)
+		}
+		return min(n, 1<<30)
+	}
 	switch name {
 	case "replace", "regex_replace":
 		return size(0) * (size(2) + 1 - elementWork)
 	case "join":
-		return size(0) * (size(1) / elementWork)
+		return size(0) * (all() / elementWork)
 	case "indent":
 		n, _ := args[0].Unmark()
 		if n.IsNull() || !n.IsKnown() {
@@ -169,9 +178,11 @@ func foreseen(name string, args []cty.Value) int {
 		}
 		return n * elementWork
 	case "format", "formatlist":
-		if f, ok := stringOf(args[0]); ok && wideVerb.MatchString(f) {
+		f, _ := stringOf(args[0])
+		if wideVerb.MatchString(f) {
 			return maxWork + 1
 		}
+		return strings.Count(f, "%") * all()
 	}
 	return 0
 }

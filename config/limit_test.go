@@ -40,6 +40,10 @@ func TestHostileText(t *testing.T) {
 		"big product":    {inConfig("x = " + strings.Repeat("1e999 * ", 200) + "1"), "too large"},
 		"deep json":      {inConfig(`x = jsondecode("` + strings.Repeat("[", 20_000) + `")`), ""},
 		"references":     {"locals {\n  s = join(\"\", range(1000))\n}\n" + inConfig(`x = "`+strings.Repeat("${local.s}", 5_000)+`"`), "too much data"},
+		"format again":   {inConfig(`x = format("` + strings.Repeat("%[1]s", 10_000) + `", join("", range(1000)))`), "too much data"},
+		"long keys":      {inConfig(`x = {for a in range(1000) : "${join("", range(1000))}${a}" => 1}`), "too much data"},
+		"hidden work":    {inConfig(`x = [for a in range(1000) : [for b in range(1000) : length("${join("", range(1000))}${a}")]]`), "too much data"},
+		"infinite":       {inConfig(`x = pow(10, 999999999)`), "too large"},
 		"dynamic blocks": {"job \"x\" {\n" + nestedDynamic(4) + "}", "too much data"},
 		"template loops": {inConfig(`x = "%{for a in range(1000)}%{for b in range(1000)}%{for c in range(1000)}x%{endfor}%{endfor}%{endfor}"`), "too much data"},
 	} {
@@ -91,6 +95,7 @@ func TestOrdinaryTextPasses(t *testing.T) {
 		"directive":            `x = "%{ if true }{%{ else }}%{ endif }"`,
 		"no newline at end":    "x = 1",
 		"32 levels":            "x = " + strings.Repeat("[", maxDepth-2) + strings.Repeat("]", maxDepth-2),
+		"long digits":          `x = "${join("", range(1000))}.${sha256(join("", range(1000)))}"`,
 		"less than":            "x = 1 < 2",
 	} {
 		if job, ds := ParseJob(Source{"x.hcl", []byte(inConfig(text))}, Options{}); job == nil {
