@@ -78,6 +78,7 @@ func TestShimKilledInTheMiddle(t *testing.T) {
 	for _, rpc := range rpcs {
 		for _, when := range []string{"before", "after"} {
 			t.Run(rpc+"/"+when, func(t *testing.T) {
+				t.Parallel()
 				w := newWorld(t, everything...)
 				p := w.plugin("alloc-p", csifake.Monolith)
 				at := p.On(rpc).Times(1)

@@ -272,3 +272,10 @@ func (w *world) killShim() {
 	w.must(err)
 	w.must(syscall.Kill(st.PID, syscall.SIGKILL))
 }
+
+// bootTime is now, as a host that has kept no account would say.
+func (w *world) bootTime() host.BootTime {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	w.must(err)
+	return host.BootTime{Boot: strings.TrimSpace(string(boot))}
+}
