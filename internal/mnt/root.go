@@ -77,13 +77,14 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 		if _, twice := t.sources[b.Target]; twice {
 			return fmt.Errorf("bind %s: %s is the target of two binds", b.Source, b.Target)
 		}
-		source, err := resolve(b.Source)
+		if !filepath.IsAbs(b.Source) {
+			return fmt.Errorf("bind %q: the source has to be an absolute path", b.Source)
+		}
+		fd, err := clone(b.Source, 0)
 		if err != nil {
 			return fmt.Errorf("bind %s: %w", b.Source, err)
 		}
-		if t.sources[b.Target], err = clone(source); err != nil {
-			return fmt.Errorf("bind %s: %w", b.Source, err)
-		}
+		t.sources[b.Target] = fd
 	}
 	return nil
 }
@@ -163,7 +164,7 @@ func (t *tree) mimic(dir, at string) error {
 
 // cloneHost clones a host's file or directory, read-only if the host is to be.
 func (t *tree) cloneHost(path string) (int, error) {
-	fd, err := clone(path)
+	fd, err := clone(path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil || !t.readOnly || within("/dev", path) || within("/proc", path) {
 		return fd, err
 	}

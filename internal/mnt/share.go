@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,7 @@ func MakeShared(dir string) error {
 	if found {
 		return wrap(unix.Mount("", dir, "", unix.MS_SHARED, ""), "make %s shared", dir)
 	}
-	fd, err := clone(dir)
+	fd, err := clone(dir, 0)
 	if err != nil {
 		return fmt.Errorf("make %s shared: %w", dir, err)
 	}
@@ -102,10 +103,29 @@ func resolve(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// clone is a detached copy of the tree of mounts at path: a peer of what is shared there, a slave of what is slave.
-func clone(path string) (int, error) {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
+// clone is a detached copy of the tree of mounts at path: a peer of what is shared there, a slave of what is slave. The kernel
+// follows the links in path and asks no server for it.
+func clone(path string, flags uint) (int, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|flags)
 	return fd, wrap(err, "clone %s", path)
+}
+
+// mountOf is the mount that path leads to, its links followed. It opens path and no more, so it is safe for a volume.
+func (ms Mounts) mountOf(path string) (Mount, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Mount{}, err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {
+		return Mount{}, err
+	}
+	i := slices.IndexFunc(ms, func(m Mount) bool { return m.ID == int(st.Mnt_id) })
+	if i < 0 {
+		return Mount{}, fmt.Errorf("mount %d of %s is not in the mount table", st.Mnt_id, path)
+	}
+	return ms[i], nil
 }
 
 // attach mounts a detached tree at a path, or at the file that dir is open on if path is empty.

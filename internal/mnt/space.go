@@ -121,12 +121,11 @@ func (s Space) check() error {
 
 // bidirectional refuses a source from which mounts could not reach the host: they would be lost in silence.
 func bidirectional(table Mounts, b Bind) error {
-	source, err := resolve(b.Source)
+	m, err := table.mountOf(b.Source)
 	if err != nil {
 		return fmt.Errorf("bind %s: %w", b.Source, err)
 	}
-	m, found := table.Holding(source)
-	if !found || !m.Shared() {
+	if !m.Shared() {
 		return fmt.Errorf("bind %s with bidirectional propagation: it lies on %s, which is %s: %w", b.Source, m.Point, m.Propagation(), ErrNotShared)
 	}
 	return nil

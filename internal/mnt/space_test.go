@@ -90,6 +90,10 @@ func TestBidirectionalMountsStayOnTheHost(t *testing.T) {
 	if m, found, _ := At(root + "/vol"); !found || m.Source != "plugin" {
 		t.Errorf("the host has %v, %t", m, found)
 	}
+	if err := os.Symlink(root, dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	s.Layers = []Layer{Bind{Source: dir + "/link", Target: "/local/csi", Propagation: Bidirectional}}
 	// A later run of the task sees it and takes it down again, for the host too.
 	sh(t, s, `grep -q data /local/csi/vol/file; umount /local/csi/vol; rmdir /local/csi/vol`)
 	if points := raw(t, root); len(points) != 0 {
@@ -129,7 +133,8 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		out := make(chan string)
 		go func() {
 			text, err := try(t, Space{Layers: []Layer{Bind{Source: dir, Target: "/data", Propagation: p}, Bind{Source: fifos, Target: "/fifos"}}}, `
-				echo > /fifos/ready; cat /fifos/go; grep -o " /data/[a-z]* " /proc/self/mountinfo || true`)
+				echo > /fifos/ready; cat /fifos/go; grep -o " /data/[a-z]* " /proc/self/mountinfo || true
+				echo old in the host\'s view: $(grep -c "`+dir+`/old " /proc/self/mountinfo || true)`)
 			out <- fmt.Sprint(text, err)
 		}()
 		if _, err := os.ReadFile(fifos + "/ready"); err != nil {
@@ -143,6 +148,10 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		text := <-out
 		if got := strings.Contains(text, "/data/new") && !strings.Contains(text, "/data/old"); got != follows {
 			t.Errorf("propagation %d: the task has %q", p, text)
+		}
+		// A copy that stayed in the space would keep the device busy that the host believes to be free.
+		if !strings.Contains(text, "view: 0") {
+			t.Errorf("propagation %d: the host's unmount did not reach the task: %q", p, text)
 		}
 	}
 }
