@@ -39,6 +39,24 @@ func TestExit(t *testing.T) {
 	})
 }
 
+// The limit is the task's own doing: drivers set none.
+func TestOutOfMemory(t *testing.T) {
+	d := NewRawExec()
+	h := start(t, d, shell(t, `
+		cg=$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
+		for root in /sys/fs/cgroup/memory /sys/fs/cgroup; do
+			if echo 8388608 > $root$cg/memory.limit_in_bytes; then break; fi
+		done 2>/dev/null
+		echo limited; head -c 100000000 /dev/zero | tail -c 90000000 > /dev/null`))
+	exit := wait(t, d, h)
+	if !slices.ContainsFunc(h.Cgroups, func(dir string) bool { return strings.Contains(dir, "/memory/") }) {
+		t.Skipf("there is no memory cgroup of version 1: %q", h.Notes)
+	}
+	if !exit.OOM || exit.Code == 0 {
+		t.Errorf("%+v: %s%s", exit, logs(t, d, h, Stdout), logs(t, d, h, Stderr))
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	t.Setenv("OF_THE_HOST", "not for tasks")
 	both(t, func(t *testing.T, d Driver) {
@@ -83,6 +101,32 @@ func TestStartErrorsLeaveNothing(t *testing.T) {
 		}
 		if pids := childrenOf(t, os.Getpid()); len(pids) > 0 {
 			t.Errorf("processes are left: %q", pids)
+		}
+	})
+}
+
+// A start that is given up leaves no process, no cgroup and no handle, however far it had come.
+func TestStartThatIsGivenUp(t *testing.T) {
+	both(t, func(t *testing.T, d Driver) {
+		why := errors.New("why")
+		for n := range 6 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			task := shell(t, `exec sleep 1000`)
+			timer := time.AfterFunc(time.Duration(n)*4*time.Millisecond, func() { cancel(why) })
+			h, err := d.Start(ctx, task)
+			timer.Stop()
+			cancel(nil)
+			if err == nil { // it was quicker
+				endWithTest(t, d, h)
+				continue
+			}
+			if !errors.Is(err, why) {
+				t.Errorf("got %v", err)
+			}
+			if pids := withMark(t, task.ID); len(pids) > 0 {
+				t.Errorf("processes are left: %v", pids)
+			}
+			noGroups(t, task.ID)
 		}
 	})
 }
@@ -347,6 +391,9 @@ func TestOneTaskPerDirectory(t *testing.T) {
 		}
 		if exit := wait(t, d, h); exit.Err == "" {
 			t.Errorf("the first attempt's end was overwritten, and now it is %+v", exit)
+		}
+		if exit := wait(t, d, second); exit.Code != 5 {
+			t.Errorf("asking for the first attempt changed the second's: %+v", exit)
 		}
 	})
 }

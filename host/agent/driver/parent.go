@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -109,16 +110,24 @@ func (p *parent) start() error {
 		return fmt.Errorf("become the reaper of the task's processes: %w", err)
 	}
 	p.group = newGroup(t.ID)
-	err := p.group.apply(t.Plan)
+	err := p.name()
+	if err == nil {
+		err = p.group.apply(t.Plan)
+	}
+	if err == nil {
+		// Before the task is there, so that nothing is lost if we and the starter are killed right then.
+		err = writeRecord(t.Dir, handleFile, p.handle)
+	}
 	if err == nil {
 		err = p.launch()
 	}
 	if err == nil {
-		if err = writeRecord(t.Dir, handleFile, p.handle); err != nil {
-			p.end()
-		}
+		p.handle.Notes = p.group.notes
+		err = writeRecord(t.Dir, handleFile, p.handle)
 	}
 	if err != nil {
+		p.end()
+		_ = os.Remove(filepath.Join(t.Dir, handleFile)) // it may not be there
 		return errors.Join(err, removeGroups(p.group.dirs()))
 	}
 	return nil
@@ -156,24 +165,22 @@ func (p *parent) launch() error {
 	if err != nil {
 		return err
 	}
-	return p.name(child)
+	defer func() { _ = child.Release() }() // reaped by wait4 below
+	task, err := readStat(child.Pid)       // at worst a zombie: nobody has reaped it
+	p.handle.TaskPID, p.handle.TaskStart = task.pid, task.start
+	return err
 }
 
-// name fills the handle.
-func (p *parent) name(child *os.Process) error {
-	defer func() { _ = child.Release() }() // reaped by wait4 below
+// name fills the handle with what is known before the task runs.
+func (p *parent) name() error {
 	self, err := readStat(os.Getpid())
-	if err != nil {
-		return err
-	}
-	task, err := readStat(child.Pid) // at worst a zombie: nobody has reaped it
 	if err != nil {
 		return err
 	}
 	boot, err := mnt.BootID()
 	p.handle = Handle{
 		ID: p.order.Task.ID, Driver: p.order.Driver, Dir: p.order.Task.Dir, PID: self.pid, StartTime: self.start,
-		TaskPID: task.pid, TaskStart: task.start, Boot: boot, Cgroups: p.group.dirs(), Notes: p.group.notes,
+		Boot: boot, Cgroups: p.group.dirs(), Notes: p.group.notes,
 	}
 	return err
 }
@@ -265,15 +272,18 @@ const siginfoPID = 3 + (unsafe.Sizeof(uintptr(0))-4)/4
 // and it is over when we have no child.
 func (p *parent) end() syscall.WaitStatus {
 	var status syscall.WaitStatus
-	for {
-		found := p.killTree()
-		pid, s, err := reap(found)
+	for options := unix.WNOHANG; ; {
+		pid, s, err := reap(options)
+		options = unix.WNOHANG
 		switch {
 		case errors.Is(err, unix.ECHILD):
 			return status
-		case pid == p.handle.TaskPID:
+		case pid != 0 && pid == p.handle.TaskPID:
 			status = s
-		case pid == 0: // a child was born behind the back of the search
+		case pid != 0:
+		case p.killTree():
+			options = 0
+		default: // a child was born behind the back of the search
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -290,12 +300,8 @@ func (p *parent) killTree() (found bool) {
 	return found && err == nil
 }
 
-// reap takes one dead child; pid 0: there is none, and it should not wait for one.
-func reap(wait bool) (int, syscall.WaitStatus, error) {
-	options := unix.WNOHANG
-	if wait {
-		options = 0
-	}
+// reap takes one dead child; pid 0: there is none, and the options say not to wait for one.
+func reap(options int) (int, syscall.WaitStatus, error) {
 	for {
 		var s syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &s, options, nil)

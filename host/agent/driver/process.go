@@ -31,7 +31,7 @@ type stat struct {
 func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' }
 
 func readStat(pid int) (stat, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	b, err := readProc("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return stat{}, err
 	}
@@ -45,6 +45,21 @@ func readStat(pid int) (stat, error) {
 	s.session, _ = strconv.Atoi(fields[3])
 	s.start, err = strconv.ParseUint(fields[19], 10, 64)
 	return s, err
+}
+
+// readProc reads a short file of /proc in one go. A search reads one per process: os.ReadFile needs four times the calls.
+func readProc(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 4096)
+	n, err := unix.Read(fd, b)
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: path, Err: err} // ESRCH: it ended in between
+	}
+	return b[:n], nil
 }
 
 // processes lists all of the machine that can be seen.

@@ -76,6 +76,16 @@ func readExit(h Handle) (Exit, bool, error) {
 	return e.Exit, found && e.ID == h.ID, err
 }
 
+// noteLost notes that it is not known how the attempt ended, unless the directory is another attempt's by now.
+func noteLost(h Handle, exit Exit) error {
+	var owner Handle
+	found, err := readRecord(h.Dir, handleFile, &owner)
+	if err != nil || !found || owner.ID != h.ID {
+		return err
+	}
+	return writeRecord(h.Dir, exitFile, ending{h.ID, exit})
+}
+
 // lock takes a task's directory. The parent inherits it, so it is held until both are gone.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
@@ -106,7 +116,8 @@ func Find(ctx context.Context, dir string) (Handle, bool, error) {
 			free.Close()
 		}
 		var h Handle
-		if found, err := readRecord(dir, handleFile, &h); found || err != nil || free != nil {
+		found, err := readRecord(dir, handleFile, &h)
+		if err != nil || free != nil || found && h.TaskPID != 0 {
 			return h, found, err
 		}
 		select {

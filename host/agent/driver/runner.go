@@ -164,7 +164,11 @@ func (r runner) abandon(ctx context.Context, t Task, p process) error {
 		return err
 	}
 	h.Cgroups = newGroup(t.ID).dirs() // those that it may have made, so that they can be removed
-	return h.end(ctx, 0)
+	if err := h.end(ctx, 0); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Join(t.Dir, handleFile)) // it may not be there
+	return nil
 }
 
 func errorOf(ctx context.Context, t Task, err error) error {
@@ -197,6 +201,9 @@ func (r runner) Adopt(_ context.Context, h Handle) (bool, error) {
 	if h.parent().alive() {
 		return true, nil
 	}
+	if _, ended, err := readExit(h); err == nil && ended {
+		return false, nil // it is written when nothing is left
+	}
 	left, err := h.left()
 	return len(left) > 0, err
 }
@@ -223,7 +230,7 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 		return exit, err
 	}
 	exit = Exit{Code: -1, At: time.Now().UTC(), Err: lost}
-	if err := writeRecord(h.Dir, exitFile, ending{h.ID, exit}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := noteLost(h, exit); err != nil {
 		return exit, fmt.Errorf("note the end of task %s: %w", h.ID, err)
 	}
 	return exit, nil
