@@ -58,7 +58,7 @@ func withDetail(code codes.Code, err error) error {
 	detail := &pb.ErrorDetail{Kind: pb.ErrorKind(kindIndex(err) + 1)}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		detail.Call = &pb.CallFailure{
-			Rpc: string(call.RPC), Instance: InstanceKeyProto(call.Instance), Code: call.Code, Outcome: string(call.Outcome), Detail: text(call.Detail),
+			Rpc: text(string(call.RPC)), Instance: InstanceKeyProto(call.Instance), Code: text(call.Code), Outcome: string(call.Outcome), Detail: text(call.Detail),
 		}
 	}
 	st, failed := status.New(code, text(err.Error())).WithDetails(protoadapt.MessageV1Of(detail))
