@@ -123,10 +123,9 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 				Events: []registry.Event{m.event(registry.EventVolumeCreated, made, fmt.Sprintf("%d bytes", made.Capacity))},
 			}
 		},
-		Failed: func(view registry.View, err *registry.CallError) registry.Change {
-			// Refused at the first try: there is no volume. Otherwise the record stays, as there may be one.
-			if open, found := view.Intent(opened.Volume); !found || open.Attempt > 1 || err.Code == "OK" {
-				return registry.Change{}
+		Failed: func(_ registry.View, err *registry.CallError, clean bool) registry.Change {
+			if !clean || err.Code == "OK" {
+				return registry.Change{} // there may be a volume: the record stays
 			}
 			return registry.Change{Delete: []registry.Key{made.Key()}}
 		},

@@ -24,8 +24,9 @@ type Call struct {
 	Do func(context.Context) error
 	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
 	Done func(registry.View) registry.Change
-	// Failed is part of the commit that closes the intent after the call failed for certain. It may be nil.
-	Failed func(registry.View, *registry.CallError) registry.Change
+	// Failed is part of the commit that closes the intent after the call failed for certain; clean: no earlier try of it may have
+	// had an effect either. It may be nil.
+	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
 	// Policy of its retries. The zero value is the one that Policies has for the RPC.
 	Policy Policy
 }
@@ -66,8 +67,9 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 // drive is one run of Drive.
 type drive struct {
 	Call
-	log registry.Log
-	now func() time.Time
+	log   registry.Log
+	now   func() time.Time
+	doubt bool // an earlier try, or the call that this one undoes, has had no certain answer
 }
 
 func (d *drive) open(ctx context.Context) error {
@@ -78,6 +80,7 @@ func (d *drive) open(ctx context.Context) error {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
+			d.doubt = true
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 			}
@@ -99,7 +102,12 @@ func (d *drive) open(ctx context.Context) error {
 func (d *drive) send(ctx context.Context) *registry.CallError {
 	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
 	defer cancel()
-	return judge(d.Intent.RPC, d.Do(ctx))
+	err := judge(d.Intent.RPC, d.Do(ctx))
+	if err != nil && d.doubt && !answers(err.Code) {
+		err.Outcome = registry.OutcomeUncertain // this try may not even have left: that says nothing of the earlier ones
+	}
+	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
+	return err
 }
 
 // settle closes the intent of a call that is done.
@@ -120,7 +128,7 @@ func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 		store = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failed(err)}
 			if d.Failed != nil {
-				change = change.And(d.Failed(view, err))
+				change = change.And(d.Failed(view, err, !d.doubt))
 			}
 			return change
 		})

@@ -310,3 +310,40 @@ func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 		}
 	}
 }
+
+// A try that never left says nothing of an earlier one that may still run: neither within a call nor after a restart.
+func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, sent := registrytest.NewLog(time.Now), 0
+		unsent := answer("UNAVAILABLE", registry.OutcomeFailed)
+		drive := func(first error) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			sent = 0
+			return Drive(ctx, log, time.Now, stage(func(context.Context) error {
+				if sent++; sent == 1 {
+					return first
+				}
+				return unsent
+			}))
+		}
+		if err := drive(unsent); err == nil || errors.Is(err, registry.ErrUncertain) || sent < 2 {
+			t.Errorf("nothing ever left: %v", err)
+		}
+		if _, found, _, _ := look(t, log); found {
+			t.Error("nothing ever left, and an intent is open")
+		}
+		for _, first := range []error{answer("DEADLINE_EXCEEDED", registry.OutcomeUncertain), unsent} {
+			if err := drive(first); !errors.Is(err, registry.ErrUncertain) {
+				t.Errorf("%v", err)
+			}
+			if open, found, _, _ := look(t, log); !found || open.Outcome != registry.OutcomeUncertain {
+				t.Errorf("%+v", open)
+			}
+			log = log.Reopen()
+		}
+		if err := drive(answer("INVALID_ARGUMENT", registry.OutcomeFailed)); errors.Is(err, registry.ErrUncertain) {
+			t.Errorf("the plugin's own word: %v", err)
+		}
+	})
+}

@@ -80,6 +80,15 @@ func roleOf(rpc registry.RPC) registry.Role {
 	return registry.RoleController
 }
 
+// answers says whether a code is the plugin's own word on the call. The others may come of a call that never reached it.
+func answers(code string) bool {
+	switch code {
+	case "", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE":
+		return false
+	}
+	return true
+}
+
 // maxDetail bounds a stored error text that is not a plugin's, in bytes.
 const maxDetail = 1024
 

@@ -31,6 +31,11 @@ func TestThePluginOfTheTestsNoticesDisorder(t *testing.T) {
 			p.disk("v").staged = "/s"
 			_ = p.Detach(ctx, at, controller.DetachRequest{VolumeID: "v", Node: "i-1"})
 		},
+		"another call while one is uncertain": func(p *plugin) {
+			p.fault = func(registry.RPC) fault { return lost }
+			_, _ = p.Attach(ctx, at, controller.AttachRequest{VolumeID: "v", Node: "i-1"})
+			_ = p.Unpublish(ctx, at, volume.UnpublishRequest{VolumeID: "v", TargetPath: "/csi/publish/x/v"})
+		},
 		"detach from all nodes": func(p *plugin) { _ = p.Detach(ctx, at, controller.DetachRequest{VolumeID: "v"}) },
 		"a second staging path": func(p *plugin) {
 			p.attaches = false

@@ -119,7 +119,15 @@ type disk struct {
 	targets  map[string]bool // host paths
 	made     map[string]bool // targets that it ever made: a boot may leave their directories
 	doubt    map[string]bool // edges without a good last answer: "attach", "stage", targets
+	pending  [2]string       // RPC and edge of the call that has had no certain answer
 	busy     int
+}
+
+// undoes says which call takes back which.
+var undoes = map[registry.RPC]registry.RPC{
+	registry.ControllerUnpublishRPC: registry.ControllerPublishRPC,
+	registry.NodeUnstageRPC:         registry.NodeStageRPC,
+	registry.NodeUnpublishRPC:       registry.NodePublishRPC,
 }
 
 // fault is how a call ends instead of well. The zero value: it ends well.
@@ -154,17 +162,20 @@ func (p *plugin) host(path string) string {
 }
 
 // call is one call about one edge of a volume.
-func (p *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about string, legal func(*disk) string, effect func(*disk)) error {
-	d := p.disk(id)
-	p.journal = append(p.journal, strings.TrimSpace(fmt.Sprintf("%s %s %s", rpc, id, about)))
+func (pl *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about string, legal func(*disk) string, effect func(*disk)) error {
+	d := pl.disk(id)
+	pl.journal = append(pl.journal, strings.TrimSpace(fmt.Sprintf("%s %s %s", rpc, id, about)))
 	if d.busy++; d.busy > 1 {
-		p.errorf("two calls for %s at once", id)
+		pl.errorf("two calls for %s at once", id)
 	}
 	defer func() { d.busy-- }()
 	if why := legal(d); why != "" {
-		p.errorf("%s of %s: %s; journal: %q", rpc, id, why, p.journal)
+		pl.errorf("%s of %s: %s; journal: %q", rpc, id, why, pl.journal)
 	}
-	f := p.fault(rpc)
+	if p := d.pending; p[0] != "" && (p[1] != edge || p[0] != string(rpc) && p[0] != string(undoes[rpc])) {
+		pl.errorf("%s of %s is sent while %s has no certain answer", rpc, id, p[0])
+	}
+	f := pl.fault(rpc)
 	if f.code == "" || f.effect {
 		effect(d)
 	}
@@ -172,6 +183,12 @@ func (p *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about stri
 		f.then()
 	}
 	d.doubt[edge] = f.code != "" && !(f.code == "NOT_FOUND" && f.effect) // that one was gone already
+	switch {
+	case f.code == "" || f.outcome == registry.OutcomeFailed && f.code != "UNAVAILABLE":
+		d.pending = [2]string{}
+	case f.outcome == registry.OutcomeUncertain:
+		d.pending = [2]string{string(rpc), edge}
+	}
 	if f.code == "" {
 		return nil
 	}

@@ -45,6 +45,8 @@ func anyFault(t *rapid.T, w *world) fault {
 		return fault{then: w.crash} // done, and nobody heard
 	case 6:
 		return fault{then: func() { w.log.Lose(effect) }}
+	case 7:
+		return fault{code: "UNAVAILABLE", outcome: registry.OutcomeFailed} // never left
 	}
 	return fault{}
 }
