@@ -12,7 +12,6 @@ import (
 	"maps"
 	"net/url"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -141,7 +140,26 @@ func modest(name string, args []cty.Value) error {
 	return nil
 }
 
-var wideVerb = regexp.MustCompile(`%[^a-zA-Z%]*([0-9]{4,}|\*)`)
+// wide says whether a verb of the format asks for a width of four digits or more, or takes it from an argument.
+func wide(format string) bool {
+	inVerb, digits := false, 0
+	for _, c := range []byte(format) {
+		switch {
+		case c == '%':
+			inVerb, digits = !inVerb, 0
+		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z':
+			inVerb = false
+		case c >= '0' && c <= '9':
+			digits++
+		default:
+			digits = 0
+		}
+		if inVerb && (digits > 3 || c == '*') {
+			return true
+		}
+	}
+	return false
+}
 
 // foreseen is the work of calls whose result is a product of their arguments.
 func foreseen(name string, args []cty.Value) int {
@@ -179,7 +197,7 @@ func foreseen(name string, args []cty.Value) int {
 		return n * elementWork
 	case "format", "formatlist":
 		f, _ := stringOf(args[0])
-		if wideVerb.MatchString(f) {
+		if wide(f) {
 			return maxWork + 1
 		}
 		return strings.Count(f, "%") * all()
