@@ -75,6 +75,19 @@ func TestEnvironment(t *testing.T) {
 	})
 }
 
+// A task inherits no descriptor, no ignored signal, no blocked signal; it leads its own session.
+func TestTaskStartsClean(t *testing.T) {
+	both(t, func(t *testing.T, d Driver) {
+		task := shell(t, `
+			ls /proc/self/fd | tr "\n" " "; umask
+			grep -E "^Sig(Ign|Blk)" /proc/self/status | cut -f 2 | tr "\n" " "
+			test "$(ps -o sid= -p $$ | tr -d " ")" = $$ && echo leader`)
+		if out := run(t, d, task); out != "0 1 2 3 0022\n0000000000000000 0000000000000000 leader\n" {
+			t.Errorf("it has descriptors, umask, signals %q", out)
+		}
+	})
+}
+
 func TestStartErrorsLeaveNothing(t *testing.T) {
 	both(t, func(t *testing.T, d Driver) {
 		for what, c := range map[string]struct {

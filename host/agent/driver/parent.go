@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -58,11 +59,9 @@ func Main() {
 func parentMain() int {
 	terms := make(chan os.Signal, 1)
 	signal.Notify(terms, unix.SIGTERM)
-	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT) // ignored here, but not in the task
 	unix.Umask(0o022)
-	for _, fd := range []int{orderFD, answerFD, lockFD} {
-		unix.CloseOnExec(fd)
-	}
+	closeInherited()
 	from, to := os.NewFile(orderFD, "order"), os.NewFile(answerFD, "answer")
 	var o order
 	if err := json.NewDecoder(from).Decode(&o); err != nil {
@@ -80,6 +79,24 @@ func parentMain() int {
 		return 1
 	}
 	return 0
+}
+
+// closeInherited closes what the orchestrator's own starter let through to us: neither we nor the task are to hold it. What we
+// open ourselves is closed on exec, what was inherited is not; so they are told apart.
+func closeInherited() {
+	for _, fd := range []int{orderFD, answerFD, lockFD} {
+		unix.CloseOnExec(fd)
+	}
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd < orderFD {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
+		}
+	}
 }
 
 // reply answers the starter. It may be gone: then the handle is found in the task's directory.
