@@ -104,7 +104,10 @@ func serve(ctx context.Context, server *grpc.Server, listener net.Listener) erro
 	hard := time.AfterFunc(grace, server.Stop)
 	defer hard.Stop()
 	server.GracefulStop()
-	return <-ended
+	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) { // which is what a stop before the first moment of serving gives
+		return err
+	}
+	return nil
 }
 
 // socketPath reads a CSI endpoint. Only unix sockets are served.
