@@ -43,8 +43,8 @@ type eventLog struct {
 	more   chan struct{} // closed when there are further events
 }
 
-// NewFeed keeps up to limit events. snapshot is the table of instances, Registry.All, for watchers that fell behind; the Log has to
-// tell the table of a change before the Feed.
+// NewFeed keeps up to limit events. snapshot is the table of instances, Registry.All, for watchers that fell behind; its list becomes theirs. The Log
+// has to tell the table of a change before the Feed.
 func NewFeed(limit int, snapshot func() Snapshot) *Feed {
 	f := &Feed{limit: max(limit, 1), snapshot: snapshot}
 	f.current.Store(&eventLog{more: make(chan struct{})})
@@ -154,7 +154,7 @@ func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err
 func (w *watcher) resync(ctx context.Context) error {
 	snapshot := w.feed.snapshot()
 	if w.filter.Role != "" || w.filter.Plugin != "" {
-		snapshot.Instances = slices.DeleteFunc(slices.Clone(snapshot.Instances), func(i Instance) bool {
+		snapshot.Instances = slices.DeleteFunc(snapshot.Instances, func(i Instance) bool {
 			return !w.filter.concerns(i.Role, i.Plugin)
 		})
 	}

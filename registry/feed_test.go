@@ -133,7 +133,7 @@ func TestSlowWatcherIsTold(t *testing.T) {
 		got = append(got, e)
 		switch len(got) {
 		case 1:
-			s.tell(t, 1000, "missed")
+			s.tell(t, 320, "missed")
 		case 2:
 			s.tell(t, 2, "after")
 		case 4:
@@ -164,7 +164,7 @@ func TestDeadWatcherBlocksNobody(t *testing.T) {
 	})
 	s.tell(t, 1, "x")
 	<-stuck
-	s.tell(t, 1000, "x")
+	s.tell(t, 300, "x")
 	if n := len(s.after(t, s.feed.Index()-50, registry.Filter{})); n != 50 {
 		t.Errorf("another watcher got %d events", n)
 	}
@@ -213,6 +213,28 @@ func TestBookmarks(t *testing.T) {
 			t.Errorf("%d bookmarks, the last at %d of 300", len(got), last)
 		}
 	})
+}
+
+// Commits without events move the cursor of those who watch, too.
+func TestBookmarkIsAtTheIndex(t *testing.T) {
+	s := empty()
+	s.tell(t, 1, "x")
+	for range 3 {
+		_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}, nil
+		})
+		must(t, err)
+	}
+	var last registry.Event
+	_ = s.feed.Watch(t.Context(), 0, registry.Filter{Bookmarks: true}, func(e registry.Event) error {
+		if last = e; e.Kind == registry.EventBookmark {
+			return errStop
+		}
+		return nil
+	})
+	if last.Seq != 4 || s.feed.Index() != 4 || s.table.Index() != 4 {
+		t.Errorf("bookmark at %d, feed at %d, table at %d, want 4", last.Seq, s.feed.Index(), s.table.Index())
+	}
 }
 
 // Many watchers with cursors of their own see every event once and in order, whatever the commits do meanwhile.

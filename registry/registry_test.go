@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
@@ -243,11 +244,58 @@ func TestAppliedAfterLoad(t *testing.T) {
 	must(t, err)
 	must(t, s.Remove(t.Context(), key("r", "p", "a")))
 	must(t, s.Load(t.Context()))
-	for _, a := range told {
-		s.Applied(a)
-	}
+	s.Applied(told[0])
 	if _, found := s.Find("r", "p"); found {
 		t.Error("a removed instance came back")
+	}
+}
+
+// slowView is a log whose views are old by the time that they are read.
+type slowView struct {
+	*registrytest.Log
+	meanwhile func()
+}
+
+func (l slowView) View(ctx context.Context, read func(registry.View) error) error {
+	return l.Log.View(ctx, func(v registry.View) error { l.meanwhile(); return read(v) })
+}
+
+func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
+	log := slowView{Log: registrytest.NewLog(now)}
+	writer := registry.New(log.Log, now)
+	log.meanwhile = func() {
+		_, err := writer.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
+		must(t, err)
+	}
+	s := registry.New(log, now)
+	log.OnApplied(s.Applied)
+	must(t, s.Load(t.Context()))
+	if _, found := s.Find("r", "p"); !found {
+		t.Error("an old view replaced a newer table")
+	}
+}
+
+// What people read as "since" moves with the health, and not with anything else.
+func TestSince(t *testing.T) {
+	clock := start
+	s := registry.New(registrytest.NewLog(now), func() time.Time { clock = clock.Add(time.Minute); return clock })
+	i := instance(key("r", "p", "a"), registry.Healthy)
+	first, err := s.Put(t.Context(), i)
+	must(t, err)
+	i.Attempt = 2
+	second, err := s.Put(t.Context(), i)
+	must(t, err)
+	i.Health = health(registry.Unhealthy)
+	third, err := s.Put(t.Context(), i)
+	must(t, err)
+	if first.Since.IsZero() || !first.Health.Since.Equal(first.Since) {
+		t.Errorf("first: since %v, healthy since %v", first.Since, first.Health.Since)
+	}
+	if !second.Since.Equal(first.Since) || !second.Health.Since.Equal(first.Since) || !third.Since.Equal(first.Since) {
+		t.Errorf("since %v became %v (healthy since %v), then %v", first.Since, second.Since, second.Health.Since, third.Since)
+	}
+	if !third.Health.Since.After(second.Health.Since) {
+		t.Errorf("unhealthy since %v, healthy since %v", third.Health.Since, second.Health.Since)
 	}
 }
 
@@ -416,6 +464,22 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 			}
 		}
 	}
+}
+
+// One record per instance, however often a change puts it: the last one, and an event for each.
+func TestPutTwiceInOneChange(t *testing.T) {
+	s := empty()
+	i := instance(key("r", "p", "a"), registry.Healthy)
+	again := i
+	again.Attempt = 2
+	must(t, s.log.View(t.Context(), func(v registry.View) error {
+		c := registry.PutChange(v, start, i, again)
+		if len(c.Put) != 1 || c.Put[0].(registry.Instance).Attempt != 2 {
+			t.Errorf("puts %+v", c.Put)
+		}
+		same(t, "events", brief(c.Events), "registered r a", "updated r a", "activated r a")
+		return nil
+	}))
 }
 
 // A change of the table shares its transaction with other records.

@@ -11,7 +11,6 @@ type table struct {
 	index   Seq
 	groups  shards[PluginID, []lineup]
 	allocs  shards[AllocID, []*Instance] // in key order
-	count   int
 	ordered *atomic.Pointer[[]*Instance] // what inOrder found; shared by tables of the same instances
 	changed chan struct{}                // closed when other instances are published
 }
@@ -35,11 +34,10 @@ func newTable(index Seq, instances []Instance) *table {
 
 // with is the next table.
 func (t *table) with(c Change) *table {
-	e := tableEdit{t.groups.edit(), t.allocs.edit(), t.count}
+	e := tableEdit{t.groups.edit(), t.allocs.edit()}
 	for _, r := range c.Put {
 		if i, ok := r.(Instance); ok {
-			copied := i.Clone()
-			e.put(&copied)
+			e.put(&i)
 		}
 	}
 	for _, k := range c.Delete {
@@ -48,7 +46,7 @@ func (t *table) with(c Change) *table {
 		}
 	}
 	return &table{
-		groups: e.groups.next, allocs: e.allocs.next, count: e.count,
+		groups: e.groups.next, allocs: e.allocs.next,
 		ordered: new(atomic.Pointer[[]*Instance]), changed: make(chan struct{}),
 	}
 }
@@ -70,7 +68,7 @@ func (t *table) inOrder() []*Instance {
 	if known := t.ordered.Load(); known != nil {
 		return *known
 	}
-	all := make([]*Instance, 0, t.count)
+	var all []*Instance
 	for _, lineups := range t.groups.all {
 		for _, l := range lineups {
 			all = append(all, l.members...)
@@ -86,14 +84,10 @@ func (t *table) inOrder() []*Instance {
 type tableEdit struct {
 	groups *shardEdit[PluginID, []lineup]
 	allocs *shardEdit[AllocID, []*Instance]
-	count  int
 }
 
 func (e *tableEdit) put(i *Instance) {
-	before := membersOf(e.groups.next.get(i.Plugin), i.Role)
-	after := enrol(before, i)
-	e.count += len(after) - len(before)
-	e.setGroup(i.group(), after)
+	e.setGroup(i.group(), enrol(membersOf(e.groups.next.get(i.Plugin), i.Role), i))
 	ofAlloc := append(strike(e.allocs.next.get(i.Alloc), i.InstanceKey), i)
 	slices.SortFunc(ofAlloc, func(a, b *Instance) int { return compareKey(a.InstanceKey, b.InstanceKey) })
 	e.allocs.set(i.Alloc, ofAlloc)
@@ -104,7 +98,6 @@ func (e *tableEdit) remove(k InstanceKey) {
 	if member(before, k) == nil {
 		return
 	}
-	e.count--
 	e.setGroup(k.group(), strike(before, k))
 	if rest := strike(e.allocs.next.get(k.Alloc), k); len(rest) > 0 {
 		e.allocs.set(k.Alloc, rest)
