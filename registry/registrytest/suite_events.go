@@ -1,0 +1,158 @@
+package registrytest
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+
+	"holdfast/registry"
+)
+
+func testEvents(t *testing.T, open Open) {
+	log, reopen := open(t)
+	event := Filled[registry.Event](t, 1)
+	event.Snapshot = nil
+	first := at(t, log, registry.Change{Events: []registry.Event{event, {Kind: "b"}, {Kind: "c"}}})
+	second := at(t, log, puts(registry.Alloc{ID: "a"}))
+	third := at(t, log, registry.Change{Events: []registry.Event{{Kind: "d"}}})
+	if second < first+3 || third <= second {
+		t.Errorf("commits at %d, %d, %d: three events need three numbers", first, second, third)
+	}
+	log = reopen()
+	look(t, log, func(v registry.View) {
+		all, floor := v.Events(0, 10)
+		var seqs []registry.Seq
+		for _, e := range all {
+			seqs = append(seqs, e.Seq)
+		}
+		if want := []registry.Seq{first, first + 1, first + 2, third}; !slices.Equal(seqs, want) || floor >= first {
+			t.Fatalf("events have numbers %v, want %v; floor %d", seqs, want, floor)
+		}
+		event.Seq, event.Generation = first, all[0].Generation
+		if !reflect.DeepEqual(all[0], event) {
+			t.Errorf("event is\n%+v, want\n%+v", all[0], event)
+		}
+		if some, _ := v.Events(first, 2); len(some) != 2 || some[0].Seq != first+1 || some[1].Seq != first+2 {
+			t.Errorf("two events after %d are %v", first, some)
+		}
+		if none, _ := v.Events(v.Index(), 10); len(none) != 0 {
+			t.Errorf("events after the index: %v", none)
+		}
+		if v.Index() != third {
+			t.Errorf("index is %d after one event at %d", v.Index(), third)
+		}
+	})
+}
+
+// testEventInstance: the instance of an event is the record as it was written, with its indexes.
+func testEventInstance(t *testing.T, open Open) {
+	log, _ := open(t)
+	i := Filled[registry.Instance](t, 1)
+	told := i.Clone()
+	other := Filled[registry.Instance](t, 2)
+	first := at(t, log, puts(i))
+	second := at(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{
+		{Kind: registry.EventUpdated, Instance: &told}, {Kind: registry.EventActivated, Instance: &other},
+	}})
+	look(t, log, func(v registry.View) {
+		stored, _ := v.Instance(i.InstanceKey)
+		events, _ := v.Events(0, 2)
+		if !reflect.DeepEqual(*events[0].Instance, stored) || stored.CreateIndex != first || stored.ModifyIndex != second {
+			t.Errorf("the event tells\n%+v, stored is\n%+v", *events[0].Instance, stored)
+		}
+		if !reflect.DeepEqual(*events[1].Instance, other) {
+			t.Errorf("an instance that was not put is told as\n%+v, want\n%+v", *events[1].Instance, other)
+		}
+	})
+}
+
+func testPruning(t *testing.T, open Open) {
+	log, reopen := open(t)
+	const each = registry.MaxEvents / 4
+	var last registry.Seq
+	for range 5 {
+		events := make([]registry.Event, each)
+		for i := range events {
+			events[i].Kind = registry.EventStaged
+		}
+		last = at(t, log, registry.Change{Events: events}) + each - 1
+	}
+	log = reopen()
+	look(t, log, func(v registry.View) {
+		kept, floor := v.Events(0, 2*registry.MaxEvents)
+		if len(kept) != registry.MaxEvents || kept[0].Seq != last-registry.MaxEvents+1 || kept[len(kept)-1].Seq != last {
+			t.Fatalf("kept %d events, %d to %d; last is %d", len(kept), kept[0].Seq, kept[len(kept)-1].Seq, last)
+		}
+		if floor != kept[0].Seq-1 {
+			t.Errorf("floor is %d below %d", floor, kept[0].Seq)
+		}
+	})
+}
+
+// listen collects what the log tells; what it returns is nil for a log that tells nothing.
+func listen(log registry.Log) func() []registry.Applied {
+	teller, ok := log.(interface{ OnApplied(func(registry.Applied)) })
+	if !ok {
+		return func() []registry.Applied { return nil }
+	}
+	var mu sync.Mutex
+	told := []registry.Applied{}
+	teller.OnApplied(func(a registry.Applied) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, a)
+	})
+	return func() []registry.Applied {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(told)
+	}
+}
+
+// testApplied: each commit is told once, in order, with its records as written, before Commit returns.
+func testApplied(t *testing.T, open Open) {
+	log, _ := open(t)
+	applied := listen(log)
+	if applied() == nil {
+		t.Skip("this log has no method OnApplied: its owner is told in another way")
+	}
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for n := range 10 {
+				id := registry.AllocID(fmt.Sprintf("%d-%d", w, n))
+				seq, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+					return registry.Change{Put: []registry.Record{registry.Alloc{ID: id}}, Events: make([]registry.Event, n%3)}, nil
+				})
+				if err != nil || !slices.ContainsFunc(applied(), func(a registry.Applied) bool { return a.Index == seq && a.Change.Put[0].(registry.Alloc).ID == id }) {
+					t.Errorf("commit %s at %d was not told before it returned; %v", id, seq, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	told := applied()
+	if len(told) != 40 {
+		t.Errorf("%d changes were told", len(told))
+	}
+	var last registry.Seq
+	for _, a := range told {
+		r := a.Change.Put[0].(registry.Alloc)
+		if a.Index <= last || r.CreateIndex != a.Index || r.ModifyIndex != a.Index {
+			t.Errorf("after %d: %+v", last, a)
+		}
+		for i, e := range a.Change.Events {
+			if e.Seq != a.Index+registry.Seq(i) {
+				t.Errorf("event %d of the change at %d has number %d", i, a.Index, e.Seq)
+			}
+		}
+		last = a.Last()
+	}
+	look(t, log, func(v registry.View) {
+		if v.Index() != last {
+			t.Errorf("index is %d, the last change ended at %d", v.Index(), last)
+		}
+	})
+}
