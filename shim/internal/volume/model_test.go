@@ -18,6 +18,7 @@ func TestModelOfTheLifeCycle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(struct{ rapid.TB }{t}, func(t *rapid.T) { // wrapped: a bubble has no deadline to ask for
 			w := newWorld(t.Fatalf)
+			w.limit = patience
 			w.attaches, w.stages = rapid.Bool().Draw(t, "attaches"), rapid.Bool().Draw(t, "stages")
 			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t, "keeps target dirs")
 			w.put(volumeOf("one"), volumeOf("two"))
@@ -67,20 +68,17 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 	})
 	return map[string]func(*rapid.T){
 		"up": func(t *rapid.T) {
-			ctx, cancel := w.patience()
-			defer cancel()
+			ctx := context.Background()
 			at, err := w.up(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"), usage.Draw(t, "usage"))
 			if err == nil && !w.mounts[at.Host] {
 				t.Fatalf("published at %s, where nothing is mounted", at.Host)
 			}
 		},
 		"down": func(t *rapid.T) {
-			ctx, cancel := w.patience()
-			defer cancel()
-			_ = w.down(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"))
+			_ = w.down(context.Background(), someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"))
 		},
 		"a step out of order": func(t *rapid.T) {
-			ctx, cancel := w.patience()
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			id, a := someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc")
 			key, call, v := keyOf(id, a), registry.Call{}, volumeOf(id)
@@ -123,10 +121,9 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 	}
 }
 
-// patience is how long a caller waits. Time is the bubble's.
-func (w *world) patience() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 2*time.Second)
-}
+// patience is how long a step is tried: whatever the jitter, twice at a node and once at a controller, so that a story repeats
+// itself. Time is the bubble's.
+const patience = 270 * time.Millisecond
 
 func (w *world) reconcile(t *rapid.T) {
 	findings, err := w.stager.Reconcile(context.Background())
@@ -179,11 +176,9 @@ func (w *world) settle(t *rapid.T) {
 		last = nil
 		for _, id := range []registry.VolumeID{"one", "two"} {
 			for _, a := range []registry.AllocID{"a1", "a2", "a3"} {
-				ctx, cancel := w.patience()
-				if err := w.down(ctx, id, a); err != nil {
+				if err := w.down(context.Background(), id, a); err != nil {
 					last = err
 				}
-				cancel()
 			}
 		}
 	}

@@ -22,6 +22,7 @@ type world struct {
 	*plugin
 	log      *registrytest.Log
 	check    bool
+	limit    time.Duration // of each step; 0: none
 	ledger   *claim.Ledger
 	mediator *controller.Mediator
 	stager   *volume.Stager
@@ -90,29 +91,46 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 	if err != nil {
 		return registry.Tree{}, err
 	}
-	if err := w.mediator.Attach(ctx, call, v, c.Usage, "i-1"); err != nil {
-		return registry.Tree{}, err
-	}
-	if err := w.stager.Stage(ctx, call, v, c.Usage); err != nil {
-		return registry.Tree{}, err
-	}
-	return w.stager.Publish(ctx, call, v, key, c.Usage)
+	var at registry.Tree
+	err = w.steps(ctx,
+		func(ctx context.Context) error { return w.mediator.Attach(ctx, call, v, c.Usage, "i-1") },
+		func(ctx context.Context) error { return w.stager.Stage(ctx, call, v, c.Usage) },
+		func(ctx context.Context) (err error) {
+			at, err = w.stager.Publish(ctx, call, v, key, c.Usage)
+			return err
+		},
+	)
+	return at, err
 }
 
 // down is the story of an alloc that gives its volume back.
 func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.AllocID) error {
 	key, call := keyOf(id, a), registry.Call{}
-	if err := w.stager.Unpublish(ctx, call, key); err != nil {
-		return err
+	return w.steps(ctx,
+		func(ctx context.Context) error { return w.stager.Unpublish(ctx, call, key) },
+		func(ctx context.Context) error { return w.stager.Unstage(ctx, call, key.Volume) },
+		func(ctx context.Context) error { return w.mediator.Detach(ctx, call, key.Volume) },
+		func(ctx context.Context) error {
+			_, err := w.ledger.Release(ctx, key)
+			return err
+		},
+	)
+}
+
+// steps takes one after another until one fails.
+func (w *world) steps(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		limited, cancel := ctx, context.CancelFunc(func() {})
+		if w.limit > 0 {
+			limited, cancel = context.WithTimeout(ctx, w.limit)
+		}
+		err := step(limited)
+		cancel()
+		if err != nil {
+			return err
+		}
 	}
-	if err := w.stager.Unstage(ctx, call, key.Volume); err != nil {
-		return err
-	}
-	if err := w.mediator.Detach(ctx, call, key.Volume); err != nil {
-		return err
-	}
-	_, err := w.ledger.Release(ctx, key)
-	return err
+	return nil
 }
 
 // take is the journal since the last time, by RPC.
