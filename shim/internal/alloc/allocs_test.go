@@ -1,0 +1,283 @@
+package alloc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+func TestUpOrder(t *testing.T) {
+	p := newParts(t)
+	p.volume("a")
+	a, end := p.allocs()
+	defer end()
+	plans, err := a.Prepare(t.Context(), registry.Call{ID: "op", Method: "m", Digest: "d"}, group(t, "alloc-1", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, p.said(), "claim a alloc-1", "attach x-a n1", "stage x-a", "publish x-a alloc-1")
+	if want := (hooks.Bind{Source: "/host/x-a", Target: "/a", Propagation: hooks.Private}); !slices.Contains(plans["t"].Binds, want) {
+		t.Errorf("plan %+v lacks %+v", plans["t"], want)
+	}
+	err = p.log.View(t.Context(), func(v registry.View) error {
+		if al, _ := v.Alloc("alloc-1"); al.State != registry.AllocReady || al.Waits != "" {
+			t.Errorf("alloc is %s, waits for %q", al.State, al.Waits)
+		}
+		if op, ok := v.Operation("op"); !ok || op.Method != "m" || len(op.Answer) == 0 {
+			t.Errorf("the answer is not stored with the change: %+v", op)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A3: unpublish, unstage, detach, then the claim; each only when the one before has succeeded; a failure of one volume holds up no other.
+func TestDownOrder(t *testing.T) {
+	for _, failing := range []string{"unpublish", "unstage", "detach", "unclaim"} {
+		t.Run(failing, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newParts(t)
+				p.volume("a")
+				a, end := p.allocs()
+				defer end()
+				if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+					t.Fatal(err)
+				}
+				up := len(p.said())
+				p.fail[failing] = 2
+				if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+					t.Fatal(err)
+				}
+				order := []string{"unpublish x-a alloc-1", "unstage x-a", "detach x-a", "unclaim x-a alloc-1"}
+				var want []string
+				for range 2 {
+					for _, s := range order {
+						if strings.HasPrefix(s, failing) {
+							want = append(want, s+" failed")
+							break
+						}
+						want = append(want, s)
+					}
+				}
+				expect(t, p.said()[up:], append(want, order...)...)
+			})
+		})
+	}
+}
+
+func TestOneVolumeHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		p.volume("b")
+		a, end := p.allocs()
+		defer end()
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a", "b")); err != nil {
+			t.Fatal(err)
+		}
+		p.fail["unpublish"] = 1 // b's, as the last up is the first down
+		if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+			t.Fatal(err)
+		}
+		said := p.said()
+		if slices.Index(said, "unclaim x-a alloc-1") > slices.Index(said, "unclaim x-b alloc-1") {
+			t.Errorf("a waited for b: %q", said)
+		}
+	})
+}
+
+// The last user unstages, nobody else.
+func TestStagedUntilTheLastUser(t *testing.T) {
+	p := newParts(t)
+	p.volume("a")
+	a, end := p.allocs()
+	defer end()
+	for _, id := range []string{"alloc-1", "alloc-2"} {
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, id, "a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, id := range []registry.AllocID{"alloc-1", "alloc-2"} {
+		if err := a.Release(t.Context(), registry.Call{}, id); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Contains(p.said(), "unstage x-a"); got != (i == 1) {
+			t.Errorf("after the release of %s: unstaged = %v", id, got)
+		}
+	}
+}
+
+// A1: whoever asks, one thing at a time happens to a volume, and different volumes do not wait for each other. parts.step notices two.
+func TestOneLanePerVolume(t *testing.T) {
+	p := newParts(t)
+	p.volume("a")
+	p.volume("b")
+	a, end := p.allocs()
+	defer end()
+	var wg sync.WaitGroup
+	for i := range 20 {
+		id := fmt.Sprintf("alloc-%d", i)
+		g := group(t, id, []string{"a", "b"}[i%2])
+		wg.Go(func() {
+			if _, err := a.Prepare(t.Context(), registry.Call{}, g); err != nil {
+				t.Error(err)
+			}
+			if err := a.Release(t.Context(), registry.Call{}, registry.AllocID(id)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	p.gate["attach"] = make(chan struct{})
+	blocked := make(chan error, 1)
+	g := group(t, "stuck", "a")
+	go func() { _, err := a.Prepare(t.Context(), registry.Call{}, g); blocked <- err }()
+	for !slices.Contains(p.said(), "claim a stuck") {
+		time.Sleep(time.Millisecond)
+	}
+	var lanes Lanes
+	leave, err := lanes.Enter(t.Context(), registry.VolumeKey{Plugin: "p", External: "1"}, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := lanes.Enter(t.Context(), registry.VolumeKey{Plugin: "p", External: "2"}, "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := lanes.Enter(ctx, registry.VolumeKey{Plugin: "p", External: "1"}, "z"); err == nil || !strings.Contains(err.Error(), "where x is under way") {
+		t.Errorf("a lane in use: %v", err)
+	}
+	leave()
+	if len(lanes.lanes) != 0 {
+		t.Errorf("lanes without users are kept: %v", lanes.lanes)
+	}
+	close(p.gate["attach"])
+	if err := <-blocked; err != nil {
+		t.Error(err)
+	}
+	if err := a.Release(t.Context(), registry.Call{}, "stuck"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Stopping an alloc ends its wait, wherever it waits, and takes back what it had.
+func TestReleaseCancelsPrepare(t *testing.T) {
+	for _, waiting := range []string{"plugin", "attach", "stage", "publish"} {
+		t.Run(waiting, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newParts(t)
+				p.volume("a")
+				if waiting == "plugin" {
+					p.plugin = make(chan struct{})
+				} else {
+					p.gate[waiting] = make(chan struct{})
+				}
+				a, end := p.allocs()
+				defer end()
+				g := group(t, "alloc-1", "a")
+				done := make(chan error, 1)
+				go func() { _, err := a.Prepare(t.Context(), registry.Call{}, g); done <- err }()
+				synctest.Wait()
+				if waiting == "plugin" {
+					list, _, _ := a.Status(t.Context(), "alloc-1")
+					if len(list) != 1 || !strings.Contains(list[0].Waits, "plugin p") {
+						t.Errorf("what it waits for is not said: %+v", list)
+					}
+				}
+				p.mu.Lock()
+				delete(p.gate, waiting)
+				p.mu.Unlock()
+				if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-done; !errors.Is(err, errReleased) {
+					t.Errorf("Prepare ended with %v", err)
+				}
+				if said := p.said(); said[len(said)-1] != "unclaim x-a alloc-1" {
+					t.Errorf("not taken back: %q", said)
+				}
+			})
+		})
+	}
+}
+
+// A2: what was begun to be released is released by the next shim, unasked.
+func TestReleaseResumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		a, end := p.allocs()
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+			t.Fatal(err)
+		}
+		p.fail["unpublish"] = 1 << 30
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := a.Release(ctx, registry.Call{}, "alloc-1"); err == nil || !strings.Contains(err.Error(), "unpublish is refused") {
+			t.Errorf("a release that cannot be done: %v", err)
+		}
+		end()
+		p.fail["unpublish"] = 0
+		p.log = p.log.Reopen()
+		a, end = p.allocs()
+		defer end()
+		synctest.Wait()
+		if list, _, _ := a.Status(t.Context(), ""); len(list) != 0 {
+			t.Errorf("still there: %+v", list)
+		}
+	})
+}
+
+func TestSyncReleasesWhatIsNotNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		p.volume("b")
+		a, end := p.allocs()
+		defer end()
+		for id, v := range map[string]string{"alloc-1": "a", "alloc-2": "b"} {
+			if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, id, v)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		gone, err := a.Sync(t.Context(), []registry.AllocID{"alloc-2", "not-prepared-yet"})
+		if err != nil || !slices.Equal(gone, []registry.AllocID{"alloc-1"}) {
+			t.Errorf("Sync = %v, %v", gone, err)
+		}
+		synctest.Wait()
+		list, _, _ := a.Status(t.Context(), "")
+		if len(list) != 1 || list[0].ID != "alloc-2" {
+			t.Errorf("allocs: %+v", list)
+		}
+	})
+}
+
+func TestUnknownVolumeIsNamed(t *testing.T) {
+	p := newParts(t)
+	a, end := p.allocs()
+	defer end()
+	_, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "nope"))
+	if !errors.Is(err, registry.ErrNotFound) || !strings.Contains(err.Error(), "create or register it first") {
+		t.Errorf("err = %v", err)
+	}
+	if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+		t.Error(err)
+	}
+	if err := a.Release(t.Context(), registry.Call{}, "never-heard-of"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,150 @@
+package alloc
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"holdfast/registry"
+)
+
+func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
+	t.Helper()
+	if _, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, alloc, attempt)); err != nil {
+		t.Fatal(err)
+	}
+	if err := ts.Started(t.Context(), registry.Call{}, registry.TaskKey{Alloc: registry.AllocID(alloc), Task: "t"}, attempt, clock.Boot()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTaskIsWatchedWhileItRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		defer end()
+		key := registry.TaskKey{Alloc: "a", Task: "t"}
+		start(t, ts, "a", 1)
+		synctest.Wait()
+		if err := ts.Started(t.Context(), registry.Call{}, key, 1, clock.Boot()); err != nil { // a replay
+			t.Error(err)
+		}
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, false); err != nil {
+			t.Error(err)
+		}
+		start(t, ts, "a", 2)
+		synctest.Wait()
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, true); err != nil { // late news
+			t.Error(err)
+		}
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, true); err != nil {
+			t.Error(err)
+		}
+		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "remove a/t", "remove a/t", "watch a/t 2", "unwatch a/t 2", "remove a/t")
+		if list, _, _ := ts.Plugins(t.Context()); len(list) != 0 {
+			t.Errorf("still known: %+v", list)
+		}
+	})
+}
+
+// A new attempt ends the watch of the one before, even if nobody said that it has exited.
+func TestNewAttemptSupersedes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		defer end()
+		start(t, ts, "a", 1)
+		synctest.Wait()
+		start(t, ts, "a", 2)
+		synctest.Wait()
+		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "remove a/t", "watch a/t 2")
+		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
+		if !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("an old attempt: %v", err)
+		}
+	})
+}
+
+func TestOldProcessStillAnswers(t *testing.T) {
+	p := newParts(t)
+	ts, end := p.tasks()
+	defer end()
+	p.socket = true
+	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "still answers at") {
+		t.Errorf("err = %v", err)
+	}
+	if list, _, _ := ts.Plugins(t.Context()); len(list) != 0 {
+		t.Errorf("recorded all the same: %+v", list)
+	}
+}
+
+// A new shim goes on watching what ran, and a restart request stands until a newer attempt is reported.
+func TestTasksSurviveTheShim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		start(t, ts, "a", 1)
+		synctest.Wait()
+		key := registry.TaskKey{Alloc: "a", Task: "t"}
+		_, err := p.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+			task, _ := v.Task(key)
+			task.Restart = &registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}
+			return registry.Change{Put: []registry.Record{task}}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end()
+		p.log = p.log.Reopen()
+		ts, end = p.tasks()
+		defer end()
+		synctest.Wait()
+		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
+		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key || list[0].Cause != registry.CauseStartTimeout {
+			t.Errorf("restarts: %+v", list)
+		}
+		start(t, ts, "a", 2)
+		if list, _, _ := ts.Restarts(t.Context()); len(list) != 0 {
+			t.Errorf("a request of an ended attempt stands: %+v", list)
+		}
+	})
+}
+
+func TestSyncOfTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		defer end()
+		start(t, ts, "gone", 1)
+		start(t, ts, "kept", 1)
+		synctest.Wait()
+		removed, err := ts.Sync(t.Context(), []LivingTask{
+			{Task: pluginTask(t, "kept", 1), Running: true, Started: clock.Boot()},
+			{Task: pluginTask(t, "adopted", 3), Running: true, Started: clock.Boot()},
+		})
+		if err != nil || !slices.Equal(removed, []registry.TaskKey{{Alloc: "gone", Task: "t"}}) {
+			t.Errorf("Sync = %v, %v", removed, err)
+		}
+		synctest.Wait()
+		said := p.said()
+		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") || slices.Contains(said, "unwatch kept/t 1") {
+			t.Errorf("said %q", said)
+		}
+	})
+}
+
+// A host that cannot apply what a plan needs is told before anything is done.
+func TestPlanOperationTheHostLacks(t *testing.T) {
+	p := newParts(t)
+	ts, end := p.tasks()
+	defer end()
+	ts.operations = nil
+	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
+	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "bind") {
+		t.Errorf("err = %v", err)
+	}
+	expect(t, p.said())
+}

@@ -1,0 +1,239 @@
+package alloc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// parts is everything that allocs and tasks need of others, in memory. It keeps a journal of what it was asked, and an account of what is
+// attached, staged, published and claimed, which it uses to notice what must not be.
+type parts struct {
+	t       *testing.T
+	log     *registrytest.Log
+	mu      sync.Mutex
+	journal []string
+	inside  map[registry.VolumeKey]int // calls under way
+	fail    map[string]int             // by step: how many times it fails
+	gate    map[string]chan struct{}   // by step: waits until closed
+	plugin  chan struct{}              // closed: the plugin is there
+	socket  bool                       // somebody answers at the socket
+}
+
+func newParts(t *testing.T) *parts {
+	p := &parts{
+		t: t, log: registrytest.NewLog(time.Now), inside: map[registry.VolumeKey]int{}, fail: map[string]int{}, gate: map[string]chan struct{}{},
+		plugin: make(chan struct{}),
+	}
+	close(p.plugin)
+	return p
+}
+
+func (p *parts) step(ctx context.Context, v registry.VolumeKey, format string, args ...any) error {
+	what := fmt.Sprintf(format, args...)
+	verb, _, _ := strings.Cut(what, " ")
+	p.mu.Lock()
+	p.inside[v]++
+	if p.inside[v] > 1 {
+		p.t.Errorf("%s: %d things are under way for %s", what, p.inside[v], v)
+	}
+	gate := p.gate[verb]
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.inside[v]--
+		p.mu.Unlock()
+	}()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fail[verb] > 0 {
+		p.fail[verb]--
+		p.journal = append(p.journal, what+" failed")
+		return registry.Errorf(registry.ErrUnavailable, "%s is refused", verb)
+	}
+	p.journal = append(p.journal, what)
+	return nil
+}
+
+func (p *parts) said() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.journal)
+}
+
+func (p *parts) commit(records []registry.Record, keys ...registry.Key) error {
+	_, err := p.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records, Delete: keys}, nil
+	})
+	return err
+}
+
+func (p *parts) Take(ctx context.Context, c registry.Claim) (registry.Claim, error) {
+	p.mu.Lock()
+	p.journal = append(p.journal, fmt.Sprintf("claim %s %s", c.Name, c.Alloc))
+	p.mu.Unlock()
+	return c, p.commit([]registry.Record{c})
+}
+
+func (p *parts) Release(ctx context.Context, k registry.ClaimKey) (bool, error) {
+	if err := p.step(ctx, k.Volume, "unclaim %s %s", k.Volume.External, k.Alloc); err != nil {
+		return false, err
+	}
+	return true, p.commit(nil, k.ClaimRecord())
+}
+
+func (p *parts) Attach(ctx context.Context, _ registry.Call, v registry.Volume, _ registry.Usage, node registry.NodeID) error {
+	return p.step(ctx, v.VolumeKey(), "attach %s %s", v.External, node)
+}
+
+func (p *parts) Detach(ctx context.Context, _ registry.Call, v registry.VolumeKey) error {
+	return p.step(ctx, v, "detach %s", v.External)
+}
+
+func (p *parts) Stage(ctx context.Context, _ registry.Call, v registry.Volume, _ registry.Usage) error {
+	return p.step(ctx, v.VolumeKey(), "stage %s", v.External)
+}
+
+func (p *parts) Publish(ctx context.Context, _ registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (registry.Tree, error) {
+	if err := p.step(ctx, v.VolumeKey(), "publish %s %s", v.External, k.Alloc); err != nil {
+		return registry.Tree{}, err
+	}
+	at := registry.Tree{Host: "/host/" + string(v.External), Task: "/task/" + string(v.External)}
+	return at, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(), Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
+}
+
+func (p *parts) Unpublish(ctx context.Context, _ registry.Call, k registry.ClaimKey) error {
+	if err := p.step(ctx, k.Volume, "unpublish %s %s", k.Volume.External, k.Alloc); err != nil {
+		return err
+	}
+	return p.commit(nil, k.RefRecord())
+}
+
+func (p *parts) Unstage(ctx context.Context, _ registry.Call, v registry.VolumeKey) error {
+	return p.step(ctx, v, "unstage %s", v.External)
+}
+
+func (p *parts) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
+	select {
+	case <-p.plugin:
+		return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "n1"}}, nil
+	case <-ctx.Done():
+		return registry.Instance{}, registry.Errorf(registry.ErrUnavailable, "plugin %s: %w", id, context.Cause(ctx))
+	}
+}
+
+func (p *parts) RemoveTask(_ context.Context, t registry.TaskKey) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.journal = append(p.journal, "remove "+t.String())
+	return nil
+}
+
+func (p *parts) Run(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
+	p.mu.Lock()
+	p.journal = append(p.journal, fmt.Sprintf("watch %s %d", t.TaskKey, t.Attempt))
+	p.mu.Unlock()
+	<-ctx.Done()
+	p.mu.Lock()
+	p.journal = append(p.journal, fmt.Sprintf("unwatch %s %d", t.TaskKey, t.Attempt))
+	p.mu.Unlock()
+	return context.Cause(ctx)
+}
+
+func (p *parts) MakeDirs([]hooks.HostDir) error { return nil }
+func (p *parts) ClearSocket(context.Context, string) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.socket, nil
+}
+func (p *parts) RemoveSocketDir(string) error { return nil }
+
+var (
+	clock = Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }}
+	us    = Host{Node: "node-1", Operations: hooks.Operations}
+)
+
+// allocs is a running Allocs; end ends it, as a shim's end does.
+func (p *parts) allocs() (a *Allocs, end func()) {
+	a = NewAllocs(p.log, p, p, p, p, &Lanes{}, us, clock, hclog.NewNullLogger())
+	return a, running(a.Run)
+}
+
+func (p *parts) tasks() (t *Tasks, end func()) {
+	t = NewTasks(p.log, p, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
+	return t, running(t.Run)
+}
+
+func running(run func(context.Context) error) (end func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = run(ctx) })
+	return func() { cancel(errors.New("the shim ends")); wg.Wait() }
+}
+
+// volume registers a volume, ready to be used.
+func (p *parts) volume(id string) {
+	p.t.Helper()
+	err := p.commit([]registry.Record{registry.Volume{
+		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p", External: registry.ExternalID("x-" + id)},
+		State:      registry.VolumeReady,
+	}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// group is an alloc of a group whose task mounts the volumes.
+func group(t *testing.T, alloc string, volumes ...string) hooks.AllocGroup {
+	t.Helper()
+	text := "job \"j\" {\n group \"g\" {\n"
+	mounts := ""
+	for _, v := range volumes {
+		text += fmt.Sprintf("volume %q {\n type = \"csi\"\n source = %q\n access_mode = \"multi-node-multi-writer\"\n attachment_mode = \"file-system\"\n}\n", v, v)
+		mounts += fmt.Sprintf("volume_mount {\n volume = %q\n destination = \"/%s\"\n}\n", v, v)
+	}
+	text += "task \"t\" {\n driver = \"exec\"\n" + mounts + "}\n}\n}\n"
+	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})
+	if err := diags.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return hooks.AllocGroup{
+		Alloc: registry.AllocID(alloc), Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true},
+	}
+}
+
+func pluginTask(t *testing.T, alloc string, attempt uint64) hooks.AllocTask {
+	t.Helper()
+	text := "task \"t\" {\n driver = \"exec\"\n csi_plugin {\n id = \"p\"\n type = \"monolith\"\n}\n}\n"
+	job, diags := config.ParseJob(config.Source{Name: "p.hcl", Text: []byte(text)}, config.Options{})
+	if err := diags.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return hooks.AllocTask{Alloc: registry.AllocID(alloc), Task: "t", Attempt: attempt, Isolated: true, Sealed: job.Groups[0].Tasks[0].Sealed}
+}
+
+func expect(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
