@@ -41,7 +41,8 @@ func (l *Ledger) Take(ctx context.Context, c registry.Claim) (registry.Claim, er
 
 func complete(c registry.Claim) error {
 	if c.Alloc == "" || c.Request == "" || c.Node == "" {
-		return registry.Invalid("a claim of %s names its alloc, request and node; got %q, %q, %q", c.Volume, c.Alloc, c.Request, c.Node)
+		return registry.Invalid("a claim of %s names its alloc, request and node; got %q, %q, %q",
+			c.Volume, c.Alloc, c.Request, c.Node)
 	}
 	return Check(c.Usage)
 }
@@ -49,7 +50,8 @@ func complete(c registry.Claim) error {
 func (l *Ledger) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
 	volume, found := view.VolumeByKey(c.Volume)
 	if !found {
-		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "there is no volume %s; create or register it first", c.Volume)
+		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "there is no volume %s; create or register it first",
+			c.Volume)
 	}
 	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
 	claims := view.Claims(c.Volume)
@@ -94,7 +96,8 @@ func again(held, c registry.Claim) error {
 // usable is nil if the volume can be used so at all.
 func usable(v registry.Volume, u registry.Usage) error {
 	if v.State != registry.VolumeReady {
-		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s", v.VolumeName(), v.State, registry.VolumeReady)
+		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s",
+			v.VolumeName(), v.State, registry.VolumeReady)
 	}
 	if v.Supports(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}) {
 		return nil

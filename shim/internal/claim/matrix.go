@@ -37,7 +37,8 @@ func Check(u registry.Usage) error {
 	case !known:
 		return registry.Invalid("unknown access mode %q; choose one of %v", u.Access, registry.AccessModes)
 	case u.Attachment != registry.FileSystem && u.Attachment != registry.BlockDevice:
-		return registry.Invalid("unknown attachment mode %q; choose %s or %s", u.Attachment, registry.FileSystem, registry.BlockDevice)
+		return registry.Invalid("unknown attachment mode %q; choose %s or %s",
+			u.Attachment, registry.FileSystem, registry.BlockDevice)
 	case r.writers == none && !u.ReadOnly:
 		return registry.Invalid("access mode %s allows no writes: set read_only = true", u.Access)
 	}

@@ -28,7 +28,8 @@ func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Vo
 		return nil
 	}
 	if node == "" {
-		return registry.Invalid("volume %s has to be attached, and its plugin %s did not say what this node is called", v.VolumeName(), v.Plugin)
+		return registry.Invalid("volume %s has to be attached, and its plugin %s did not say what this node is called",
+			v.VolumeName(), v.Plugin)
 	}
 	if err := demands(inst, u.Access); err != nil {
 		return err
@@ -93,7 +94,8 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, node reg
 	p, _ := view.Placement(v.VolumeKey())
 	switch {
 	case len(view.Claims(v.VolumeKey())) == 0:
-		return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s has no claim; it is attached for claims only", v.VolumeName())
+		return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s has no claim; it is attached for claims only",
+			v.VolumeName())
 	case p.Attach != registry.MarkNone && p.Node != node:
 		return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is attached to node %s, which is now called %s; it has to be detached first",
 			v.VolumeName(), p.Node, node)
@@ -124,7 +126,8 @@ func (m *Mediator) Detach(ctx context.Context, call registry.Call, key registry.
 	case p.Attach == registry.MarkNone || users > 0:
 		return nil
 	case p.Node == "":
-		return registry.Errorf(registry.ErrDamaged, "volume %s is attached to a node that was not recorded; without its id the call would detach all nodes", p.Name)
+		return registry.Errorf(registry.ErrDamaged, "volume %s is attached to a node that was not recorded; without its id the call would detach all nodes",
+			p.Name)
 	}
 	if err := m.detach(ctx, call, p, v); err != nil {
 		return fmt.Errorf("detach volume %s from node %s: %w", p.Name, p.Node, err)
@@ -167,7 +170,8 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 func detaching(view registry.View, key registry.VolumeKey) (registry.Change, error) {
 	p, _ := view.Placement(key)
 	if p.Stage != registry.MarkNone || len(view.Refs(key)) > 0 {
-		return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is still staged at %s; it has to be unstaged first", p.Name, p.StagedAt.Host)
+		return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is still staged at %s; it has to be unstaged first",
+			p.Name, p.StagedAt.Host)
 	}
 	p.Attach = registry.MarkSent
 	return registry.Change{Put: []registry.Record{p}}, nil

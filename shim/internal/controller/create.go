@@ -31,7 +31,8 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 
 func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.External != "" {
-		return s, registry.Invalid("volume %s names external_id %q; a volume that exists is registered, not created", s.VolumeName(), s.External)
+		return s, registry.Invalid("volume %s names external_id %q; a volume that exists is registered, not created",
+			s.VolumeName(), s.External)
 	}
 	s.Context = nil // the plugin's answer
 	return complete(s)
@@ -145,7 +146,8 @@ func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry
 	case err != nil:
 		return inst, err
 	case !has || !inst.Fingerprint.Has(registry.CreateDelete):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot create volumes (it lacks %s); register one that exists", s.Plugin, registry.CreateDelete)
+		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot create volumes (it lacks %s); register one that exists",
+			s.Plugin, registry.CreateDelete)
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s knows no topology (it lacks %s); remove topology_request.required",
 			s.Plugin, registry.PluginTopology)
@@ -185,7 +187,8 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 // accept takes the plugin's answer over into v, if it can be used.
 func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer Created) error {
 	refuse := func(kind error, detail string) error {
-		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %s; a volume that it made has to be removed there", detail)
+		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %s; a volume that it made has to be removed there",
+			detail)
 	}
 	id, err := registry.ParseExternalID(answer.VolumeID)
 	if err != nil {
@@ -213,7 +216,8 @@ func taken(view registry.View, v registry.Volume) error {
 	if !found || other.VolumeName() == v.VolumeName() {
 		return nil
 	}
-	return registry.Errorf(registry.ErrExists, "the plugin answered with volume %q, which is volume %s already", v.External, other.VolumeName())
+	return registry.Errorf(registry.ErrExists, "the plugin answered with volume %q, which is volume %s already",
+		v.External, other.VolumeName())
 }
 
 func (c Created) check() error {

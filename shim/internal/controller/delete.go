@@ -42,7 +42,8 @@ func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, e
 		return v, unknown(name)
 	}
 	if !v.Created {
-		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it", name)
+		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it",
+			name)
 	}
 	return v, idle(view, v, "deleted")
 }
@@ -54,7 +55,8 @@ func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Vo
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // refused for certain
 		}
-		return v, fmt.Errorf("delete volume %s, which may or may not have been created (deregister it to forget it): %w", v.VolumeName(), err)
+		return v, fmt.Errorf("delete volume %s, which may or may not have been created (deregister it to forget it): %w",
+			v.VolumeName(), err)
 	}
 	return m.volume(ctx, v.VolumeName())
 }
@@ -65,7 +67,8 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		return err
 	}
 	if !has || !inst.Fingerprint.Has(registry.CreateDelete) {
-		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)", v.Plugin, registry.CreateDelete)
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)",
+			v.Plugin, registry.CreateDelete)
 	}
 	request := DeleteRequest{VolumeID: v.External}
 	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {

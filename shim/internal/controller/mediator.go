@@ -149,7 +149,8 @@ func idle(view registry.View, v registry.Volume, what string) error {
 	if len(users) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s", v.VolumeName(), what, strings.Join(users, ", "))
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s",
+		v.VolumeName(), what, strings.Join(users, ", "))
 }
 
 // broken is the error of a call that the plugin answered OK, with an answer that cannot be used.

@@ -80,7 +80,8 @@ func (m *Mediator) register(ctx context.Context, call registry.Call, spec regist
 			return registry.Change{}, err
 		}
 		if other, found := view.VolumeByKey(v.VolumeKey()); found {
-			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %q of plugin %s is known as %s already", v.External, v.Plugin, other.VolumeName())
+			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %q of plugin %s is known as %s already",
+				v.External, v.Plugin, other.VolumeName())
 		}
 		return registry.Change{
 			Put:    append(call.Answered(v), v),

@@ -40,7 +40,8 @@ func (s *Stager) Publish(
 		r.Target = s.Layout.Target(key, inst.Volumes)
 	}
 	if err := s.publish(ctx, call, v, r, st, inst); err != nil {
-		return registry.Tree{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+		return registry.Tree{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w",
+			v.VolumeName(), key.Alloc, key.Request, err)
 	}
 	return r.Target, nil
 }
@@ -53,7 +54,9 @@ func (s *Stager) published(r registry.Ref) (bool, error) {
 	return s.mounted(r.Target.Host, true)
 }
 
-func (s *Stager) publish(ctx context.Context, call registry.Call, v registry.Volume, r registry.Ref, st state, inst registry.Instance) error {
+func (s *Stager) publish(
+	ctx context.Context, call registry.Call, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
+) error {
 	stages := st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st)
 	secrets, err := s.resolve(ctx, v)
 	if err != nil {
@@ -119,7 +122,8 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 	case stages && p.Staged != r.Usage.Staging():
 		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Staged, r.Usage)
 	case found && old.Usage != r.Usage:
-		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s", v.VolumeName(), old.Usage, r.Usage)
+		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s",
+			v.VolumeName(), old.Usage, r.Usage)
 	}
 	return registry.Change{Put: []registry.Record{r}}, nil
 }

@@ -53,7 +53,9 @@ func (s *Stager) stands(st state) (bool, error) {
 	return mounted, err
 }
 
-func (s *Stager) stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance) error {
+func (s *Stager) stage(
+	ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance,
+) error {
 	at := p.StagedAt
 	if p.Stage == registry.MarkNone {
 		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
@@ -102,7 +104,8 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
 			v.VolumeName(), p.Staged, st.users())
 	case p.Stage != registry.MarkNone && p.Staged != u:
-		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first", v.VolumeName(), p.Staged)
+		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
+			v.VolumeName(), p.Staged)
 	}
 	p.Volume, p.Name = v.VolumeKey(), v.VolumeName()
 	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
