@@ -71,11 +71,16 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
+// errRound is why a try to take an alloc down ends: others get the lanes of its volumes, and people see what it waits for.
+var errRound = errors.New("no success within this try")
+
 // takeDown tries until the alloc is gone or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	wait := retryFirst
 	for {
-		err := a.down(ctx, id)
+		round, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
+		err := a.down(round, id)
+		cancel()
 		if err == nil || ctx.Err() != nil {
 			return
 		}

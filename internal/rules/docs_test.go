@@ -1,0 +1,125 @@
+package rules
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// named finds `pkg.Func`, `pkg.(*Type).Method`, `pkg.(Type).Method` and `pkg.Type`.
+var named = regexp.MustCompile("`([a-z]+)\\.(?:\\((\\*?[A-Za-z]+)\\)\\.)?([A-Za-z]+)`")
+
+// declared is every function, method and type of the tree, as the walk writes them, and every test.
+func declared(t *testing.T) (names, tests map[string]bool) {
+	t.Helper()
+	names, tests = map[string]bool{}, map[string]bool{}
+	for _, p := range all(t) {
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range parsed.Decls {
+				if strings.HasSuffix(file, "_test.go") {
+					if f, ok := d.(*ast.FuncDecl); ok {
+						tests[f.Name.Name] = true
+					}
+					continue
+				}
+				for _, name := range namesOf(d) {
+					names[filepath.Base(p.Dir)+"."+name] = true
+				}
+			}
+		}
+	}
+	return names, tests
+}
+
+func namesOf(d ast.Decl) (names []string) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			return []string{d.Name.Name}
+		}
+		switch r := d.Recv.List[0].Type.(type) {
+		case *ast.StarExpr:
+			if id, ok := r.X.(*ast.Ident); ok {
+				return []string{"(*" + id.Name + ")." + d.Name.Name}
+			}
+		case *ast.Ident:
+			return []string{"(" + r.Name + ")." + d.Name.Name}
+		}
+	case *ast.GenDecl:
+		for _, s := range d.Specs {
+			if ts, ok := s.(*ast.TypeSpec); ok {
+				names = append(names, ts.Name.Name)
+			}
+		}
+	}
+	return names
+}
+
+// The walk names functions that exist.
+func TestWalkIsTrue(t *testing.T) {
+	names, _ := declared(t)
+	text, err := os.ReadFile(filepath.Join(root, "docs", "walk.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := named.FindAllStringSubmatch(string(text), -1)
+	if len(found) < 40 {
+		t.Errorf("the walk names only %d functions", len(found))
+	}
+	for _, m := range found {
+		name := m[1] + "." + m[3]
+		if m[2] != "" {
+			name = m[1] + ".(" + m[2] + ")." + m[3]
+		}
+		if !names[name] {
+			t.Errorf("docs/walk.md names %s, which does not exist", name)
+		}
+	}
+}
+
+var test = regexp.MustCompile(`\bTest[A-Z][A-Za-z0-9]*`)
+
+// Every test that a document or a comment names, because it holds a promise, exists.
+func TestPromisesNameTestsThatExist(t *testing.T) {
+	_, tests := declared(t)
+	files := []string{filepath.Join(root, "README.md")}
+	docs, _ := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	files = append(files, docs...)
+	for _, p := range all(t) {
+		for _, f := range p.GoFiles {
+			files = append(files, filepath.Join(p.Dir, f))
+		}
+	}
+	seen := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range test.FindAllString(string(text), -1) {
+			if strings.HasSuffix(file, "registrytest.go") || strings.Contains(file, "registrytest/") || name == "TestMain" {
+				continue // a suite is called by name, in code
+			}
+			seen++
+			if !tests[name] {
+				t.Errorf("%s names %s, which does not exist", file, name)
+			}
+		}
+	}
+	if seen < 10 {
+		t.Errorf("only %d tests are named", seen)
+	}
+}
