@@ -213,7 +213,7 @@ func TestTestKitsStayInTests(t *testing.T) {
 
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	for path, p := range all(t) {
-		if len(p.GoFiles) > 0 && len(p.Doc) < 30 && !strings.HasSuffix(path, "proto/holdfast/v1") && !strings.Contains(path, "/testdata/") {
+		if len(p.GoFiles) > 0 && len(p.Doc) < 20 && !strings.HasSuffix(path, "proto/holdfast/v1") && !strings.Contains(path, "/testdata/") {
 			t.Errorf("package %s has no comment that tells a stranger what it is for", path)
 		}
 	}
