@@ -38,21 +38,31 @@ func capabilities(list []registry.VolumeCapability, fs string, flags registry.Fl
 	return out
 }
 
-// confirmed is what a plugin's list says, of what we asked; what we do not know is not among it.
+// confirmed is what a plugin's list says. What says neither file system nor block device, or names a mode that we do not know, is not
+// among it.
 func confirmed(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
 	for _, c := range list {
+		one := registry.VolumeCapability{Attachment: attachment(c)}
 		for mode, number := range modes {
-			if c.GetAccessMode().GetMode() != number {
-				continue
+			if c.GetAccessMode().GetMode() == number {
+				one.Access = mode
 			}
-			attachment := registry.FileSystem
-			if c.GetBlock() != nil {
-				attachment = registry.BlockDevice
-			}
-			out = append(out, registry.VolumeCapability{Access: mode, Attachment: attachment})
+		}
+		if one.Access != "" && one.Attachment != "" {
+			out = append(out, one)
 		}
 	}
 	return out
+}
+
+func attachment(c *csi.VolumeCapability) registry.AttachmentMode {
+	switch {
+	case c.GetBlock() != nil:
+		return registry.BlockDevice
+	case c.GetMount() != nil:
+		return registry.FileSystem
+	}
+	return ""
 }
 
 func topologies(list []registry.Topology) (out []*csi.Topology) {

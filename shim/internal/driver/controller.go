@@ -4,6 +4,9 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
@@ -12,21 +15,18 @@ import (
 var _ controller.Driver = (*Fleet)(nil)
 
 // Create is CreateVolume. What comes back is the plugin's word, unchecked.
-func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r controller.CreateRequest) (controller.Created, error) {
-	c, err := f.of(at)
-	if err != nil {
-		return controller.Created{}, unsent(registry.CreateVolumeRPC, at, err)
-	}
-	reply, err := csi.NewControllerClient(c.cc).CreateVolume(ctx, createRequest(r))
-	if err != nil {
-		return controller.Created{}, failure(registry.CreateVolumeRPC, at, err, hidden(r.Secrets, r.MountFlags, r.Parameters))
-	}
-	vol := reply.GetVolume()
-	out := controller.Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
-	for _, t := range vol.GetAccessibleTopology() {
-		out.Accessible = append(out.Accessible, t.GetSegments())
-	}
-	return out, nil
+func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r controller.CreateRequest) (out controller.Created, err error) {
+	hide := hidden(r.Secrets, r.MountFlags, r.Parameters)
+	err = f.send(ctx, registry.CreateVolumeRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		reply, err := csi.NewControllerClient(cc).CreateVolume(ctx, createRequest(r))
+		vol := reply.GetVolume()
+		out = controller.Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
+		for _, t := range vol.GetAccessibleTopology() {
+			out.Accessible = append(out.Accessible, t.GetSegments())
+		}
+		return err
+	})
+	return out, err
 }
 
 func createRequest(r controller.CreateRequest) *csi.CreateVolumeRequest {
@@ -54,58 +54,56 @@ func createRequest(r controller.CreateRequest) *csi.CreateVolumeRequest {
 
 // Delete is DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r controller.DeleteRequest) error {
-	c, err := f.of(at)
-	if err != nil {
-		return unsent(registry.DeleteVolumeRPC, at, err)
-	}
-	_, err = csi.NewControllerClient(c.cc).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)})
-	return failure(registry.DeleteVolumeRPC, at, err, hidden(r.Secrets, ""))
+	return f.send(ctx, registry.DeleteVolumeRPC, at, hidden(r.Secrets, ""), func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		_, err := csi.NewControllerClient(cc).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)})
+		return err
+	})
 }
 
 // Attach is ControllerPublishVolume. It returns the publish context.
-func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r controller.AttachRequest) (map[string]string, error) {
-	c, err := f.of(at)
-	if err != nil {
-		return nil, unsent(registry.ControllerPublishRPC, at, err)
-	}
-	reply, err := csi.NewControllerClient(c.cc).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId: string(r.VolumeID), NodeId: string(r.Node), VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly,
-		Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
+func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r controller.AttachRequest) (publish map[string]string, err error) {
+	hide := hidden(r.Secrets, r.Usage.MountFlags, r.VolumeContext)
+	err = f.send(ctx, registry.ControllerPublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		reply, err := csi.NewControllerClient(cc).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+			VolumeId: string(r.VolumeID), NodeId: string(r.Node), VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly,
+			Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
+		})
+		publish = reply.GetPublishContext()
+		return err
 	})
-	return reply.GetPublishContext(), failure(registry.ControllerPublishRPC, at, err, hidden(r.Secrets, r.Usage.MountFlags, r.VolumeContext))
+	return publish, err
 }
 
 // Detach is ControllerUnpublishVolume. Without a node id it would mean every node: it is never sent so.
 func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r controller.DetachRequest) error {
 	if r.Node == "" {
-		return unsent(registry.ControllerUnpublishRPC, at, registry.Invalid("the node id is empty, which would detach the volume from every node"))
+		err := status.Error(codes.InvalidArgument, "the node id is empty, which would detach the volume from every node: it was not sent")
+		return failure(registry.ControllerUnpublishRPC, at, err, false, nil)
 	}
-	c, err := f.of(at)
-	if err != nil {
-		return unsent(registry.ControllerUnpublishRPC, at, err)
-	}
-	_, err = csi.NewControllerClient(c.cc).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-		VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
+	hide := hidden(r.Secrets, "")
+	return f.send(ctx, registry.ControllerUnpublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		_, err := csi.NewControllerClient(cc).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
+			VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
+		})
+		return err
 	})
-	return failure(registry.ControllerUnpublishRPC, at, err, hidden(r.Secrets, ""))
 }
 
+// validateRPC changes nothing.
+const validateRPC registry.RPC = "ValidateVolumeCapabilities"
+
 // Validate is ValidateVolumeCapabilities.
-func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r controller.ValidateRequest) (controller.Validated, error) {
-	const rpc registry.RPC = "ValidateVolumeCapabilities"
-	c, err := f.of(at)
-	if err != nil {
-		return controller.Validated{}, unsent(rpc, at, err)
-	}
+func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r controller.ValidateRequest) (out controller.Validated, err error) {
 	hide := hidden(r.Secrets, r.MountFlags, r.VolumeContext, r.Parameters)
-	reply, err := csi.NewControllerClient(c.cc).ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
-		Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+	err = f.send(ctx, validateRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		reply, err := csi.NewControllerClient(cc).ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
+			Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+		})
+		out = controller.Validated{
+			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), hide),
+		}
+		return err
 	})
-	if err != nil {
-		return controller.Validated{}, failure(rpc, at, err, hide)
-	}
-	return controller.Validated{
-		Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), hide),
-	}, nil
+	return out, err
 }

@@ -3,8 +3,9 @@ package driver
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
-	"unicode/utf8"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,7 +23,8 @@ type verdict struct {
 }
 
 // verdicts is by code (CSI spec "Error Scheme"). UNKNOWN, INTERNAL and DATA_LOSS count as uncertain: nothing says that what failed so was
-// not applied, and a recovered panic answers so.
+// not applied, and a recovered panic answers so. RESOURCE_EXHAUSTED is also what an answer over the size limit looks like, and the plugin has
+// acted by then.
 var verdicts = map[codes.Code]verdict{
 	codes.Canceled:           {registry.OutcomeUncertain, registry.ErrUnavailable},
 	codes.Unknown:            {registry.OutcomeUncertain, registry.ErrInternal},
@@ -51,59 +53,82 @@ var names = map[codes.Code]string{
 	codes.DataLoss: "DATA_LOSS", codes.Unauthenticated: "UNAUTHENTICATED",
 }
 
-// failure is err, of a call to the instance, as everybody else knows it; nil stays nil. What is in hide does not appear in its text.
-func failure(rpc registry.RPC, at registry.InstanceKey, err error, hide []string) error {
+// codeName is the code of err by name. A number that gRPC does not have is UNKNOWN, as the gRPC specification asks.
+func codeName(err error) string { return cmp.Or(names[status.Code(err)], "UNKNOWN") }
+
+// failure is err, of a call to the instance, as everybody else knows it; nil stays nil. A call whose request has not left has failed,
+// whatever its code is: it can have no effect. What is in hide does not appear in its text.
+func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, hide []string) error {
 	if err == nil {
 		return nil
 	}
-	st, isStatus := status.FromError(err)
-	v, known := verdicts[st.Code()]
-	if !isStatus || !known {
-		v = verdict{registry.OutcomeUncertain, registry.ErrInternal}
+	v, text := judge(err, hide)
+	if !left {
+		v.outcome = registry.OutcomeFailed
 	}
-	out := &registry.CallError{RPC: rpc, Instance: at, Outcome: v.outcome, Kind: v.kind, Detail: Redact(err.Error(), hide)}
-	if isStatus {
-		out.Code, out.Detail = cmp.Or(names[st.Code()], "UNKNOWN"), Redact(st.Message(), hide)
-	}
-	return out
+	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: v.outcome, Kind: v.kind, Detail: text}
 }
 
-// hidden collects what must not appear in texts: the values of secrets, mount flags, and the values of both contexts.
+// judge is the verdict on err, and what it says.
+func judge(err error, hide []string) (verdict, string) {
+	st := status.Convert(err)
+	v, known := verdicts[st.Code()]
+	if !known {
+		v = verdict{registry.OutcomeUncertain, registry.ErrInternal}
+	}
+	return v, Redact(st.Message(), hide)
+}
+
+// hidden collects what must not appear in texts: the values of secrets, mount flags, and the values of both contexts. Values of fewer than
+// shortest bytes stay, but for secrets.
 func hidden(secrets map[string]registry.SecretValue, flags registry.Flags, contexts ...map[string]string) []string {
 	var out []string
 	for _, v := range secrets {
 		out = append(out, v.Reveal())
 	}
-	out = append(out, flags.List()...)
+	open := flags.List()
 	for _, c := range contexts {
 		for _, v := range c {
+			open = append(open, v)
+		}
+	}
+	for _, v := range open {
+		if len(v) >= shortest {
 			out = append(out, v)
 		}
 	}
 	return out
 }
 
-// shortest is what a value must be long, in bytes, to be hidden: a flag such as "ro" or a value "1" would blot out everything else.
+// shortest is what a mount flag or a context's value must be long, in bytes, to be hidden: "ro" or "1" would blot out everything else.
 const shortest = 4
 
-// Redact is s as it may be shown: bounded, printable, one line, and without the values in hide.
+// Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go and JSON quote them.
 func Redact(s string, hide []string) string {
-	hide = slices.SortedFunc(slices.Values(hide), func(x, y string) int { return len(y) - len(x) })
-	for _, value := range hide {
-		if len(value) >= shortest {
-			s = strings.ReplaceAll(s, value, "***")
-		}
+	for _, value := range byLength(hide) {
+		s = strings.ReplaceAll(s, value, "***")
 	}
 	if len(s) > maxDetail {
 		s = s[:maxDetail] + "…"
 	}
-	if !utf8.ValidString(s) {
-		s = strings.ToValidUTF8(s, "\uFFFD")
-	}
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' {
+		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
-	}, s)
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+}
+
+// byLength is the values and their quoted forms, the longest first: one may be part of another.
+func byLength(values []string) []string {
+	var out []string
+	for _, v := range values {
+		if v == "" {
+			continue
+		}
+		quoted := strconv.Quote(v)
+		out = append(out, v, quoted[1:len(quoted)-1])
+	}
+	slices.SortFunc(out, func(x, y string) int { return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(x, y)) })
+	return slices.Compact(out)
 }

@@ -13,61 +13,95 @@ import (
 	"holdfast/registry"
 )
 
+// Limits of what a plugin may say of itself: it is stored, and told in every event of the plugin.
+const (
+	maxVersion      = 128     // bytes (CSI "Size Limits")
+	maxTopology     = 4 << 10 // bytes of names and values (CSI "Size Limits")
+	maxCapabilities = 256     // of one service; CSI 1.13 has 15
+)
+
 // Probe asks whether the plugin is ready. No answer to that question means yes (CSI ProbeResponse.ready).
 func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
-	reply, err := csi.NewIdentityClient(c.cc).Probe(ctx, &csi.ProbeRequest{})
-	if err != nil {
-		return false, c.failed("Probe", err)
-	}
-	return reply.GetReady() == nil || reply.GetReady().GetValue(), nil
+	err = c.ask(ctx, "Probe", func(ctx context.Context) error {
+		reply, err := csi.NewIdentityClient(c.cc).Probe(ctx, &csi.ProbeRequest{})
+		ready = reply.GetReady() == nil || reply.GetReady().GetValue()
+		return err
+	})
+	return ready && err == nil, err
 }
 
 // Describe asks the plugin what it is and can do, for each role that its task serves.
 func (c *Conn) Describe(ctx context.Context, roles []registry.Role) (map[registry.Role]registry.Fingerprint, error) {
+	if err := c.ready(ctx); err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s", status.Convert(err).Message())
+	}
+	news := c.news.Load()
 	base, err := c.identity(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := map[registry.Role]registry.Fingerprint{}
 	for _, role := range roles {
-		f := base.Clone()
-		switch role {
-		case registry.RoleController:
-			err = c.controllerCapabilities(ctx, &f)
-		case registry.RoleNode:
-			err = c.nodeInfo(ctx, &f)
-		}
-		if err != nil {
+		if out[role], err = c.role(ctx, role, base.Clone()); err != nil {
 			return nil, err
 		}
-		slices.Sort(f.Capabilities)
-		f.Capabilities = slices.Compact(f.Capabilities)
-		out[role] = f
 	}
+	node, serves := out[registry.RoleNode]
+	if serves && node.NodeID == "" && out[registry.RoleController].Has(registry.AttachDetach) {
+		return nil, broken("NodeGetInfo", "it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
+	}
+	c.known.Store(news)
 	return out, nil
+}
+
+// role is base with what the plugin says of one role.
+func (c *Conn) role(ctx context.Context, role registry.Role, base registry.Fingerprint) (registry.Fingerprint, error) {
+	var err error
+	switch role {
+	case registry.RoleController:
+		err = c.controllerCapabilities(ctx, &base)
+	case registry.RoleNode:
+		if err = c.nodeCapabilities(ctx, &base); err == nil {
+			err = c.nodeInfo(ctx, &base)
+		}
+	}
+	if err != nil {
+		return registry.Fingerprint{}, err
+	}
+	slices.Sort(base.Capabilities)
+	base.Capabilities = slices.Compact(base.Capabilities)
+	return base, nil
 }
 
 // pluginName is the form that GetPluginInfo.name must have: domain notation, at most 63 characters, letters and digits at both ends.
 var pluginName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 func (c *Conn) identity(ctx context.Context) (registry.Fingerprint, error) {
-	client := csi.NewIdentityClient(c.cc)
-	info, err := client.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if err != nil {
-		return registry.Fingerprint{}, c.failed("GetPluginInfo", err)
+	const rpc = "GetPluginInfo"
+	var info *csi.GetPluginInfoResponse
+	err := c.ask(ctx, rpc, func(ctx context.Context) (err error) {
+		info, err = csi.NewIdentityClient(c.cc).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+		return err
+	})
+	f := registry.Fingerprint{Provider: info.GetName(), Version: Redact(info.GetVendorVersion(), nil)}
+	switch {
+	case err != nil:
+		return f, err
+	case !pluginName.MatchString(f.Provider):
+		return f, broken(rpc, "the plugin's name %q is not one: 1 to 63 characters in domain notation are needed", Redact(f.Provider, nil))
+	case len(f.Version) > maxVersion:
+		return f, broken(rpc, "the plugin's version is longer than %d bytes", maxVersion)
 	}
-	if !pluginName.MatchString(info.GetName()) {
-		return registry.Fingerprint{}, c.broken("GetPluginInfo", "the plugin's name %q is not one: 1 to 63 characters in domain notation are needed", Redact(info.GetName(), nil))
-	}
-	if len(info.GetVendorVersion()) > 128 {
-		return registry.Fingerprint{}, c.broken("GetPluginInfo", "the plugin's version is longer than 128 bytes")
-	}
-	caps, err := client.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if err != nil {
-		return registry.Fingerprint{}, c.failed("GetPluginCapabilities", err)
-	}
-	f := registry.Fingerprint{Provider: info.GetName(), Version: info.GetVendorVersion()}
-	for _, one := range caps.GetCapabilities() {
+	return f, c.pluginCapabilities(ctx, &f)
+}
+
+func (c *Conn) pluginCapabilities(ctx context.Context, f *registry.Fingerprint) error {
+	var reply *csi.GetPluginCapabilitiesResponse
+	err := c.ask(ctx, "GetPluginCapabilities", func(ctx context.Context) (err error) {
+		reply, err = csi.NewIdentityClient(c.cc).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+		return err
+	})
+	for _, one := range bounded(reply.GetCapabilities()) {
 		if s := one.GetService(); s != nil {
 			f.Capabilities = append(f.Capabilities, capability("plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType())))
 		}
@@ -75,50 +109,74 @@ func (c *Conn) identity(ctx context.Context) (registry.Fingerprint, error) {
 			f.Capabilities = append(f.Capabilities, capability("expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType())))
 		}
 	}
-	return f, nil
+	return err
 }
 
 func (c *Conn) controllerCapabilities(ctx context.Context, f *registry.Fingerprint) error {
-	reply, err := csi.NewControllerClient(c.cc).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	if err != nil {
-		return c.failed("ControllerGetCapabilities", err)
-	}
-	for _, one := range reply.GetCapabilities() {
+	var reply *csi.ControllerGetCapabilitiesResponse
+	err := c.ask(ctx, "ControllerGetCapabilities", func(ctx context.Context) (err error) {
+		reply, err = csi.NewControllerClient(c.cc).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		return err
+	})
+	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
 			f.Capabilities = append(f.Capabilities, capability("controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType())))
 		}
 	}
-	return nil
+	return err
 }
 
-// nodeInfo tolerates a plugin without NodeGetInfo: only one whose controller attaches needs a node id, and Attach asks for it.
-func (c *Conn) nodeInfo(ctx context.Context, f *registry.Fingerprint) error {
-	client := csi.NewNodeClient(c.cc)
-	reply, err := client.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	if err != nil {
-		return c.failed("NodeGetCapabilities", err)
-	}
-	for _, one := range reply.GetCapabilities() {
+func (c *Conn) nodeCapabilities(ctx context.Context, f *registry.Fingerprint) error {
+	var reply *csi.NodeGetCapabilitiesResponse
+	err := c.ask(ctx, "NodeGetCapabilities", func(ctx context.Context) (err error) {
+		reply, err = csi.NewNodeClient(c.cc).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		return err
+	})
+	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
 			f.Capabilities = append(f.Capabilities, capability("node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType())))
 		}
 	}
-	info, err := client.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if status.Code(err) == codes.Unimplemented {
-		return nil
+	return err
+}
+
+// nodeInfo tolerates a plugin without NodeGetInfo: only one whose controller attaches needs a node id.
+func (c *Conn) nodeInfo(ctx context.Context, f *registry.Fingerprint) error {
+	const rpc = "NodeGetInfo"
+	var info *csi.NodeGetInfoResponse
+	unimplemented := false
+	err := c.ask(ctx, rpc, func(ctx context.Context) (err error) {
+		info, err = csi.NewNodeClient(c.cc).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+		if unimplemented = status.Code(err) == codes.Unimplemented; unimplemented {
+			return nil
+		}
+		return err
+	})
+	if err != nil || unimplemented {
+		return err
 	}
-	if err != nil {
-		return c.failed("NodeGetInfo", err)
-	}
-	id, err := registry.ParseNodeID(info.GetNodeId())
-	if err != nil {
-		return c.broken("NodeGetInfo", "%v", err)
+	topology := info.GetAccessibleTopology().GetSegments()
+	if f.NodeID, err = registry.ParseNodeID(info.GetNodeId()); err != nil {
+		return broken(rpc, "%v", err)
 	}
 	if info.GetMaxVolumesPerNode() < 0 {
-		return c.broken("NodeGetInfo", "max_volumes_per_node is %d; it cannot be negative", info.GetMaxVolumesPerNode())
+		return broken(rpc, "max_volumes_per_node is %d; it cannot be negative", info.GetMaxVolumesPerNode())
 	}
-	f.NodeID, f.MaxVolumes, f.Topology = id, info.GetMaxVolumesPerNode(), info.GetAccessibleTopology().GetSegments()
+	if n := size(topology); n > maxTopology {
+		return broken(rpc, "accessible_topology has %d bytes; %d are allowed", n, maxTopology)
+	}
+	f.MaxVolumes, f.Topology = info.GetMaxVolumesPerNode(), topology
 	return nil
+}
+
+// bounded is the beginning of a list of capabilities: no plugin has so many.
+func bounded[T any](list []T) []T { return list[:min(len(list), maxCapabilities)] }
+
+func size(m map[string]string) (n int) {
+	for k, v := range m {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 // capability names an enum value, also one that this build does not know.
@@ -129,12 +187,7 @@ func capability(service string, known map[int32]string, value int32) registry.Ca
 	return registry.Capability(fmt.Sprintf("%s.%d", service, value))
 }
 
-// failed is the error of a call that asks and changes nothing.
-func (c *Conn) failed(rpc registry.RPC, err error) error {
-	return failure(rpc, registry.InstanceKey{Alloc: c.Task.Alloc, Task: c.Task.Task}, err, nil)
-}
-
 // broken is the error of an answer that cannot be believed.
-func (c *Conn) broken(rpc registry.RPC, format string, args ...any) error {
-	return registry.Errorf(registry.ErrInternal, "%s of %s: %s", rpc, c.Task, fmt.Sprintf(format, args...))
+func broken(rpc registry.RPC, format string, args ...any) error {
+	return registry.Errorf(registry.ErrInternal, "%s: %s", rpc, fmt.Sprintf(format, args...))
 }

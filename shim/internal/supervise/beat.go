@@ -2,43 +2,48 @@ package supervise
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"holdfast/registry"
 )
 
-// beat proves over and over that a registered plugin lives, until ctx ends.
-func (w *watch) beat(ctx context.Context) error {
+// beat proves over and over that a registered plugin lives, until ctx ends. The first heartbeat comes after first.
+func (w *watch) beat(ctx context.Context, first time.Duration) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lost := make(chan error)
 	wg.Go(func() { w.listen(ctx, lost) })
-	pulse := heart{watch: w, fresh: w.clock.Now()}
-	next := time.Duration(0) // a plugin that was registered by an earlier shim is probed at once
+	h := heart{watch: w, fresh: w.clock.Boot().At}
+	timer := time.NewTimer(first)
+	defer timer.Stop()
 	for {
-		timer := time.NewTimer(next)
+		var err error
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return context.Cause(ctx)
 		case why := <-lost:
-			timer.Stop()
-			if err := pulse.gone(ctx, why); err != nil {
-				return err
+			if h.away {
+				continue // it is being looked for
 			}
+			err = h.gone(ctx, why)
 		case <-timer.C:
-			if err := pulse.once(ctx); err != nil {
-				return err
-			}
+			err = h.once(ctx)
 		}
-		next = pulse.interval()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("record the health of %s: %w", w.task.TaskKey, err)
+		}
+		timer.Reset(h.next())
 	}
 }
 
-// listen tells of each loss of the connection, once.
+// listen tells of each loss of the connection, at most once a second: a plugin that comes and goes faster causes no storm of events.
 func (w *watch) listen(ctx context.Context, lost chan<- error) {
 	for {
 		why := w.plugin.Lost(ctx)
@@ -50,119 +55,121 @@ func (w *watch) listen(ctx context.Context, lost chan<- error) {
 		case <-ctx.Done():
 			return
 		}
-		w.pause(ctx, dialMost)
+		sleep(ctx, dialMost)
 	}
 }
 
 // heart is the state of the heartbeat.
 type heart struct {
 	*watch
-	misses int
+	misses int           // in a row
 	away   bool          // the plugin is gone: it is looked for with a back-off
 	wait   time.Duration // of that back-off
-	fresh  time.Time     // when what the plugin says of itself was last asked
+	fresh  time.Duration // since boot: when what the plugin says of itself was last asked, or is first to be asked
+	failed bool          // that was asked for in vain
 }
 
-// interval is the time to the next beat.
-func (h *heart) interval() time.Duration {
+// next is the time to the next heartbeat.
+func (h *heart) next() time.Duration {
 	if h.away {
 		h.wait = min(max(2*h.wait, dialFirst), dialMost)
 		return h.wait
 	}
-	every := h.spec.Heartbeat.Interval
-	return every + time.Duration(float64(every)*jitter*(2*h.random()-1))
+	return h.interval()
 }
 
 // gone: the connection is lost and nobody answers anew.
 func (h *heart) gone(ctx context.Context, why error) error {
-	detail := ""
-	if why != nil {
-		detail = why.Error()
-	}
 	h.away, h.wait = true, 0
-	return h.sick(ctx, problem{registry.CauseGone, detail})
+	p := problem{cause: registry.CauseGone}
+	if why != nil {
+		p.text = why.Error()
+	}
+	return h.sick(ctx, p)
 }
 
-// once is one beat.
+// once is one heartbeat.
 func (h *heart) once(ctx context.Context) error {
 	p, ok := h.probe(ctx)
-	if ctx.Err() != nil {
+	var found fingerprints
+	if ok {
+		found, p, ok = h.refresh(ctx)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case ok:
+		h.misses, h.away = 0, false
+		return h.well(ctx, found)
+	case h.away:
 		return nil
 	}
-	if !ok {
-		if h.misses++; h.misses < h.spec.Heartbeat.Failures || h.away {
-			return nil
-		}
-		return h.sick(ctx, p)
+	if h.misses++; h.misses < h.spec.Heartbeat.Failures {
+		return nil
 	}
-	h.misses = 0
-	back := h.away
-	h.away = false
-	if back || h.clock.Now().Sub(h.fresh) >= refreshEvery {
-		h.refresh(ctx)
-	}
-	return h.well(ctx)
+	return h.sick(ctx, p)
 }
 
-// refresh asks the plugin again what it is. What cannot be had now is asked for at the next beat.
-func (h *heart) refresh(ctx context.Context) {
-	limited, cancel := context.WithTimeout(ctx, describeLimit)
-	defer cancel()
-	found, err := h.plugin.Describe(limited, h.roles)
-	if err != nil {
-		h.logger.Warn("a plugin does not tell what it is", "task", h.task.TaskKey, "error", err)
-		h.fresh = time.Time{}
-		return
+// refresh asks the plugin again what it is, if it is time to; else it finds nothing, and all is well. What cannot be had now is asked for at
+// the next heartbeat: only one that was gone has to tell what it is before it is believed.
+func (h *heart) refresh(ctx context.Context) (fingerprints, problem, bool) {
+	now := h.clock.Boot().At
+	if !h.away && !h.failed && !h.plugin.Outdated() && now-h.fresh < refreshEvery {
+		return nil, problem{}, true
 	}
-	_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		var instances []registry.Instance
-		for _, role := range h.roles {
-			if in, ok := v.Instance(h.key(role)); ok {
-				in.Fingerprint = found[role]
-				instances = append(instances, in)
-			}
-		}
-		return registry.PutChange(v, h.clock.Now(), instances...), nil
-	})
-	if err == nil {
-		h.fresh = h.clock.Now()
+	found, p, ok := h.describe(ctx)
+	if ok {
+		h.fresh, h.failed = now, false
+		return found, problem{}, true
 	}
+	if !h.failed && ctx.Err() == nil {
+		h.logger.Warn("a plugin does not tell what it is", "task", h.task.TaskKey, "error", p.text)
+	}
+	h.failed = true
+	return nil, p, !h.away
 }
 
-func (h *heart) well(ctx context.Context) error {
-	return h.judge(ctx, registry.Health{State: registry.Healthy, Cause: registry.CauseProbed}, registry.EventTaskHealthy)
+// well records that the plugin is healthy, and what it told of itself if it did.
+func (h *heart) well(ctx context.Context, found fingerprints) error {
+	healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed}
+	return h.judge(ctx, healthy, found, registry.EventTaskHealthy)
 }
 
 func (h *heart) sick(ctx context.Context, p problem) error {
-	return h.judge(ctx, registry.Health{State: registry.Unhealthy, Cause: p.cause, Detail: p.text}, registry.EventTaskUnhealthy)
+	return h.judge(ctx, registry.Health{State: registry.Unhealthy, Cause: p.cause, Detail: p.text}, nil, registry.EventTaskUnhealthy)
 }
 
-// judge records the health of all roles, if it is another one than before.
-func (h *heart) judge(ctx context.Context, health registry.Health, kind registry.EventKind) error {
-	if same, err := h.already(ctx, health.State); err != nil || same {
+// judge records the health of all roles, and their fingerprints if any were found, where they are others than before.
+func (h *heart) judge(ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind) error {
+	if same, err := h.already(ctx, health.State); err != nil || same && found == nil {
 		return err
 	}
-	now := h.clock.Now()
-	health.Since = now
-	_, err := h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		var keys []registry.InstanceKey
+	health.Since = h.clock.Now()
+	return h.commit(ctx, func(v registry.View) (registry.Change, error) {
+		var instances []registry.Instance
+		turned := false
 		for _, role := range h.roles {
-			keys = append(keys, h.key(role))
+			in, ok := v.Instance(h.key(role))
+			if !ok {
+				continue
+			}
+			if in.Health.State != health.State {
+				in.Health, turned = health, true
+			}
+			if found != nil {
+				in.Fingerprint = found[role]
+			}
+			instances = append(instances, in)
 		}
-		change := registry.HealthChange(v, now, health, keys...)
-		if change.Empty() {
-			return change, nil
+		change := registry.PutChange(v, health.Since, instances...)
+		if turned {
+			change.Events = append(change.Events, h.event(kind, health.Cause, health.Detail))
 		}
-		change.Events = append(change.Events, h.event(kind, health.Cause, health.Detail))
 		return change, nil
 	})
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
 
-// already says whether all roles have that health: then there is nothing to commit, and most beats cost no transaction.
+// already says whether all roles have that health: then there is nothing to commit, and most heartbeats cost no transaction.
 func (h *heart) already(ctx context.Context, state registry.HealthState) (same bool, err error) {
 	err = h.log.View(ctx, func(v registry.View) error {
 		same = true
@@ -172,8 +179,5 @@ func (h *heart) already(ctx context.Context, state registry.HealthState) (same b
 		}
 		return nil
 	})
-	if ctx.Err() != nil {
-		return true, nil
-	}
 	return same, err
 }

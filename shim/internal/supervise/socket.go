@@ -9,9 +9,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
+var _ Sockets = (*Directories)(nil)
+
 // Directories tells of changes in the directories of sockets. One inotify instance serves all of them: there are few of those.
 type Directories struct {
 	watcher *fsnotify.Watcher
+	edit    sync.Mutex // held while the watcher is told what to watch, so that it agrees with waiting. Run never takes it
 	mu      sync.Mutex // guards waiting; held for no longer than a look-up
 	waiting map[string]*dirWait
 }
@@ -31,7 +34,7 @@ func NewDirectories() (*Directories, error) {
 	return &Directories{watcher: w, waiting: map[string]*dirWait{}}, nil
 }
 
-// Close ends Run.
+// Close ends Run. Who still waits is told nothing more.
 func (d *Directories) Close() error { return d.watcher.Close() }
 
 // Run passes changes on until ctx ends or Close is called.
@@ -42,67 +45,89 @@ func (d *Directories) Run(ctx context.Context) error {
 			if !open {
 				return nil
 			}
-			d.wake(filepath.Dir(e.Name))
+			d.wake(e.Name)               // the directory itself: it is removed or moved
+			d.wake(filepath.Dir(e.Name)) // something in it
 		case _, open := <-d.watcher.Errors:
 			if !open {
 				return nil
 			}
-			d.wakeAll()
+			d.wakeAll() // the queue ran over: anything may have changed
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// Changed returns when something changes in the socket's directory, or when ctx ends. A directory that cannot be watched changes never.
+// Changed returns when something changes in the socket's directory, or when ctx ends. A directory that cannot be watched changes never: the
+// caller's ctx is its back-off.
 func (d *Directories) Changed(ctx context.Context, socket string) {
 	dir := filepath.Dir(socket)
-	w := d.join(dir)
-	defer d.part(dir, w)
+	changed := d.join(dir)
+	defer d.part(dir)
 	select {
-	case <-w.changed:
+	case <-changed:
 	case <-ctx.Done():
 	}
 }
 
-func (d *Directories) join(dir string) *dirWait {
+// join has the directory watched. It may be another one of the same name than before.
+func (d *Directories) join(dir string) <-chan struct{} {
+	d.edit.Lock()
+	defer d.edit.Unlock()
+	changed := d.enter(dir)
+	_ = d.watcher.Add(dir)
+	return changed
+}
+
+func (d *Directories) enter(dir string) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.waiting[dir]
 	if w == nil {
 		w = &dirWait{changed: make(chan struct{})}
 		d.waiting[dir] = w
-		_ = d.watcher.Add(dir) // without it the caller's back-off does
 	}
 	w.uses++
-	return w
+	return w.changed
 }
 
-func (d *Directories) part(dir string, w *dirWait) {
+// part ends the watching when nobody waits any more.
+func (d *Directories) part(dir string) {
+	d.edit.Lock()
+	defer d.edit.Unlock()
+	if d.leave(dir) {
+		_ = d.watcher.Remove(dir) // one that was removed is not watched
+	}
+}
+
+func (d *Directories) leave(dir string) (last bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if w.uses--; w.uses == 0 && d.waiting[dir] == w {
+	w := d.waiting[dir]
+	if w.uses--; w.uses == 0 {
 		delete(d.waiting, dir)
-		_ = d.watcher.Remove(dir)
 	}
+	return w.uses == 0
 }
 
 func (d *Directories) wake(dir string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if w := d.waiting[dir]; w != nil {
-		close(w.changed)
-		delete(d.waiting, dir)
-		_ = d.watcher.Remove(dir)
+		w.tell()
 	}
 }
 
 func (d *Directories) wakeAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for dir, w := range d.waiting {
-		close(w.changed)
-		delete(d.waiting, dir)
-		_ = d.watcher.Remove(dir)
+	for _, w := range d.waiting {
+		w.tell()
 	}
+}
+
+// tell wakes who waits now.
+func (w *dirWait) tell() {
+	close(w.changed)
+	w.changed = make(chan struct{})
 }

@@ -12,17 +12,21 @@ import (
 // start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a restart and waits for
 // ctx's end.
 func (w *watch) start(ctx context.Context) error {
-	limited, cancel := context.WithTimeoutCause(ctx, w.timeLeft(), errStartTimeout)
-	found, last, err := w.await(limited)
-	cancel()
-	if err == nil {
-		return w.register(ctx, found)
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := w.askRestart(ctx, last); err != nil {
+	asked, err := w.asked(ctx)
+	if err != nil {
 		return err
+	}
+	if !asked {
+		found, last, err := w.await(ctx)
+		switch {
+		case err == nil:
+			return w.register(ctx, found)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		if err := w.askRestart(ctx, last); err != nil {
+			return err
+		}
 	}
 	<-ctx.Done()
 	return context.Cause(ctx)
@@ -30,13 +34,31 @@ func (w *watch) start(ctx context.Context) error {
 
 var errStartTimeout = errors.New("the health timeout has expired")
 
-// timeLeft is how much of the health timeout is left. A start of another boot has none of it behind it.
+// asked says whether a restart of this attempt was asked for already, by an earlier shim.
+func (w *watch) asked(ctx context.Context) (asked bool, err error) {
+	err = w.log.View(ctx, func(v registry.View) error {
+		task, ok := v.Task(w.task.TaskKey)
+		asked = ok && restartAsked(task, w.task.Attempt)
+		return nil
+	})
+	return asked, err
+}
+
+func restartAsked(t registry.Task, attempt uint64) bool {
+	return t.Restart != nil && t.Restart.Attempt == attempt
+}
+
+// timeLeft is how much of the health timeout is left. A start of another boot has none of it behind it. A shim that comes after its end
+// gives the plugin the time of one probe: nobody was there to see it healthy.
 func (w *watch) timeLeft() time.Duration {
 	now := w.clock.Boot()
 	if now.Boot != w.task.Started.Boot {
 		return w.spec.HealthTimeout
 	}
-	return w.spec.HealthTimeout - (now.At - w.task.Started.At)
+	if left := w.spec.HealthTimeout - (now.At - w.task.Started.At); left > 0 {
+		return min(left, w.spec.HealthTimeout)
+	}
+	return w.spec.Heartbeat.Timeout
 }
 
 type fingerprints map[registry.Role]registry.Fingerprint
@@ -47,30 +69,38 @@ type problem struct {
 	text  string
 }
 
-// await tries until the plugin has answered a probe with ready and told what it is. It tries when the socket's directory changes, and else
-// with a back-off. When ctx ends, the last problem says what was missing.
+// await tries until the plugin has answered a probe with ready and told what it is, or until the health timeout. It tries when the socket's
+// directory changes, and else with a back-off. The last problem says what was missing.
 func (w *watch) await(ctx context.Context) (fingerprints, problem, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, w.timeLeft(), errStartTimeout)
+	defer cancel()
+	var last problem
 	wait := dialFirst
-	last := problem{registry.CauseStartTimeout, fmt.Sprintf("nothing has listened at %s", w.at.Endpoint.Host)}
 	for {
 		found, p, ok := w.meet(ctx)
 		if ok {
 			return found, problem{}, nil
 		}
+		if ctx.Err() == nil || last.text == "" { // a try that the timeout cut off says less than the one before it
+			last = p
+		}
+		changed := w.pause(ctx, wait)
 		if ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)
 		}
-		last = p
-		w.pause(ctx, wait)
-		wait = min(2*wait, dialMost)
+		if wait = min(2*wait, dialMost); changed { // the file of a socket appears before anybody listens at it
+			wait = dialFirst
+			sleep(ctx, dialGap)
+		}
 	}
 }
 
-// pause waits for a change in the socket's directory, at most for limit.
-func (w *watch) pause(ctx context.Context, limit time.Duration) {
+// pause waits for a change in the socket's directory, at most for limit, and says whether there was one.
+func (w *watch) pause(ctx context.Context, limit time.Duration) (changed bool) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	w.sockets.Changed(ctx, w.at.Endpoint.Host)
+	return ctx.Err() == nil
 }
 
 // meet is one try.
@@ -78,13 +108,7 @@ func (w *watch) meet(ctx context.Context) (fingerprints, problem, bool) {
 	if p, ok := w.probe(ctx); !ok {
 		return nil, p, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, describeLimit)
-	defer cancel()
-	found, err := w.plugin.Describe(ctx, w.roles)
-	if err != nil {
-		return nil, problem{registry.CauseIdentity, err.Error()}, false
-	}
-	return found, problem{}, true
+	return w.describe(ctx)
 }
 
 // probe is one heartbeat, with its deadline.
@@ -101,6 +125,17 @@ func (w *watch) probe(ctx context.Context) (problem, bool) {
 	return problem{}, true
 }
 
+// describe asks the plugin what it is, in all its roles, with a deadline.
+func (w *watch) describe(ctx context.Context) (fingerprints, problem, bool) {
+	ctx, cancel := context.WithTimeout(ctx, describeLimit)
+	defer cancel()
+	found, err := w.plugin.Describe(ctx, w.roles)
+	if err != nil {
+		return nil, problem{registry.CauseIdentity, err.Error()}, false
+	}
+	return found, problem{}, true
+}
+
 // register puts all instances of the task into the table, in one commit with what the task's events tell.
 func (w *watch) register(ctx context.Context, found fingerprints) error {
 	now := w.clock.Now()
@@ -112,7 +147,10 @@ func (w *watch) register(ctx context.Context, found fingerprints) error {
 			Health: healthy, Since: now,
 		})
 	}
-	_, err := w.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
+		if task, ok := v.Task(w.task.TaskKey); !ok || task.Attempt != w.task.Attempt {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d is not the task's newest any more", w.task.Attempt)
+		}
 		change := registry.PutChange(v, now, instances...)
 		change.Events = append(change.Events, w.event(registry.EventTaskHealthy, registry.CauseProbed, ""), w.event(registry.EventTaskRegistered, "", ""))
 		return change, nil
@@ -130,9 +168,9 @@ func (w *watch) askRestart(ctx context.Context, why problem) error {
 	if why.cause == registry.CauseIdentity {
 		cause = why.cause
 	}
-	_, err := w.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(w.task.TaskKey)
-		if !ok || task.Attempt != w.task.Attempt || task.Restart != nil && task.Restart.Attempt == task.Attempt {
+		if !ok || task.Attempt != w.task.Attempt || restartAsked(task, task.Attempt) {
 			return registry.Change{}, nil
 		}
 		task.Restart = &registry.RestartRequest{Attempt: task.Attempt, Cause: cause, Detail: detail, Since: w.clock.Now()}

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -19,10 +20,12 @@ type Fleet interface {
 	Close(registry.TaskKey)
 }
 
-// Plugin is a connection to a plugin. Its methods may be called at the same time.
+// Plugin is a connection to a plugin. Its methods may be called at the same time. All but Lost fail at once where nobody listens.
 type Plugin interface {
 	Probe(context.Context) (ready bool, err error)
 	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
+	// Outdated says whether what the last good Describe told may not hold any more.
+	Outdated() bool
 	// Lost returns once the connection is lost and nobody answers anew, with the reason, or nil when its context ends.
 	Lost(context.Context) error
 }
@@ -35,14 +38,15 @@ type Sockets interface {
 
 // Clock is the time. In tests it is a bubble's.
 type Clock struct {
-	Now  func() time.Time
-	Boot func() registry.BootTime
+	Now  func() time.Time         // wall time, for people
+	Boot func() registry.BootTime // for deadlines
 }
 
 // Waits of this package that no stanza sets.
 const (
 	dialFirst     = 10 * time.Millisecond
 	dialMost      = time.Second
+	dialGap       = 2 * time.Millisecond // between two tries, however often the socket's directory changes
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
 	jitter        = 0.1 // of the heartbeat's interval, either way
@@ -63,7 +67,7 @@ func New(log registry.Log, f Fleet, s Sockets, c Clock, random func() float64, l
 	return &Supervisor{log: log, fleet: f, sockets: s, clock: c, random: random, logger: logger}
 }
 
-// watch is one task being watched.
+// watch is one start of a task being watched.
 type watch struct {
 	*Supervisor
 	task   registry.Task
@@ -86,12 +90,13 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	if err != nil {
 		return err
 	}
-	if !registered {
-		if err := w.start(ctx); err != nil {
-			return err
-		}
+	if registered { // by an earlier shim: it is probed at once
+		return w.beat(ctx, 0)
 	}
-	return w.beat(ctx)
+	if err := w.start(ctx); err != nil {
+		return err
+	}
+	return w.beat(ctx, w.interval())
 }
 
 // registered says whether this attempt of the task has all its instances in the table.
@@ -107,6 +112,29 @@ func (w *watch) registered(ctx context.Context) (all bool, err error) {
 	return all, err
 }
 
+// commit tries again while the disk is full, until ctx ends.
+func (w *watch) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
+	for told := false; ; told = true {
+		_, err := w.log.Commit(ctx, decide)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !errors.Is(err, registry.ErrExhausted) {
+			return err
+		}
+		if !told {
+			w.logger.Warn("the health of a plugin task cannot be recorded yet", "task", w.task.TaskKey, "error", err)
+		}
+		sleep(ctx, dialMost)
+	}
+}
+
+// interval is the time to the next heartbeat.
+func (w *watch) interval() time.Duration {
+	every := w.spec.Heartbeat.Interval
+	return every + time.Duration(float64(every)*jitter*(2*w.random()-1))
+}
+
 func (w *watch) key(role registry.Role) registry.InstanceKey {
 	return registry.InstanceKey{Role: role, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task}
 }
@@ -115,5 +143,15 @@ func (w *watch) key(role registry.Role) registry.InstanceKey {
 func (w *watch) event(kind registry.EventKind, cause registry.Cause, detail string) registry.Event {
 	return registry.Event{
 		Kind: kind, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task, Cause: cause, Detail: detail, At: w.clock.Now(),
+	}
+}
+
+// sleep waits, at most until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }

@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"holdfast/registry"
+)
+
+// Limits of one connection.
+const (
+	maxAnswer   = 4 << 20 // bytes of one message
+	maxHeaders  = 1 << 20 // bytes of headers and trailers: the plugin's error texts
+	redialFirst = 10 * time.Millisecond
+	redialMost  = time.Second
+	dialLimit   = time.Second
+	idleLimit   = 5 * time.Minute // a connection that nobody uses closes by itself, and comes back with the next call
+)
+
+// Conn is the connection to one task's socket. It is made anew by whoever needs it after it was lost.
+type Conn struct {
+	Task  registry.TaskKey
+	path  string
+	cc    *grpc.ClientConn
+	news  atomic.Uint64 // counts what may change what the plugin says of itself: connections made, answers RESOURCE_EXHAUSTED
+	known atomic.Uint64 // news at the last good Describe
+}
+
+func newConn(t registry.TaskKey, path string) (*Conn, error) {
+	c := &Conn{Task: t, path: path}
+	cc, err := grpc.NewClient("passthrough:///"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dial),
+		grpc.WithAuthority("localhost"),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithIdleTimeout(idleLimit),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithStatsHandler(ear{c}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: redialFirst, Multiplier: 1.6, Jitter: 0.2, MaxDelay: redialMost},
+			MinConnectTimeout: dialLimit,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(exact{})),
+	)
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrInternal, "connect to %s: %w", path, err)
+	}
+	c.cc = cc
+	return c, nil
+}
+
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", path)
+}
+
+func (c *Conn) close() { _ = c.cc.Close() } // closed before is as good
+
+// ready returns once calls can be sent, or why not. It dials at once, whatever the back-off of earlier dials is, and waits for no
+// longer than one dial may take.
+func (c *Conn) ready(ctx context.Context) error {
+	if c.cc.GetState() == connectivity.Ready {
+		return nil
+	}
+	if err := c.knock(ctx); err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return c.settle(ctx)
+}
+
+// knock dials the socket and hangs up. It fails if nobody listens there. A full queue of callers is somebody who is slow.
+func (c *Conn) knock(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	conn, err := dial(ctx, c.path)
+	if err == nil {
+		return conn.Close()
+	}
+	if ctx.Err() != nil || errors.Is(err, syscall.EAGAIN) {
+		return nil
+	}
+	return err
+}
+
+// settle connects now, and waits for the end of that, at most one dial long.
+func (c *Conn) settle(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	c.cc.ResetConnectBackoff()
+	for {
+		state := c.cc.GetState()
+		switch state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.Shutdown:
+			return status.Error(codes.Unavailable, "the connection is closed")
+		case connectivity.Idle:
+			c.cc.Connect()
+		}
+		if c.cc.WaitForStateChange(limited, state) {
+			continue
+		}
+		if ctx.Err() != nil {
+			return status.FromContextError(ctx.Err()).Err()
+		}
+		return status.Errorf(codes.Unavailable, "somebody listens at %s, but does not speak gRPC", c.path)
+	}
+}
+
+// Lost returns once the connection is lost and nobody answers a new one, with the reason, or nil when ctx ends.
+func (c *Conn) Lost(ctx context.Context) error {
+	for ctx.Err() == nil {
+		state := c.cc.GetState()
+		if state == connectivity.Ready || state == connectivity.Shutdown {
+			c.cc.WaitForStateChange(ctx, state)
+			continue
+		}
+		if err := c.knock(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+		_ = c.settle(ctx) // who answers the knock but not the call is seen by its heartbeat
+	}
+	return nil
+}
+
+// Outdated says whether something has happened since the last good Describe after which what it told may not hold any more: another
+// connection, which may lead to another process, or an answer RESOURCE_EXHAUSTED.
+func (c *Conn) Outdated() bool { return c.news.Load() != c.known.Load() }
