@@ -81,6 +81,7 @@ const (
 	CauseNotReady     Cause = "not ready"      // Probe answers ready=false
 	CauseStartTimeout Cause = "start timeout"  // no good probe within health_timeout of the task's start
 	CauseIdentity     Cause = "wrong identity" // its answers to identity calls are unusable
+	CauseExited       Cause = "task exited"    // the task that served it has ended
 	CauseRestored     Cause = "restored"       // last known before a restart of the shim; being probed again
 )
 

@@ -33,7 +33,6 @@ type Node interface {
 // Plugins is the live table of instances.
 type Plugins interface {
 	Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error)
-	RemoveTask(ctx context.Context, t registry.TaskKey) error
 }
 
 // Supervisor watches one start of a plugin task until ctx ends.

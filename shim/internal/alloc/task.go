@@ -16,7 +16,6 @@ import (
 // Tasks knows every task that runs a plugin, and has each watched while it runs.
 type Tasks struct {
 	log        registry.Log
-	plugins    Plugins
 	supervisor Supervisor
 	disk       Disk
 	layout     hooks.Layout
@@ -49,9 +48,9 @@ type Host struct {
 }
 
 // NewTasks starts nothing; Run does.
-func NewTasks(log registry.Log, p Plugins, s Supervisor, d Disk, l hooks.Layout, h Host, c Clock, logger hclog.Logger) *Tasks {
+func NewTasks(log registry.Log, s Supervisor, d Disk, l hooks.Layout, h Host, c Clock, logger hclog.Logger) *Tasks {
 	return &Tasks{
-		log: log, plugins: p, supervisor: s, disk: d, layout: l, operations: h.Operations, clock: c, logger: logger,
+		log: log, supervisor: s, disk: d, layout: l, operations: h.Operations, clock: c, logger: logger,
 		watches: map[registry.TaskKey]*watch{},
 	}
 }
@@ -92,20 +91,45 @@ func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.Alloc
 	if known {
 		return prep.Plan, nil
 	}
-	t.unwatch(at.Key(), errNewAttempt)
-	record := registry.Task{
-		TaskKey: at.Key(), Job: at.Job, Attempt: at.Attempt, Phase: registry.TaskStarting, Isolated: at.Isolated, Sealed: at.Sealed, Digest: at.Digest,
-	}
-	if err := t.plugins.RemoveTask(ctx, at.Key()); err != nil {
-		return hooks.Plan{}, fmt.Errorf("deregister %s, whose attempt has ended: %w", at.Key(), err)
-	}
-	_, err = t.log.Commit(ctx, func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: append(call.Answered(prep.Plan), record)}, nil
-	})
-	if err != nil {
+	if err := t.begin(ctx, at, call.Answered(prep.Plan)); err != nil {
 		return hooks.Plan{}, fmt.Errorf("record the start of %s running %s: %w", at.Key(), spec.Plugin.ID, err)
 	}
 	return prep.Plan, nil
+}
+
+// begin records a new attempt. What an earlier one has registered is gone, whoever failed to tell us.
+func (t *Tasks) begin(ctx context.Context, at hooks.AllocTask, more []registry.Record) error {
+	t.unwatch(at.Key(), errNewAttempt)
+	_, err := t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		change := registry.Change{Put: append(more, registry.Task{
+			TaskKey: at.Key(), Job: at.Job, Attempt: at.Attempt, Phase: registry.TaskStarting, Isolated: at.Isolated, Sealed: at.Sealed, Digest: at.Digest,
+		})}
+		if old, known := v.Task(at.Key()); known {
+			change = t.deregistered(v, old, "a newer attempt starts").And(change)
+		}
+		return change, nil
+	})
+	return err
+}
+
+// deregistered is the change by which all that a task serves leaves the table.
+func (t *Tasks) deregistered(v registry.View, task registry.Task, detail string) registry.Change {
+	spec, err := config.OpenTask(task.Sealed)
+	if err != nil {
+		return registry.RemoveTaskChange(v, t.clock.Now(), task.TaskKey)
+	}
+	var keys []registry.InstanceKey
+	for _, role := range spec.Plugin.Type.Roles() {
+		keys = append(keys, registry.InstanceKey{Role: role, Plugin: spec.Plugin.ID, Alloc: task.Alloc, Task: task.Task})
+	}
+	change := registry.RemoveChange(v, t.clock.Now(), keys...)
+	if !change.Empty() {
+		change.Events = append(change.Events, registry.Event{
+			Kind: registry.EventTaskRemoved, Plugin: spec.Plugin.ID, Alloc: task.Alloc, Task: task.Task, Cause: registry.CauseExited,
+			Detail: detail, At: t.clock.Now(),
+		})
+	}
+	return change
 }
 
 // prepare is what the task's stanza asks for, checked against what the host can do.
@@ -174,30 +198,46 @@ func (t *Tasks) Started(ctx context.Context, call registry.Call, k registry.Task
 	return t.watch(task)
 }
 
-// Exited records that the attempt has ended. Its instances are gone. With final the task will not be started again, and is forgotten.
-func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, final bool) error {
+// Exit is how an attempt of a task ended.
+type Exit struct {
+	Code   int
+	Signal int  // 0: none
+	Final  bool // the task will not be started again
+}
+
+func (e Exit) String() string {
+	if e.Signal != 0 {
+		return fmt.Sprintf("ended by signal %d", e.Signal)
+	}
+	return fmt.Sprintf("ended with code %d", e.Code)
+}
+
+// Exited records that the attempt has ended. In the same transaction its instances leave the table. A task that will not be started again is
+// forgotten.
+func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
 	if stale, err := t.stale(ctx, k, attempt); err != nil || stale {
 		return err
 	}
 	t.unwatch(k, errExited)
-	if err := t.plugins.RemoveTask(ctx, k); err != nil {
-		return fmt.Errorf("deregister %s: %w", k, err)
-	}
 	_, err := t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(k)
 		if !ok || task.Attempt > attempt {
 			return registry.Change{}, nil
 		}
-		if final {
-			return registry.Change{Put: call.Answered(struct{}{}), Delete: []registry.Key{k.Key()}}, nil
+		change := t.deregistered(v, task, how.String())
+		change.Put = append(change.Put, call.Answered(struct{}{})...)
+		if how.Final {
+			change.Delete = append(change.Delete, k.Key())
+			return change, nil
 		}
 		task.Phase = registry.TaskExited
-		return registry.Change{Put: append(call.Answered(struct{}{}), task)}, nil
+		change.Put = append(change.Put, task)
+		return change, nil
 	})
 	if err != nil {
 		return fmt.Errorf("record that %s has exited: %w", k, err)
 	}
-	if final {
+	if how.Final {
 		return t.disk.RemoveSocketDir(t.layout.SocketDir(k))
 	}
 	return nil
@@ -239,7 +279,7 @@ func (t *Tasks) Sync(ctx context.Context, living []LivingTask) ([]registry.TaskK
 		if lives[task.TaskKey] {
 			continue
 		}
-		if err := t.Exited(ctx, registry.Call{}, task.TaskKey, task.Attempt, true); err != nil {
+		if err := t.Exited(ctx, registry.Call{}, task.TaskKey, task.Attempt, Exit{Code: -1, Final: true}); err != nil {
 			return removed, err
 		}
 		removed = append(removed, task.TaskKey)
@@ -264,17 +304,7 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 		if _, _, err := t.prepare(l.Task); err != nil {
 			return err
 		}
-		t.unwatch(l.Task.Key(), errNewAttempt)
-		if err := t.plugins.RemoveTask(ctx, l.Task.Key()); err != nil {
-			return err
-		}
-		at := l.Task
-		record := registry.Task{
-			TaskKey: at.Key(), Job: at.Job, Attempt: at.Attempt, Phase: registry.TaskStarting, Isolated: at.Isolated, Sealed: at.Sealed, Digest: at.Digest,
-		}
-		if _, err := t.log.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{record}}, nil
-		}); err != nil {
+		if err := t.begin(ctx, l.Task, nil); err != nil {
 			return err
 		}
 	}

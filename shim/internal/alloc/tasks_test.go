@@ -20,6 +20,37 @@ func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
 	}
 }
 
+// A task's end takes its instances out of the table and tells why, in the transaction that records it.
+func TestTaskThatExitsIsDeregistered(t *testing.T) {
+	p := newParts(t)
+	ts, end := p.tasks()
+	defer end()
+	start(t, ts, "a", 1)
+	key := registry.TaskKey{Alloc: "a", Task: "t"}
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		err := p.commit([]registry.Record{registry.Instance{
+			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a", Task: "t"}, Attempt: 1, Endpoint: registry.Endpoint{Host: "/s"},
+			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var told registry.Change
+	p.log.OnApplied(func(a registry.Applied) { told = a.Change })
+	if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Signal: 9}); err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for _, e := range told.Events {
+		kinds = append(kinds, string(e.Kind)+" "+string(e.Cause))
+	}
+	last := told.Events[len(told.Events)-1]
+	if len(kinds) != 3 || last.Kind != registry.EventTaskRemoved || last.Cause != registry.CauseExited || last.Detail != "ended by signal 9" || len(told.Put) != 1 {
+		t.Errorf("one transaction told %q and put %d records; last %s", kinds, len(told.Put), last)
+	}
+}
+
 func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newParts(t)
@@ -31,18 +62,18 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 		if err := ts.Started(t.Context(), registry.Call{}, key, 1, clock.Boot()); err != nil { // a replay
 			t.Error(err)
 		}
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, false); err != nil {
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{}); err != nil {
 			t.Error(err)
 		}
 		start(t, ts, "a", 2)
 		synctest.Wait()
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, true); err != nil { // late news
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil { // late news
 			t.Error(err)
 		}
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, true); err != nil {
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, Exit{Final: true}); err != nil {
 			t.Error(err)
 		}
-		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "remove a/t", "remove a/t", "watch a/t 2", "unwatch a/t 2", "remove a/t")
+		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 2", "unwatch a/t 2")
 		if list, _, _ := ts.Plugins(t.Context()); len(list) != 0 {
 			t.Errorf("still known: %+v", list)
 		}
@@ -59,7 +90,7 @@ func TestNewAttemptSupersedes(t *testing.T) {
 		synctest.Wait()
 		start(t, ts, "a", 2)
 		synctest.Wait()
-		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "remove a/t", "watch a/t 2")
+		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 2")
 		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 		if !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("an old attempt: %v", err)
@@ -102,7 +133,7 @@ func TestTasksSurviveTheShim(t *testing.T) {
 		ts, end = p.tasks()
 		defer end()
 		synctest.Wait()
-		expect(t, p.said(), "remove a/t", "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
+		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
 		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key || list[0].Cause != registry.CauseStartTimeout {
 			t.Errorf("restarts: %+v", list)
 		}

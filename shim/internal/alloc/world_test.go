@@ -141,13 +141,6 @@ func (p *parts) Await(ctx context.Context, role registry.Role, id registry.Plugi
 	}
 }
 
-func (p *parts) RemoveTask(_ context.Context, t registry.TaskKey) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.journal = append(p.journal, "remove "+t.String())
-	return nil
-}
-
 func (p *parts) Run(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
 	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf("watch %s %d", t.TaskKey, t.Attempt))
@@ -179,7 +172,7 @@ func (p *parts) allocs() (a *Allocs, end func()) {
 }
 
 func (p *parts) tasks() (t *Tasks, end func()) {
-	t = NewTasks(p.log, p, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
+	t = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
 	return t, running(t.Run)
 }
 

@@ -9,6 +9,7 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
+	"holdfast/shim/internal/alloc"
 )
 
 type tasks struct {
@@ -45,7 +46,8 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
 	_, err := once(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Tasks.Exited(ctx, call, wire.TaskKey(req.GetTask()), req.GetAttempt(), req.GetFinal())
+		how := alloc.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
+		return struct{}{}, a.Tasks.Exited(ctx, call, wire.TaskKey(req.GetTask()), req.GetAttempt(), how)
 	})
 	if err != nil {
 		return nil, wire.Status(err)

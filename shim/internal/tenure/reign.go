@@ -120,7 +120,7 @@ func (r *reign) build(ctx context.Context, t *Tenure, layout hooks.Layout, d *di
 	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, time.Now)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
-	r.tasks = alloc.NewTasks(r.store, r.table, supervisor, d, layout, host, ac, t.log.Named("tasks"))
+	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, &alloc.Lanes{}, host, ac, t.log.Named("allocs"))
 	findings, err := stager.Reconcile(ctx)
 	if err != nil {
