@@ -239,3 +239,43 @@ func TestDamageIsCopiedOnce(t *testing.T) {
 		t.Errorf("copies: %v", copies)
 	}
 }
+
+// TestDirectedDamage does what a random bit hardly hits and what bbolt would pay for with its next write: a free list that names a page in
+// use, and a branch whose key is not the first of the page below it.
+func TestDirectedDamage(t *testing.T) {
+	file := sample(t)
+	walker, err := newPages(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := walker.walk(func(string, []byte, []byte) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(what string, change func(file []byte)) {
+		t.Helper()
+		harmed := bytes.Clone(file)
+		change(harmed)
+		if _, err := verify(bytes.NewReader(harmed), int64(len(harmed))); err == nil {
+			t.Errorf("%s: accepted", what)
+		}
+	}
+	at := int(walker.meta.freelist)*pageSize + headerSize
+	refused("a page in use is called free", func(f []byte) { order.PutUint64(f[at:], walker.meta.root) })
+	refused("a page is free twice", func(f []byte) { copy(f[at+8:at+16], f[at:at+8]) })
+	branches := 0
+	for start := 2 * pageSize; start < len(file); start += pageSize {
+		if order.Uint16(file[start+8:]) != flagBranch || walker.free[uint64(start/pageSize)] {
+			continue
+		}
+		branches++
+		first := start + headerSize
+		key := first + int(order.Uint32(file[first:])) + int(order.Uint32(file[first+4:])) - 1
+		refused("the key of a branch", func(f []byte) { f[key] ^= 1 })
+		refused("a page below itself", func(f []byte) { order.PutUint64(f[first+8:], uint64(start/pageSize)) })
+		refused("a page far away", func(f []byte) { order.PutUint64(f[first+8:], 1<<40) })
+		refused("a page of 2^32 pages", func(f []byte) { order.PutUint32(f[start+12:], 1<<32-1) })
+	}
+	if branches == 0 {
+		t.Error("the sample has no branch")
+	}
+}

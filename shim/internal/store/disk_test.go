@@ -56,11 +56,11 @@ func fill(t *testing.T, dir string) (release func()) {
 }
 
 // TestFullDisk: on a full disk what is new is refused, cleanly and each time; what winds down goes on, hundreds of steps of it, with
-// intents, changed records, events and answers; and once there is room all goes on without a new start.
+// intents, changed records, events and answers, also after a new start; and once there is room all goes on without a new start.
 func TestFullDisk(t *testing.T) {
 	dir := tmpfs(t, 8<<20)
 	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
-	defer s.stop(t)
+	defer func() { s.stop(t) }()
 	commit := func(c registry.Change) error {
 		_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
 		return err
@@ -84,6 +84,8 @@ func TestFullDisk(t *testing.T) {
 	if count <= 100 {
 		t.Fatalf("refused after %d", count)
 	}
+	s.stop(t)
+	s = start(t, Options{Path: s.path}) // a shim that starts on a full disk
 	before := s.Index()
 	for range 20 {
 		if err := commit(puts(alloc("new"))); !errors.Is(err, registry.ErrExhausted) {

@@ -138,23 +138,35 @@ func (s *Store) takeOver(found state) (err error) {
 		s.generation = found.generation + 1
 	}
 	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
-		err := s.db.Update(func(tx *bolt.Tx) error { return s.raise(newTransaction(tx), found) })
-		if err != nil {
-			return refused("take over "+s.path, err)
+		if err := s.raise(found); err != nil {
+			return err
 		}
 	}
 	return s.readers.publish(s.db)
 }
 
-func (s *Store) raise(t *transaction, found state) error {
-	if err := s.options.schema.migrate(t, found.window); err != nil {
-		return err
+func (s *Store) raise(found state) error {
+	tx, err := s.db.Begin(true)
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "take over %s: %w", s.path, err)
 	}
-	return errors.Join(
-		t.setMeta(metaGeneration, s.generation),
-		t.setMeta(metaBoot, s.options.Boot),
-		t.writeTallies(),
-	)
+	defer func() { _ = tx.Rollback() }() // of no effect after Commit
+	t := newTransaction(tx)
+	err = s.options.schema.migrate(t, found.window)
+	if err == nil {
+		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot), t.writeTallies())
+	}
+	if err != nil {
+		return refused("take over "+s.path, err)
+	}
+	before, err := s.metas()
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "read meta pages: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return s.judge(before, err)
+	}
+	return nil
 }
 
 // Generation is the one that this store writes under.
