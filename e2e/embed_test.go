@@ -1,0 +1,58 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"holdfast/hooks"
+)
+
+// The example of a foreign orchestrator, a module of its own, runs a real plugin.
+func TestEmbed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("its mount root needs root")
+	}
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, run := filepath.Join(dir, "state"), ""
+	t.Cleanup(func() {
+		for _, mount := range []string{filepath.Join(state, "mnt"), run} {
+			if mount != "" {
+				if err := syscall.Unmount(mount, 0); err != nil {
+					t.Errorf("unmount %s: %v", mount, err)
+				}
+			}
+		}
+		_ = os.RemoveAll(run)
+		_ = os.RemoveAll(dir)
+	})
+	build(t, "../examples/embed", ".", filepath.Join(dir, "embed"))
+	build(t, "..", "./examples/loopfs", filepath.Join(dir, "loopfs"))
+	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"), "../examples/embed/plugin.hcl",
+		filepath.Join(dir, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
+	out, err := cmd.Output()
+	if exit, ok := err.(*exec.ExitError); ok {
+		t.Fatalf("embed: %v\n%s", err, exit.Stderr)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	run = hooks.DefaultRun(state, os.Getuid(), "")
+	if !strings.Contains(string(out), "loopfs: loopfs.holdfast.dev 0.1.0, healthy") {
+		t.Errorf("it says %q", out)
+	}
+}
+
+func build(t *testing.T, dir, pkg, to string) {
+	t.Helper()
+	cmd := exec.Command("go", "build", "-o", to, pkg)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", pkg, err, out)
+	}
+}
