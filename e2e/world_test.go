@@ -29,6 +29,7 @@ type world struct {
 	journal string
 	backend *csifake.Backend
 	caps    []string
+	started func(*csifake.Plugin) // is told of a plugin before its task counts as started
 }
 
 // patience bounds whatever is waited for; it is never what a test measures.
@@ -141,6 +142,9 @@ func (w *world) startPlugin(alloc string, role csifake.Role, attempt uint64) *pl
 		Role: role, Caps: w.caps, Socket: csifake.SocketPath(endpoint), Journal: w.journal, Backend: w.backend, Mounts: true,
 		DataDir: filepath.Join(w.dir, "data"), Instance: alloc, VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},
 	})
+	if w.started != nil {
+		w.started(p)
+	}
 	if err := w.host.TaskStarted(w.ctx(), task.Key(), attempt); err != nil {
 		w.t.Fatalf("task started: %v", err)
 	}
