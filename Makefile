@@ -10,7 +10,7 @@ TOOLS := $(CURDIR)/.cache/bin
 all: build vet test ## build, vet and test
 
 help: ## list every target
-	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's digest beside it
 	@mkdir -p $(BIN)
