@@ -1,0 +1,121 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/volume"
+)
+
+// What must not be seen: a value of each place of a request that may be sensitive.
+const (
+	canarySecret    = "canary-secret"
+	canaryQuoted    = "canary \"with\" quotes"
+	canaryFlag      = "canary-flag=1"
+	canaryPublish   = "canary-publish"
+	canaryVolume    = "canary-volume"
+	canaryParameter = "canary-parameter"
+)
+
+var canaries = []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume, canaryParameter, `canary \"with`}
+
+var (
+	secrets = map[string]registry.SecretValue{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
+	usage   = registry.Usage{
+		Access: registry.MultiNodeMultiWriter, Attachment: registry.FileSystem, ReadOnly: true, FSType: "ext4",
+		MountFlags: registry.FlagsOf([]string{"noatime", canaryFlag}),
+	}
+	publishContext = map[string]string{"device": canaryPublish}
+	volumeContext  = map[string]string{"pool": canaryVolume}
+	revealed       = map[string]string{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
+	mounted        = &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"noatime", canaryFlag}}},
+	}
+)
+
+// call is one call of the fleet that changes something, with the message that the plugin has to get.
+type call struct {
+	rpc  registry.RPC
+	hide []string // canaries that are part of the request
+	do   func(context.Context, *Fleet) error
+	want proto.Message
+}
+
+var mutating = []call{
+	{registry.CreateVolumeRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryParameter}, func(ctx context.Context, f *Fleet) error {
+		_, err := f.Create(ctx, controllerKey, controller.CreateRequest{
+			Name: "vol", CapacityMin: 1, CapacityMax: 2, FSType: usage.FSType, MountFlags: usage.MountFlags,
+			Capabilities: []registry.VolumeCapability{
+				{Access: usage.Access, Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice},
+			},
+			Parameters: map[string]string{"p": canaryParameter}, Required: []registry.Topology{{"zone": "a"}},
+			Preferred: []registry.Topology{{"zone": "b"}}, CloneID: "other", Secrets: secrets,
+		})
+		return err
+	}, &csi.CreateVolumeRequest{
+		Name: "vol", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2},
+		VolumeCapabilities: []*csi.VolumeCapability{mounted, {
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		}},
+		Parameters: map[string]string{"p": canaryParameter}, Secrets: revealed,
+		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "other"},
+		}},
+		AccessibilityRequirements: &csi.TopologyRequirement{
+			Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "a"}}}, Preferred: []*csi.Topology{{Segments: map[string]string{"zone": "b"}}},
+		},
+	}},
+	{registry.DeleteVolumeRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
+		return f.Delete(ctx, controllerKey, controller.DeleteRequest{VolumeID: "vol-1", Secrets: secrets})
+	}, &csi.DeleteVolumeRequest{VolumeId: "vol-1", Secrets: revealed}},
+	{registry.ControllerPublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
+		_, err := f.Attach(ctx, controllerKey, controller.AttachRequest{
+			VolumeID: "vol-1", Node: "node-1", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
+		})
+		return err
+	}, &csi.ControllerPublishVolumeRequest{
+		VolumeId: "vol-1", NodeId: "node-1", VolumeCapability: mounted, Readonly: true, Secrets: revealed, VolumeContext: volumeContext,
+	}},
+	{registry.ControllerUnpublishRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
+		return f.Detach(ctx, controllerKey, controller.DetachRequest{VolumeID: "vol-1", Node: "node-1", Secrets: secrets})
+	}, &csi.ControllerUnpublishVolumeRequest{VolumeId: "vol-1", NodeId: "node-1", Secrets: revealed}},
+	{registry.NodeStageRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
+		return f.Stage(ctx, nodeKey, volume.StageRequest{
+			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
+		})
+	}, &csi.NodeStageVolumeRequest{
+		VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: mounted, Secrets: revealed, VolumeContext: volumeContext,
+	}},
+	{registry.NodeUnstageRPC, nil, func(ctx context.Context, f *Fleet) error {
+		return f.Unstage(ctx, nodeKey, volume.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"})
+	}, &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: "/s"}},
+	{registry.NodePublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
+		return f.Publish(ctx, nodeKey, volume.PublishRequest{
+			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", TargetPath: "/t", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
+		})
+	}, &csi.NodePublishVolumeRequest{
+		VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: "/t", VolumeCapability: mounted, Readonly: true,
+		Secrets: revealed, VolumeContext: volumeContext,
+	}},
+	{registry.NodeUnpublishRPC, nil, func(ctx context.Context, f *Fleet) error {
+		return f.Unpublish(ctx, nodeKey, volume.UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"})
+	}, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "/t"}},
+}
+
+// validate changes nothing, and is judged alike.
+var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter}, func(ctx context.Context, f *Fleet) error {
+	_, err := f.Validate(ctx, controllerKey, controller.ValidateRequest{
+		VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags, Secrets: secrets,
+		Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}}, Parameters: map[string]string{"p": canaryParameter},
+	})
+	return err
+}, &csi.ValidateVolumeCapabilitiesRequest{
+	VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
+	Parameters: map[string]string{"p": canaryParameter}, Secrets: revealed,
+}}
