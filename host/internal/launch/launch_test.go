@@ -119,7 +119,7 @@ func kill(t testing.TB, p *launch.Process) {
 }
 
 // startScript starts a shell script as a shim. Scripts can do what a shim that calls Serve cannot.
-func startScript(t *testing.T, timeout time.Duration, lines ...string) (error, launch.Options) {
+func startScript(t *testing.T, timeout time.Duration, lines ...string) (launch.Options, error) {
 	t.Helper()
 	dir := shortDir(t)
 	path := filepath.Join(dir, "shim.sh")
@@ -140,7 +140,7 @@ func startScript(t *testing.T, timeout time.Duration, lines ...string) (error, l
 		t.Fatal("the script was taken for a shim")
 	}
 	checkEmpty(t, opts.RunDir)
-	return err, opts
+	return opts, err
 }
 
 func writeFile(t testing.TB, path, text string, mode os.FileMode) {

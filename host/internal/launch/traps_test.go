@@ -87,7 +87,7 @@ func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 
 // A shim that freezes between its handshake and its first answer is given up at the start's time.
 func TestTrapT2FrozenAtStart(t *testing.T) {
-	err, _ := startScript(t, 300*time.Millisecond, "kill -STOP $$")
+	_, err := startScript(t, 300*time.Millisecond, "kill -STOP $$")
 	checkText(t, err, "sent no handshake", "nothing on stdout", "no answer within 300ms")
 	checkKind(t, err, registry.ErrUnavailable)
 }
@@ -117,7 +117,7 @@ func TestTrapT3GrandchildHoldsThePipes(t *testing.T) {
 // What stays in the shim's own process group ends with it.
 func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
 	dir := shortDir(t)
-	err, _ := startScript(t, patience, "sleep 1000 & echo $! >"+dir+"/pid", "exit 3")
+	_, err := startScript(t, patience, "sleep 1000 & echo $! >"+dir+"/pid", "exit 3")
 	checkText(t, err, "exited with code 3")
 	text, rerr := os.ReadFile(dir + "/pid")
 	if rerr != nil {
@@ -167,24 +167,24 @@ func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 }
 
 func TestTrapT5RubbishInPlaceOfTheHandshake(t *testing.T) {
-	err, _ := startScript(t, patience, `printf 'hel\033lo\377 %0300d\n' 1`, "sleep 1000")
+	_, err := startScript(t, patience, `printf 'hel\033lo\377 %0300d\n' 1`, "sleep 1000")
 	checkText(t, err, "no handshake", `"hel\x1blo\xff 000`, "and 108 more bytes", "bootstrap.Serve")
 	checkKind(t, err, registry.ErrInternal)
 }
 
 func TestTrapT5RubbishWithoutANewline(t *testing.T) {
-	err, _ := startScript(t, 300*time.Millisecond, "printf 'Password: '", "exec sleep 1000")
+	_, err := startScript(t, 300*time.Millisecond, "printf 'Password: '", "exec sleep 1000")
 	checkText(t, err, "sent no handshake", `on stdout "Password: "`)
 }
 
 func TestTrapT5StdoutClosed(t *testing.T) {
-	err, _ := startScript(t, 300*time.Millisecond, "exec >&-", "exec sleep 1000")
+	_, err := startScript(t, 300*time.Millisecond, "exec >&-", "exec sleep 1000")
 	checkText(t, err, "closed its stdout without a handshake")
 }
 
 // T6: a line over 64 KiB on stdout makes go-plugin stop reading.
 func TestTrapT6EndlessFirstLine(t *testing.T) {
-	err, _ := startScript(t, patience, "cat /dev/zero")
+	_, err := startScript(t, patience, "cat /dev/zero")
 	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
 }
 
@@ -264,7 +264,7 @@ func TestTrapT8NothingLeftBehind(t *testing.T) {
 }
 
 func TestDeathBySignalAtStart(t *testing.T) {
-	err, _ := startScript(t, patience, "echo 'going down' >&2", "kill -SEGV $$")
+	_, err := startScript(t, patience, "echo 'going down' >&2", "kill -SEGV $$")
 	checkText(t, err, "killed by signal 11", "going down")
 }
 
@@ -499,7 +499,7 @@ func TestTrapT16ImpostorAtTheSocket(t *testing.T) {
 		writeFile(t, ready+".done", "", 0o600)
 	}()
 	cert := certificate(t)
-	err, _ := startScript(t, patience, "echo $PLUGIN_UNIX_SOCKET_DIR >"+ready, "until [ -e "+ready+".done ]; do :; done",
+	_, err := startScript(t, patience, "echo $PLUGIN_UNIX_SOCKET_DIR >"+ready, "until [ -e "+ready+".done ]; do :; done",
 		"echo \"1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/plugin1|grpc|"+cert+"\"", "exec sleep 1000")
 	checkText(t, err, fmt.Sprintf("process %d (uid", os.Getpid()), "listens at the shim's socket, not the shim")
 }
@@ -533,7 +533,7 @@ func TestHandshakesThatAreRefused(t *testing.T) {
 		{"version", "1|12|" + at + "|grpc|", registry.ErrUnsupported, []string{"offers 12", "speaks [1]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err, _ := startScript(t, patience, "echo \""+c.line+"\"", "exec sleep 1000")
+			_, err := startScript(t, patience, "echo \""+c.line+"\"", "exec sleep 1000")
 			checkText(t, err, c.text...)
 			checkKind(t, err, c.kind)
 		})

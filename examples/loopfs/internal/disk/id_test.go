@@ -33,7 +33,7 @@ func TestForeignIDIsNotFound(t *testing.T) {
 }
 
 func TestSameNameSameID(t *testing.T) {
-	if IDFor("a") != IDFor("a") || IDFor("a") == IDFor("b") {
+	if again := IDFor("a"); again != IDFor("a") || again == IDFor("b") {
 		t.Error("ids do not follow names")
 	}
 }
