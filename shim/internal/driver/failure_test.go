@@ -182,6 +182,7 @@ func TestUnsentHasFailed(t *testing.T) {
 	stale, gone := start(t, csifake.Config{})
 	answers(t, open(t, gone))
 	stale.Kill()
+	_ = open(t, gone).Lost(patient(t)) // until the loss is known, a call may leave
 	closed := fleetFor(t, fake.Socket())
 	closed.CloseAll()
 	connected := fleetFor(t, fake.Socket())
