@@ -251,3 +251,35 @@ func TestRemovedInstanceStaysAway(t *testing.T) {
 		_ = stop()
 	})
 }
+
+// The back-off with which one that is gone is looked for grows to its bound and stays there, however long that lasts.
+func TestBackOff(t *testing.T) {
+	h := heart{away: true}
+	last := time.Duration(0)
+	for try := range 1_000_000 {
+		next := h.next()
+		if next < max(last, dialFirst) || next > dialMost {
+			t.Fatalf("try %d: %v after %v", try, next, last)
+		}
+		last = next
+	}
+	if last != dialMost {
+		t.Errorf("it stays at %v", last)
+	}
+}
+
+// A watch that ends while the plugin is gone leaves it so.
+func TestEndWhileGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		p.set(func(p *plugin) { p.up = false })
+		after(1500 * time.Millisecond)
+		w.story()
+		began := time.Now()
+		if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
+			t.Errorf("Run returned %v after %v", err, time.Since(began))
+		}
+		w.wantStory("the end")
+		w.wantHealth("the end", registry.Unhealthy, registry.CauseGone)
+	})
+}

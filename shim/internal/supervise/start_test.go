@@ -318,6 +318,7 @@ func TestEnd(t *testing.T) {
 		"in a probe":             func(p *plugin) time.Duration { p.hangs = true; return time.Second },
 		"beating":                func(*plugin) time.Duration { return 25 * time.Second },
 		"restart asked":          func(p *plugin) time.Duration { p.ready = false; return time.Minute },
+		"in a full disk's way":   func(p *plugin) time.Duration { return -1 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -325,8 +326,11 @@ func TestEnd(t *testing.T) {
 				task, p := w.start("plugin")
 				var d time.Duration
 				p.set(func(p *plugin) { d = prepare(p) })
+				if d < 0 {
+					w.log.Fail(registry.Errorf(registry.ErrExhausted, "disk full"))
+				}
 				stop := w.run(task, spec(hooks.TypeNode))
-				after(d)
+				after(max(d, 0))
 				before := len(w.instances())
 				w.story()
 				began := time.Now()
@@ -340,4 +344,20 @@ func TestEnd(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A spec that was stored without times gets the defaults, and no endless loop.
+func TestSpecWithoutTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode})
+		after(time.Hour)
+		w.wantStory("an hour", nodeStarts)
+		probes, _ := p.seen()
+		if want := int(time.Hour/hooks.DefaultHeartbeatInterval) + 1; len(probes) != want {
+			t.Errorf("%d probes, want %d", len(probes), want)
+		}
+		_ = stop()
+	})
 }

@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,6 +87,8 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	}
 	defer s.fleet.Close(t.TaskKey)
 	w := &watch{Supervisor: s, task: t, spec: spec, at: at, plugin: plugin, roles: spec.Type.Roles()}
+	w.spec.HealthTimeout = cmp.Or(spec.HealthTimeout, hooks.DefaultHealthTimeout)
+	w.spec.Heartbeat = whole(spec.Heartbeat)
 	registered, err := w.registered(ctx)
 	if err != nil {
 		return err
@@ -97,6 +100,14 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 		return err
 	}
 	return w.beat(ctx, w.interval())
+}
+
+// whole is h with its defaults, for a spec that was stored without.
+func whole(h hooks.Heartbeat) hooks.Heartbeat {
+	return hooks.Heartbeat{
+		Interval: cmp.Or(h.Interval, hooks.DefaultHeartbeatInterval), Timeout: cmp.Or(h.Timeout, hooks.DefaultHeartbeatTimeout),
+		Failures: cmp.Or(h.Failures, hooks.DefaultHeartbeatFailures),
+	}
 }
 
 // registered says whether this attempt of the task has all its instances in the table.
