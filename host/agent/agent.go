@@ -1,0 +1,355 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host"
+	"holdfast/host/agent/driver"
+	"holdfast/registry"
+)
+
+// Config says where an agent keeps its state and what it can run. StateDir and Drivers are required.
+type Config struct {
+	StateDir string // the same as the host's: the agent keeps its own below agent/
+	Name     string // of this node; default the machine's host name
+	Drivers  []driver.Driver
+	Override string // the driver of every task, whatever its job says; empty: as the job says
+	Logger   hclog.Logger
+
+	// Find finds the task that was started in a directory without anybody living to note it; default driver.Find.
+	Find func(ctx context.Context, dir string) (driver.Handle, bool, error)
+	// Backoff is between two tries to prepare or release an alloc: first, and at most. Default 250 ms and 15 s.
+	Backoff [2]time.Duration
+}
+
+// Agent runs jobs. Its methods may be called at the same time; what changes jobs needs Run to be under way in order to have an effect.
+type Agent struct {
+	config  Config
+	log     hclog.Logger
+	ledger  *ledger
+	node    Node
+	drivers map[string]driver.Driver
+	kicked  chan struct{} // holds one: something is to be reconciled
+
+	mu       sync.Mutex // guards all below; held while a record is written
+	jobs     map[string]*JobRecord
+	allocs   map[host.AllocID]*alloc
+	draining bool
+	journal  []Note // of this agent's life, the newest last
+	dropped  int    // notes that are not in the journal any more
+	changed  chan struct{}
+	again    chan struct{} // closed when what waits may be tried again
+	failed   error         // the ledger's first error
+}
+
+// alloc is an alloc with what its runner listens to. A record is never changed in place once it is here.
+type alloc struct {
+	record   *AllocRecord
+	stop     chan struct{} // closed when it is to end
+	restarts map[host.TaskName]chan host.PendingRestart
+	started  bool // it has a runner
+}
+
+func newAlloc(r *AllocRecord) *alloc {
+	al := &alloc{record: r, stop: make(chan struct{}), restarts: map[host.TaskName]chan host.PendingRestart{}}
+	for name := range r.Tasks {
+		al.restarts[name] = make(chan host.PendingRestart, 1)
+	}
+	if r.Stop {
+		close(al.stop)
+	}
+	return al
+}
+
+// New opens the agent's ledger. It starts nothing.
+func New(c Config) (*Agent, error) {
+	if c.StateDir == "" || len(c.Drivers) == 0 {
+		return nil, registry.Invalid("agent: Config.StateDir and Config.Drivers are required")
+	}
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	l, err := openLedger(filepath.Join(c.StateDir, "agent", "agent.db"))
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		config: c, log: c.Logger, ledger: l, drivers: map[string]driver.Driver{}, kicked: make(chan struct{}, 1),
+		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
+	}
+	for _, d := range c.Drivers {
+		a.drivers[d.Name()] = d
+	}
+	if err := a.load(); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	return a, nil
+}
+
+func (c *Config) complete() (err error) {
+	if c.Name == "" {
+		if c.Name, err = os.Hostname(); err != nil {
+			return fmt.Errorf("name of this node: %w", err)
+		}
+	}
+	if c.StateDir, err = filepath.Abs(c.StateDir); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	if c.Logger == nil {
+		c.Logger = hclog.NewNullLogger()
+	}
+	if c.Find == nil {
+		c.Find = driver.Find
+	}
+	if c.Backoff == [2]time.Duration{} {
+		c.Backoff = [2]time.Duration{250 * time.Millisecond, 15 * time.Second}
+	}
+	return nil
+}
+
+func (a *Agent) load() error {
+	id, err := a.ledger.text("node id", newID)
+	if err != nil {
+		return err
+	}
+	a.node = Node{ID: id, Name: a.config.Name}
+	jobs, records, err := a.ledger.load()
+	if err != nil {
+		return err
+	}
+	a.jobs = jobs
+	for id, r := range records {
+		a.allocs[id] = newAlloc(r)
+	}
+	return nil
+}
+
+// Close closes the ledger. Run has to have returned.
+func (a *Agent) Close() error { return a.ledger.close() }
+
+// Node is this machine.
+func (a *Agent) Node() Node { return a.node }
+
+// Run runs what the ledger holds and what is submitted, until ctx ends; then it leaves all tasks running and returns nil. Another error is
+// the ledger's: what cannot be written down is not done.
+func (a *Agent) Run(ctx context.Context, s Storage) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { a.followRestarts(ctx, s) })
+	wg.Go(func() { a.followPlugins(ctx, s) })
+	a.kick()
+	for ctx.Err() == nil && a.broken() == nil {
+		select {
+		case <-a.kicked:
+			a.reconcile(func(id host.AllocID) {
+				wg.Go(func() {
+					a.runner(id, s).run(ctx)
+					a.kick()
+				})
+			})
+		case <-ctx.Done():
+		}
+	}
+	cancel()
+	wg.Wait()
+	return a.broken()
+}
+
+// kick has the jobs compared with what runs.
+func (a *Agent) kick() {
+	select {
+	case a.kicked <- struct{}{}:
+	default: // it is going to be done anyway
+	}
+}
+
+// Retry has whatever waits tried again.
+func (a *Agent) Retry() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.again)
+	a.again = make(chan struct{})
+}
+
+func (a *Agent) whenRetried() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.again
+}
+
+func (a *Agent) broken() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.failed
+}
+
+// fail ends Run: the ledger is the agent's memory.
+func (a *Agent) fail(err error) error {
+	if a.failed == nil {
+		a.failed = err
+	}
+	a.announce()
+	a.kick()
+	return err
+}
+
+// announce wakes whoever waits for a change. a.mu is held.
+func (a *Agent) announce() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// record is the alloc as it is now; nil if it is not known.
+func (a *Agent) record(id host.AllocID) *AllocRecord {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if al, known := a.allocs[id]; known {
+		return al.record
+	}
+	return nil
+}
+
+// update changes an alloc's record, on disk first.
+func (a *Agent) update(id host.AllocID, change func(r *AllocRecord)) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.updateLocked(id, change)
+}
+
+func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error {
+	al := a.allocs[id]
+	next := al.record.clone()
+	had := len(next.Notes)
+	change(next)
+	fresh := next.Notes[min(had, len(next.Notes)):]
+	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
+	if err := a.ledger.put(allocsBucket, string(id), next); err != nil {
+		return a.fail(err)
+	}
+	al.record = next
+	a.say(fresh)
+	a.announce()
+	return nil
+}
+
+// maxJournal bounds the notes that a follower may be behind.
+const maxJournal = 1000
+
+func (a *Agent) say(notes []Note) {
+	a.journal = append(a.journal, notes...)
+	if over := len(a.journal) - maxJournal; over > 0 {
+		a.journal, a.dropped = slices.Clone(a.journal[over:]), a.dropped+over
+	}
+}
+
+// note adds something that happened to the record.
+func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
+	r.Notes = append(r.Notes, Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)})
+}
+
+// Notes calls fn with what happens to allocs from now on, in order, until fn or ctx ends it.
+func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
+	a.mu.Lock()
+	at := a.dropped + len(a.journal)
+	a.mu.Unlock()
+	return a.notesFrom(ctx, at, fn)
+}
+
+func (a *Agent) notesFrom(ctx context.Context, at int, fn func(Note) error) error {
+	for {
+		a.mu.Lock()
+		at = max(at, a.dropped)
+		fresh, changed := slices.Clone(a.journal[at-a.dropped:]), a.changed
+		a.mu.Unlock()
+		for _, n := range fresh {
+			if err := fn(n); err != nil {
+				return err
+			}
+		}
+		at += len(fresh)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Await returns when the condition holds for all allocs there are, by id.
+func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
+	for {
+		a.mu.Lock()
+		all, changed, failed := a.recordsLocked(), a.changed, a.failed
+		a.mu.Unlock()
+		switch {
+		case failed != nil:
+			return failed
+		case holds(all):
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Allocs lists all allocs, the oldest first. The records are not to be changed.
+func (a *Agent) Allocs() []*AllocRecord {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.recordsLocked()
+}
+
+func (a *Agent) recordsLocked() []*AllocRecord {
+	out := make([]*AllocRecord, 0, len(a.allocs))
+	for _, al := range a.allocs {
+		out = append(out, al.record)
+	}
+	slices.SortFunc(out, func(x, y *AllocRecord) int {
+		if c := x.Created.Compare(y.Created); c != 0 {
+			return c
+		}
+		return compareText(x.ID, y.ID)
+	})
+	return out
+}
+
+// Jobs lists all jobs by id. The records are not to be changed.
+func (a *Agent) Jobs() []*JobRecord {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return compareText(x.Job.ID, y.Job.ID) })
+}
+
+func compareText[T ~string](x, y T) int {
+	switch {
+	case x < y:
+		return -1
+	case x > y:
+		return 1
+	}
+	return 0
+}
+
+// isolated says whether the driver gives its tasks a file system of their own.
+func (a *Agent) isolated(name string) bool {
+	d, known := a.drivers[name]
+	return known && d.Isolated()
+}
+
+func (a *Agent) dirs(id host.AllocID) dirs {
+	return dirs{filepath.Join(a.config.StateDir, "agent", "allocs", string(id))}
+}

@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/mnt"
+	"holdfast/registry"
+)
+
+// errStop is why a runner ends what it does: somebody asked for the alloc's end, or one of its tasks has failed.
+var errStop = errors.New("the alloc is to end")
+
+// runner takes one alloc through its life, from wherever its record says that it is.
+type runner struct {
+	a    *Agent
+	s    Storage
+	id   host.AllocID
+	al   *alloc
+	halt context.CancelCauseFunc
+}
+
+func (a *Agent) runner(id host.AllocID, s Storage) *runner {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return &runner{a: a, s: s, id: id, al: a.allocs[id]}
+}
+
+func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
+
+func (r *runner) update(change func(*AllocRecord)) error { return r.a.update(r.id, change) }
+
+// run returns when the alloc has ended, or when ctx has: then its tasks go on.
+func (r *runner) run(ctx context.Context) {
+	stop, halt := context.WithCancelCause(ctx)
+	r.halt = halt
+	if rec := r.record(); rec.Stop || rec.Failed != "" {
+		halt(errStop)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer halt(nil)
+	wg.Go(func() { r.listen(stop) })
+	if err := r.live(ctx, stop); err != nil && ctx.Err() == nil {
+		r.a.log.Error("an alloc cannot go on", "alloc", r.id, "error", err)
+	}
+}
+
+// listen turns a closed channel into a finished context; it ends with the runner.
+func (r *runner) listen(stop context.Context) {
+	select {
+	case <-r.al.stop:
+		r.halt(errStop)
+	case <-stop.Done():
+	}
+}
+
+// live is the whole story: up, run, down. Its error is the ledger's or ctx's.
+func (r *runner) live(ctx, stop context.Context) error {
+	if r.record().State != AllocReleasing {
+		if err := r.up(ctx, stop); err != nil {
+			return err
+		}
+	}
+	if err := r.release(ctx); err != nil {
+		return err
+	}
+	return r.end()
+}
+
+// up prepares the alloc and runs its tasks to their ends.
+func (r *runner) up(ctx, stop context.Context) error {
+	if err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700); err != nil {
+		return r.doom(fmt.Sprintf("make its directory: %v", err))
+	}
+	if err := r.prepare(ctx, stop); err != nil {
+		return err
+	}
+	return r.tasks(ctx, stop)
+}
+
+// doom notes why the alloc will have failed, and has it end.
+func (r *runner) doom(why string) error {
+	err := r.update(func(rec *AllocRecord) {
+		if rec.Failed == "" {
+			rec.Failed = why
+		}
+	})
+	r.halt(errStop)
+	return err
+}
+
+// prepare has the alloc's volumes ready, or the alloc doomed or stopped. It waits for as long as it takes.
+func (r *runner) prepare(ctx, stop context.Context) error {
+	rec := r.record()
+	boot, err := mnt.BootID()
+	if err != nil {
+		return r.doom(err.Error())
+	}
+	if !rec.UsesVolumes() || r.allDead() || rec.Plans != nil && rec.Boot == boot {
+		return nil
+	}
+	wait := newPause(r.a.config.Backoff)
+	for stop.Err() == nil {
+		again := r.a.whenRetried() // before the try: a change during it is not missed
+		plans, err := r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+		switch {
+		case err == nil:
+			return r.update(func(rec *AllocRecord) {
+				rec.Plans, rec.Boot, rec.Reason = plans, boot, ""
+				rec.note("", "has its volumes: %s", strings.Join(rec.Group.Volumes, ", "))
+			})
+		case stop.Err() != nil:
+		case hopeless(err):
+			return r.doom(fmt.Sprintf("its volumes cannot be prepared: %v", err))
+		default:
+			if err := r.waits(err); err != nil {
+				return err
+			}
+			wait.sleep(stop, again)
+		}
+	}
+	return ctx.Err()
+}
+
+// hopeless says whether the same request would fail again.
+func hopeless(err error) bool {
+	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
+}
+
+// waits notes what the alloc waits for, if that is new.
+func (r *runner) waits(why error) error {
+	if r.record().Reason == why.Error() {
+		return nil
+	}
+	return r.update(func(rec *AllocRecord) {
+		rec.Reason = why.Error()
+		rec.note("", "waits: %v", why)
+	})
+}
+
+func (r *runner) allDead() bool {
+	for _, t := range r.record().Tasks {
+		if t.State != TaskDead {
+			return false
+		}
+	}
+	return true
+}
+
+// tasks runs all tasks to their ends: those of the prestart hook first. When one fails for good, or the leader ends, or the last one that
+// is no sidecar, the others are stopped.
+func (r *runner) tasks(ctx, stop context.Context) error {
+	specs, err := r.specs()
+	if err != nil {
+		return r.doom(err.Error())
+	}
+	if stop.Err() == nil {
+		err = r.update(func(rec *AllocRecord) { rec.State = AllocRunning })
+	}
+	if err != nil {
+		return err
+	}
+	all, main := &group{}, &group{}
+	for _, early := range []bool{true, false} {
+		first := &group{}
+		for _, s := range specs {
+			if s.prestart != early {
+				continue
+			}
+			in := []*group{all}
+			if !s.sidecar {
+				in = append(in, main)
+				if early {
+					in = append(in, first)
+				}
+			}
+			r.launch(ctx, stop, s, in)
+		}
+		first.wait()
+	}
+	main.wait()
+	if ctx.Err() == nil {
+		r.halt(errStop)
+	}
+	all.wait()
+	return errors.Join(ctx.Err(), r.a.broken())
+}
+
+// group is tasks that are waited for together.
+type group struct{ wg sync.WaitGroup }
+
+func (g *group) wait() { g.wg.Wait() }
+
+// launch runs a task on a goroutine that the groups wait for.
+func (r *runner) launch(ctx, stop context.Context, s taskSpec, in []*group) {
+	for _, g := range in {
+		g.wg.Add(1)
+	}
+	go func() {
+		defer func() {
+			for _, g := range in {
+				g.wg.Done()
+			}
+		}()
+		t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver]}
+		err := t.run(ctx, stop)
+		if err != nil && ctx.Err() == nil {
+			r.a.log.Error("a task cannot go on", "alloc", r.id, "task", s.Name, "error", err)
+		}
+		if ctx.Err() == nil && (s.leader || r.record().Tasks[s.Name].Failed) {
+			r.halt(errStop)
+		}
+	}()
+}
+
+func (r *runner) specs() ([]taskSpec, error) {
+	rec := r.record()
+	var out []taskSpec
+	for _, t := range rec.Group.Tasks {
+		s, err := readTask(rec.JobType, rec.Group, t)
+		if err != nil {
+			return nil, err
+		}
+		if r.a.drivers[t.Driver] == nil {
+			return nil, registry.Errorf(registry.ErrUnsupported, "task %q: this agent has no driver %q", t.Name, t.Driver)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// release gives the volumes back. It is tried until it is done: nothing later may happen before.
+func (r *runner) release(ctx context.Context) error {
+	if !r.record().UsesVolumes() {
+		return nil
+	}
+	err := r.update(func(rec *AllocRecord) { rec.State, rec.Reason = AllocReleasing, "its volumes are being given back" })
+	if err != nil {
+		return err
+	}
+	wait := newPause(r.a.config.Backoff)
+	for {
+		again := r.a.whenRetried()
+		err := r.s.ReleaseAlloc(ctx, r.id)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		if err := r.waits(fmt.Errorf("its volumes are not given back yet: %w", err)); err != nil {
+			return err
+		}
+		wait.sleep(ctx, again)
+	}
+}
+
+// end notes how the alloc has ended. Others may wait for what it held.
+func (r *runner) end() error {
+	err := r.update(func(rec *AllocRecord) {
+		rec.State, rec.Reason = rec.outcome()
+		rec.Ended, rec.Plans = time.Now().UTC(), nil
+		if rec.Reason == "" {
+			rec.note("", "is %s", rec.State)
+		} else {
+			rec.note("", "is %s: %s", rec.State, rec.Reason)
+		}
+	})
+	r.a.Retry()
+	return err
+}
+
+// outcome is how an alloc whose tasks have all ended has done.
+func (r *AllocRecord) outcome() (AllocState, string) {
+	if r.Failed != "" {
+		return AllocFailed, r.Failed
+	}
+	complete := true
+	for _, t := range r.Group.Tasks {
+		rec := r.Tasks[t.Name]
+		if rec.Failed {
+			return AllocFailed, fmt.Sprintf("task %q: %s", t.Name, rec.Reason)
+		}
+		complete = complete && rec.Exit != nil && rec.Exit.Code == 0 && rec.Attempt > 0
+	}
+	if r.Stop && !(r.batch() && complete) {
+		return AllocStopped, ""
+	}
+	return AllocComplete, ""
+}
+
+// pause is a back-off that something else may cut short.
+type pause struct{ next, most time.Duration }
+
+func newPause(limits [2]time.Duration) *pause { return &pause{limits[0], limits[1]} }
+
+func (p *pause) sleep(ctx context.Context, cut <-chan struct{}) {
+	timer := time.NewTimer(p.next)
+	defer timer.Stop()
+	p.next = min(2*p.next, p.most)
+	select {
+	case <-timer.C:
+	case <-cut:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,202 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+func parseOptions(src Submission) host.ParseOptions {
+	return host.ParseOptions{Variables: src.Variables, VariableFiles: src.Files}
+}
+
+func (s *Server) postJob(r *http.Request) (any, error) {
+	var src Submission
+	if err := readBody(r, &src); err != nil {
+		return nil, err
+	}
+	job, _, err := s.host.Parse(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+	if err != nil {
+		return nil, err
+	}
+	rec, err := s.agent.Submit(job, src)
+	if err != nil {
+		return nil, err
+	}
+	return jobView(rec, s.agent.Allocs()), nil
+}
+
+func (s *Server) getJobs(*http.Request) (any, error) {
+	out, all := []Job{}, s.agent.Allocs()
+	for _, j := range s.agent.Jobs() {
+		v := jobView(j, all)
+		v.Allocs = nil
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func (s *Server) getJob(r *http.Request) (any, error) {
+	for _, j := range s.agent.Jobs() {
+		if j.Job.ID == r.PathValue("id") {
+			return jobView(j, s.agent.Allocs()), nil
+		}
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no job %q", r.PathValue("id"))
+}
+
+func (s *Server) deleteJob(r *http.Request) (any, error) {
+	id := r.PathValue("id")
+	err := s.agent.StopJob(r.Context(), id, s.host, agent.StopOptions{Purge: truth(r, "purge"), Force: truth(r, "force")})
+	return struct{}{}, err
+}
+
+func (s *Server) getAllocs(*http.Request) (any, error) {
+	out := []Alloc{}
+	for _, rec := range s.agent.Allocs() {
+		out = append(out, allocView(rec))
+	}
+	return out, nil
+}
+
+// getAlloc is an alloc with what the shim knows of its volumes. A shim that cannot be asked takes only those away.
+func (s *Server) getAlloc(r *http.Request) (any, error) {
+	rec, err := s.agent.Find(r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	out := allocView(rec)
+	if !rec.UsesVolumes() || rec.State.Ended() {
+		return out, nil
+	}
+	list, _, err := s.host.Allocs(r.Context(), rec.ID)
+	if err != nil {
+		out.Waits = "the shim cannot be asked: " + err.Error()
+		return out, nil
+	}
+	for _, st := range list {
+		out.Waits = st.Waits
+		for _, u := range st.Uses {
+			out.Volumes = append(out.Volumes, useView(u))
+		}
+	}
+	return out, nil
+}
+
+// plugins puts together what the shim knows of them.
+func (s *Server) plugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
+	list, _, err := s.host.Plugins(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	enough := errors.New("enough")
+	var prints []host.PluginFingerprint
+	err = s.host.Fingerprints(ctx, q, func(all []host.PluginFingerprint, complete bool) error {
+		prints = append(prints, all...)
+		if complete {
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) {
+		return nil, err
+	}
+	return pluginViews(list, prints), nil
+}
+
+func (s *Server) getPlugins(r *http.Request) (any, error) {
+	return s.plugins(r.Context(), host.PluginQuery{})
+}
+
+func (s *Server) getPlugin(r *http.Request) (any, error) {
+	id := host.PluginID(r.PathValue("id"))
+	list, err := s.plugins(r.Context(), host.PluginQuery{Plugin: id})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range list {
+		if p.ID == string(id) {
+			return p, nil
+		}
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no plugin %q", id)
+}
+
+func (s *Server) jobOf(id host.AllocID) string {
+	for _, rec := range s.agent.Allocs() {
+		if rec.ID == id {
+			return rec.Job
+		}
+	}
+	return ""
+}
+
+func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, error) {
+	list, _, err := s.host.Volumes(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	out := []Volume{}
+	for _, v := range list {
+		out = append(out, volumeView(v, s.jobOf))
+	}
+	return out, nil
+}
+
+func (s *Server) getVolumes(r *http.Request) (any, error) {
+	return s.volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+}
+
+func (s *Server) getVolume(r *http.Request) (any, error) {
+	name := volumeName(r)
+	list, err := s.volumes(r.Context(), host.VolumeQuery{Name: name})
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range list {
+		if v.VolumeName() == name {
+			return v, nil
+		}
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+}
+
+func volumeName(r *http.Request) host.VolumeName {
+	n := host.VolumeName{Namespace: registry.Namespace(r.URL.Query().Get("namespace")), ID: registry.VolumeID(r.PathValue("id"))}
+	if n.Namespace == "" {
+		n.Namespace = registry.DefaultNamespace
+	}
+	return n
+}
+
+// postVolume creates or registers a volume from its text.
+func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error)) func(*http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		var src Submission
+		if err := readBody(r, &src); err != nil {
+			return nil, err
+		}
+		spec, _, err := s.host.ParseVolume(r.Context(), host.Source{Name: src.Name, Text: src.Text}, parseOptions(src))
+		if err != nil {
+			return nil, err
+		}
+		st, err := do(r.Context(), spec)
+		if err != nil {
+			return nil, err
+		}
+		s.agent.Retry()
+		return volumeView(st, s.jobOf), nil
+	}
+}
+
+func (s *Server) deleteVolume(r *http.Request) (any, error) {
+	do := s.host.DeleteVolume
+	if truth(r, "deregister") {
+		do = s.host.DeregisterVolume
+	}
+	return struct{}{}, do(r.Context(), volumeName(r))
+}

@@ -1,0 +1,220 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// Client calls the agent behind a socket.
+type Client struct {
+	socket string
+	web    *http.Client
+}
+
+// ErrNoAgent: nobody answers at the socket.
+var ErrNoAgent = errors.New("no agent answers")
+
+// NewClient makes a client; it connects with the first call.
+func NewClient(socket string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", socket)
+	}
+	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+func get[T any](ctx context.Context, c *Client, path string) (out T, err error) {
+	err = c.do(ctx, http.MethodGet, path, nil, &out)
+	return out, err
+}
+
+func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
+	body, err := c.open(ctx, method, path, in)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(out); err != nil {
+		return fmt.Errorf("the agent's answer to %s %s: %w", method, path, err)
+	}
+	return nil
+}
+
+// open makes a request; the answer is the caller's to close.
+func (c *Client) open(ctx context.Context, method, path string, in any) (io.ReadCloser, error) {
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := c.web.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, reason(err))
+	}
+	if reply.StatusCode >= http.StatusBadRequest {
+		defer reply.Body.Close()
+		return nil, problem(reply)
+	}
+	return reply.Body, nil
+}
+
+// reason is what is below the decorations of net/http.
+func reason(err error) error {
+	if e, is := errors.AsType[*url.Error](err); is {
+		return e.Err
+	}
+	return err
+}
+
+func problem(reply *http.Response) error {
+	var p Problem
+	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&p); err != nil {
+		return registry.Errorf(registry.ErrInternal, "the agent answers %s", reply.Status)
+	}
+	for _, kind := range registry.Kinds {
+		if kind.Error() == p.Kind {
+			return registry.Errorf(kind, "%s", p.Error)
+		}
+	}
+	return errors.New(p.Error)
+}
+
+// Self asks who answers.
+func (c *Client) Self(ctx context.Context) (Self, error) { return get[Self](ctx, c, "/agent/self") }
+
+// Shim asks for the shim.
+func (c *Client) Shim(ctx context.Context) (Shim, error) { return get[Shim](ctx, c, "/shim") }
+
+// Jobs lists jobs, without their allocs.
+func (c *Client) Jobs(ctx context.Context) ([]Job, error) { return get[[]Job](ctx, c, "/jobs") }
+
+// Job is one job with its allocs.
+func (c *Client) Job(ctx context.Context, id string) (Job, error) {
+	return get[Job](ctx, c, "/job/"+url.PathEscape(id))
+}
+
+// RunJob submits a job.
+func (c *Client) RunJob(ctx context.Context, src Submission) (out Job, err error) {
+	err = c.do(ctx, http.MethodPost, "/jobs", src, &out)
+	return out, err
+}
+
+// StopJob has a job end.
+func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
+	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}
+	return c.do(ctx, http.MethodDelete, "/job/"+url.PathEscape(id)+"?"+q.Encode(), nil, &struct{}{})
+}
+
+// Allocs lists all allocs.
+func (c *Client) Allocs(ctx context.Context) ([]Alloc, error) {
+	return get[[]Alloc](ctx, c, "/allocs")
+}
+
+// Alloc is the one whose id begins so, with its volumes.
+func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
+	return get[Alloc](ctx, c, "/alloc/"+url.PathEscape(prefix))
+}
+
+// Logs copies what a task wrote.
+func (c *Client) Logs(ctx context.Context, alloc, task, stream string, follow bool, to io.Writer) error {
+	q := url.Values{"stream": {stream}, "follow": {fmt.Sprint(follow)}}
+	body, err := c.open(ctx, http.MethodGet, "/alloc/"+url.PathEscape(alloc)+"/logs/"+url.PathEscape(task)+"?"+q.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	_, err = io.Copy(to, body)
+	return err
+}
+
+// Plugins lists plugins.
+func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
+	return get[[]Plugin](ctx, c, "/plugins")
+}
+
+// Plugin is one of them.
+func (c *Client) Plugin(ctx context.Context, id string) (Plugin, error) {
+	return get[Plugin](ctx, c, "/plugin/"+url.PathEscape(id))
+}
+
+// Volumes lists volumes, of one plugin or, if it is empty, all.
+func (c *Client) Volumes(ctx context.Context, plugin string) ([]Volume, error) {
+	return get[[]Volume](ctx, c, "/volumes?"+url.Values{"plugin": {plugin}}.Encode())
+}
+
+func volumePath(n host.VolumeName, more url.Values) string {
+	q := url.Values{"namespace": {string(n.Namespace)}}
+	for k, v := range more {
+		q[k] = v
+	}
+	return "/volume/" + url.PathEscape(string(n.ID)) + "?" + q.Encode()
+}
+
+// Volume is one of them.
+func (c *Client) Volume(ctx context.Context, n host.VolumeName) (Volume, error) {
+	return get[Volume](ctx, c, volumePath(n, nil))
+}
+
+// CreateVolume has a plugin make a volume.
+func (c *Client) CreateVolume(ctx context.Context, src Submission) (out Volume, err error) {
+	err = c.do(ctx, http.MethodPost, "/volumes/create", src, &out)
+	return out, err
+}
+
+// RegisterVolume makes an existing volume known.
+func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume, err error) {
+	err = c.do(ctx, http.MethodPost, "/volumes/register", src, &out)
+	return out, err
+}
+
+// DeleteVolume has the plugin delete a volume; DeregisterVolume only forgets it.
+func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
+	return c.do(ctx, http.MethodDelete, volumePath(n, nil), nil, &struct{}{})
+}
+
+// DeregisterVolume forgets a volume, which its plugin keeps.
+func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error {
+	return c.do(ctx, http.MethodDelete, volumePath(n, url.Values{"deregister": {"true"}}), nil, &struct{}{})
+}
+
+// Events calls fn with each event after a number, until all are told or, if it follows, ctx ends.
+func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(host.Event) error) error {
+	q := url.Values{"after": {fmt.Sprint(after)}, "follow": {fmt.Sprint(follow)}}
+	body, err := c.open(ctx, http.MethodGet, "/events?"+q.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var e host.Event
+		if err := d.Decode(&e); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := fn(e); err != nil {
+			return err
+		}
+	}
+}

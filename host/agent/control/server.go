@@ -1,0 +1,253 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/driver"
+	"holdfast/registry"
+)
+
+// Texts reads what people write.
+type Texts interface {
+	Parse(ctx context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error)
+	ParseVolume(ctx context.Context, src host.Source, o host.ParseOptions) (host.VolumeSpec, host.Diagnostics, error)
+}
+
+// Volumes changes volumes.
+type Volumes interface {
+	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	DeleteVolume(ctx context.Context, n host.VolumeName) error
+	DeregisterVolume(ctx context.Context, n host.VolumeName) error
+}
+
+// States says what is.
+type States interface {
+	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
+	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
+	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
+	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
+	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
+	Status(ctx context.Context) (host.ShimStatus, error)
+}
+
+// Host is the part of a *host.Host that the API serves.
+type Host interface {
+	agent.Storage
+	Texts
+	Volumes
+	States
+}
+
+var _ Host = (*host.Host)(nil)
+
+// Server is the API of one agent.
+type Server struct {
+	agent *agent.Agent
+	host  Host
+	self  Self
+	log   hclog.Logger
+}
+
+// NewServer makes the API.
+func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
+	self.Version, self.PID, self.Node, self.Drivers = host.Version, os.Getpid(), a.Node(), a.DriverNames()
+	return &Server{a, h, self, log}
+}
+
+// Serve answers on l until ctx ends; then it gives calls under way a moment, and closes l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	life, cancel := context.WithCancel(ctx)
+	defer cancel()
+	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return life }}
+	served := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { served <- web.Serve(l) })
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve the control socket: %w", err)
+	case <-ctx.Done():
+	}
+	grace, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer done()
+	err := web.Shutdown(grace)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = web.Close()
+	}
+	return err
+}
+
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for pattern, answer := range map[string]func(*http.Request) (any, error){
+		"GET /v1/agent/self":        s.getSelf,
+		"POST /v1/jobs":             s.postJob,
+		"GET /v1/jobs":              s.getJobs,
+		"GET /v1/job/{id}":          s.getJob,
+		"DELETE /v1/job/{id}":       s.deleteJob,
+		"GET /v1/allocs":            s.getAllocs,
+		"GET /v1/alloc/{id}":        s.getAlloc,
+		"GET /v1/plugins":           s.getPlugins,
+		"GET /v1/plugin/{id}":       s.getPlugin,
+		"GET /v1/volumes":           s.getVolumes,
+		"POST /v1/volumes/create":   s.postVolume(s.host.CreateVolume),
+		"POST /v1/volumes/register": s.postVolume(s.host.RegisterVolume),
+		"GET /v1/volume/{id}":       s.getVolume,
+		"DELETE /v1/volume/{id}":    s.deleteVolume,
+		"GET /v1/shim":              s.getShim,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			v, err := answer(r)
+			if err != nil {
+				refuse(w, err)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(v)
+		})
+	}
+	mux.HandleFunc("GET /v1/events", s.streamEvents)
+	mux.HandleFunc("GET /v1/alloc/{id}/logs/{task}", s.streamLogs)
+	return mux
+}
+
+// statuses of the kinds of error; the others are the server's fault.
+var statuses = map[error]int{
+	registry.ErrInvalid: http.StatusBadRequest, registry.ErrNotFound: http.StatusNotFound, registry.ErrConflict: http.StatusConflict,
+	registry.ErrExists: http.StatusConflict, registry.ErrUnavailable: http.StatusServiceUnavailable, registry.ErrDenied: http.StatusForbidden,
+	registry.ErrUnsupported: http.StatusUnprocessableEntity, registry.ErrExhausted: http.StatusInsufficientStorage,
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	p, status := Problem{Error: err.Error()}, http.StatusInternalServerError
+	for _, kind := range registry.Kinds {
+		if errors.Is(err, kind) {
+			p.Kind = kind.Error()
+			if s, known := statuses[kind]; known {
+				status = s
+			}
+			break
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(p)
+}
+
+// maxBody bounds a request: the shim takes texts of 64 KiB.
+const maxBody = 1 << 20
+
+func readBody(r *http.Request, into any) error {
+	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody))
+	if err := d.Decode(into); err != nil {
+		return registry.Invalid("the request's body: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
+
+func (s *Server) getShim(r *http.Request) (any, error) {
+	st, err := s.host.Status(r.Context())
+	return Shim(st), err
+}
+
+// lines writes a stream, each line when it happens.
+type lines struct {
+	w http.ResponseWriter
+}
+
+func (l lines) Write(p []byte) (int, error) {
+	n, err := l.w.Write(p)
+	_ = http.NewResponseController(l.w).Flush()
+	return n, err
+}
+
+func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
+	rec, err := s.agent.Find(r.PathValue("id"))
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	stream := driver.Stream(r.URL.Query().Get("stream"))
+	if stream == "" {
+		stream = driver.Stdout
+	}
+	task := host.TaskName(r.PathValue("task"))
+	if _, known := rec.Tasks[task]; !known {
+		refuse(w, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", rec.ID, task))
+		return
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if err := s.agent.Logs(r.Context(), rec.ID, task, stream, truth(r, "follow"), lines{w}); err != nil && r.Context().Err() == nil {
+		s.log.Warn("logs end early", "alloc", rec.ID, "task", task, "error", err)
+	}
+}
+
+func truth(r *http.Request, name string) bool { return r.URL.Query().Get(name) == "true" }
+
+func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
+	var after uint64
+	if text := r.URL.Query().Get("after"); text != "" {
+		if _, err := fmt.Sscan(text, &after); err != nil {
+			refuse(w, registry.Invalid("after: %q is no number", text))
+			return
+		}
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	out := json.NewEncoder(lines{w})
+	_ = http.NewResponseController(w).Flush()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	heard := make(chan struct{}, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if !truth(r, "follow") {
+		wg.Go(func() { endWhenQuiet(ctx, cancel, heard) })
+	}
+	err := s.host.Watch(ctx, host.WatchOptions{After: host.Seq(after)}, func(e host.Event) error {
+		select {
+		case heard <- struct{}{}:
+		default:
+		}
+		return out.Encode(e)
+	})
+	cancel()
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("events end early", "error", err)
+	}
+}
+
+// quietTime is how long no event comes when all that are stored have been sent.
+const quietTime = 300 * time.Millisecond
+
+// endWhenQuiet ends a watch that is not to follow.
+func endWhenQuiet(ctx context.Context, end func(), heard <-chan struct{}) {
+	for {
+		timer := time.NewTimer(quietTime)
+		select {
+		case <-heard:
+			timer.Stop()
+		case <-timer.C:
+			end()
+			return
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package control
+
+import (
+	"cmp"
+	"slices"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
+	out := Job{
+		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped, Submitted: j.Submitted,
+		Warnings: j.Warnings, Status: "dead",
+	}
+	states := map[string]map[string]int{}
+	for _, r := range all {
+		if r.Job != j.Job.ID {
+			continue
+		}
+		out.Allocs = append(out.Allocs, allocView(r))
+		if states[r.Group.Name] == nil {
+			states[r.Group.Name] = map[string]int{}
+		}
+		states[r.Group.Name][string(r.State)]++
+		switch {
+		case r.State == agent.AllocRunning:
+			out.Status = "running"
+		case !r.State.Ended() && out.Status == "dead":
+			out.Status = "pending"
+		}
+	}
+	if len(out.Allocs) == 0 && !j.Stopped {
+		out.Status = "pending"
+	}
+	for _, g := range j.Job.Groups {
+		v := Group{Name: g.Name, Count: g.Count, Volumes: g.Volumes, Allocs: states[g.Name]}
+		for _, t := range g.Tasks {
+			if t.Plugin != "" {
+				v.Plugins = append(v.Plugins, string(t.Plugin))
+			}
+		}
+		out.Groups = append(out.Groups, v)
+	}
+	return out
+}
+
+func allocView(r *agent.AllocRecord) Alloc {
+	out := Alloc{
+		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Namespace: r.Namespace, State: string(r.State), Reason: r.Reason,
+		Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+	}
+	for _, t := range r.Group.Tasks {
+		rec := r.Tasks[t.Name]
+		v := Task{
+			Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), State: string(rec.State), Failed: rec.Failed, Attempt: rec.Attempt,
+			Restarts: rec.Tally.Total, Since: rec.Since, Reason: rec.Reason,
+		}
+		if rec.Handle != nil {
+			v.Notes = rec.Handle.Notes
+			if rec.State == agent.TaskRunning {
+				v.PID = rec.Handle.TaskPID
+			}
+		}
+		if rec.Exit != nil {
+			v.ExitCode, v.Signal = &rec.Exit.Code, rec.Exit.Signal
+		}
+		out.Tasks = append(out.Tasks, v)
+	}
+	return out
+}
+
+func useView(u registry.Use) Use {
+	return Use{
+		Request: string(u.Request), Volume: string(u.Name.ID), Namespace: string(u.Name.Namespace), Plugin: string(u.Volume.Plugin),
+		External: string(u.Volume.External), Access: string(u.Usage.Access), Attached: string(u.Attach), Staged: string(u.Stage),
+		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent,
+	}
+}
+
+func volumeView(v host.VolumeStatus, jobOf func(host.AllocID) string) Volume {
+	out := Volume{
+		Volume: v.Volume, Attached: string(v.Placement.Attach), Staged: string(v.Placement.Stage), StagedAt: v.Placement.StagedAt.Host,
+		Holders: []Holder{}, Intent: v.Intent,
+	}
+	for _, h := range v.Holders {
+		out.Holders = append(out.Holders, Holder{
+			Alloc: string(h.Claim.Alloc), Job: jobOf(h.Claim.Alloc), Request: string(h.Claim.Request), Access: string(h.Claim.Usage.Access),
+			ReadOnly: h.Claim.Usage.ReadOnly, Published: string(h.Publish), Target: h.Target.Host, Since: h.Claim.Since,
+		})
+	}
+	return out
+}
+
+// pluginViews puts together what is there and what is expected, by id.
+func pluginViews(list host.PluginList, prints []host.PluginFingerprint) []Plugin {
+	found := map[host.PluginID]*Plugin{}
+	at := func(id host.PluginID) *Plugin {
+		if found[id] == nil {
+			found[id] = &Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []PluginTask{}}
+		}
+		return found[id]
+	}
+	for _, f := range prints {
+		p := at(f.Plugin)
+		p.Roles = append(p.Roles, Role{Role: string(f.Role), Healthy: f.Healthy, Expected: f.Expected})
+	}
+	for _, i := range list.Instances {
+		p := at(i.Plugin)
+		p.Instances = append(p.Instances, instanceView(i, list.Active[i.InstanceKey]))
+		if p.Provider == "" || list.Active[i.InstanceKey] {
+			p.Provider, p.Version = i.Fingerprint.Provider, i.Fingerprint.Version
+		}
+	}
+	for _, t := range list.Tasks {
+		p := at(t.Plugin)
+		p.Tasks = append(p.Tasks, PluginTask{
+			Alloc: string(t.Alloc), Task: string(t.Task), Job: t.Job, Type: t.Type, Phase: string(t.Phase), Attempt: t.Attempt, Restart: t.Restart,
+		})
+	}
+	out := []Plugin{}
+	for _, p := range found {
+		slices.SortFunc(p.Roles, func(x, y Role) int { return cmp.Compare(x.Role, y.Role) })
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(x, y Plugin) int { return cmp.Compare(x.ID, y.ID) })
+	return out
+}
+
+func instanceView(i host.Instance, active bool) Instance {
+	out := Instance{
+		Role: string(i.Role), Alloc: string(i.Alloc), Task: string(i.Task), Attempt: i.Attempt, Active: active, Health: string(i.Health.State),
+		Cause: string(i.Health.Cause), Detail: i.Health.Detail, Since: i.Health.Since, NodeID: string(i.Fingerprint.NodeID),
+		MaxVolumes: i.Fingerprint.MaxVolumes, Topology: i.Fingerprint.Topology, Endpoint: i.Endpoint.Host,
+	}
+	for _, c := range i.Fingerprint.Capabilities {
+		out.Capabilities = append(out.Capabilities, string(c))
+	}
+	return out
+}

@@ -1,0 +1,181 @@
+package control
+
+import (
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+// Self is the agent that answers.
+type Self struct {
+	Version  string     `json:"version"`
+	PID      int        `json:"pid"`
+	Node     agent.Node `json:"node"`
+	StateDir string     `json:"state_dir"`
+	RunDir   string     `json:"run_dir"`
+	Drivers  string     `json:"drivers"`
+}
+
+// Submission is a text with the values of its variables.
+type Submission = agent.Source
+
+// Job is a job and its allocs.
+type Job struct {
+	ID        string    `json:"id"`
+	Namespace string    `json:"namespace"`
+	Type      string    `json:"type"`
+	Status    string    `json:"status"` // "pending", "running", "dead"
+	Version   uint64    `json:"version"`
+	Stopped   bool      `json:"stopped"`
+	Submitted time.Time `json:"submitted"`
+	Warnings  []string  `json:"warnings,omitempty"`
+	Groups    []Group   `json:"groups"`
+	Allocs    []Alloc   `json:"allocs,omitempty"`
+}
+
+// Group is a group of a job, and how many of its allocs are in which state.
+type Group struct {
+	Name    string         `json:"name"`
+	Count   int            `json:"count"`
+	Plugins []string       `json:"plugins,omitempty"`
+	Volumes []string       `json:"volumes,omitempty"`
+	Allocs  map[string]int `json:"allocs,omitempty"` // number by state
+}
+
+// Alloc is a placement of a group.
+type Alloc struct {
+	ID        string       `json:"id"`
+	Job       string       `json:"job"`
+	Group     string       `json:"group"`
+	Index     uint64       `json:"index"`
+	Namespace string       `json:"namespace"`
+	State     string       `json:"state"`
+	Reason    string       `json:"reason,omitempty"`
+	Waits     string       `json:"waits,omitempty"` // what the shim says that its volumes wait for
+	Created   time.Time    `json:"created"`
+	Ended     time.Time    `json:"ended,omitzero"`
+	Tasks     []Task       `json:"tasks"`
+	Volumes   []Use        `json:"volumes,omitempty"`
+	Notes     []agent.Note `json:"notes,omitempty"`
+}
+
+// Task is a task of an alloc.
+type Task struct {
+	Name     string    `json:"name"`
+	Driver   string    `json:"driver"`
+	Plugin   string    `json:"plugin,omitempty"`
+	State    string    `json:"state"`
+	Failed   bool      `json:"failed,omitempty"`
+	Attempt  uint64    `json:"attempt"`
+	Restarts int       `json:"restarts"`
+	PID      int       `json:"pid,omitempty"`
+	ExitCode *int      `json:"exit_code,omitempty"` // of the last attempt that ended
+	Signal   int       `json:"signal,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
+	Reason   string    `json:"reason,omitempty"`
+	Notes    []string  `json:"driver_notes,omitempty"`
+}
+
+// Use is an alloc's use of a volume, step by step: each of the marks is "", "sent" or "done".
+type Use struct {
+	Request   string           `json:"request"`
+	Volume    string           `json:"volume"`
+	Namespace string           `json:"namespace"`
+	Plugin    string           `json:"plugin"`
+	External  string           `json:"external_id,omitempty"`
+	Access    string           `json:"access_mode"`
+	Attached  string           `json:"attach"`
+	Staged    string           `json:"stage"`
+	Published string           `json:"publish"`
+	Target    string           `json:"target,omitempty"`
+	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
+}
+
+// Plugin is a plugin with all that serves it.
+type Plugin struct {
+	ID        string       `json:"id"`
+	Provider  string       `json:"provider"`
+	Version   string       `json:"version"`
+	Roles     []Role       `json:"roles"`
+	Instances []Instance   `json:"instances"`
+	Tasks     []PluginTask `json:"tasks"`
+}
+
+// Role is how many instances serve a plugin in a role.
+type Role struct {
+	Role     string `json:"role"`
+	Healthy  int    `json:"healthy"`
+	Expected int    `json:"expected"`
+}
+
+// Instance is one running task in one role of a plugin.
+type Instance struct {
+	Role         string            `json:"role"`
+	Alloc        string            `json:"alloc"`
+	Task         string            `json:"task"`
+	Attempt      uint64            `json:"attempt"`
+	Active       bool              `json:"active"`
+	Health       string            `json:"health"`
+	Cause        string            `json:"cause"`
+	Detail       string            `json:"detail,omitempty"`
+	Since        time.Time         `json:"since,omitzero"`
+	NodeID       string            `json:"node_id,omitempty"`
+	MaxVolumes   int64             `json:"max_volumes,omitempty"`
+	Topology     map[string]string `json:"topology,omitempty"`
+	Capabilities []string          `json:"capabilities,omitempty"`
+	Endpoint     string            `json:"endpoint"`
+}
+
+// PluginTask is a task that runs a plugin, registered or not.
+type PluginTask struct {
+	Alloc   string                   `json:"alloc"`
+	Task    string                   `json:"task"`
+	Job     string                   `json:"job"`
+	Type    string                   `json:"type"`
+	Phase   string                   `json:"phase"`
+	Attempt uint64                   `json:"attempt"`
+	Restart *registry.RestartRequest `json:"restart,omitempty"` // asked for, and not happened yet
+}
+
+// Volume is a volume and who uses it.
+type Volume struct {
+	registry.Volume
+	Attached string           `json:"attach"`
+	Staged   string           `json:"stage"`
+	StagedAt string           `json:"staged_at,omitempty"`
+	Holders  []Holder         `json:"holders"`
+	Intent   *registry.Intent `json:"intent,omitempty"`
+}
+
+// Holder is a claim on a volume, and its publish.
+type Holder struct {
+	Alloc     string    `json:"alloc"`
+	Job       string    `json:"job,omitempty"`
+	Request   string    `json:"request"`
+	Access    string    `json:"access_mode"`
+	ReadOnly  bool      `json:"read_only"`
+	Published string    `json:"publish"`
+	Target    string    `json:"target,omitempty"`
+	Since     time.Time `json:"since,omitzero"`
+}
+
+// Shim is the shim that serves the agent.
+type Shim struct {
+	Version     string   `json:"version"`
+	PID         int      `json:"pid"`
+	Generation  uint64   `json:"generation"`
+	Index       host.Seq `json:"index"`
+	Schema      uint32   `json:"schema"`
+	OpenIntents int      `json:"open_intents"`
+	Instances   int      `json:"instances"`
+	Allocs      int      `json:"allocs"`
+	SHA256      string   `json:"sha256"`
+}
+
+// Problem is an answer that is an error.
+type Problem struct {
+	Error string `json:"error"`
+	Kind  string `json:"kind,omitempty"` // one of package registry's kinds, by its text
+}

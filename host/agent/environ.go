@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent/driver"
+)
+
+// Node is what jobs may ask of the machine that they run on.
+type Node struct {
+	ID   string `json:"id"` // stays the same for a state directory
+	Name string `json:"name"`
+}
+
+// facts are what references of the form ${node.unique.id} stand for.
+func (n Node) facts() map[string]string {
+	return map[string]string{
+		"node.unique.id": n.ID, "node.unique.name": n.Name, "node.datacenter": "dc1", "node.region": "global", "node.pool": "default",
+		"node.class": "", "attr.unique.hostname": n.Name, "attr.kernel.name": runtime.GOOS, "attr.cpu.arch": runtime.GOARCH,
+		"attr.os.name": runtime.GOOS,
+	}
+}
+
+// dirs of an alloc: one shared by its tasks, one of each.
+type dirs struct{ root string }
+
+func (d dirs) shared() string               { return filepath.Join(d.root, "shared") }
+func (d dirs) task(n host.TaskName) string  { return filepath.Join(d.root, "tasks", string(n)) }
+func (d dirs) tasks() string                { return filepath.Join(d.root, "tasks") }
+func (d dirs) local(n host.TaskName) string { return filepath.Join(d.task(n), "local") }
+
+// told is what every task is told of itself.
+func (n Node) told(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]string {
+	env := map[string]string{
+		"NOMAD_ALLOC_ID": string(r.ID), "NOMAD_SHORT_ALLOC_ID": short(r.ID), "NOMAD_ALLOC_INDEX": fmt.Sprint(r.Index),
+		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index),
+		"NOMAD_TASK_NAME":  string(t.Name), "NOMAD_GROUP_NAME": r.Group.Name, "NOMAD_JOB_ID": r.Job, "NOMAD_JOB_NAME": r.JobName,
+		"NOMAD_NAMESPACE": r.Namespace, "NOMAD_DC": "dc1", "NOMAD_REGION": "global",
+		"NOMAD_TASK_DIR": d.local(t.Name), "NOMAD_ALLOC_DIR": d.shared(), "NOMAD_SECRETS_DIR": filepath.Join(d.task(t.Name), "secrets"),
+	}
+	if isolated {
+		env["NOMAD_TASK_DIR"], env["NOMAD_ALLOC_DIR"], env["NOMAD_SECRETS_DIR"] = "/local", "/alloc", "/secrets"
+	}
+	for _, meta := range []map[string]string{r.JobMeta, t.groupMeta, t.meta} {
+		for name, v := range meta {
+			env["NOMAD_META_"+name] = v
+			env["NOMAD_META_"+strings.ToUpper(name)] = v
+		}
+	}
+	return env
+}
+
+// attempt is one start of a task, ready for its driver.
+func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string, isolated bool) driver.Task {
+	d := dirs{root}
+	base := n.told(r, t, d, isolated)
+	known := n.facts()
+	maps.Copy(known, base)
+	for _, e := range plan.Env {
+		if _, set := t.Env[e.Name]; !set || !e.Default {
+			known[e.Name] = e.Value
+		}
+	}
+	for name, v := range t.Env {
+		base[name] = hooks.Expand(v, known)
+	}
+	maps.Copy(known, base)
+	out := driver.Task{
+		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(), Command: hooks.Expand(t.config.Command, known),
+		User: hooks.Expand(t.user, known), Plan: plan, WorkDir: hooks.Expand(t.config.WorkDir, known), KillGrace: t.grace,
+	}
+	for _, arg := range t.config.Args {
+		out.Args = append(out.Args, hooks.Expand(string(arg), known))
+	}
+	for _, name := range slices.Sorted(maps.Keys(base)) {
+		out.Env = append(out.Env, name+"="+base[name])
+	}
+	return out
+}
+
+func attemptID(id host.AllocID, task host.TaskName, attempt uint64) string {
+	return fmt.Sprintf("%s-%s-%d", id, task, attempt)
+}
+
+func short(id host.AllocID) string { return string(id[:min(8, len(id))]) }

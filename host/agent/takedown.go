@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// TakeDown ends everything that runs: users of volumes first, and when they have given them back, plugins. Jobs are kept; the next agent
+// runs them again. Run has to be under way. When ctx ends first, the error says what is left.
+func (a *Agent) TakeDown(ctx context.Context) error { return a.takeDown(ctx, lastRank) }
+
+// TakeDownUsers ends what runs no plugin, and leaves the plugins running.
+func (a *Agent) TakeDownUsers(ctx context.Context) error { return a.takeDown(ctx, 0) }
+
+func (a *Agent) takeDown(ctx context.Context, last int) error {
+	a.mu.Lock()
+	a.draining = true
+	a.mu.Unlock()
+	for rank := range last + 1 {
+		a.stopRank(rank)
+		err := a.Await(ctx, func(all []*AllocRecord) bool { return len(left(all, rank)) == 0 })
+		if err != nil {
+			return a.leftOver(err)
+		}
+	}
+	return nil
+}
+
+// TakeDownByForce ends everything at once, and does not wait for volumes to be given back first.
+func (a *Agent) TakeDownByForce(ctx context.Context) error {
+	a.mu.Lock()
+	a.draining = true
+	a.mu.Unlock()
+	for rank := range lastRank + 1 {
+		a.stopRank(rank)
+	}
+	running := func(all []*AllocRecord) bool {
+		for _, r := range all {
+			for _, t := range r.Tasks {
+				if t.State != TaskDead && !r.State.Ended() {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	if err := a.Await(ctx, running); err != nil {
+		return a.leftOver(err)
+	}
+	return a.leftOver(nil)
+}
+
+func (a *Agent) stopRank(rank int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range a.recordsLocked() {
+		if r.rank() == rank {
+			a.stopLocked(r.ID)
+		}
+	}
+}
+
+// left lists what of the ranks up to this one has not ended.
+func left(all []*AllocRecord, rank int) (out []*AllocRecord) {
+	for _, r := range all {
+		if !r.State.Ended() && r.rank() <= rank {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func (a *Agent) leftOver(err error) error {
+	var names []string
+	for _, r := range left(a.Allocs(), lastRank) {
+		text := fmt.Sprintf("alloc %s of job %q is %s", short(r.ID), r.Job, r.State)
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+		names = append(names, text)
+	}
+	switch {
+	case len(names) == 0:
+		return err
+	case err == nil:
+		return registry.Errorf(registry.ErrUncertain, "not everything was taken down: %s", strings.Join(names, "; "))
+	}
+	return fmt.Errorf("not everything was taken down: %s: %w", strings.Join(names, "; "), err)
+}

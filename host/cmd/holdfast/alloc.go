@@ -1,0 +1,118 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent/control"
+)
+
+func newAlloc(io streams, p *places) *cobra.Command {
+	return group("alloc", "Look at allocs and their logs", newAllocStatus(io, p), newAllocLogs(io, p))
+}
+
+func newAllocStatus(io streams, p *places) *cobra.Command {
+	return &cobra.Command{
+		Use: "status [ID]", Short: "List allocs, or show one with its tasks and, step by step, its volumes", Aliases: []string{"list"},
+		Long: "List allocs, or show the one whose id begins with ID.",
+		Args: counted(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				list, err := p.client().Allocs(c.Context())
+				return show(io, p, err, list, writeAllocs)
+			}
+			a, err := p.client().Alloc(c.Context(), args[0])
+			return show(io, p, err, a, writeAlloc)
+		},
+	}
+}
+
+func newAllocLogs(io streams, p *places) *cobra.Command {
+	follow, stderr := false, false
+	c := &cobra.Command{
+		Use: "logs ID TASK", Short: "Copy what a task wrote", Args: counted(cobra.ExactArgs(2)),
+		RunE: func(c *cobra.Command, args []string) error {
+			stream := "stdout"
+			if stderr {
+				stream = "stderr"
+			}
+			return p.client().Logs(c.Context(), args[0], args[1], stream, follow, io.out)
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the task has ended")
+	c.Flags().BoolVar(&stderr, "stderr", false, "standard error instead of standard output")
+	return c
+}
+
+func writeAllocs(to io.Writer, list []control.Alloc) error {
+	t := newTable("ID", "JOB", "GROUP", "INDEX", "STATE", "CREATED", "REASON")
+	for _, a := range list {
+		t.add(short(a.ID), a.Job, a.Group, a.Index, a.State, when(a.Created), a.Reason)
+	}
+	return t.write(to, "no allocs")
+}
+
+func writeAlloc(to io.Writer, a control.Alloc) error {
+	waits := a.Waits
+	if waits == "" && a.State == "pending" {
+		waits = a.Reason
+	}
+	err := facts(to, "ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State, "Reason", a.Reason,
+		"Waits for", waits, "Created", when(a.Created), "Ended", when(a.Ended))
+	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
+	for _, t := range a.Tasks {
+		state := t.State
+		if t.Failed {
+			state = "failed"
+		}
+		tasks.add(t.Name, t.Driver, t.Plugin, state, t.Attempt, t.Restarts, number(t.PID), exitText(t), t.Reason)
+	}
+	fmt.Fprintln(to)
+	err = errors.Join(err, tasks.write(to, "no tasks"))
+	if len(a.Volumes) > 0 {
+		fmt.Fprintln(to)
+		err = errors.Join(err, writeUses(to, a.Volumes))
+	}
+	if len(a.Notes) > 0 {
+		notes := newTable("AT", "TASK", "WHAT")
+		for _, n := range a.Notes {
+			notes.add(when(n.At), n.Task, n.Text)
+		}
+		fmt.Fprintln(to)
+		err = errors.Join(err, notes.write(to, ""))
+	}
+	return err
+}
+
+func writeUses(to io.Writer, uses []control.Use) error {
+	t := newTable("REQUEST", "VOLUME", "PLUGIN", "ACCESS", "ATTACH", "STAGE", "PUBLISH", "OPEN CALL")
+	for _, u := range uses {
+		call := ""
+		if u.Intent != nil {
+			call = fmt.Sprintf("%s, %s, try %d", u.Intent.RPC, u.Intent.Outcome, u.Intent.Attempt)
+		}
+		t.add(u.Request, u.Volume, u.Plugin, u.Access, u.Attached, u.Staged, u.Published, call)
+	}
+	return t.write(to, "no volumes")
+}
+
+func exitText(t control.Task) string {
+	switch {
+	case t.ExitCode == nil:
+		return ""
+	case t.Signal != 0:
+		return fmt.Sprintf("signal %d", t.Signal)
+	}
+	return fmt.Sprintf("code %d", *t.ExitCode)
+}
+
+// number is one that means nothing when it is 0.
+func number[T int | int64](n T) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}

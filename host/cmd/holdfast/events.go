@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+
+	"encoding/json"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+)
+
+type writer = io.Writer
+
+func newEvents(io streams, p *places) *cobra.Command {
+	follow, after := false, uint64(0)
+	c := &cobra.Command{
+		Use: "events", Short: "List what has happened to plugins and volumes", Args: counted(cobra.NoArgs),
+		Long: "List what has happened to plugins and volumes, a line each; with --json a JSON object each. The number of the last line goes on with --after.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			lines := json.NewEncoder(io.out)
+			err := p.client().Events(ctx, after, follow, func(e host.Event) error {
+				if p.json {
+					return lines.Encode(e)
+				}
+				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, when(e.At), clean(eventLine(e)))
+				return err
+			})
+			if ctx.Err() != nil && !errors.Is(err, control.ErrNoAgent) {
+				return nil
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on")
+	c.Flags().Uint64Var(&after, "after", 0, "only those after this number")
+	return c
+}
+
+func newShim(io streams, p *places) *cobra.Command {
+	return group("shim", "Look at the shim", &cobra.Command{
+		Use: "status", Short: "Show the shim that serves the agent", Args: counted(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			shim, err := p.client().Shim(c.Context())
+			return show(io, p, err, shim, writeShim)
+		},
+	})
+}
+
+func writeShim(to writer, s control.Shim) error {
+	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Schema", s.Schema,
+		"Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
+}

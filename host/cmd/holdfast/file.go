@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+)
+
+// variables are the flags that give a text's variables their values.
+type variables struct {
+	values []string
+	files  []string
+}
+
+func (v *variables) flags(c *cobra.Command) {
+	c.Flags().StringArrayVar(&v.values, "var", nil, "value of a variable, as in name=value; may be repeated")
+	c.Flags().StringArrayVar(&v.files, "var-file", nil, "file of name = value lines; may be repeated")
+}
+
+func (v *variables) read() (values map[string]string, files []host.Source, err error) {
+	values = map[string]string{}
+	for _, text := range v.values {
+		name, value, is := strings.Cut(text, "=")
+		if !is || name == "" {
+			return nil, nil, usageError{fmt.Errorf("--var %q: write name=value", text)}
+		}
+		values[name] = value
+	}
+	for _, path := range v.files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, nil, err
+		}
+		files = append(files, host.Source{Name: path, Text: text})
+	}
+	return values, files, nil
+}
+
+// file is a job or a volume file.
+type file struct {
+	agent.Source
+	volume bool
+}
+
+// maxFile is far more than the shim takes: it says so better.
+const maxFile = 512 << 10
+
+// readFile reads a file; "-" is the standard input.
+func readFile(path string) (file, error) {
+	from := io.Reader(os.Stdin)
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return file{}, err
+		}
+		defer f.Close()
+		from = f
+	}
+	text, err := io.ReadAll(io.LimitReader(from, maxFile))
+	if err != nil {
+		return file{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	return file{agent.Source{Name: path, Text: text}, isVolume(path, text)}, nil
+}
+
+var (
+	jobHead     = regexp.MustCompile(`(?m)^\s*"?(job|task)"?\s*("|:|\{)`)
+	pluginField = regexp.MustCompile(`(?m)^\s*"?plugin_id"?\s*[=:]`)
+)
+
+// isVolume tells a volume file by its name, else by what stands at the begin of its lines. Whether it is a good one, the shim says.
+func isVolume(path string, text []byte) bool {
+	if strings.HasSuffix(path, ".volume.hcl") || strings.HasSuffix(path, ".volume.json") {
+		return true
+	}
+	return !jobHead.Match(text) && pluginField.Match(text)
+}
+
+// readFiles reads files that share their variables: each is given those that it declares.
+func (v *variables) readFiles(paths []string) ([]file, error) {
+	values, varFiles, err := v.read()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	var out []file
+	for _, path := range paths {
+		f, err := readFile(path)
+		if err != nil {
+			return nil, err
+		}
+		f.Files, f.Variables = varFiles, map[string]string{}
+		for name, value := range values {
+			if declares(f.Text, name) {
+				f.Variables[name], used[name] = value, true
+			}
+		}
+		out = append(out, f)
+	}
+	for name := range values {
+		if !used[name] {
+			return nil, usageError{fmt.Errorf("--var %s: no file declares this variable", name)}
+		}
+	}
+	return out, nil
+}
+
+func declares(text []byte, name string) bool {
+	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) + `"?\s*\{|"variable"\s*:`).Match(text)
+}
+
+func parseOptions(f file, validate bool) host.ParseOptions {
+	return host.ParseOptions{Variables: f.Variables, VariableFiles: f.Files, Validate: validate}
+}

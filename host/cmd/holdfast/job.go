@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent/control"
+)
+
+func newJob(io streams, p *places) *cobra.Command {
+	return group("job", "Run, stop and look at jobs", newJobRun(io, p), newJobStop(io, p), newJobStatus(io, p))
+}
+
+func newJobRun(io streams, p *places) *cobra.Command {
+	v, wait := &variables{}, false
+	c := &cobra.Command{
+		Use: "run FILE", Short: "Have the agent run a job, or replace the one of that id",
+		Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			src, err := v.single(args[0])
+			if err != nil {
+				return err
+			}
+			job, err := p.client().RunJob(c.Context(), src)
+			if err == nil && wait {
+				job, err = settle(c.Context(), p.client(), job)
+			}
+			if err != nil {
+				return err
+			}
+			if p.json {
+				return errors.Join(writeJSON(io.out, job), failedAllocs(job, wait))
+			}
+			for _, w := range job.Warnings {
+				fmt.Fprintln(io.err, "warning:", w)
+			}
+			fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
+			return failedAllocs(job, wait)
+		},
+	}
+	v.flags(c)
+	c.Flags().BoolVar(&wait, "wait", false, "return when all its allocs run or have ended")
+	return c
+}
+
+// single reads the one file of a command; all variables are its own.
+func (v *variables) single(path string) (control.Submission, error) {
+	values, files, err := v.read()
+	if err != nil {
+		return control.Submission{}, err
+	}
+	f, err := readFile(path)
+	f.Variables, f.Files = values, files
+	return f.Source, err
+}
+
+// settle waits until the job's allocs of its version run or have ended.
+func settle(ctx context.Context, c *control.Client, job control.Job) (control.Job, error) {
+	for {
+		now, err := c.Job(ctx, job.ID)
+		if err != nil || settled(now) {
+			return now, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return now, context.Cause(ctx)
+		}
+	}
+}
+
+func settled(j control.Job) bool {
+	want, have := 0, 0
+	for _, g := range j.Groups {
+		want += g.Count
+	}
+	for _, a := range j.Allocs {
+		switch a.State {
+		case "running", "complete", "failed":
+			have++
+		case "stopped":
+		default:
+			return false
+		}
+	}
+	return have >= want
+}
+
+func failedAllocs(j control.Job, waited bool) error {
+	if !waited {
+		return nil
+	}
+	for _, a := range j.Allocs {
+		if a.State == "failed" {
+			return fmt.Errorf("alloc %s has failed: %s", a.ID, a.Reason)
+		}
+	}
+	return nil
+}
+
+func newJobStop(io streams, p *places) *cobra.Command {
+	purge, force := false, false
+	c := &cobra.Command{
+		Use: "stop ID", Short: "Have a job end: users of volumes first, then plugins",
+		Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
+				return err
+			}
+			if p.json {
+				return writeJSON(io.out, map[string]string{"id": args[0]})
+			}
+			fmt.Fprintf(io.out, "job %s is being stopped\n", args[0])
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&purge, "purge", false, "forget the job and its allocs")
+	c.Flags().BoolVar(&force, "force", false, "even if it runs a plugin whose volumes others hold")
+	return c
+}
+
+func newJobStatus(io streams, p *places) *cobra.Command {
+	return &cobra.Command{
+		Use: "status [ID]", Short: "List jobs, or show one with its allocs", Aliases: []string{"list"},
+		Args: counted(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				jobs, err := p.client().Jobs(c.Context())
+				return show(io, p, err, jobs, writeJobs)
+			}
+			job, err := p.client().Job(c.Context(), args[0])
+			return show(io, p, err, job, writeJob)
+		},
+	}
+}
+
+// show writes an answer as JSON or for people.
+func show[T any](io streams, p *places, err error, v T, write func(io.Writer, T) error) error {
+	switch {
+	case err != nil:
+		return err
+	case p.json:
+		return writeJSON(io.out, v)
+	}
+	return write(io.out, v)
+}
+
+func writeJobs(to io.Writer, jobs []control.Job) error {
+	t := newTable("ID", "TYPE", "STATUS", "VERSION", "GROUPS", "SUBMITTED")
+	for _, j := range jobs {
+		t.add(j.ID, j.Type, j.Status, j.Version, len(j.Groups), when(j.Submitted))
+	}
+	return t.write(to, "no jobs")
+}
+
+func writeJob(to io.Writer, j control.Job) error {
+	err := facts(to, "ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version, "Stopped", yes(j.Stopped),
+		"Submitted", when(j.Submitted))
+	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")
+	for _, g := range j.Groups {
+		groups.add(g.Name, g.Count, strings.Join(g.Plugins, ","), strings.Join(g.Volumes, ","), counts(g.Allocs))
+	}
+	fmt.Fprintln(to)
+	err = errors.Join(err, groups.write(to, "no groups"))
+	fmt.Fprintln(to)
+	return errors.Join(err, writeAllocs(to, j.Allocs))
+}
+
+// counts are numbers by name, in one order.
+func counts(m map[string]int) string {
+	var parts []string
+	for name, n := range m {
+		parts = append(parts, fmt.Sprintf("%d %s", n, name))
+	}
+	sort.Strings(parts)
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,24 @@
+// Command holdfast runs jobs with CSI storage on this machine, and looks at what runs.
+//
+//	holdfast run plugin.hcl notes.volume.hcl job.hcl    everything in the foreground, taken down at the end
+//	holdfast agent                                      for good; the other commands speak to it
+//	holdfast validate FILE...
+//	holdfast job run FILE | stop ID | status [ID]
+//	holdfast plugin status [ID]
+//	holdfast volume create FILE | register FILE | status [ID] | delete ID | deregister ID
+//	holdfast alloc status [ID] | logs ID TASK
+//	holdfast events | shim status | version
+//
+// Exit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; 3 no agent answers; 130 ended by a second signal.
+package main
+
+import (
+	"os"
+
+	"holdfast/host/agent/driver"
+)
+
+func main() {
+	driver.Main() // this binary is also the parent of each task
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent/control"
+)
+
+func newPlugin(io streams, p *places) *cobra.Command {
+	list := func(c *cobra.Command) error {
+		plugins, err := p.client().Plugins(c.Context())
+		return show(io, p, err, plugins, writePlugins)
+	}
+	return group("plugin", "Look at CSI plugins",
+		&cobra.Command{
+			Use: "list", Short: "List plugins", Args: counted(cobra.NoArgs),
+			RunE: func(c *cobra.Command, _ []string) error { return list(c) },
+		},
+		&cobra.Command{
+			Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks", Args: counted(cobra.MaximumNArgs(1)),
+			RunE: func(c *cobra.Command, args []string) error {
+				if len(args) == 0 {
+					return list(c)
+				}
+				plugin, err := p.client().Plugin(c.Context(), args[0])
+				return show(io, p, err, plugin, writePlugin)
+			},
+		})
+}
+
+// health is healthy/expected of a role.
+func health(p control.Plugin, role string) string {
+	for _, r := range p.Roles {
+		if r.Role == role {
+			return fmt.Sprintf("%d/%d", r.Healthy, r.Expected)
+		}
+	}
+	return ""
+}
+
+// The roles that have a column of their own.
+const (
+	controllerRole = "csi-controller"
+	nodeRole       = "csi-node"
+)
+
+func writePlugins(to io.Writer, list []control.Plugin) error {
+	t := newTable("ID", "PROVIDER", "VERSION", "CONTROLLERS", "NODES")
+	for _, p := range list {
+		t.add(p.ID, p.Provider, p.Version, health(p, controllerRole), health(p, nodeRole))
+	}
+	return t.write(to, "no plugins")
+}
+
+func writePlugin(to io.Writer, p control.Plugin) error {
+	err := facts(to, "ID", p.ID, "Provider", p.Provider, "Version", p.Version)
+	roles := newTable("ROLE", "HEALTHY", "EXPECTED")
+	for _, r := range p.Roles {
+		roles.add(r.Role, r.Healthy, r.Expected)
+	}
+	instances := newTable("ROLE", "ALLOC", "TASK", "ATTEMPT", "ACTIVE", "HEALTH", "CAUSE", "SINCE", "NODE ID", "MAX VOLUMES")
+	for _, i := range p.Instances {
+		cause := i.Cause
+		if i.Detail != "" {
+			cause += ": " + i.Detail
+		}
+		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health, cause, when(i.Since), i.NodeID, number(i.MaxVolumes))
+	}
+	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART ASKED")
+	for _, t := range p.Tasks {
+		asked := ""
+		if t.Restart != nil {
+			asked = fmt.Sprintf("of attempt %d: %s %s", t.Restart.Attempt, t.Restart.Cause, t.Restart.Detail)
+		}
+		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, strings.TrimSpace(asked))
+	}
+	for _, part := range []struct {
+		t    *table
+		none string
+	}{{roles, "no roles"}, {instances, "no instances"}, {tasks, "no tasks"}} {
+		fmt.Fprintln(to)
+		err = errors.Join(err, part.t.write(to, part.none))
+	}
+	return errors.Join(err, writeAbilities(to, p))
+}
+
+// writeAbilities lists what the active instances say that they can do.
+func writeAbilities(to io.Writer, p control.Plugin) error {
+	able, topology := map[string]bool{}, map[string]bool{}
+	for _, i := range p.Instances {
+		for _, c := range i.Capabilities {
+			able[c] = true
+		}
+		for k, v := range i.Topology {
+			topology[k+"="+v] = true
+		}
+	}
+	for _, part := range []struct {
+		head string
+		set  map[string]bool
+	}{{"Capabilities", able}, {"Topology", topology}} {
+		if len(part.set) == 0 {
+			continue
+		}
+		fmt.Fprintf(to, "\n%s\n", part.head)
+		for _, name := range slices.Sorted(maps.Keys(part.set)) {
+			if _, err := fmt.Fprintln(to, "  "+clean(name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

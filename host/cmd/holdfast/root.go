@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/spf13/cobra"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent/control"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailed  = 1   // it failed, or was refused
+	exitUsage   = 2   // the command line is wrong
+	exitNoAgent = 3   // nobody answers at the control socket
+	exitForced  = 130 // ended by a second signal: something may be left
+)
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+// errForced: a second signal cut the taking down short.
+var errForced = errors.New("ended by a second signal")
+
+// errSaid: what is wrong has been printed already.
+var errSaid = errors.New("failed")
+
+// streams are where a command writes.
+type streams struct{ out, err io.Writer }
+
+// places are flags that say where an agent is.
+type places struct {
+	state, run, address string
+	json                bool
+	logLevel            string
+}
+
+const defaultState = "/var/lib/holdfast"
+
+// run is the whole program.
+func run(args []string, out, errs io.Writer) int {
+	root := newRoot(streams{out, errs})
+	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errs)
+	err := root.ExecuteContext(context.Background()) // the root of everything
+	if err != nil && !errors.Is(err, errSaid) {
+		fmt.Fprintln(errs, "holdfast:", err)
+	}
+	return exitCode(err)
+}
+
+func exitCode(err error) int {
+	_, usage := errors.AsType[usageError](err)
+	switch {
+	case err == nil:
+		return exitOK
+	case usage, isCobraUsage(err):
+		return exitUsage
+	case errors.Is(err, control.ErrNoAgent):
+		return exitNoAgent
+	case errors.Is(err, errForced):
+		return exitForced
+	}
+	return exitFailed
+}
+
+// isCobraUsage knows the one mistake that cobra gives no type.
+func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }
+
+func newRoot(io streams) *cobra.Command {
+	p := &places{}
+	root := &cobra.Command{
+		Use: "holdfast", Short: "Run jobs with CSI storage on this machine", SilenceErrors: true, SilenceUsage: true,
+		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
+			"3 no agent answers; 130 ended by a second signal.",
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	flags := root.PersistentFlags()
+	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"), "state directory (HOLDFAST_STATE_DIR; default "+defaultState+", of run a fresh one)")
+	flags.StringVar(&p.run, "run-dir", "", "directory of sockets (default /run/holdfast/<digest of the state directory>)")
+	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"), "control socket of the agent (HOLDFAST_ADDR; default agent.sock in the run directory)")
+	flags.BoolVar(&p.json, "json", false, "write JSON")
+	flags.StringVar(&p.logLevel, "log-level", "", "trace, debug, info, warn or error (default warn, of agent info)")
+	root.AddCommand(
+		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p), newAlloc(io, p),
+		newEvents(io, p), newShim(io, p), newVersion(io, p),
+	)
+	root.CompletionOptions.DisableDefaultCmd = true
+	return root
+}
+
+// group is a command that only has others.
+func group(use, short string, sub ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		return usageError{fmt.Errorf("%s has no command %q; see holdfast %s --help", c.Name(), args[0], c.Name())}
+	}
+	c.AddCommand(sub...)
+	return c
+}
+
+// counted has a wrong number of arguments be a usage error.
+func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
+		}
+		return nil
+	}
+}
+
+func (p *places) stateDir() string {
+	if p.state == "" {
+		return defaultState
+	}
+	return p.state
+}
+
+// runDirs are where a state directory's sockets may be: the second where the first cannot be made.
+func runDirs(state string) []string {
+	first := hooks.DefaultRun(state, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
+	return []string{first, state + "/run"}
+}
+
+// runDir is the one that can be made.
+func (p *places) runDir(state string) string {
+	if p.run != "" {
+		return p.run
+	}
+	for _, dir := range runDirs(state) {
+		if os.MkdirAll(dir, 0o700) == nil {
+			return dir
+		}
+	}
+	return runDirs(state)[0]
+}
+
+// client is for the agent that the flags name.
+func (p *places) client() *control.Client {
+	switch {
+	case p.address != "":
+		return control.NewClient(strings.TrimPrefix(p.address, "unix://"))
+	case p.run != "":
+		return control.NewClient(control.Socket(p.run))
+	}
+	dirs := runDirs(p.stateDir())
+	for _, dir := range dirs {
+		if _, err := os.Lstat(control.Socket(dir)); err == nil {
+			return control.NewClient(control.Socket(dir))
+		}
+	}
+	return control.NewClient(control.Socket(dirs[0]))
+}
+
+func (p *places) logger(io streams, byDefault string) hclog.Logger {
+	level := p.logLevel
+	if level == "" {
+		level = byDefault
+	}
+	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: hclog.LevelFromString(level), Output: io.err})
+}
+
+func newVersion(io streams, p *places) *cobra.Command {
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: counted(cobra.NoArgs), RunE: func(*cobra.Command, []string) error {
+		if p.json {
+			return writeJSON(io.out, map[string]string{"version": host.Version})
+		}
+		fmt.Fprintln(io.out, "holdfast", host.Version)
+		return nil
+	}}
+}

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/internal/mnt"
+	"holdfast/registry"
+)
+
+// runFlags are those of run.
+type runFlags struct {
+	equipment
+	variables
+	deleteVolumes bool
+	stopTimeout   time.Duration
+}
+
+func newRun(io streams, p *places) *cobra.Command {
+	f := &runFlags{}
+	c := &cobra.Command{
+		Use: "run FILE...", Short: "Run jobs in the foreground, with their volumes, and take everything down at the end",
+		Long: "Run job files in the foreground. Volume files (told by their name, *.volume.hcl, or their content) are created, or registered if " +
+			"they have an external_id, when their plugin is healthy, before the jobs without a plugin begin.\n\n" +
+			"It ends when all jobs without a plugin are batch jobs and are complete, or with SIGINT or SIGTERM: users of volumes first, then plugins. " +
+			"A second signal ends at once. The exit code is 0 if nothing failed. Without --state-dir the state is a fresh directory, removed afterwards; " +
+			"volumes stay with their plugin unless --delete-volumes is given.",
+		Args: counted(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
+	}
+	f.equipment.flags(c)
+	f.variables.flags(c)
+	c.Flags().BoolVar(&f.deleteVolumes, "delete-volumes", false, "have the plugins delete the volumes that were created, at the end")
+	c.Flags().DurationVar(&f.stopTimeout, "stop-timeout", 2*time.Minute, "how long taking down in order may take")
+	return c
+}
+
+// runForeground prepares the directories, and removes them afterwards if they were made for this run.
+func runForeground(ctx context.Context, io streams, p *places, f *runFlags, paths []string) error {
+	files, err := f.readFiles(paths)
+	if err != nil {
+		return err
+	}
+	state, fresh := p.state, false
+	if state == "" {
+		if state, err = os.MkdirTemp("", "holdfast-"); err != nil {
+			return err
+		}
+		fresh = true
+	}
+	run := p.runDir
+	if fresh && p.run == "" {
+		run = func(state string) string { return state + "/run" }
+	}
+	o := &outing{flags: f, files: files, lines: newLines(io.out)}
+	o.station, err = openStation(ctx, state, run(state), &f.equipment, p.logger(io, "warn"))
+	if err != nil {
+		return errors.Join(err, o.tidy(state, fresh))
+	}
+	err = o.run(ctx)
+	err = errors.Join(err, o.station.close(), fold(o.station.layout))
+	if tidied := o.tidy(state, fresh); tidied != nil {
+		err = errors.Join(err, tidied)
+	}
+	if err == nil {
+		o.lines.say("done: everything is taken down")
+	}
+	return err
+}
+
+// outing is one run.
+type outing struct {
+	*station
+	flags   *runFlags
+	files   []file
+	lines   *lines
+	jobs    []planned
+	volumes []host.VolumeSpec
+	made    []host.VolumeName // created by this run
+}
+
+// planned is a job with its text.
+type planned struct {
+	job *host.Job
+	src agent.Source
+}
+
+func (p planned) plugin() bool {
+	return slices.ContainsFunc(p.job.Groups, func(g hooksGroup) bool {
+		return slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 })
+	})
+}
+
+func (o *outing) tidy(state string, fresh bool) error {
+	if !fresh {
+		return nil
+	}
+	if err := mnt.RemoveTree(state); err != nil {
+		return fmt.Errorf("%s is left behind: %w", state, err)
+	}
+	return nil
+}
+
+// run serves while the work is done, takes everything down, and says whether anything failed.
+func (o *outing) run(ctx context.Context) error {
+	if err := o.parse(ctx); err != nil {
+		return err
+	}
+	o.lines.say("state in %s, control socket %s", o.layout.State, o.socket)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
+	defer signal.Stop(signals)
+	life, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	served := make(chan error, 1)
+	wg.Go(func() { served <- o.serve(life) })
+	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
+	wg.Go(func() { _ = o.host.Watch(life, host.WatchOptions{Snapshot: true}, o.lines.event) })
+
+	failed := o.work(life, signals, served)
+	down := o.down(life, signals)
+	cancel()
+	err := errors.Join(failed, down)
+	if e := <-served; e != nil {
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// parse reads all files; all that is wrong is said at once.
+func (o *outing) parse(ctx context.Context) error {
+	var errs []error
+	for _, f := range o.files {
+		src := host.Source{Name: f.Name, Text: f.Text}
+		if f.volume {
+			spec, diags, err := o.host.ParseVolume(ctx, src, parseOptions(f, false))
+			errs = append(errs, err)
+			o.lines.warn(diags)
+			o.volumes = append(o.volumes, spec)
+			continue
+		}
+		job, diags, err := o.host.Parse(ctx, src, parseOptions(f, false))
+		o.lines.warn(diags)
+		if err == nil {
+			var warnings []string
+			warnings, err = o.agent.Check(job)
+			for _, w := range warnings {
+				o.lines.say("%s: %s", f.Name, w)
+			}
+		}
+		errs = append(errs, err)
+		o.jobs = append(o.jobs, planned{job, f.Source})
+	}
+	return errors.Join(errs...)
+}
+
+// work submits everything and waits for the end: the last batch job's, or a signal.
+func (o *outing) work(life context.Context, signals <-chan os.Signal, served chan error) error {
+	ctx, cancel := context.WithCancelCause(life)
+	defer cancel(nil)
+	done := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { done <- o.story(ctx) })
+	select {
+	case err := <-done:
+		return err
+	case s := <-signals:
+		o.lines.say("%v: everything is taken down; a second signal ends at once", s)
+		cancel(errSignal)
+		<-done
+		return o.failures()
+	case err := <-served:
+		served <- err
+		cancel(err)
+		return err
+	}
+}
+
+var errSignal = errors.New("a signal has come")
+
+// story is plugins, volumes, users, and the wait for those that end by themselves.
+func (o *outing) story(ctx context.Context) error {
+	if err := o.submit(planned.plugin); err != nil {
+		return err
+	}
+	for _, spec := range o.volumes {
+		if err := o.createVolume(ctx, spec); err != nil {
+			return err
+		}
+	}
+	if err := o.submit(func(p planned) bool { return !p.plugin() }); err != nil {
+		return err
+	}
+	users, batch := o.users()
+	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
+		ended, pluginFailed := 0, false
+		for _, r := range all {
+			switch {
+			case len(r.Plugins()) > 0:
+				pluginFailed = pluginFailed || r.State == agent.AllocFailed
+			case r.State.Ended():
+				ended++
+			}
+		}
+		return batch && users > 0 && ended >= users || pluginFailed
+	})
+	return errors.Join(err, o.failures())
+}
+
+func (o *outing) submit(which func(planned) bool) error {
+	for _, p := range o.jobs {
+		if !which(p) {
+			continue
+		}
+		if _, err := o.agent.Submit(p.job, p.src); err != nil {
+			return fmt.Errorf("%s: %w", p.src.Name, err)
+		}
+	}
+	return nil
+}
+
+// users counts the allocs that run no plugin, and says whether all of them end by themselves.
+func (o *outing) users() (n int, batch bool) {
+	batch = true
+	for _, p := range o.jobs {
+		for _, g := range p.job.Groups {
+			if slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 }) {
+				continue
+			}
+			n += g.Count
+			batch = batch && strings.HasSuffix(p.job.Type, "batch")
+		}
+	}
+	return n, batch
+}
+
+// createVolume waits for the volume's plugin for as long as it takes.
+func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
+	create, did := o.host.CreateVolume, "created"
+	if spec.External != "" {
+		create, did = o.host.RegisterVolume, "registered"
+	}
+	said := ""
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		_, err := create(ctx, spec)
+		switch {
+		case err == nil:
+			if did == "created" {
+				o.made = append(o.made, spec.VolumeName())
+			}
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err, registry.ErrUncertain):
+			return fmt.Errorf("volume %s cannot be %s: %w", spec.VolumeName(), did, err)
+		case err.Error() != said:
+			said = err.Error()
+			o.lines.say("volume %s waits: %s", spec.VolumeName(), said)
+		}
+		if err := o.pluginFailed(); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pluginFailed is an error if a plugin will not come any more.
+func (o *outing) pluginFailed() error {
+	for _, r := range o.agent.Allocs() {
+		if len(r.Plugins()) > 0 && r.State == agent.AllocFailed {
+			return o.failures()
+		}
+	}
+	return nil
+}
+
+// failures is an error if any alloc has failed.
+func (o *outing) failures() error {
+	var errs []error
+	for _, r := range o.agent.Allocs() {
+		if r.State == agent.AllocFailed {
+			errs = append(errs, fmt.Errorf("job %q, group %q: %s", r.Job, r.Group.Name, r.Reason))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// down takes everything down in order; a second signal, or too long a time, does it without an order.
+func (o *outing) down(life context.Context, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("it took more than %v", o.flags.stopTimeout))
+	defer cancel()
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	done := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { done <- o.downInOrder(ctx) })
+	var err error
+	select {
+	case err = <-done:
+	case <-signals:
+		interrupt(errForced)
+		err = <-done
+	}
+	if err == nil {
+		return nil
+	}
+	o.lines.say("tasks are ended without waiting for their volumes")
+	hurry, stop := context.WithTimeout(life, 30*time.Second)
+	defer stop()
+	return errors.Join(err, o.agent.TakeDownByForce(hurry))
+}
+
+func (o *outing) downInOrder(ctx context.Context) error {
+	if err := o.agent.TakeDownUsers(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range o.made {
+		if o.flags.deleteVolumes {
+			errs = append(errs, o.host.DeleteVolume(ctx, n))
+		}
+	}
+	return errors.Join(append(errs, o.agent.TakeDown(ctx))...)
+}

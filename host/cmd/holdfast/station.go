@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/control"
+	"holdfast/host/agent/driver"
+	"holdfast/internal/mnt"
+	"holdfast/registry"
+)
+
+// equipment are the flags of an agent.
+type equipment struct {
+	shim   string
+	node   string
+	driver string
+}
+
+func (e *equipment) flags(c *cobra.Command) {
+	c.Flags().StringVar(&e.shim, "shim", "", "the shim's binary (default holdfast-shim beside this program, else in PATH)")
+	c.Flags().StringVar(&e.node, "node", "", "name of this node (default the machine's host name)")
+	c.Flags().StringVar(&e.driver, "driver", "default", "driver of every task: exec, raw_exec, or default: as its job says")
+}
+
+func (e *equipment) override() (string, error) {
+	switch e.driver {
+	case "default", "":
+		return "", nil
+	case "exec", "raw_exec":
+		return e.driver, nil
+	}
+	return "", usageError{fmt.Errorf("--driver %q: use exec, raw_exec or default", e.driver)}
+}
+
+// station is an agent with its shim and its control socket, in this process.
+type station struct {
+	agent  *agent.Agent
+	host   *host.Host
+	server *control.Server
+	socket string
+	listen net.Listener
+	layout hooks.Layout
+}
+
+// openStation opens everything, in the order in which each needs the other. ctx bounds that only.
+func openStation(ctx context.Context, state, run string, e *equipment, log hclog.Logger) (*station, error) {
+	override, err := e.override()
+	if err != nil {
+		return nil, err
+	}
+	shim, err := findShim(e.shim)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	st := &station{layout: hooks.Layout{State: state, Run: run}}
+	st.agent, err = agent.New(agent.Config{
+		StateDir: state, Name: e.node, Drivers: []driver.Driver{driver.NewExec(), driver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	living, err := st.agent.Living(ctx)
+	if err == nil {
+		st.host, err = host.Open(ctx, host.Config{
+			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Living: living, Logger: log, File: readForJob,
+		})
+	}
+	if err == nil {
+		st.socket = control.Socket(run)
+		st.listen, err = control.Listen(st.socket, log.Named("control"))
+	}
+	if err != nil {
+		return nil, errors.Join(err, st.close())
+	}
+	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
+	return st, nil
+}
+
+// readForJob serves file() of a job: whoever may control this agent may read what it can read.
+func readForJob(_ context.Context, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, registry.Errorf(registry.ErrNotFound, "%w", err)
+	case !info.Mode().IsRegular() || info.Size() > maxFile:
+		return nil, registry.Invalid("%s is no regular file of at most %d bytes", path, maxFile)
+	}
+	return os.ReadFile(path)
+}
+
+// findShim is the shim's binary.
+func findShim(flag string) (host.Binary, error) {
+	if flag != "" {
+		return host.Binary{Path: flag}, nil
+	}
+	const name = "holdfast-shim"
+	var tried []string
+	if self, err := os.Executable(); err == nil {
+		tried = append(tried, filepath.Join(filepath.Dir(self), name))
+	}
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		if filepath.IsAbs(dir) {
+			tried = append(tried, filepath.Join(dir, name))
+		}
+	}
+	for _, path := range tried {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && unix.Access(path, unix.X_OK) == nil {
+			return host.Binary{Path: path}, nil
+		}
+	}
+	return host.Binary{}, fmt.Errorf("there is no %s beside this program or in PATH; name it with --shim", name)
+}
+
+// serve runs the agent and its control socket until ctx ends, and returns the first error of the two.
+func (st *station) serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	errs := make([]error, 2)
+	for i, work := range []func() error{
+		func() error { return st.agent.Run(ctx, st.host) },
+		func() error { return st.server.Serve(ctx, st.listen) },
+	} {
+		wg.Go(func() {
+			defer cancel()
+			errs[i] = work()
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// close closes what is open. Tasks and mounts stay.
+func (st *station) close() error {
+	var errs []error
+	if st.listen != nil {
+		if err := st.listen.Close(); !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+		_ = os.Remove(st.socket)
+	}
+	if st.host != nil {
+		errs = append(errs, st.host.Close())
+	}
+	return errors.Join(append(errs, st.agent.Close())...)
+}
+
+// fold takes the two mounts of a state directory itself down, if nothing is mounted below them any more: then it has left none.
+func fold(l hooks.Layout) error {
+	own := []string{l.MountRoot(), l.Run}
+	table, err := mnt.Table(0)
+	if err != nil {
+		return err
+	}
+	for _, m := range append(table.Below(l.State), table.Below(l.Run)...) {
+		if !slices.Contains(own, m.Point) {
+			return registry.Errorf(registry.ErrConflict, "%s is still mounted", m.Point)
+		}
+	}
+	for _, dir := range own {
+		for _, m := range table {
+			if m.Point != dir {
+				continue
+			}
+			if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+				return fmt.Errorf("unmount %s: %w", dir, err)
+			}
+		}
+	}
+	return nil
+}

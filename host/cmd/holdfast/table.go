@@ -1,0 +1,88 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+type hostLogger = hclog.Logger
+
+func writeJSON(to io.Writer, v any) error {
+	e := json.NewEncoder(to)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// table writes rows in columns; the first row is the head.
+type table struct{ rows [][]string }
+
+func newTable(head ...string) *table { return &table{[][]string{head}} }
+
+func (t *table) add(cells ...any) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = clean(fmt.Sprint(c))
+		if row[i] == "" {
+			row[i] = "-"
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+// clean keeps a cell on its line: texts of plugins are data.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// write writes the rows; if there are none but the head, it says so.
+func (t *table) write(to io.Writer, none string) error {
+	if len(t.rows) == 1 {
+		_, err := fmt.Fprintln(to, none)
+		return err
+	}
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	for _, row := range t.rows {
+		fmt.Fprintln(w, strings.TrimRight(strings.Join(row, "\t"), "\t"))
+	}
+	return w.Flush()
+}
+
+// facts writes names and values, one a line.
+func facts(to io.Writer, pairs ...any) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		value := clean(fmt.Sprint(pairs[i+1]))
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\n", pairs[i], value)
+	}
+	return w.Flush()
+}
+
+// when is a time for people, in UTC.
+func when(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02 15:04:05")
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/internal/mnt"
+)
+
+// verdict is what validate says of a file.
+type verdict struct {
+	File        string           `json:"file"`
+	Kind        string           `json:"kind"` // "job" or "volume"
+	Valid       bool             `json:"valid"`
+	Error       string           `json:"error,omitempty"` // if it is not about a place in the text
+	Diagnostics host.Diagnostics `json:"diagnostics"`
+}
+
+func newValidate(io streams, p *places) *cobra.Command {
+	v, shim := &variables{}, ""
+	c := &cobra.Command{
+		Use: "validate FILE...", Short: "Say what is wrong with job and volume files",
+		Long: "Read job and volume files and say what is wrong with them, with places. Variables without a value are unknown. No agent is needed: " +
+			"a shim is started for it. The exit code is 1 if any file is wrong.",
+		Args: counted(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			files, err := v.readFiles(args)
+			if err != nil {
+				return err
+			}
+			verdicts, err := validate(c.Context(), shim, files, p.logger(io, "error"))
+			if err != nil {
+				return err
+			}
+			return tell(io, p.json, verdicts)
+		},
+	}
+	v.flags(c)
+	c.Flags().StringVar(&shim, "shim", "", "the shim's binary (default holdfast-shim beside this program, else in PATH)")
+	return c
+}
+
+// validate asks a shim of its own, which knows nothing else.
+func validate(ctx context.Context, shim string, files []file, log hostLogger) (out []verdict, err error) {
+	binary, err := findShim(shim)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "holdfast-")
+	if err != nil {
+		return nil, err
+	}
+	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob, Logger: log})
+	if err != nil {
+		return nil, errors.Join(err, mnt.RemoveTree(dir))
+	}
+	for _, f := range files {
+		out = append(out, judge(ctx, h, f))
+	}
+	err = errors.Join(h.Close(), fold(hooks.Layout{State: dir, Run: dir + "/run"}))
+	return out, errors.Join(err, mnt.RemoveTree(dir))
+}
+
+func judge(ctx context.Context, h *host.Host, f file) verdict {
+	src := host.Source{Name: f.Name, Text: f.Text}
+	v := verdict{File: f.Name, Kind: "job"}
+	var err error
+	if f.volume {
+		v.Kind = "volume"
+		_, v.Diagnostics, err = h.ParseVolume(ctx, src, parseOptions(f, true))
+	} else {
+		_, v.Diagnostics, err = h.Parse(ctx, src, parseOptions(f, true))
+	}
+	v.Valid = err == nil
+	if err != nil && len(v.Diagnostics) == 0 {
+		v.Error = err.Error()
+	}
+	if v.Diagnostics == nil {
+		v.Diagnostics = host.Diagnostics{}
+	}
+	return v
+}
+
+func tell(io streams, json bool, verdicts []verdict) error {
+	var err error
+	for _, v := range verdicts {
+		if !v.Valid {
+			err = errSaid
+		}
+		if json {
+			continue
+		}
+		for _, d := range v.Diagnostics {
+			fmt.Fprintln(io.out, d)
+		}
+		switch {
+		case v.Error != "":
+			fmt.Fprintf(io.out, "%s: %s\n", v.File, v.Error)
+		case v.Valid:
+			fmt.Fprintf(io.out, "%s: a good %s file\n", v.File, v.Kind)
+		}
+	}
+	if json {
+		return errors.Join(writeJSON(io.out, verdicts), err)
+	}
+	return err
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/registry"
+)
+
+func newVolume(io streams, p *places) *cobra.Command {
+	return group("volume", "Create, register, look at and remove volumes",
+		newVolumeMake(io, p, "create", "Have a plugin make the volume of a file", (*control.Client).CreateVolume),
+		newVolumeMake(io, p, "register", "Make a volume known that exists at its plugin", (*control.Client).RegisterVolume),
+		newVolumeList(io, p), newVolumeStatus(io, p),
+		newVolumeGone(io, p, "delete", "Have the plugin delete a volume that nobody uses", (*control.Client).DeleteVolume),
+		newVolumeGone(io, p, "deregister", "Forget a volume that nobody uses; its plugin keeps it", (*control.Client).DeregisterVolume))
+}
+
+type makeVolume func(*control.Client, context.Context, control.Submission) (control.Volume, error)
+
+func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cobra.Command {
+	v := &variables{}
+	c := &cobra.Command{
+		Use: verb + " FILE", Short: what, Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			src, err := v.single(args[0])
+			if err != nil {
+				return err
+			}
+			vol, err := do(p.client(), c.Context(), src)
+			return show(io, p, err, vol, writeMade)
+		},
+	}
+	v.flags(c)
+	return c
+}
+
+func writeMade(to io.Writer, v control.Volume) error {
+	_, err := fmt.Fprintf(to, "volume %s: %s at plugin %s, %s there\n", v.VolumeName(), v.State, v.Plugin, v.External)
+	return err
+}
+
+type volumeGone func(*control.Client, context.Context, host.VolumeName) error
+
+func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cobra.Command {
+	namespace := ""
+	c := &cobra.Command{
+		Use: verb + " ID", Short: what, Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			name := host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}
+			err := do(p.client(), c.Context(), name)
+			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]}, func(to writer, _ map[string]string) error {
+				_, err := fmt.Fprintf(to, "volume %s: %s done\n", name, verb)
+				return err
+			})
+		},
+	}
+	namespaceFlag(c, &namespace)
+	return c
+}
+
+func namespaceFlag(c *cobra.Command, to *string) {
+	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the volume")
+}
+
+func newVolumeList(io streams, p *places) *cobra.Command {
+	plugin := ""
+	c := &cobra.Command{
+		Use: "list", Short: "List volumes", Args: counted(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := p.client().Volumes(c.Context(), plugin)
+			return show(io, p, err, list, writeVolumes)
+		},
+	}
+	c.Flags().StringVar(&plugin, "plugin", "", "only those of this plugin")
+	return c
+}
+
+func newVolumeStatus(io streams, p *places) *cobra.Command {
+	namespace := ""
+	c := &cobra.Command{
+		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: counted(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				list, err := p.client().Volumes(c.Context(), "")
+				return show(io, p, err, list, writeVolumes)
+			}
+			v, err := p.client().Volume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
+			return show(io, p, err, v, writeVolume)
+		},
+	}
+	namespaceFlag(c, &namespace)
+	return c
+}
+
+func writeVolumes(to io.Writer, list []control.Volume) error {
+	t := newTable("NAMESPACE", "ID", "PLUGIN", "STATE", "CAPACITY", "ATTACH", "STAGE", "USERS")
+	for _, v := range list {
+		t.add(v.Namespace, v.ID, v.Plugin, v.State, number(v.Capacity), v.Attached, v.Staged, len(v.Holders))
+	}
+	return t.write(to, "no volumes")
+}
+
+func writeVolume(to io.Writer, v control.Volume) error {
+	call := ""
+	if v.Intent != nil {
+		call = fmt.Sprintf("%s, %s, try %d: %s", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt, v.Intent.Detail)
+	}
+	err := facts(to, "ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State,
+		"Capacity", number(v.Capacity), "Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since))
+	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
+	for _, c := range v.Capabilities {
+		modes.add(c.Access, c.Attachment)
+	}
+	users := newTable("ALLOC", "JOB", "REQUEST", "ACCESS", "READ-ONLY", "PUBLISH", "SINCE")
+	for _, h := range v.Holders {
+		users.add(short(h.Alloc), h.Job, h.Request, h.Access, yes(h.ReadOnly), h.Published, when(h.Since))
+	}
+	fmt.Fprintln(to)
+	err = errors.Join(err, modes.write(to, "no capabilities"))
+	fmt.Fprintln(to)
+	return errors.Join(err, users.write(to, "nobody uses it"))
+}
