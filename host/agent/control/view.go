@@ -12,7 +12,7 @@ import (
 func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 	out := Job{
 		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped, Submitted: j.Submitted,
-		Warnings: j.Warnings, Status: "dead",
+		Warnings: j.Warnings, Status: jobStatus(j, all),
 	}
 	states := map[string]map[string]int{}
 	for _, r := range all {
@@ -24,15 +24,6 @@ func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 			states[r.Group.Name] = map[string]int{}
 		}
 		states[r.Group.Name][string(r.State)]++
-		switch {
-		case r.State == agent.AllocRunning:
-			out.Status = "running"
-		case !r.State.Ended() && out.Status == "dead":
-			out.Status = "pending"
-		}
-	}
-	if len(out.Allocs) == 0 && !j.Stopped {
-		out.Status = "pending"
 	}
 	for _, g := range j.Job.Groups {
 		v := Group{Name: g.Name, Count: g.Count, Volumes: g.Volumes, Allocs: states[g.Name]}
@@ -138,4 +129,24 @@ func instanceView(i host.Instance, active bool) Instance {
 		out.Capabilities = append(out.Capabilities, string(c))
 	}
 	return out
+}
+
+// jobStatus is the most telling of the allocs' states: one that runs, waits or ends, then a failed one, then the rest.
+func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) string {
+	order := []agent.AllocState{
+		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping, agent.AllocPending, agent.AllocRunning,
+	}
+	most := -1
+	for _, r := range all {
+		if r.Job == j.Job.ID && (r.Version == j.Version || !r.State.Ended()) {
+			most = max(most, slices.Index(order, r.State))
+		}
+	}
+	switch {
+	case most >= 0:
+		return string(order[most])
+	case j.Stopped:
+		return string(agent.AllocStopped)
+	}
+	return string(agent.AllocPending)
 }

@@ -26,7 +26,7 @@ type Job struct {
 	ID        string    `json:"id"`
 	Namespace string    `json:"namespace"`
 	Type      string    `json:"type"`
-	Status    string    `json:"status"` // "pending", "running", "dead"
+	Status    string    `json:"status"` // of the most telling alloc
 	Version   uint64    `json:"version"`
 	Stopped   bool      `json:"stopped"`
 	Submitted time.Time `json:"submitted"`

@@ -195,6 +195,9 @@ var errSignal = errors.New("a signal has come")
 
 // story is plugins, volumes, users, and the wait for those that end by themselves.
 func (o *outing) story(ctx context.Context) error {
+	if err := o.forget(ctx, o.jobs); err != nil {
+		return err
+	}
 	if err := o.submit(planned.plugin); err != nil {
 		return err
 	}
@@ -340,5 +343,19 @@ func (o *outing) downInOrder(ctx context.Context) error {
 			errs = append(errs, o.host.DeleteVolume(ctx, n))
 		}
 	}
-	return errors.Join(append(errs, o.agent.TakeDown(ctx))...)
+	if err := o.agent.TakeDown(ctx); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	return errors.Join(append(errs, o.forget(ctx, nil))...)
+}
+
+// forget stops and forgets the jobs of the state directory that are none of these: an earlier run may have left some.
+func (o *outing) forget(ctx context.Context, keep []planned) error {
+	var errs []error
+	for _, j := range o.agent.Jobs() {
+		if !slices.ContainsFunc(keep, func(p planned) bool { return p.job.ID == j.Job.ID }) {
+			errs = append(errs, o.agent.StopJob(ctx, j.Job.ID, o.host, agent.StopOptions{Purge: true, Force: true}))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -1,0 +1,124 @@
+#!/bin/bash
+# The main job on real parts: a CSI plugin runs as a task, a volume is created, claimed, staged and published into one task, which writes,
+# and into another, which reads; then everything is taken down, and this script proves that nothing is left.
+#
+#   BIN=bin examples/demo.sh                  as root: images on loop devices
+#   BIN=bin unshare -Urm examples/demo.sh     without root: directories
+set -u -o pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+bin=$(cd "${BIN:-$here/../bin}" && pwd) || exit 2
+for program in holdfast holdfast-shim loopfs; do
+	[ -x "$bin/$program" ] || { echo "demo: $bin/$program is missing; build it with: make build"; exit 2; }
+done
+export PATH="$bin:$PATH"
+
+work=$(mktemp -d /tmp/hf-demo.XXXXXX) || exit 1
+state=$work/state run=$work/run data=$work/data
+mkdir "$data"
+pid=
+failed=0
+
+say() { printf '\n== %s\n' "$*"; }
+bad() { printf 'LEFT BEHIND: %s\n' "$*"; failed=1; }
+hf() { "$bin/holdfast" --address "$run/agent.sock" "$@"; }
+end() {
+	[ -n "$pid" ] && kill -TERM "$pid" 2>/dev/null && wait "$pid"
+	[ "$failed" = 0 ] && rm -rf --one-file-system "$work"
+}
+trap end EXIT
+
+# within SECONDS COMMAND...: until the command succeeds.
+within() {
+	local limit=$((SECONDS + $1)); shift
+	until "$@" >/dev/null 2>&1; do
+		[ "$SECONDS" -lt "$limit" ] || { echo "demo: gave up waiting for: $*"; failed=1; return 1; }
+		kill -0 "$pid" 2>/dev/null || { echo "demo: holdfast has ended early"; failed=1; return 1; }
+		sleep 0.1
+	done
+}
+
+# alloc JOB: the id of its alloc.
+alloc() { hf job status "$1" --json | sed -n 's/^ *"id": "\([0-9a-f]\{8\}-.*\)",\{0,1\}$/\1/p' | head -1; }
+
+backend=dir
+read -r _ _ mapped </proc/self/uid_map # all of them: this is no user namespace
+if [ "$(id -u)" != 0 ]; then
+	echo "demo: needs root, or: unshare -Urm $0"
+	exit 2
+elif [ "$mapped" != 4294967295 ]; then
+	echo "This is a user namespace: no loop devices here, so loopfs keeps volumes as directories."
+elif losetup -f >/dev/null 2>&1 && command -v mkfs.ext4 >/dev/null; then
+	backend=loop
+	echo "This is root: loopfs keeps volumes as ext4 images on loop devices."
+else
+	echo "There are no loop devices (or no mkfs.ext4) here, so loopfs keeps volumes as directories."
+fi
+
+say "1. holdfast starts: its shim, the plugin loopfs as a task, and the volume 'notes', created when the plugin is healthy"
+"$bin/holdfast" run --state-dir "$state" --run-dir "$run" --delete-volumes --var "loopfs=$bin/loopfs" --var "data=$data" --var "backend=$backend" \
+	"$here/hcl/demo/loopfs.hcl" "$here/hcl/demo/notes.volume.hcl" >"$work/run.log" 2>&1 &
+pid=$!
+within 20 hf volume status notes || { cat "$work/run.log"; exit 1; }
+cat "$work/run.log"
+
+say "2. The plugin is healthy, registered and fingerprinted: one controller, one node"
+hf plugin status loopfs
+
+say "3. A job writes to the volume, another one reads from it: claimed, staged once, published twice"
+hf job run "$here/hcl/demo/reader.hcl"
+running() { hf alloc status | grep -q "$1.*running"; }
+within 20 running reader
+hf volume status notes
+echo
+hf alloc status "$(alloc reader)"
+echo
+grep " $state/mnt/.*/v " /proc/self/mountinfo | sed 's/^/the host sees: /'
+hf job run --wait "$here/hcl/demo/writer.hcl"
+complete() { hf alloc status | grep -q "$1.*complete"; }
+within 20 complete writer
+within 20 complete reader
+echo "the writer saw:  $(hf alloc logs "$(alloc writer)" write)"
+line=$(hf alloc logs "$(alloc reader)" read)
+echo "the reader read: $line"
+case $line in
+"written through CSI by alloc $(alloc writer)") ;;
+*) echo "demo: that is not what was written"; failed=1 ;;
+esac
+
+say "4. What happened, as the shim tells it"
+hf events
+
+say "5. Everything is taken down: users of volumes first, then the plugin"
+lines=$(wc -l <"$work/run.log")
+tasks=$(hf alloc status "$(alloc loopfs)" --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p')
+allocs=$(hf alloc status --json | sed -n 's/^ *"id": "\(.*\)",\{0,1\}$/HOLDFAST_TASK=\1/p')
+shim=$(hf shim status --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p')
+kill -TERM "$pid"
+wait "$pid"
+code=$?
+tail -n +$((lines + 1)) "$work/run.log"
+holdfast=$pid pid=
+[ "$code" = 0 ] || { echo "demo: holdfast ended with code $code"; failed=1; }
+
+say "6. Is anything left?"
+grep -F " $work/" /proc/self/mountinfo && bad "mounts"
+# The directory of each plugin stays as long as the state directory; volumes have theirs below.
+[ -z "$(find "$state/mnt" -mindepth 3 2>/dev/null)" ] || { find "$state/mnt" -mindepth 3; bad "directories of volumes"; }
+[ -z "$(find "$work" -type s)" ] || { find "$work" -type s; bad "sockets"; }
+[ -z "$(find "$run/t" -mindepth 1 2>/dev/null)" ] || { find "$run/t"; bad "socket directories"; }
+[ -z "$(find "$data/images" "$data/dirs" -mindepth 1 2>/dev/null)" ] || { find "$data"; bad "data of the deleted volume"; }
+losetup -a 2>/dev/null | grep -F "$data" && bad "loop devices"
+for p in $holdfast $shim $tasks; do
+	[ -e "/proc/$p" ] && { tr '\0' ' ' <"/proc/$p/cmdline"; bad "process $p"; }
+done
+for p in /proc/[0-9]*; do
+	{ tr '\0' ' ' <"$p/cmdline" | grep -qF -- "$work"; } 2>/dev/null && { tr '\0' ' ' <"$p/cmdline"; bad "process $p"; }
+	{ tr '\0' '\n' <"$p/environ" | grep -qF -- "$allocs"; } 2>/dev/null && { tr '\0' ' ' <"$p/cmdline"; bad "task $p"; }
+done
+
+if [ "$failed" = 0 ]; then
+	echo "No mount, no directory, no socket, no loop device, no process. Done."
+else
+	echo "demo: failed; what is left is in $work"
+fi
+exit "$failed"
