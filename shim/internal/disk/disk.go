@@ -4,11 +4,8 @@ package disk
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -40,7 +37,7 @@ func New(l hooks.Layout) (*Disk, error) {
 func (d *Disk) Share() error {
 	for _, dir := range []string{d.layout.Run, d.layout.MountRoot()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make directory %s: %w", dir, err)
+			return fmt.Errorf("make directory %s: %w", dir, typed(err))
 		}
 		if err := mnt.MakeShared(dir); err != nil {
 			return err
@@ -52,14 +49,26 @@ func (d *Disk) Share() error {
 // Boot is the boot id of this boot.
 func (d *Disk) Boot() string { return d.boot }
 
-// split is path as one of the layout's two directories and what lies below it.
+// split is a path of ours as one of the layout's two directories and what lies below it.
 func (d *Disk) split(path string) (root, rel string, err error) {
+	if !d.layout.Ours(path) {
+		return "", "", registry.Errorf(registry.ErrInternal, "path %q is not one of ours: nothing is done to it", path)
+	}
 	for _, root := range []string{d.layout.MountRoot(), d.layout.Run} {
 		if rel, below := strings.CutPrefix(path, root+"/"); below {
 			return root, rel, nil
 		}
 	}
-	return "", "", registry.Errorf(registry.ErrInternal, "path %s is not ours", path)
+	return "", "", registry.Errorf(registry.ErrInternal, "path %q is below neither root", path)
+}
+
+// sockets refuses what is not below the run directory.
+func (d *Disk) sockets(path string) error {
+	root, _, err := d.split(path)
+	if err == nil && root != d.layout.Run {
+		err = registry.Errorf(registry.ErrInternal, "path %q is not one of a socket: nothing is done to it", path)
+	}
+	return err
 }
 
 // MakeDir makes a directory and its parents, 0700. It may exist.
@@ -69,7 +78,7 @@ func (d *Disk) MakeDir(path string) error {
 		return err
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
-		return err
+		return typed(err)
 	}
 	return typed(mnt.MkdirAll(root, rel))
 }
@@ -90,21 +99,20 @@ func (d *Disk) RemoveDir(path string) error {
 	if err != nil {
 		return err
 	}
-	err = mnt.Rmdir(root, rel)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return mnt.Rmdir(root, rel)
 }
 
 // ClearSocket removes a socket that nobody answers at, and says whether somebody does.
 func (d *Disk) ClearSocket(_ context.Context, path string) (answers bool, err error) {
+	if err := d.sockets(path); err != nil {
+		return false, err
+	}
 	return mnt.StaleSocket(path)
 }
 
 // RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
 func (d *Disk) RemoveSocketDir(path string) error {
-	if _, _, err := d.split(path); err != nil {
+	if err := d.sockets(path); err != nil {
 		return err
 	}
 	return mnt.RemoveTree(path)
@@ -131,36 +139,8 @@ func (d *Disk) Below(root string) ([]string, error) {
 	return slices.Compact(slices.Sorted(slices.Values(out))), nil
 }
 
-// Dirs lists the directories strictly below root, children first, without entering a mount.
-func (d *Disk) Dirs(root string) ([]string, error) {
-	mounts, err := d.Below(root)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	err = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil
-		case err != nil:
-			return err
-		case path == root || !e.IsDir():
-			return nil
-		case slices.Contains(mounts, path):
-			return fs.SkipDir
-		}
-		out = append(out, path)
-		return nil
-	})
-	slices.Reverse(out)
-	return out, err
-}
-
 // typed gives a full disk its kind.
 func typed(err error) error {
-	if errors.Is(err, os.ErrExist) || err == nil {
-		return err
-	}
 	if full(err) {
 		return registry.Errorf(registry.ErrExhausted, "%w; make room, then try again", err)
 	}
