@@ -95,21 +95,22 @@ func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 }
 
 func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
-	a, err := s.s.now()
+	a, err := s.s.now(req)
 	if err != nil {
 		return nil, err
 	}
-	list, at, err := a.Allocs.Status(ctx, registry.AllocID(req.GetAlloc()))
+	only, err := optional(req.GetAlloc(), registry.ParseAllocID)
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	list, next, err := page(list, req.GetPage())
+	list, at, err := a.Allocs.Status(ctx, only)
+	if err != nil {
+		return nil, a.status(ctx, err)
+	}
+	key := func(al registry.AllocStatus) string { return al.Key().Path }
+	part, next, err := paged(list, req.GetPage(), key, wire.AllocProto)
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	reply := &pb.ListAllocsReply{Answer: a.answer(at), NextToken: next}
-	for _, al := range list {
-		reply.Allocs = append(reply.Allocs, wire.AllocProto(al))
-	}
-	return reply, nil
+	return &pb.ListAllocsReply{Answer: a.answer(at), Allocs: part, NextToken: next}, nil
 }

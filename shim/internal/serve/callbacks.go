@@ -1,12 +1,16 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -127,34 +131,47 @@ func (c *Callbacks) ask(ctx context.Context, what string, ask *pb.CallbackReques
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
-	ask.Id, ask.Deadline = id, durationpb.New(callbackLimit)
+	end, _ := ctx.Deadline()
+	ask.Id, ask.Deadline = id, durationpb.New(time.Until(end))
+	reply, err := s.put(ctx, ask)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", what, err)
+	case reply.GetError() != "":
+		return nil, registry.Errorf(kind(reply.GetKind()), "%s: %s", what, reply.GetError())
+	}
+	return reply.GetValue(), nil
+}
+
+// put sends the question and waits for the reply with its id.
+func (s *callbackStream) put(ctx context.Context, ask *pb.CallbackRequest) (*pb.CallbackReply, error) {
 	answer := make(chan *pb.CallbackReply, 1)
-	s.mu.Lock()
-	s.waiting[id] = answer
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.waiting, id)
-		s.mu.Unlock()
-	}()
-	select {
-	case s.out <- ask:
-	case <-s.gone:
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host went away", what)
-	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: %w", what, context.Cause(ctx))
-	}
-	select {
-	case reply := <-answer:
-		if reply.GetError() != "" {
-			return nil, registry.Errorf(kind(reply.GetKind()), "%s: %s", what, reply.GetError())
+	s.expect(ask.GetId(), answer)
+	defer s.expect(ask.GetId(), nil)
+	out := s.out
+	for {
+		select {
+		case out <- ask:
+			out = nil
+		case reply := <-answer:
+			return reply, nil
+		case <-s.gone:
+			return nil, registry.Errorf(registry.ErrUnavailable, "the host went away")
+		case <-ctx.Done():
+			return nil, registry.Errorf(registry.ErrUnavailable, "the host gave no answer: %w", context.Cause(ctx))
 		}
-		return reply.GetValue(), nil
-	case <-s.gone:
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host went away", what)
-	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what, context.Cause(ctx))
 	}
+}
+
+// expect has the reply of that id delivered to answer; nil: to nobody.
+func (s *callbackStream) expect(id uint64, answer chan *pb.CallbackReply) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answer == nil {
+		delete(s.waiting, id)
+		return
+	}
+	s.waiting[id] = answer
 }
 
 func kind(k pb.ErrorKind) error {
@@ -186,6 +203,9 @@ func (c *Callbacks) Resolve(ctx context.Context, refs map[string]registry.Secret
 		if err != nil {
 			return nil, fmt.Errorf("secret %q: %w", name, err)
 		}
+		if len(value) > maxSecret {
+			return nil, registry.Invalid("secret %q has %d bytes; at most %d are allowed", name, len(value), maxSecret)
+		}
 		out[name] = registry.SecretValue(value)
 	}
 	return out, nil
@@ -208,19 +228,20 @@ func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, er
 
 // readSecret reads a small regular file. One line end at its end is not part of the value.
 func readSecret(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+	if !filepath.IsAbs(path) {
+		return nil, registry.Invalid("%s is not an absolute path", path)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxSecret {
-		return nil, registry.Invalid("%s is not a regular file of at most %d bytes", path, maxSecret)
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, registry.Invalid("%s is not a regular file", path)
 	}
-	value, err := os.ReadFile(path)
+	value, err := io.ReadAll(io.LimitReader(f, maxSecret+2))
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
 	}
-	if n := len(value); n > 0 && value[n-1] == '\n' {
-		value = value[:n-1]
-	}
-	return value, nil
+	return bytes.TrimSuffix(value, []byte("\n")), nil
 }

@@ -2,11 +2,8 @@ package serve
 
 import (
 	"context"
-	"errors"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
@@ -88,10 +85,4 @@ func (c *control) Snapshot(_ *pb.SnapshotRequest, stream grpc.ServerStreamingSer
 
 func statusAnswer(st Status) *pb.Answer {
 	return &pb.Answer{Index: uint64(st.Index), Generation: uint64(st.Generation)}
-}
-
-// ended says whether err is the end of a caller's context rather than an answer.
-func ended(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
-		status.Code(err) == codes.Canceled || status.Code(err) == codes.DeadlineExceeded
 }

@@ -15,9 +15,12 @@ type events struct {
 
 // Watch sends the events after the cursor, until the caller or the shim ends.
 func (e *events) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchReply]) error {
-	a, err := e.s.now()
+	a, err := e.s.now(req)
 	if err != nil {
 		return err
+	}
+	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+		return wire.Status(err)
 	}
 	ctx, cancel := a.bound(stream.Context())
 	defer cancel()

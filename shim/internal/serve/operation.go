@@ -23,7 +23,7 @@ type request interface {
 // once answers a mutating call: run does it, unless it is under way or answered already.
 func once[T any](ctx context.Context, s *Server, method string, req request, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
 	var none T
-	a, err := s.now()
+	a, err := s.now(req)
 	if err != nil {
 		return none, err
 	}
@@ -38,7 +38,9 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 		}
 		if first {
 			answer, err := fly(ctx, a, call, run)
-			s.flights.land(call.ID, f, answer, err)
+			f.answer, f.err, f.abandoned = answer, err, err != nil && ctx.Err() != nil
+			s.flights.land(f)
+			s.log.Debug("call", "method", method, "operation", call.ID, "error", err)
 			return answer, err
 		}
 		answer, again, err := join[T](ctx, f)
@@ -48,14 +50,18 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 	}
 }
 
-// fly looks for a stored answer, and else runs the call.
-func fly[T any](ctx context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
-	ctx, cancel := a.bound(ctx)
+// fly looks for a stored answer, and else runs the call. An error that only tells of this shim's end is nobody's answer.
+func fly[T any](caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+	ctx, cancel := a.bound(caller)
 	defer cancel()
-	if answer, found, err := replay[T](ctx, a, call); found || err != nil {
-		return answer, err
+	answer, found, err := replay[T](ctx, a, call)
+	if !found && err == nil {
+		answer, err = run(ctx, a, call)
 	}
-	return run(ctx, a, call)
+	if err != nil && caller.Err() == nil && a.over(caller, err) {
+		return answer, errNotActive
+	}
+	return answer, err
 }
 
 // replay is the answer that was stored with the operation.
@@ -95,11 +101,13 @@ type flights struct {
 	empty  chan struct{} // closed when the last flight has landed after close
 }
 
+// flight is one call under way. What follows done is readable once that is closed.
 type flight struct {
-	call   registry.Call
-	done   chan struct{}
-	answer any
-	err    error
+	call      registry.Call
+	done      chan struct{}
+	answer    any
+	err       error
+	abandoned bool // its caller went away before there was an answer
 }
 
 // board joins the flight of the call's id, or is its first.
@@ -113,7 +121,7 @@ func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) 
 		return f, false, nil
 	}
 	if fs.closed {
-		return nil, false, registry.Errorf(registry.ErrUnavailable, "this shim takes no new calls: it hands over")
+		return nil, false, errNotActive
 	}
 	if fs.under == nil {
 		fs.under = map[registry.OperationID]*flight{}
@@ -123,11 +131,10 @@ func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) 
 	return f, true, nil
 }
 
-func (fs *flights) land(id registry.OperationID, f *flight, answer any, err error) {
+func (fs *flights) land(f *flight) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f.answer, f.err = answer, err
-	delete(fs.under, id)
+	delete(fs.under, f.call.ID)
 	close(f.done)
 	if fs.closed && len(fs.under) == 0 && fs.empty != nil {
 		close(fs.empty)
@@ -142,7 +149,7 @@ func join[T any](ctx context.Context, f *flight) (answer T, again bool, err erro
 	case <-ctx.Done():
 		return answer, false, context.Cause(ctx)
 	}
-	if ended(f.err) && ctx.Err() == nil {
+	if f.abandoned && ctx.Err() == nil {
 		return answer, true, nil
 	}
 	answer, _ = f.answer.(T)

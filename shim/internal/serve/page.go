@@ -1,35 +1,45 @@
 package serve
 
 import (
-	"strconv"
+	"cmp"
+	"encoding/base64"
+	"slices"
+	"sort"
+
+	"google.golang.org/protobuf/proto"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 )
 
-// pageSize is how many records a page has at most: the largest record times it stays below the message limit.
-const pageSize = 500
+// A page ends after so many records, or so many bytes, whichever comes first: it stays well below the message limit.
+const (
+	pageSize  = 500
+	pageBytes = 4 << 20
+)
 
-// page is the part of a list that was asked for. Its token is the place to go on at: what is added or removed between two pages may be
-// missed or seen twice, which a list's index shows.
-func page[T any](list []T, p *pb.Page) (part []T, next string, err error) {
-	from := 0
+// paged is the part of a list that was asked for, in the order of key, which no two records share. A token is the key of the last record
+// that was sent: what is there all the time is seen once, whatever comes and goes between two pages.
+func paged[T any, M proto.Message](list []T, p *pb.Page, key func(T) string, message func(T) M) (part []M, next string, err error) {
+	list = slices.SortedFunc(slices.Values(list), func(x, y T) int { return cmp.Compare(key(x), key(y)) })
 	if p.GetToken() != "" {
-		from, err = strconv.Atoi(p.GetToken())
-		if err != nil || from < 0 {
+		after, err := base64.RawURLEncoding.DecodeString(p.GetToken())
+		if err != nil || len(after) == 0 {
 			return nil, "", registry.Invalid("page token %q is not one of ours; begin with an empty one", p.GetToken())
 		}
+		list = list[sort.Search(len(list), func(i int) bool { return key(list[i]) > string(after) }):]
 	}
-	size := int(p.GetSize())
-	if size == 0 || size > pageSize {
-		size = pageSize
+	limit := int(p.GetSize())
+	if limit == 0 || limit > pageSize {
+		limit = pageSize
 	}
-	if from > len(list) {
-		from = len(list)
+	bytes := 0
+	for i, record := range list {
+		m := message(record)
+		if bytes += proto.Size(m); i == limit || i > 0 && bytes > pageBytes {
+			return part, base64.RawURLEncoding.EncodeToString([]byte(key(list[i-1]))), nil
+		}
+		part = append(part, m)
 	}
-	to := min(from+size, len(list))
-	if to < len(list) {
-		next = strconv.Itoa(to)
-	}
-	return list[from:to], next, nil
+	return part, "", nil
 }

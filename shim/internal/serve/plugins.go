@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -19,29 +20,31 @@ type plugins struct {
 }
 
 func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
-	a, err := p.s.now()
+	a, err := p.s.now(req)
 	if err != nil {
 		return nil, err
+	}
+	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+		return nil, wire.Status(err)
 	}
 	snap := a.Table.All()
 	list := slices.DeleteFunc(slices.Clone(snap.Instances), func(i registry.Instance) bool {
 		return !wanted(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
 	})
-	part, next, err := page(list, req.GetPage())
-	if err != nil {
-		return nil, wire.Status(err)
-	}
-	reply := &pb.ListPluginsReply{Answer: a.answer(snap.Index), NextToken: next}
-	for _, i := range part {
+	part, next, err := paged(list, req.GetPage(), newestFirst, func(i registry.Instance) *pb.Instance {
 		m := wire.InstanceProto(i)
 		active, ok := a.Table.Find(i.Role, i.Plugin)
 		m.Active = ok && active.InstanceKey == i.InstanceKey
-		reply.Instances = append(reply.Instances, m)
+		return m
+	})
+	if err != nil {
+		return nil, wire.Status(err)
 	}
+	reply := &pb.ListPluginsReply{Answer: a.answer(snap.Index), Instances: part, NextToken: next}
 	if req.GetPage().GetToken() == "" {
 		tasks, _, err := a.Tasks.Plugins(ctx)
 		if err != nil {
-			return nil, wire.Status(err)
+			return nil, a.status(ctx, err)
 		}
 		for _, t := range tasks {
 			if req.GetPlugin() == "" || string(t.Plugin) == req.GetPlugin() {
@@ -50,6 +53,11 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 		}
 	}
 	return reply, nil
+}
+
+// newestFirst orders instances by role and plugin, the newest first. None of it changes while an instance is there.
+func newestFirst(i registry.Instance) string {
+	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
 }
 
 func wanted(role, plugin string, r registry.Role, p registry.PluginID) bool {
@@ -64,9 +72,12 @@ type served struct {
 
 // Fingerprints sends a snapshot, and then what has changed whenever an instance or a task has.
 func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
-	a, err := p.s.now()
+	a, err := p.s.now(req)
 	if err != nil {
 		return err
+	}
+	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+		return wire.Status(err)
 	}
 	ctx, cancel := a.bound(stream.Context())
 	defer cancel()
@@ -77,20 +88,31 @@ func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerSt
 		if err != nil {
 			return wire.Status(err)
 		}
-		reply := &pb.FingerprintsReply{Answer: a.answer(at), Complete: first}
-		for _, f := range difference(last, now) {
-			reply.Plugins = append(reply.Plugins, wire.PluginFingerprintProto(f))
+		if err := send(stream, a.answer(at), difference(last, now), first); err != nil {
+			return err
 		}
 		last = now
-		if first || len(reply.Plugins) > 0 {
-			if err := stream.Send(reply); err != nil {
-				return err
-			}
-		}
 		if err := a.Pulse.Wait(ctx, seen); err != nil {
 			return wire.Status(err)
 		}
 	}
+}
+
+// send sends what has changed, in parts. The last part of a snapshot is marked complete, and is sent though it be empty.
+func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint, snapshot bool) error {
+	for len(changed) > 0 || snapshot {
+		part := changed[:min(len(changed), pageSize)]
+		changed = changed[len(part):]
+		reply := &pb.FingerprintsReply{Answer: at, Complete: snapshot && len(changed) == 0}
+		for _, f := range part {
+			reply.Plugins = append(reply.Plugins, wire.PluginFingerprintProto(f))
+		}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+		snapshot = snapshot && !reply.Complete
+	}
+	return nil
 }
 
 // fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task should serve.

@@ -2,10 +2,14 @@ package serve
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
@@ -54,6 +58,7 @@ type Status struct {
 
 // Active is what an active shim serves.
 type Active struct {
+	Node       registry.NodeName
 	Generation registry.Generation
 	Log        registry.Log
 	Table      *registry.Registry
@@ -83,7 +88,7 @@ func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 // Set makes what is served active, or with nil a candidate's again.
 func (s *Server) Set(a *Active) { s.active.Store(a) }
 
-// Quiesce refuses mutating calls from now on, and waits for those under way until ctx ends.
+// Quiesce refuses mutating calls from now on, and waits for those under way until ctx ends. What it refuses is made again at the next shim.
 func (s *Server) Quiesce(ctx context.Context) error { return s.flights.close(ctx) }
 
 // Resume takes mutating calls again.
@@ -102,11 +107,18 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterCallbacksServer(g, s.callbacks)
 }
 
-// now is what is active, or ErrUnavailable.
-func (s *Server) now() (*Active, error) {
+// errNotActive is the answer of a shim that is not active, not yet or not any more. It carries no detail, and by that a host knows it for
+// the answer of nobody: it makes the call again at the next active shim.
+var errNotActive = status.Error(codes.Unavailable, "this shim is not active")
+
+// now is what is active, for a request that means this node.
+func (s *Server) now(req interface{ GetCall() *pb.Call }) (*Active, error) {
 	a := s.active.Load()
 	if a == nil {
-		return nil, wire.Status(registry.Errorf(registry.ErrUnavailable, "this shim is not active"))
+		return nil, errNotActive
+	}
+	if node := req.GetCall().GetNode(); node != "" && node != string(a.Node) {
+		return nil, wire.Status(registry.Invalid("this call is meant for node %q, and this shim serves node %q", node, a.Node))
 	}
 	return a, nil
 }
@@ -121,6 +133,29 @@ func (a *Active) latest(ctx context.Context) *pb.Answer {
 	var at registry.Seq
 	_ = a.Log.View(ctx, func(v registry.View) error { at = v.Index(); return nil })
 	return a.answer(at)
+}
+
+// over says that this shim cannot answer any more, so that the next one has to: it has ceased to be active, or its log takes no more
+// commits. err is what a call ended with.
+func (a *Active) over(ctx context.Context, err error) bool {
+	if a.Context.Err() != nil {
+		return true
+	}
+	suspect := []error{registry.ErrUnavailable, registry.ErrUncertain, registry.ErrFenced, registry.ErrDamaged}
+	if !slices.ContainsFunc(suspect, func(kind error) bool { return errors.Is(err, kind) }) {
+		return false
+	}
+	nothing := func(registry.View) (registry.Change, error) { return registry.Change{}, nil }
+	_, err = a.Log.Commit(ctx, nothing)
+	return err != nil && ctx.Err() == nil
+}
+
+// status is the error of a read, for the wire.
+func (a *Active) status(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() == nil && a.over(ctx, err) {
+		return errNotActive
+	}
+	return wire.Status(err)
 }
 
 // bound is ctx, ended also when the shim ceases to be active.

@@ -35,8 +35,12 @@ func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.
 }
 
 func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.TaskStartedReply, error) {
-	_, err := once(ctx, t.s, "Tasks.Started", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Tasks.Started(ctx, call, wire.TaskKey(req.GetTask()), req.GetAttempt(), wire.BootTime(req.GetAt()))
+	k, err := taskKey(req.GetTask())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, t.s, "Tasks.Started", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -45,9 +49,13 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 }
 
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
-	_, err := once(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	k, err := taskKey(req.GetTask())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		how := alloc.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
-		return struct{}{}, a.Tasks.Exited(ctx, call, wire.TaskKey(req.GetTask()), req.GetAttempt(), how)
+		return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -56,8 +64,8 @@ func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.Task
 }
 
 // Restarts sends the list, and again whenever it has changed.
-func (t *tasks) Restarts(_ *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
-	a, err := t.s.now()
+func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
+	a, err := t.s.now(req)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ type volumes struct {
 func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.ParseVolumeReply, error) {
 	opts := v.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
 	spec, diags := config.ParseVolume(source(req.GetSource()), opts)
-	reply := &pb.ParseVolumeReply{Answer: statusAnswer(v.s.life.Status()), Diagnostics: wire.DiagnosticsProto(diags)}
+	reply := &pb.ParseVolumeReply{Answer: v.s.orLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
 	if diags.Err() == nil && spec != nil {
 		reply.Spec = wire.VolumeSpecProto(*spec)
 	}
@@ -54,8 +54,12 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 }
 
 func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
-	_, err := once(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Volumes.Delete(ctx, call, wire.VolumeName(req.GetName()))
+	name, err := volumeName(req.GetName())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Volumes.Delete(ctx, call, name)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -64,8 +68,12 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 }
 
 func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
-	_, err := once(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Volumes.Deregister(ctx, call, wire.VolumeName(req.GetName()))
+	name, err := volumeName(req.GetName())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Volumes.Deregister(ctx, call, name)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -74,55 +82,27 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 }
 
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
-	a, err := v.s.now()
+	a, err := v.s.now(req)
 	if err != nil {
 		return nil, err
 	}
+	if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
+		return nil, wire.Status(err)
+	}
 	list, at, err := a.Allocs.Volumes(ctx)
 	if err != nil {
-		return nil, wire.Status(err)
+		return nil, a.status(ctx, err)
 	}
 	list = slices.DeleteFunc(list, func(s registry.VolumeStatus) bool {
 		return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
 			req.GetId() != "" && string(s.ID) != req.GetId() || req.GetPlugin() != "" && string(s.Plugin) != req.GetPlugin()
 	})
-	list, next, err := page(list, req.GetPage())
+	key := func(s registry.VolumeStatus) string { return s.Volume.Key().Path }
+	part, next, err := paged(list, req.GetPage(), key, wire.VolumeProto)
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	reply := &pb.ListVolumesReply{Answer: a.answer(at), NextToken: next}
-	for _, vol := range list {
-		reply.Volumes = append(reply.Volumes, wire.VolumeProto(vol))
-	}
-	return reply, nil
-}
-
-// checked is the spec if its ids are ids: a host may send what it did not get from Parse.
-func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
-	if s.Namespace == "" {
-		s.Namespace = registry.DefaultNamespace
-	}
-	if _, err := registry.ParseNamespace(string(s.Namespace)); err != nil {
-		return s, err
-	}
-	if _, err := registry.ParseVolumeID(string(s.ID)); err != nil {
-		return s, err
-	}
-	if _, err := registry.ParsePluginID(string(s.Plugin)); err != nil {
-		return s, err
-	}
-	if s.External != "" {
-		if _, err := registry.ParseExternalID(string(s.External)); err != nil {
-			return s, err
-		}
-	}
-	if len(s.Capabilities) == 0 {
-		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode", s.ID)
-	}
-	if s.Name == "" {
-		s.Name = string(s.ID)
-	}
-	return s, nil
+	return &pb.ListVolumesReply{Answer: a.answer(at), Volumes: part, NextToken: next}, nil
 }
 
 type claims struct {
@@ -131,24 +111,20 @@ type claims struct {
 }
 
 func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
-	a, err := c.s.now()
+	a, err := c.s.now(req)
 	if err != nil {
 		return nil, err
 	}
 	list, at, err := a.Allocs.Claims(ctx)
 	if err != nil {
-		return nil, wire.Status(err)
+		return nil, a.status(ctx, err)
 	}
 	list = slices.DeleteFunc(list, func(cl registry.Claim) bool {
 		return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) || req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
 	})
-	list, next, err := page(list, req.GetPage())
+	part, next, err := paged(list, req.GetPage(), func(cl registry.Claim) string { return cl.Key().Path }, wire.ClaimProto)
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	reply := &pb.ListClaimsReply{Answer: a.answer(at), NextToken: next}
-	for _, cl := range list {
-		reply.Claims = append(reply.Claims, wire.ClaimProto(cl))
-	}
-	return reply, nil
+	return &pb.ListClaimsReply{Answer: a.answer(at), Claims: part, NextToken: next}, nil
 }

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-
 	"holdfast/hooks"
 	"holdfast/internal/mnt"
 	"holdfast/registry"
@@ -26,7 +24,7 @@ import (
 
 // reign is what an active shim is made of: built by open, taken down by close, in the opposite order.
 type reign struct {
-	log     hclog.Logger
+	node    registry.NodeName
 	store   *store.Store
 	table   *registry.Registry
 	feed    *registry.Feed
@@ -47,8 +45,8 @@ type reign struct {
 var errReleased = registry.Errorf(registry.ErrUnavailable, "this shim is not active any more")
 
 // open builds a reign for what the host has said of itself.
-func open(ctx context.Context, t *Tenure) (*reign, error) {
-	layout := hooks.Layout{Run: t.hello.RunDir, State: t.hello.StateDir}
+func open(ctx context.Context, t *Tenure, hello *serve.Hello) (*reign, error) {
+	layout := hooks.Layout{Run: hello.RunDir, State: hello.StateDir}
 	if err := layout.Check(); err != nil {
 		return nil, err
 	}
@@ -56,7 +54,7 @@ func open(ctx context.Context, t *Tenure) (*reign, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reign{log: t.log, pulse: &serve.Pulse{}}
+	r := &reign{node: hello.Node, pulse: &serve.Pulse{}}
 	r.ctx, r.cancel = context.WithCancelCause(t.life)
 	if err := d.Share(); err != nil {
 		t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
@@ -64,7 +62,7 @@ func open(ctx context.Context, t *Tenure) (*reign, error) {
 	if err := r.openState(ctx, t, layout, d); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
-	if err := r.build(ctx, t, layout, d); err != nil {
+	if err := r.build(ctx, t, hello, layout, d); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
@@ -109,13 +107,13 @@ func (r *reign) applied(a registry.Applied) {
 }
 
 // build wires the use cases and the adapters, reconciles, and starts their loops.
-func (r *reign) build(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk) (err error) {
+func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout hooks.Layout, d *disk.Disk) (err error) {
 	r.fleet = driver.New(r.table)
 	if r.sockets, err = supervise.NewDirectories(); err != nil {
 		return err
 	}
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mnt.BootTime()} }
-	host := alloc.Host{Node: t.hello.Node, Operations: t.hello.Operations}
+	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
 	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, time.Now)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
@@ -144,10 +142,15 @@ func (r *reign) loop(t *Tenure, name string, f func(context.Context) error) {
 	})
 }
 
+// stop ends the use cases' loops and the calls that are under way; both still write down how they ended.
+func (r *reign) stop(why error) {
+	r.cancel(why)
+	r.work.Wait()
+}
+
 // close takes everything down that open has built: first who calls plugins, then the connections, then the store.
 func (r *reign) close() error {
-	r.cancel(errReleased)
-	r.work.Wait()
+	r.stop(errReleased)
 	if r.fleet != nil {
 		r.fleet.CloseAll()
 	}
@@ -168,12 +171,12 @@ func (r *reign) close() error {
 // active is the reign as it is served.
 func (r *reign) active() *serve.Active {
 	return &serve.Active{
-		Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
+		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
 		Volumes: r.volumes, Context: r.ctx,
 	}
 }
 
-// describe fills in what only a reign knows.
+// describe fills in what only a reign knows. Of one that is being taken down that is its generation.
 func (r *reign) describe(ctx context.Context, st *serve.Status) {
 	st.Generation, st.Schema = r.store.Generation(), store.Newest
 	_ = r.store.View(ctx, func(v registry.View) error {

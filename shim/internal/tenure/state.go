@@ -25,7 +25,7 @@ var next = map[State][]State{
 	Candidate:  {Activating},
 	Activating: {Active, Candidate, Released}, // back to where it came from, if activation fails
 	Active:     {Quiesced, Releasing},
-	Quiesced:   {Active, Releasing},
+	Quiesced:   {Quiesced, Active, Releasing}, // active again: the hand-over is given up
 	Releasing:  {Released},
 	Released:   {Activating},
 }

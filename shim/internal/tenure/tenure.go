@@ -2,9 +2,11 @@ package tenure
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -22,11 +24,14 @@ type Tenure struct {
 	server    *serve.Server
 	fatal     chan error // takes the first reason why the process has to end
 
-	mu    sync.Mutex // guards all below; held while a reign is built or taken down: those are one at a time
+	life context.Context // of the process; set by Register
+
+	moving sync.Mutex // held while a reign is built, quiesced or taken down: one of those at a time
+
+	mu    sync.Mutex // guards all below; held for no longer than a look-up
 	state State
 	hello *serve.Hello
 	reign *reign
-	life  context.Context // of the process
 }
 
 // New is a candidate.
@@ -38,16 +43,17 @@ func New(version string, log hclog.Logger) *Tenure {
 
 // Register puts the services on g. They are called for as long as life lasts.
 func (t *Tenure) Register(life context.Context, g grpc.ServiceRegistrar) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.life = life
 	t.server.Register(g)
 }
 
-// Run returns when the process has to end: its context has ended, or the store has failed.
+// Run returns when the process has to end: its context has ended, or the store has failed. After a failure nothing is taken down: what
+// does not write any more might not end either, and nothing durable needs it.
 func (t *Tenure) Run(ctx context.Context) error {
 	select {
 	case err := <-t.fatal:
+		t.server.Set(nil)
+		_, _ = t.move(Gone) // is always legal
 		return err
 	case <-ctx.Done():
 		return t.end()
@@ -56,16 +62,15 @@ func (t *Tenure) Run(ctx context.Context) error {
 
 // end takes the reign down, if there is one. What it cannot do in time, the end of the process does.
 func (t *Tenure) end() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state = Gone
 	t.server.Set(nil)
-	if t.reign == nil {
+	t.moving.Lock()
+	defer t.moving.Unlock()
+	_, _ = t.move(Gone) // is always legal
+	r := t.take()
+	if r == nil {
 		return nil
 	}
-	err := t.reign.close()
-	t.reign = nil
-	return err
+	return r.close()
 }
 
 // fail has the process end for err.
@@ -76,81 +81,140 @@ func (t *Tenure) fail(err error) {
 	}
 }
 
+// move changes the state, if that is legal, and returns what it was.
+func (t *Tenure) move(to State) (was State, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was = t.state
+	t.state, err = was.move(to)
+	return was, err
+}
+
+// take is the reign, which is the caller's from now on; nil if there is none.
+func (t *Tenure) take() *reign {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.reign
+	t.reign = nil
+	return r
+}
+
 // Hello takes down what the host says of itself. The directories of an active shim do not change.
 func (t *Tenure) Hello(_ context.Context, h serve.Hello) (serve.Status, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.reign != nil && (t.hello.StateDir != h.StateDir || t.hello.RunDir != h.RunDir || t.hello.Node != h.Node) {
-		return serve.Status{}, registry.Errorf(registry.ErrConflict, "this shim is active for %s at %s", t.hello.Node, t.hello.StateDir)
+	if err := t.greet(&h); err != nil {
+		return serve.Status{}, err
 	}
-	t.hello = &h
-	return t.status(), nil
+	return t.Status(), nil
 }
 
-// Status is what the shim says of itself.
+func (t *Tenure) greet(h *serve.Hello) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	settled := t.state != Candidate && t.state != Released
+	if was := t.hello; settled && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir || was.Node != h.Node) {
+		return registry.Errorf(registry.ErrConflict, "this shim is active for node %s at %s; start another one for node %s at %s",
+			was.Node, was.StateDir, h.Node, h.StateDir)
+	}
+	t.hello = h
+	return nil
+}
+
+// Status is what the shim says of itself. It waits for no move.
 func (t *Tenure) Status() serve.Status {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.status()
-}
-
-func (t *Tenure) status() serve.Status {
+	state, r := t.state, t.reign
+	t.mu.Unlock()
 	st := serve.Status{
-		Version: t.version, Tenure: t.state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
+		Version: t.version, Tenure: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
 	}
-	if t.reign != nil {
-		t.reign.describe(t.life, &st)
+	if r != nil {
+		r.describe(t.life, &st)
 	}
 	return st
 }
 
-// Activate makes a candidate the active shim.
-func (t *Tenure) Activate(ctx context.Context) (err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.hello == nil {
+// Activate makes a candidate the active shim; when it fails the shim is what it was before. A quiesced shim goes on: it still owns its state.
+func (t *Tenure) Activate(ctx context.Context) error {
+	t.moving.Lock()
+	defer t.moving.Unlock()
+	state, hello := t.greeted()
+	switch {
+	case hello == nil:
 		return registry.Errorf(registry.ErrConflict, "nobody has said Hello to this shim yet")
-	}
-	was := t.state
-	if t.state, err = t.state.move(Activating); err != nil {
+	case state == Quiesced:
+		_, err := t.move(Active)
+		t.server.Resume()
 		return err
 	}
-	r, err := open(ctx, t)
+	return t.reigns(ctx, hello)
+}
+
+func (t *Tenure) reigns(ctx context.Context, hello *serve.Hello) error {
+	was, err := t.move(Activating)
 	if err != nil {
-		t.state = was
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(t.life, func() { cancel(context.Cause(t.life)) })()
+	r, err := open(ctx, t, hello)
+	if err != nil {
+		_, _ = t.move(was) // is legal
 		return fmt.Errorf("activate: %w", err)
 	}
-	t.reign, t.state = r, Active
+	if _, err := t.move(Active); err != nil { // its store has failed already
+		return errors.Join(err, r.close())
+	}
+	t.mu.Lock()
+	t.reign = r
+	t.mu.Unlock()
 	t.server.Set(r.active())
 	t.server.Resume()
 	return nil
 }
 
-// Quiesce refuses new mutating calls and waits for those under way, until ctx ends. What is still open then has its intent stored.
-func (t *Tenure) Quiesce(ctx context.Context) (openIntents int, err error) {
+func (t *Tenure) greeted() (State, *serve.Hello) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.state, err = t.state.move(Quiesced); err != nil {
+	return t.state, t.hello
+}
+
+// Quiesce refuses new mutating calls and waits for those under way, until ctx ends. What is still open then has its intent stored. A
+// quiesced shim that is told so again waits again.
+func (t *Tenure) Quiesce(ctx context.Context) (openIntents int, err error) {
+	t.moving.Lock()
+	defer t.moving.Unlock()
+	if _, err := t.move(Quiesced); err != nil {
 		return 0, err
 	}
 	waited := t.server.Quiesce(ctx)
-	st := t.status()
+	st := t.Status()
 	if waited != nil {
 		t.log.Info("calls are still under way", "intents", st.OpenIntents)
 	}
 	return st.OpenIntents, nil
 }
 
-// Release closes the store and the connections: from now on this shim writes nothing and calls nobody.
-func (t *Tenure) Release(context.Context) (err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.state, err = t.state.move(Releasing); err != nil {
+// lastCalls is how long calls may take to end that Release has cut off.
+const lastCalls = 2 * time.Second
+
+// Release cuts off the calls under way, and closes the store and the connections: from now on this shim writes nothing and calls nobody.
+func (t *Tenure) Release(ctx context.Context) error {
+	t.moving.Lock()
+	defer t.moving.Unlock()
+	if _, err := t.move(Releasing); err != nil {
 		return err
 	}
 	t.server.Set(nil)
-	err = t.reign.close()
-	t.reign, t.state = nil, Released
+	r := t.take()
+	r.stop(errReleased)
+	waiting, cancel := context.WithTimeout(ctx, lastCalls)
+	defer cancel()
+	if err := t.server.Quiesce(waiting); err != nil {
+		t.log.Warn("calls did not end in time; their intents are stored", "error", err)
+	}
+	err := r.close()
+	_, _ = t.move(Released) // is legal
 	return err
 }
 
