@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
 	"holdfast/registry"
@@ -15,16 +16,19 @@ import (
 
 // Config says where a host keeps its state, which shim it runs, and what it can do. StateDir and Shim are required.
 type Config struct {
-	StateDir string // kept over restarts; made with mode 0700. One host at a time
+	StateDir string // kept over restarts; made with mode 0700 if it is not there. One host at a time
 	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>, without root below XDG_RUNTIME_DIR
 	Shim     Binary
 	Node     string // the node's name in answers and claims; default the machine's host name
 
-	Operations []hooks.Operation // plan operations that this orchestrator can apply; default all
-	Blocks     []string          // block types of job files that it carries, beside the usual ones
+	Operations []Operation // plan operations that this orchestrator can apply; default all
+	Blocks     []string    // block types of job files that it carries, beside the usual ones
 
 	// Living is what still runs of an earlier life of this host. What it does not name is taken down.
 	Living Living
+
+	// What the shim asks. Each function is called on goroutines of its own, any number at once, and has to return soon after its ctx
+	// ends: Close waits for it.
 
 	// Secret gives the value behind a name of a volume's secrets. Names of environment variables come as "env:NAME"; without a
 	// function they are looked up, and others are refused.
@@ -34,7 +38,7 @@ type Config struct {
 	// Fence makes sure that a lost node writes no more. Without a function it is refused.
 	Fence func(ctx context.Context, node string) error
 
-	MaxHold      time.Duration // how long a call waits for a shim that is being started again; default 30 s
+	MaxHold      time.Duration // how long a call waits, in all, for a shim that is being started again; default 30 s
 	StartTimeout time.Duration // for the shim to answer; default 10 s
 	Logger       hclog.Logger  // gets the shim's log as well; nil drops all
 }
@@ -63,22 +67,27 @@ const (
 	activateLimit  = 30 * time.Second
 )
 
-func (c *Config) complete() error {
+// complete fills in the defaults and makes both directories.
+func (c *Config) complete() (err error) {
 	if c.StateDir == "" || c.Shim.Path == "" {
 		return registry.Invalid("host: Config.StateDir and Config.Shim.Path are required")
 	}
-	dir, err := filepath.Abs(c.StateDir)
-	if err != nil {
-		return fmt.Errorf("state directory %s: %w", c.StateDir, err)
+	if c.StateDir, err = makeDir(c.StateDir); err != nil {
+		return fmt.Errorf("state directory: %w", err)
 	}
-	c.StateDir = dir
 	if c.RunDir == "" {
 		c.RunDir = hooks.DefaultRun(c.StateDir, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
+	}
+	if c.RunDir, err = makeDir(c.RunDir); err != nil {
+		return fmt.Errorf("run directory: %w", err)
 	}
 	if c.Node == "" {
 		if c.Node, err = os.Hostname(); err != nil {
 			return fmt.Errorf("name of this node: %w", err)
 		}
+	}
+	if _, err := registry.ParseNodeName(c.Node); err != nil {
+		return err
 	}
 	if c.Operations == nil {
 		c.Operations = hooks.Operations
@@ -90,6 +99,29 @@ func (c *Config) complete() error {
 		c.Logger = hclog.NewNullLogger()
 	}
 	return c.layout().Check()
+}
+
+// makeDir makes a directory that only we can write to, and gives its path without symbolic links: the one that the mount table shows.
+func makeDir(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return "", err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return "", &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	if st.Mode&0o022 != 0 || int(st.Uid) != os.Geteuid() {
+		return "", registry.Errorf(registry.ErrDenied, "%s belongs to uid %d and has mode %#o: it must be this user's, and nobody else may write to it; "+
+			"chown it, and chmod 0700 it", path, st.Uid, st.Mode&0o7777)
+	}
+	return path, nil
 }
 
 func (c *Config) layout() hooks.Layout { return hooks.Layout{Run: c.RunDir, State: c.StateDir} }

@@ -2,7 +2,7 @@ package host
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"sync"
 	"time"
 
@@ -45,8 +45,18 @@ func (g *gate) look() (current *shim, why, shut error, changed chan struct{}) {
 	return g.current, g.why, g.shutFor, g.changed
 }
 
-// enter waits for an active shim other than the one that a call was cut off at, until hold expires or ctx ends.
-func (g *gate) enter(ctx context.Context, hold <-chan time.Time, not *shim) (*shim, error) {
+// sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
+const sameAgain = 100 * time.Millisecond
+
+// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A shim that the call was cut off at is
+// most likely dead: not is avoided, for a while.
+func (g *gate) enter(ctx context.Context, hold *time.Duration, not *shim) (*shim, error) {
+	began := time.Now()
+	limit := time.NewTimer(*hold)
+	defer limit.Stop()
+	defer func() { *hold -= time.Since(began) }()
+	again := time.NewTimer(sameAgain)
+	defer again.Stop()
 	for {
 		current, why, shut, changed := g.look()
 		switch {
@@ -57,25 +67,34 @@ func (g *gate) enter(ctx context.Context, hold <-chan time.Time, not *shim) (*sh
 		}
 		select {
 		case <-changed:
+		case <-again.C:
+			not = nil
 		case <-ctx.Done():
-			return nil, fmt.Errorf("no shim is active: %w", context.Cause(ctx))
-		case <-hold:
-			if why == nil {
-				why = fmt.Errorf("it does not answer")
-			}
-			return nil, registry.Errorf(registry.ErrUnavailable, "no shim has become active in time; it was last seen failing so: %w", why)
+			return nil, noShim(why, context.Cause(ctx))
+		case <-limit.C:
+			return nil, noShim(why, errHeld)
 		}
 	}
 }
 
+var errHeld = errors.New("the call was held as long as it may be")
+
+// noShim is the error of a call that nobody answered: why there is no shim, and what ended the wait.
+func noShim(why, end error) error {
+	if why == nil {
+		why = errors.New("the active one does not answer")
+	}
+	return registry.Errorf(registry.ErrUnavailable, "no shim is active (%w): %w", end, why)
+}
+
 // call makes a call at the active shim. One that is cut off, because that shim died, is made again at the next: reads may be repeated,
-// and what changes state carries an operation id.
+// and what changes state carries an operation id. All waiting for shims together is at most MaxHold, so that a call which kills every
+// shim ends.
 func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
-	hold := time.NewTimer(h.config.MaxHold)
-	defer hold.Stop()
+	hold := h.config.MaxHold
 	var cut *shim
 	for {
-		sh, err := h.gate.enter(ctx, hold.C, cut)
+		sh, err := h.gate.enter(ctx, &hold, cut)
 		if err != nil {
 			return err
 		}
@@ -84,12 +103,12 @@ func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.C
 			return wire.Error(err)
 		}
 		cut = sh
-		hold.Reset(h.config.MaxHold)
 	}
 }
 
-// cutOff says whether the transport failed, rather than the shim: what the shim says carries a detail.
+// cutOff says whether nobody has answered a call whose caller still waits: the transport failed, its connection was closed after the
+// shim's death, or the shim is not active. An answer of the shim carries a detail.
 func cutOff(err error) bool {
 	st, is := status.FromError(err)
-	return is && st.Code() == codes.Unavailable && len(st.Details()) == 0
+	return is && (st.Code() == codes.Unavailable || st.Code() == codes.Canceled) && len(st.Details()) == 0
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +25,13 @@ type Host struct {
 	digest   launch.Digest
 	gate     *gate
 	living   living
+	launches atomic.Uint64 // how many shims were started
 	cancel   context.CancelCauseFunc
-	wg       sync.WaitGroup
+	keeper   sync.WaitGroup // keep
+	asked    sync.WaitGroup // answers to what shims ask; a new shim does not wait for those to the old one
+	ended    error          // what keep could not end; readable after keeper
+	close    sync.Once
+	closed   error // what Close returned
 }
 
 var errClosed = registry.Errorf(registry.ErrUnavailable, "this host is closed")
@@ -45,20 +51,16 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	first, err := h.start(ctx, run)
 	if err != nil {
 		cancel(errClosed)
+		h.asked.Wait()
 		return nil, errors.Join(err, h.drop())
 	}
 	h.gate.open(first)
-	h.wg.Go(func() { h.keep(run, first) })
+	h.keeper.Go(func() { h.ended = h.keep(run, first) })
 	return h, nil
 }
 
 // take locks the state directory and verifies the shim's binary.
 func (h *Host) take(ctx context.Context) error {
-	for _, dir := range []string{h.config.StateDir, h.config.RunDir} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make directory %s: %w", dir, err)
-		}
-	}
 	var err error
 	if h.lock, err = lockState(h.config.layout().HostLock()); err != nil {
 		return err
@@ -76,10 +78,16 @@ func lockState(path string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		holder, _ := os.ReadFile(path)
 		_ = f.Close()
-		return nil, registry.Errorf(registry.ErrConflict, "another host (process %s) uses this state directory: %s is locked; end it, or choose another state directory", holder, path)
+		return nil, registry.Errorf(registry.ErrConflict,
+			"another host (process %s) uses this state directory: %s is locked; end it, or choose another state directory", holder, path)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt([]byte(fmt.Sprint(os.Getpid())), 0)
@@ -100,33 +108,41 @@ func (h *Host) drop() error {
 }
 
 // Close ends the shim and gives the state directory back. What it holds stays: tasks, mounts and records outlive a host. Calls under
-// way end with ErrUnavailable.
+// way end with ErrUnavailable. An error means that something may be left, such as a process that does not die. Close may be called again.
 func (h *Host) Close() error {
-	h.gate.shut(errClosed)
-	h.cancel(errClosed)
-	h.wg.Wait()
-	return h.drop()
+	h.close.Do(func() {
+		h.gate.shut(errClosed)
+		h.cancel(errClosed)
+		h.keeper.Wait()
+		h.asked.Wait()
+		h.closed = errors.Join(h.ended, h.drop())
+	})
+	return h.closed
 }
 
-// keep has a shim running until ctx ends: one that dies is started again, with a back-off that a minute of good life resets.
-func (h *Host) keep(ctx context.Context, sh *shim) {
+// keep has a shim running until ctx ends: one that dies is started again, with a back-off that a minute of good life resets. It returns
+// what went wrong with the end of the last one.
+func (h *Host) keep(ctx context.Context, sh *shim) error {
 	wait := newBackoff()
 	for {
 		born := time.Now()
 		select {
 		case <-sh.process.Done():
 		case <-ctx.Done():
-			sh.end()
-			return
+			return sh.end(ctx)
 		}
 		h.gate.close(sh.process.Err())
-		h.config.Logger.Error("the shim has died; it is started again", "error", sh.process.Err())
-		sh.end()
+		if err := sh.end(ctx); err != nil {
+			h.config.Logger.Warn("a dead shim has left something", "error", err)
+		}
+		why := withLastWords(sh.process.Err(), sh.process)
+		h.gate.close(why)
+		h.config.Logger.Error("the shim has died; it is started again", "error", why)
 		if time.Since(born) > goodLife {
 			wait = newBackoff()
 		}
 		if sh = h.restart(ctx, wait); sh == nil {
-			return
+			return nil
 		}
 		h.gate.open(sh)
 	}

@@ -11,7 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// living is what runs, as far as calls through this host tell: each new shim is told it.
+// living is what runs, as far as calls through this host tell: each new shim is told it. An entry is made before its call, as the shim may
+// die in the middle of it, and taken back if the shim refused the call: what it refuses once it would refuse again, and with it all else.
 type living struct {
 	mu     *sync.Mutex // guards both; held for no longer than a look-up
 	allocs map[registry.AllocID]AllocGroup
@@ -37,10 +38,24 @@ func (l living) replace(all Living) {
 	}
 }
 
-func (l living) putAlloc(g AllocGroup) {
+// putAlloc adds the alloc. undo takes that back.
+func (l living) putAlloc(g AllocGroup) (undo func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	was, known := l.allocs[g.Alloc]
 	l.allocs[g.Alloc] = g
+	return func() { restore(l, l.allocs, g.Alloc, was, known) }
+}
+
+// restore puts back what an entry was.
+func restore[K comparable, V any](l living, entries map[K]V, k K, was V, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known {
+		entries[k] = was
+		return
+	}
+	delete(entries, k)
 }
 
 func (l living) dropAlloc(id registry.AllocID) {
@@ -49,12 +64,16 @@ func (l living) dropAlloc(id registry.AllocID) {
 	delete(l.allocs, id)
 }
 
-func (l living) putTask(t AllocTask) {
+// putTask adds the task at its attempt, unless a newer one is known. undo takes that back.
+func (l living) putTask(t AllocTask) (undo func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if was, known := l.tasks[t.Key()]; !known || was.Attempt < t.Attempt {
-		l.tasks[t.Key()] = LivingTask{AllocTask: t}
+	was, known := l.tasks[t.Key()]
+	if known && was.Attempt >= t.Attempt {
+		return func() {}
 	}
+	l.tasks[t.Key()] = LivingTask{AllocTask: t}
+	return func() { restore(l, l.tasks, t.Key(), was, known) }
 }
 
 func (l living) started(k registry.TaskKey, attempt uint64, at BootTime) {

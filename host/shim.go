@@ -2,12 +2,14 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 
 	"holdfast/host/internal/launch"
@@ -23,16 +25,20 @@ const Version = "0.1.0"
 type shim struct {
 	process *launch.Process
 	cancel  context.CancelFunc
-	wg      sync.WaitGroup
 }
 
-// killLimit is how long the end of a process may take.
-const killLimit = 5 * time.Second
+const (
+	endGrace  = time.Second     // for a shim to end by itself
+	killLimit = 5 * time.Second // for a process to die
+	lastWords = 8               // lines of a dead shim that an error shows
+)
 
 // start runs a shim and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its life.
 func (h *Host) start(ctx, run context.Context) (*shim, error) {
+	log := h.config.Logger.Named("shim")
 	process, err := launch.Start(ctx, launch.Options{
-		Store: h.binaries, Digest: h.digest, RunDir: h.config.RunDir, StartTimeout: h.config.StartTimeout, Logger: h.config.Logger.Named("shim"),
+		Store: h.binaries, Digest: h.digest, RunDir: h.config.RunDir, Generation: h.launches.Add(1), Args: logLevel(log),
+		StartTimeout: h.config.StartTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err
@@ -40,9 +46,8 @@ func (h *Host) start(ctx, run context.Context) (*shim, error) {
 	life, cancel := context.WithCancel(run)
 	sh := &shim{process: process, cancel: cancel}
 	if err := h.activate(ctx, life, sh); err != nil {
-		err = fmt.Errorf("%w%s", err, lastLines(process))
-		sh.end()
-		return nil, err
+		ended := sh.end(run)
+		return nil, errors.Join(withLastWords(err, process), ended)
 	}
 	return sh, nil
 }
@@ -58,7 +63,7 @@ func (h *Host) activate(ctx, life context.Context, sh *shim) error {
 	if _, err := control.Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}}); err != nil {
 		return fmt.Errorf("activate the shim: %w", wire.Error(err))
 	}
-	sh.wg.Go(func() { h.answerCallbacks(life, conn) })
+	h.asked.Go(func() { h.answerCallbacks(life, conn) })
 	if _, err := pb.NewAllocsClient(conn).Sync(ctx, h.living.request()); err != nil {
 		return fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
 	}
@@ -75,39 +80,66 @@ func (h *Host) hello() *pb.HelloRequest {
 	return req
 }
 
-// end ends the process, if it lives, and what waits on it.
-func (s *shim) end() {
-	s.cancel()
-	ctx, cancel := context.WithTimeout(context.Background(), killLimit) // the end is never cut short by its cause
-	defer cancel()
-	_ = s.process.Stop(ctx, time.Second)
-	s.wg.Wait()
+// logLevel has the shim log what the logger takes, and no more.
+func logLevel(log hclog.Logger) []string {
+	level := log.GetLevel()
+	switch level {
+	case hclog.NoLevel:
+		level = hclog.DefaultLevel
+	case hclog.Off:
+		level = hclog.Error
+	}
+	return []string{"-log-level", level.String()}
 }
 
-func lastLines(p *launch.Process) string {
+// end ends the process, if it lives. It is never cut short by what ended ctx.
+func (s *shim) end(ctx context.Context) error {
+	s.cancel()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	return s.process.Stop(ctx, endGrace)
+}
+
+// withLastWords adds what the process wrote last.
+func withLastWords(err error, p *launch.Process) error {
 	lines := p.LastLines()
 	if len(lines) == 0 {
-		return ""
+		return err
 	}
-	return "; its last words:\n  " + strings.Join(lines, "\n  ")
+	return fmt.Errorf("%w; its last words:\n  %s", err, strings.Join(lines[max(0, len(lines)-lastWords):], "\n  "))
 }
 
-// answerCallbacks answers what the shim asks, until life ends or the stream does. Each question is answered on a goroutine of its own.
+// answerCallbacks answers what the shim asks, until life ends. A stream that breaks while the shim lives is opened again.
 func (h *Host) answerCallbacks(life context.Context, conn grpc.ClientConnInterface) {
+	for {
+		err := h.answerStream(life, conn)
+		if life.Err() != nil {
+			return
+		}
+		h.config.Logger.Debug("the stream of the shim's questions is opened again", "error", err)
+		select {
+		case <-time.After(resumeFirst):
+		case <-life.Done():
+			return
+		}
+	}
+}
+
+// answerStream answers on one stream until it ends, each question on a goroutine of its own.
+func (h *Host) answerStream(life context.Context, conn grpc.ClientConnInterface) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(life)
 	defer cancel()
 	stream, err := pb.NewCallbacksClient(conn).Serve(ctx)
 	if err != nil {
-		h.config.Logger.Warn("the shim takes no answers", "error", err)
-		return
+		return err
 	}
 	var send sync.Mutex // a stream takes one Send at a time
 	for {
 		ask, err := stream.Recv()
 		if err != nil {
-			return
+			return err
 		}
 		wg.Go(func() {
 			reply := h.answer(ctx, ask)
@@ -118,10 +150,22 @@ func (h *Host) answerCallbacks(life context.Context, conn grpc.ClientConnInterfa
 	}
 }
 
+const (
+	answerLimit = 10 * time.Second // for an answer to a question without a deadline
+	maxAnswer   = 4 << 20          // bytes; more would break the stream for all questions
+)
+
 func (h *Host) answer(ctx context.Context, ask *pb.CallbackRequest) *pb.CallbackReply {
-	ctx, cancel := context.WithTimeout(ctx, ask.GetDeadline().AsDuration())
+	limit := answerLimit
+	if d := ask.GetDeadline().AsDuration(); d > 0 {
+		limit = d
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	value, err := h.ask(ctx, ask)
+	if err == nil && len(value) > maxAnswer {
+		err = registry.Errorf(registry.ErrExhausted, "the answer has %d bytes; at most %d can be passed on", len(value), maxAnswer)
+	}
 	reply := &pb.CallbackReply{Id: ask.GetId(), Value: value}
 	if err != nil {
 		reply.Error, reply.Kind, reply.Value = err.Error(), wire.Kind(err), nil
@@ -156,7 +200,7 @@ func (h *Host) secret(ctx context.Context, name string) (string, error) {
 		if value, set := os.LookupEnv(env); set {
 			return value, nil
 		}
-		return "", registry.Errorf(registry.ErrNotFound, "the environment variable %s is not set at the host", env)
+		return "", registry.Errorf(registry.ErrNotFound, "the environment variable %s is not set at the host; set it, and start the host again", env)
 	}
-	return "", registry.Errorf(registry.ErrUnsupported, "this host has no secrets by name")
+	return "", registry.Errorf(registry.ErrUnsupported, "this host has no secrets by name: its orchestrator sets no Config.Secret")
 }

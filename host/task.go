@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -18,15 +19,28 @@ import (
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: &pb.Call{OperationId: newOperation()}, Task: wire.AllocTaskProto(t)}
 	var reply *pb.TaskStartingReply
-	h.living.putTask(t)
+	undo := h.living.putTask(t)
 	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewTasksClient(conn).Starting(ctx, req)
 		return err
 	})
 	if err != nil {
+		if !open(err) {
+			undo()
+		}
 		return Plan{}, err
 	}
 	return wire.Plan(reply.GetPlan())
+}
+
+// open says whether a call that failed so may have been done nevertheless, or may still be.
+func open(err error) bool {
+	for _, kind := range []error{ErrUnavailable, ErrUncertain, ErrInternal, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
 }
 
 // TaskStarted tells that the attempt runs, since now.
@@ -73,12 +87,15 @@ func bootTime() (BootTime, error) {
 func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
 	req := &pb.PrepareRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: wire.AllocGroupProto(g)}
 	var reply *pb.PrepareReply
-	h.living.putAlloc(g)
+	undo := h.living.putAlloc(g)
 	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewAllocsClient(conn).Prepare(ctx, req)
 		return err
 	})
 	if err != nil {
+		if errors.Is(err, ErrInvalid) { // of all else, part may be done
+			undo()
+		}
 		return nil, err
 	}
 	return wire.Plans(reply.GetPlans())

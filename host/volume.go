@@ -106,6 +106,9 @@ func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, err
 	out := PluginList{Active: map[registry.InstanceKey]bool{}}
 	list, at, err := pages(ctx, h, func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]Instance, *pb.Answer, string, error) {
 		reply, err := pb.NewPluginsClient(conn).List(ctx, &pb.ListPluginsRequest{Call: &pb.Call{}, Page: p, Role: string(q.Role), Plugin: string(q.Plugin)})
+		if err != nil {
+			return nil, nil, "", err
+		}
 		for _, m := range reply.GetInstances() {
 			if m.GetActive() {
 				out.Active[wire.InstanceKey(m.GetKey())] = true
@@ -120,7 +123,8 @@ func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, err
 	return out, at, err
 }
 
-// pages reads a list to its end. The index is that of the first page.
+// pages reads a list to its end. The index is that of the first page; what is there all the time is in the list once, though other records
+// come and go meanwhile.
 func pages[T any](ctx context.Context, h *Host, get func(context.Context, grpc.ClientConnInterface, *pb.Page) ([]T, *pb.Answer, string, error)) ([]T, Seq, error) {
 	var all []T
 	var at Seq

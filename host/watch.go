@@ -2,12 +2,14 @@ package host
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
+	"holdfast/registry"
 )
 
 // WatchOptions say from where, and what.
@@ -20,10 +22,11 @@ type WatchOptions struct {
 }
 
 // Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, over the death of any number of shims. A cursor that
-// is too old gets a resync event first, which carries what is true instead. It returns fn's error or the context's cause.
+// is too old, or that nobody gave out, gets a resync event first, which carries what is true instead. It returns fn's error, the context's
+// cause, or what is wrong with the options.
 func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
 	var stop error
-	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
 		req := &pb.WatchRequest{Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin)}
 		for _, k := range o.Kinds {
 			req.Kinds = append(req.Kinds, string(k))
@@ -32,7 +35,7 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 		if err != nil {
 			return err
 		}
-		return receive(stream, &stop, func(reply *pb.WatchReply) error {
+		return receive(stream, got, &stop, func(reply *pb.WatchReply) error {
 			o.After, o.Snapshot = Seq(reply.GetAnswer().GetIndex()), false
 			if reply.GetEvent() == nil {
 				return nil
@@ -46,12 +49,12 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 // comes again when the shim has been started anew, and what it does not name is gone.
 func (h *Host) Fingerprints(ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error) error {
 	var stop error
-	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
 		stream, err := pb.NewPluginsClient(conn).Fingerprints(ctx, &pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)})
 		if err != nil {
 			return err
 		}
-		return receive(stream, &stop, func(reply *pb.FingerprintsReply) error {
+		return receive(stream, got, &stop, func(reply *pb.FingerprintsReply) error {
 			return fn(convert(reply.GetPlugins(), wire.PluginFingerprint), reply.GetComplete())
 		})
 	}, &stop)
@@ -61,60 +64,69 @@ func (h *Host) Fingerprints(ctx context.Context, q PluginQuery, fn func(changed 
 // until TaskStarting reports a newer attempt; honour it once for each.
 func (h *Host) Restarts(ctx context.Context, fn func([]PendingRestart) error) error {
 	var stop error
-	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	return h.follow(ctx, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
 		stream, err := pb.NewTasksClient(conn).Restarts(ctx, &pb.RestartsRequest{Call: &pb.Call{}})
 		if err != nil {
 			return err
 		}
-		return receive(stream, &stop, func(reply *pb.RestartsReply) error {
+		return receive(stream, got, &stop, func(reply *pb.RestartsReply) error {
 			return fn(convert(reply.GetRequests(), wire.Restart))
 		})
 	}, &stop)
 }
 
 // receive gives fn each message of a stream. An error of fn is kept in stop.
-func receive[M any](stream grpc.ServerStreamingClient[M], stop *error, fn func(*M) error) error {
+func receive[M any](stream grpc.ServerStreamingClient[M], got func(), stop *error, fn func(*M) error) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
 			return err
 		}
+		got()
 		if *stop = fn(m); *stop != nil {
 			return *stop
 		}
 	}
 }
 
-// resume is how long a stream that ended, though its shim lives, waits before it is opened again.
-const resume = 20 * time.Millisecond
+// A stream that ends is opened again, after a wait that doubles as long as it brings nothing.
+const (
+	resumeFirst   = 20 * time.Millisecond
+	resumeCeiling = time.Second
+)
 
-// follow opens a stream again whenever it ends, until ctx ends, stop is set, or the host is closed.
-func (h *Host) follow(ctx context.Context, open func(context.Context, grpc.ClientConnInterface) error, stop *error) error {
+// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses the request itself.
+func (h *Host) follow(ctx context.Context, open func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error, stop *error) error {
+	wait := resumeFirst
 	for {
-		err := h.once(ctx, open)
+		err := h.once(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			return open(ctx, conn, func() { wait = resumeFirst })
+		})
 		switch {
 		case *stop != nil:
 			return *stop
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnsupported), errors.Is(err, registry.ErrDenied):
+			return err
 		}
 		if _, _, shut, _ := h.gate.look(); shut != nil {
 			return shut
 		}
-		h.config.Logger.Debug("a stream is opened again", "error", err)
+		h.config.Logger.Debug("a stream is opened again", "wait", wait, "error", err)
 		select {
-		case <-time.After(resume):
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+		wait = min(2*wait, resumeCeiling)
 	}
 }
 
 // once opens a stream at the active shim and reads it to its end.
 func (h *Host) once(ctx context.Context, open func(context.Context, grpc.ClientConnInterface) error) error {
-	hold := time.NewTimer(h.config.MaxHold)
-	defer hold.Stop()
-	sh, err := h.gate.enter(ctx, hold.C, nil)
+	hold := h.config.MaxHold
+	sh, err := h.gate.enter(ctx, &hold, nil)
 	if err != nil {
 		return err
 	}

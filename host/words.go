@@ -12,10 +12,12 @@ type (
 	AllocStatus       = registry.AllocStatus
 	BootTime          = registry.BootTime
 	Claim             = registry.Claim
+	Diagnostic        = registry.Diagnostic
 	Diagnostics       = registry.Diagnostics
 	Event             = registry.Event
 	EventKind         = registry.EventKind
 	Instance          = registry.Instance
+	InstanceKey       = registry.InstanceKey
 	PendingRestart    = registry.PendingRestart
 	PluginFingerprint = registry.PluginFingerprint
 	PluginID          = registry.PluginID
@@ -29,13 +31,47 @@ type (
 	VolumeID          = registry.VolumeID
 	VolumeStatus      = registry.VolumeStatus
 
-	AllocGroup = hooks.AllocGroup
-	AllocTask  = hooks.AllocTask
-	Job        = hooks.Job
-	Operation  = hooks.Operation
-	Plan       = hooks.Plan
-	Sealed     = hooks.Sealed
+	AllocGroup  = hooks.AllocGroup
+	AllocTask   = hooks.AllocTask
+	Bind        = hooks.Bind
+	Device      = hooks.Device
+	DeviceRule  = hooks.DeviceRule
+	Dir         = hooks.Dir
+	Env         = hooks.Env
+	Group       = hooks.Group
+	Job         = hooks.Job
+	Operation   = hooks.Operation
+	Plan        = hooks.Plan
+	Propagation = hooks.Propagation
+	Sealed      = hooks.Sealed
+	Task        = hooks.Task
 )
+
+// The plan operations, for Config.Operations, and how a Bind propagates mounts.
+const (
+	OpDir        = hooks.OpDir
+	OpBind       = hooks.OpBind
+	OpEnv        = hooks.OpEnv
+	OpDevice     = hooks.OpDevice
+	OpDeviceRule = hooks.OpDeviceRule
+
+	Private       = hooks.Private
+	HostToTask    = hooks.HostToTask
+	Bidirectional = hooks.Bidirectional
+)
+
+// Words that answers use and callers compare with.
+const (
+	RoleController = registry.RoleController
+	RoleNode       = registry.RoleNode
+	Healthy        = registry.Healthy
+	Unhealthy      = registry.Unhealthy
+	EventResync    = registry.EventResync
+)
+
+// Expand resolves the references that stand verbatim in a parsed job, such as ${NOMAD_ALLOC_ID} and ${node.unique.id}. Variables are looked
+// up by their name, everything else by its dotted form. What is unknown stays as it is.
+func Expand(text string, known map[string]string) string { return hooks.Expand(text, known) }
 
 // The kinds of error, for errors.Is.
 var (
