@@ -83,7 +83,11 @@ func TestGoneAtOnce(t *testing.T) {
 		if detail := w.instances()[0].Health.Detail; detail != errRefused.Error() {
 			t.Errorf("detail is %q", detail)
 		}
+		before, _ := p.seen()
 		after(time.Minute)
+		if now, _ := p.seen(); len(now)-len(before) > int(time.Minute/dialMost)+10 {
+			t.Errorf("it was looked for %d times in a minute", len(now)-len(before))
+		}
 		p.set(func(p *plugin) { p.up = true })
 		after(dialMost)
 		w.wantStory("its return", nodeRecovers)

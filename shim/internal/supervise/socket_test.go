@@ -128,9 +128,13 @@ func TestDirectoryMadeAnew(t *testing.T) {
 		if !one() || !two() {
 			t.Fatalf("round %d: a new socket was not told", round)
 		}
+		if err := os.Remove(socket); err != nil {
+			t.Fatal(err)
+		}
+		watched(t, d, 0)
 		gone := changed(d, socket, patience)
 		watched(t, d, 1)
-		if err := os.RemoveAll(dir); err != nil {
+		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
 		if !gone() {
