@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -348,10 +349,25 @@ func (f *fields) flags(name string) registry.Flags {
 // stringMap is a map that is written as a block or as an attribute. Run-time references stay in it.
 func (f *fields) stringMap(name string) map[string]string {
 	out := map[string]string{}
+	for _, part := range f.stringMaps(name) {
+		maps.Copy(out, part)
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left out.
+func (f *fields) stringMaps(name string) []map[string]string {
+	var parts []map[string]string
 	if v, ok := f.valueAtRunTime(name); ok {
+		out := map[string]string{}
 		f.addAll(out, name, v)
+		parts = append(parts, out)
 	}
 	for _, b := range f.all(name) {
+		out := map[string]string{}
 		for _, attr := range b.body.Attributes {
 			if v, ok := f.decoder.value(attr.Expr, b.ctx); ok {
 				f.add(out, attr.Name, v, attr.Expr.Range())
@@ -360,11 +376,9 @@ func (f *fields) stringMap(name string) map[string]string {
 		for _, inner := range b.body.Blocks {
 			f.errorf(inner.DefRange(), "write name = value lines", "%s holds no blocks", name)
 		}
+		parts = append(parts, out)
 	}
-	if len(out) == 0 {
-		return nil
-	}
-	return out
+	return slices.DeleteFunc(parts, func(part map[string]string) bool { return len(part) == 0 })
 }
 
 func (f *fields) addAll(out map[string]string, name string, v cty.Value) {

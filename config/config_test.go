@@ -16,15 +16,19 @@ var update = flag.Bool("update", false, "write what is got as what is wanted")
 
 // parse reads a file as what its name says: a name with "volume" in it is a volume file.
 func parse(name string, text []byte) (any, registry.Diagnostics) {
+	return parseWith(testOptions(), name, text)
+}
+
+func parseWith(opts Options, name string, text []byte) (any, registry.Diagnostics) {
 	src := Source{Name: filepath.Base(name), Text: text}
 	if strings.Contains(name, "volume") {
-		spec, ds := ParseVolume(src, testOptions())
+		spec, ds := ParseVolume(src, opts)
 		if spec == nil {
 			return nil, ds
 		}
 		return spec, ds
 	}
-	job, ds := ParseJob(src, testOptions())
+	job, ds := ParseJob(src, opts)
 	if job == nil {
 		return nil, ds
 	}
@@ -123,10 +127,12 @@ func TestBad(t *testing.T) {
 	}
 }
 
-// TestExamples: every example parses, and the index of what they show is not empty.
+// TestExamples: every example parses, also those whose variables are given when they are run.
 func TestExamples(t *testing.T) {
+	opts := testOptions()
+	opts.UnsetUnknown = true
 	for _, name := range matches(t, "../examples/hcl/*/*.hcl", 12) {
-		if got, ds := parse(name, read(t, name)); got == nil || len(ds) > 0 {
+		if got, ds := parseWith(opts, name, read(t, name)); got == nil || len(ds) > 0 {
 			t.Errorf("%s: %v", name, ds.Err())
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hashicorp/hcl/v2/ext/tryfunc"
+	"github.com/hashicorp/hcl/v2/ext/typeexpr"
 	"github.com/zclconf/go-cty/cty"
 	"github.com/zclconf/go-cty/cty/convert"
 	"github.com/zclconf/go-cty/cty/function"
@@ -29,8 +30,10 @@ var carriers = map[string]function.Function{
 	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc, "flatten": stdlib.FlattenFunc,
 	"format": stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc, "indent": stdlib.IndentFunc, "join": stdlib.JoinFunc,
 	"jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc, "merge": stdlib.MergeFunc,
-	"reverse": stdlib.ReverseListFunc, "slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc,
+	"reverse": reverseFunction, "slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc,
 	"chomp": stdlib.ChompFunc, "trimspace": stdlib.TrimSpaceFunc, "index": stdlib.IndexFunc,
+	// JSON is YAML.
+	"yamlencode": stdlib.JSONEncodeFunc, "convert": typeexpr.ConvertFunc,
 	"tostring": conversion(cty.String), "tolist": conversion(cty.List(cty.DynamicPseudoType)),
 	"toset": conversion(cty.Set(cty.DynamicPseudoType)), "tomap": conversion(cty.Map(cty.DynamicPseudoType)),
 }
@@ -58,17 +61,25 @@ var computers = map[string]function.Function{
 	"sha1":         text(func(s string) (string, error) { h := sha1.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
 	"uuidv5":       uuidFunction,
 	"sha512":       text(func(s string) (string, error) { h := sha512.Sum512([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+	"cidrhost":     cidrFunction(1, hostAddress),
+	"cidrnetmask":  cidrFunction(0, netmask),
+	"cidrsubnet":   cidrFunction(2, subnet),
+	"pathexpand":   text(expandPath),
 	"sha256":       text(func(s string) (string, error) { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]), nil }),
 }
 
 // absent are functions that people know from elsewhere and that cannot be had here, and why.
 var absent = map[string]string{
-	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML, "yamlencode": noYAML,
+	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML, "rsadecrypt": "it is not offered; use a secret",
+	"abspath": noFiles, "fileset": noFiles, "fileexists": noFiles, "cidrsubnets": "it is not offered; use cidrsubnet() for each",
+	"templatefile": "it is not offered; use file() and a template block",
 }
 
 const (
 	pure   = "it is not offered: the same text must always give the same answer; use a variable"
-	noYAML = "it is not offered; use JSON, which is YAML too"
+	noYAML = "it is not offered; use JSON, which is YAML too, and jsondecode()"
+	// Only what is read by its name is asked of the host.
+	noFiles = "it is not offered: the directory of the text is not known here; write the names out"
 )
 
 // functions is the table of functions of one text. All of them count against its budget.
@@ -80,6 +91,10 @@ func (d *decoder) functions() map[string]function.Function {
 	}
 	computing := maps.Clone(computers)
 	computing["file"] = text(d.readFile)
+	computing["filebase64"] = text(func(name string) (string, error) {
+		b, err := d.readBytes(name)
+		return base64.StdEncoding.EncodeToString(b), err
+	})
 	for name, f := range computing {
 		table[name] = d.bounded(name, f, false)
 	}
@@ -256,6 +271,25 @@ var lengthFunction = function.New(&function.Spec{
 	},
 })
 
+// reverseFunction turns a list, or the characters of a text.
+var reverseFunction = function.New(&function.Spec{
+	Params: []function.Parameter{{Name: "value", Type: cty.DynamicPseudoType, AllowMarked: true}},
+	Type: func(args []cty.Value) (cty.Type, error) {
+		if args[0].Type() == cty.String {
+			return cty.String, nil
+		}
+		return stdlib.ReverseListFunc.ReturnTypeForValues(args)
+	},
+	Impl: func(args []cty.Value, _ cty.Type) (cty.Value, error) {
+		if args[0].Type() != cty.String {
+			return stdlib.ReverseList(args[0])
+		} else if args[0].IsMarked() {
+			return cty.DynamicVal, function.NewArgErrorf(0, "a reference that is known at run time only cannot be reversed")
+		}
+		return stdlib.Reverse(args[0])
+	},
+})
+
 // refused is a function that only says why it is not to be had.
 func refused(why string) function.Function {
 	return function.New(&function.Spec{
@@ -301,17 +335,29 @@ func decodeBase64(s string) (string, error) {
 
 // readFile is file().
 func (d *decoder) readFile(name string) (string, error) {
-	if d.opts.ReadFile == nil {
-		return "", errors.New("files cannot be read here; give the text as a variable")
+	b, err := d.readBytes(name)
+	if err == nil && !utf8.Valid(b) {
+		err = fmt.Errorf("%s is not UTF-8 text", name)
 	}
-	b, err := d.opts.ReadFile(name)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", err
-	case len(b) > maxBytes:
-		return "", fmt.Errorf("%s has %d bytes; at most %d are allowed", name, len(b), maxBytes)
-	case !utf8.Valid(b):
-		return "", fmt.Errorf("%s is not UTF-8 text", name)
 	}
 	return string(b), nil
 }
+
+func (d *decoder) readBytes(name string) ([]byte, error) {
+	if d.opts.ReadFile == nil {
+		return nil, errors.New("files cannot be read here; give the text as a variable")
+	}
+	b, err := d.opts.ReadFile(name)
+	if err == nil && len(b) > maxBytes {
+		err = fmt.Errorf("%s has %d bytes; at most %d are allowed", name, len(b), maxBytes)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// expandPath leaves "~" to whoever reads the file: whose home it is, the text does not know.
+func expandPath(name string) (string, error) { return name, nil }

@@ -181,7 +181,10 @@ func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 	}
 	name := d.rangeOf(m.at+shift, m.at+shift+len(m.word))
 	in := innermost(body, m.at+shift)
-	if _, exists := in.Attributes[m.word]; exists {
+	if _, exists := in.Attributes[m.word]; exists && m.word == "segments" {
+		d.restoreBlock(in, object, name)
+		return true
+	} else if exists {
 		d.errorf(name, "join the two", "%s is given twice", m.word)
 		return false
 	}
@@ -189,6 +192,25 @@ func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 		Name: m.word, Expr: object, SrcRange: hcl.RangeBetween(name, at), NameRange: name, EqualsRange: name,
 	}
 	return true
+}
+
+// restoreBlock puts back a cut map as a block of its own: of segments there may be several.
+func (d *decoder) restoreBlock(in *hclsyntax.Body, object *hclsyntax.ObjectConsExpr, name hcl.Range) {
+	b := &hclsyntax.Block{
+		Type: "segments", TypeRange: name, OpenBraceRange: object.OpenRange, CloseBraceRange: object.SrcRange,
+		Body: &hclsyntax.Body{Attributes: hclsyntax.Attributes{}, SrcRange: object.SrcRange, EndRange: object.SrcRange},
+	}
+	for _, item := range object.Items {
+		at := item.KeyExpr.Range()
+		key, ok := constantKey(item.KeyExpr)
+		if _, exists := b.Body.Attributes[key]; exists {
+			d.errorf(at, "give each value a segments block of its own", "the key %q is given twice", key)
+		} else if !ok {
+			d.errorf(at, "write it out", "the key of a segment must be a plain text")
+		}
+		b.Body.Attributes[key] = &hclsyntax.Attribute{Name: key, Expr: item.ValueExpr, SrcRange: at, NameRange: at, EqualsRange: at}
+	}
+	in.Blocks = append(in.Blocks, b)
 }
 
 // innermost is the body that the byte at lies in.

@@ -79,7 +79,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 	at.need("destination")
 	m := hooks.VolumeMount{Volume: registry.RequestName(volume), Propagation: hooks.Private}
-	m.Destination, _ = at.path("destination")
+	m.Destination, _ = at.destination("destination")
 	m.ReadOnly, _ = at.truth("read_only")
 	if at.has("propagation_mode") {
 		m.Propagation = oneOf(at, "propagation_mode", propagations)
@@ -91,13 +91,35 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 }
 
 // taskDirs are the references that stand for a directory of every task's own file system.
-var taskDirs = map[string]string{"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets"}
+var taskDirs = map[string]string{
+	"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets",
+	`${env["NOMAD_TASK_DIR"]}`: "/local", `${env["NOMAD_ALLOC_DIR"]}`: "/alloc", `${env["NOMAD_SECRETS_DIR"]}`: "/secrets",
+}
 
 // maxPath bounds a path in a task: what is made below it has to fit into 128 bytes of a CSI string too.
 const maxPath = 60
 
 // path is an absolute, clean path in a task's file system that is no part of the system.
 func (f *fields) path(name string) (string, bool) {
+	s, ok := f.pathText(name)
+	return s, ok && f.checkPath(name, s)
+}
+
+// destination is such a path too. A relative one is meant from the task's root, where local, alloc and secrets are, and it need
+// not be clean.
+func (f *fields) destination(name string) (string, bool) {
+	s, ok := f.pathText(name)
+	if !ok {
+		return "", false
+	}
+	if s != "" && !strings.Contains(s, "${") && !slices.Contains(strings.Split(s, "/"), "..") {
+		s = path.Join("/", s)
+	}
+	return s, f.checkPath(name, s)
+}
+
+// pathText is the text of a path, without a slash at its end; references to a task's directories are resolved.
+func (f *fields) pathText(name string) (string, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if !ok {
 		return "", false
@@ -112,11 +134,18 @@ func (f *fields) path(name string) (string, bool) {
 			s = dir + rest
 		}
 	}
+	if len(s) > 1 {
+		s = strings.TrimSuffix(s, "/")
+	}
+	return s, true
+}
+
+func (f *fields) checkPath(name, s string) bool {
 	if wrong := wrongPath(s); wrong != "" {
 		f.errorf(f.at(name), "", "%s %s", name, wrong)
-		return "", false
+		return false
 	}
-	return strings.TrimSuffix(s, "/"), true
+	return true
 }
 
 // wrongPath says why a path cannot be used, or nothing.
@@ -130,7 +159,7 @@ func wrongPath(s string) string {
 		return "must not contain control characters"
 	case len(s) > 1024:
 		return "must have at most 1024 bytes"
-	case path.Clean(s) != strings.TrimSuffix(s, "/") && s != "/":
+	case path.Clean(s) != s:
 		return fmt.Sprintf("must be a clean path: %q", path.Clean(s))
 	}
 	for _, own := range []string{"/", "/proc", "/sys", "/dev"} {

@@ -117,6 +117,7 @@ func (f *file) topologies(volume *fields) (required, preferred []registry.Topolo
 	return f.topologyList(at, "required"), f.topologyList(at, "preferred")
 }
 
+// topologyList reads the topologies: each segments block is one, also where a topology block holds several.
 func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	b, ok := request.one(name)
 	if !ok {
@@ -125,11 +126,13 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	var list []registry.Topology
 	for _, inner := range f.open(b, shape{blocks: []string{"topology"}}).all("topology") {
 		at := f.open(inner, shape{attrs: []string{"segments"}, blocks: []string{"segments"}})
-		segments := at.stringMap("segments")
-		if len(segments) == 0 {
+		found := at.stringMaps("segments")
+		if len(found) == 0 {
 			f.errorf(inner.head, `add segments { zone = "a" }`, "a topology has segments")
 		}
-		list = append(list, segments)
+		for _, segments := range found {
+			list = append(list, segments)
+		}
 	}
 	return list
 }

@@ -17,7 +17,7 @@ job "x" {
       }
       volume_mount {
         volume           = "data"
-        destination      = "relative/path"
+        destination      = "relative/../../path"
         propagation_mode = "shared"
         selinux_label    = "q"
       }
@@ -29,6 +29,18 @@ job "x" {
         volume      = "data"
         destination = "/srv"
         path        = "sub"
+      }
+      volume_mount {
+        volume      = "data"
+        destination = ""
+      }
+      volume_mount {
+        volume      = "data"
+        destination = "./dev"
+      }
+      volume_mount {
+        volume      = "data"
+        destination = "/data/${NOMAD_ALLOC_INDEX}"
       }
     }
   }
