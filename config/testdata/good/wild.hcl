@@ -72,7 +72,22 @@ __EOF__
         stage_publish_base_dir = "/csi-data/node/nfs"
         health_timeout = "2m"
       }
+      dynamic "template" {
+        for_each = ["one", "two"]
+        content {
+          destination = "secrets/${template.value}"
+          data        = <<EOF
+{{ with secret "kv/${template.value}" }}{{ .Data.data.value }}{{ end }}
+EOF
+        }
+      }
       config {
+        dns  = [attr.unique.network.ip-address]
+        args_of_a_shell = ["-c", <<EOH
+sed -i 's/cache:11211/${CACHE}:11211/' /boot.py
+"/init" "--"
+        EOH
+        ]
         mounts = [
           {
             type     = "tmpfs"
