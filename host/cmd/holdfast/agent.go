@@ -33,7 +33,11 @@ func newAgent(io streams, p *places) *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(io.out, "agent %s of node %s listens at %s\n", host.Version, st.agent.Node().Name, st.socket)
-			return errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout), st.close())
+			err = errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout), st.close())
+			if err == nil && stopTasks {
+				err = fold(st.layout)
+			}
+			return err
 		},
 	}
 	e.flags(c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
@@ -55,6 +56,9 @@ func run(args []string, out, errs io.Writer) int {
 	err := root.ExecuteContext(context.Background()) // the root of everything
 	if err != nil && !errors.Is(err, errSaid) {
 		fmt.Fprintln(errs, "holdfast:", err)
+	}
+	if errors.Is(err, control.ErrNoAgent) {
+		fmt.Fprintln(errs, "start one with: holdfast agent; or say where it is with --state-dir, --run-dir or --address (HOLDFAST_ADDR)")
 	}
 	return exitCode(err)
 }
@@ -124,9 +128,24 @@ func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 func (p *places) stateDir() string {
 	if p.state == "" {
-		return defaultState
+		return resolved(defaultState)
 	}
-	return p.state
+	return resolved(p.state)
+}
+
+// resolved is the path as the kernel's mount table shows it, as far as it exists already.
+func resolved(path string) string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(resolved(parent), filepath.Base(path))
+	}
+	return path
 }
 
 // runDirs are where a state directory's sockets may be: the second where the first cannot be made.
@@ -138,7 +157,7 @@ func runDirs(state string) []string {
 // runDir is the one that can be made.
 func (p *places) runDir(state string) string {
 	if p.run != "" {
-		return p.run
+		return resolved(p.run)
 	}
 	for _, dir := range runDirs(state) {
 		if os.MkdirAll(dir, 0o700) == nil {
@@ -154,7 +173,7 @@ func (p *places) client() *control.Client {
 	case p.address != "":
 		return control.NewClient(strings.TrimPrefix(p.address, "unix://"))
 	case p.run != "":
-		return control.NewClient(control.Socket(p.run))
+		return control.NewClient(control.Socket(resolved(p.run)))
 	}
 	dirs := runDirs(p.stateDir())
 	for _, dir := range dirs {

@@ -60,6 +60,7 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 		}
 		fresh = true
 	}
+	state = resolved(state)
 	run := p.runDir
 	if fresh && p.run == "" {
 		run = func(state string) string { return state + "/run" }

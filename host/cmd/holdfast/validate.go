@@ -56,6 +56,7 @@ func validate(ctx context.Context, shim string, files []file, log hostLogger) (o
 	if err != nil {
 		return nil, err
 	}
+	dir = resolved(dir)
 	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob, Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, mnt.RemoveTree(dir))

@@ -42,7 +42,7 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 }
 
 func writeMade(to io.Writer, v control.Volume) error {
-	_, err := fmt.Fprintf(to, "volume %s: %s at plugin %s, %s there\n", v.VolumeName(), v.State, v.Plugin, v.External)
+	_, err := fmt.Fprintf(to, "volume %s: %s at plugin %s, which calls it %s\n", v.VolumeName(), v.State, v.Plugin, v.External)
 	return err
 }
 

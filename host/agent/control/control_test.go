@@ -1,0 +1,305 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/driver"
+	"holdfast/registry"
+)
+
+// dialEnv has this test binary be a stranger that dials the socket it names.
+const dialEnv = "CONTROL_TEST_DIAL"
+
+func TestMain(m *testing.M) {
+	driver.Main()
+	if socket := os.Getenv(dialEnv); socket != "" {
+		stranger(socket)
+	}
+	os.Exit(m.Run())
+}
+
+// stranger says on standard output what the agent answers.
+func stranger(socket string) {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		os.Stdout.WriteString("cannot connect: " + err.Error())
+		os.Exit(0)
+	}
+	_, _ = conn.Write([]byte("GET /v1/agent/self HTTP/1.0\r\n\r\n"))
+	answer, _ := io.ReadAll(conn)
+	os.Stdout.WriteString("answer: " + string(answer))
+	os.Exit(0)
+}
+
+// shim is a Host in memory: what a test does not need panics.
+type shim struct {
+	Host
+	volumes []host.VolumeStatus
+	refuse  error
+	events  []host.Event
+}
+
+func (s *shim) Restarts(ctx context.Context, _ func([]host.PendingRestart) error) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (s *shim) Fingerprints(ctx context.Context, _ host.PluginQuery, fn func([]host.PluginFingerprint, bool) error) error {
+	if err := fn([]host.PluginFingerprint{{Role: "csi-node", Plugin: "loopfs", Healthy: 1, Expected: 2}}, true); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (s *shim) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
+	i := host.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "loopfs", Alloc: "a", Task: "t"}}
+	i.Fingerprint = registry.Fingerprint{Provider: "loopfs.example", Version: "2", NodeID: "n1", Capabilities: []registry.Capability{registry.StageUnstage}}
+	i.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
+	restart := &registry.RestartRequest{Attempt: 2, Cause: registry.CauseMissed}
+	return host.PluginList{
+		Instances: []host.Instance{i}, Active: map[registry.InstanceKey]bool{i.InstanceKey: true},
+		Tasks: []host.PluginTask{{TaskKey: i.TaskKey(), Plugin: "loopfs", Type: "node", Restart: restart}, {TaskKey: i.TaskKey(), Plugin: "other", Type: "node"}},
+	}, 1, nil
+}
+
+func (s *shim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
+	return s.volumes, 1, s.refuse
+}
+
+func (s *shim) DeleteVolume(_ context.Context, n host.VolumeName) error { return s.refuse }
+
+func (s *shim) Parse(_ context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error) {
+	if len(src.Text) == 0 {
+		return nil, nil, registry.Invalid("%s:1:1: error: it is empty", src.Name)
+	}
+	t := hooks.Task{Name: "main", Driver: "raw_exec", Config: []byte(`{"command":"/bin/echo","args":["` + o.Variables["words"] + `"]}`)}
+	return &host.Job{ID: "echo", Namespace: "default", Type: "batch", Groups: []hooks.Group{{Name: "g", Count: 1, Tasks: []hooks.Task{t}}}}, nil, nil
+}
+
+func (s *shim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
+	for _, e := range s.events {
+		if e.Seq > o.After {
+			if err := fn(e); err != nil {
+				return err
+			}
+		}
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// serve has an agent with a real driver and a shim in memory answer on a socket, until the test ends.
+func serve(t *testing.T, s *shim) (socket string, c *Client) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"), Drivers: []driver.Driver{driver.NewRawExec()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket = Socket(dir)
+	l, err := Listen(socket, hclog.NewNullLogger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran, served := make(chan error, 1), make(chan error, 1)
+	go func() { ran <- a.Run(ctx, s) }()
+	go func() { served <- NewServer(a, s, Self{RunDir: dir}, hclog.NewNullLogger()).Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-ran, <-served, a.Close()); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the socket is left: %v", err)
+		}
+	})
+	return socket, NewClient(socket)
+}
+
+func TestStrangersAreTurnedAway(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can run a program as somebody else")
+	}
+	socket, c := serve(t, &shim{})
+	dial := func(uid uint32) string {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = []string{dialEnv + "=" + socket}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Skipf("a program cannot be run as user %d here: %v %s", uid, err, out)
+		}
+		return string(out)
+	}
+	if got := dial(65534); !strings.Contains(got, "permission denied") {
+		t.Errorf("the files let a stranger in: %s", got)
+	}
+	// Even where the files are open to everybody, the kernel says who calls.
+	if err := errors.Join(os.Chmod(filepath.Dir(socket), 0o755), os.Chmod(socket, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	if got := dial(65534); got != "answer: " {
+		t.Errorf("a stranger is answered: %s", got)
+	}
+	if got := dial(0); !strings.Contains(got, `"drivers":"raw_exec"`) {
+		t.Errorf("root is not answered: %s", got)
+	}
+	if _, err := c.Self(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheSocketIsPrivateAndOnlyOne(t *testing.T) {
+	socket, _ := serve(t, &shim{})
+	info, err := os.Lstat(socket)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if _, err := Listen(socket, hclog.NewNullLogger()); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("a second agent listens: %v", err)
+	}
+}
+
+func TestADeadAgentsSocketIsReplaced(t *testing.T) {
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: Socket(dir)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	if _, err := NewClient(Socket(dir)).Self(t.Context()); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("a dead agent answers: %v", err)
+	}
+	l, err := Listen(Socket(dir), hclog.NewNullLogger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
+
+func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
+	_, c := serve(t, &shim{})
+	job, err := c.RunJob(t.Context(), Submission{Name: "echo.hcl", Text: []byte("x"), Variables: map[string]string{"words": "hello"}})
+	if err != nil || job.ID != "echo" || job.Version != 1 {
+		t.Fatalf("%+v, %v", job, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for job.Status != "complete" {
+		if job, err = c.Job(ctx, "echo"); err != nil {
+			t.Fatal(err)
+		}
+		<-tick.C
+	}
+	var out strings.Builder
+	if err := c.Logs(ctx, job.Allocs[0].ID[:8], "main", "stdout", true, &out); err != nil || out.String() != "hello\n" {
+		t.Errorf("logs %q, %v", out.String(), err)
+	}
+	a, err := c.Alloc(ctx, job.Allocs[0].ID[:8])
+	if err != nil || a.State != "complete" || a.Tasks[0].ExitCode == nil || *a.Tasks[0].ExitCode != 0 || len(a.Notes) == 0 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if err := c.Logs(ctx, a.ID, "nobody", "stdout", false, &out); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("logs of no task: %v", err)
+	}
+	if err := c.StopJob(ctx, "echo", true, false); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Job(ctx, "echo"); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("a purged job: %v", err)
+	}
+}
+
+func TestKindsOfErrorsSurvive(t *testing.T) {
+	s := &shim{}
+	_, c := serve(t, s)
+	if _, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
+		t.Errorf("%v", err)
+	}
+	for _, kind := range registry.Kinds {
+		s.refuse = registry.Errorf(kind, "alloc 7 holds it")
+		err := c.DeleteVolume(t.Context(), host.VolumeName{ID: "v"})
+		if !errors.Is(err, kind) || err.Error() != "alloc 7 holds it" {
+			t.Errorf("%v: %v", kind, err)
+		}
+	}
+	for path, want := range map[string]error{"/job/nope": registry.ErrNotFound, "/volume/x?namespace=y": registry.ErrInternal, "/events?after=x": registry.ErrInvalid} {
+		if _, err := get[any](t.Context(), c, path); !errors.Is(err, want) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestPluginsArePutTogether(t *testing.T) {
+	_, c := serve(t, &shim{})
+	list, err := c.Plugins(t.Context())
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	p := list[0]
+	if p.ID != "loopfs" || p.Provider != "loopfs.example" || p.Version != "2" || len(p.Roles) != 1 || p.Roles[0] != (Role{"csi-node", 1, 2}) {
+		t.Errorf("%+v", p)
+	}
+	if i := p.Instances[0]; !i.Active || i.Health != "unhealthy" || i.Cause != "missed" || i.NodeID != "n1" || len(i.Capabilities) != 1 {
+		t.Errorf("%+v", i)
+	}
+	if r := p.Tasks[0].Restart; r == nil || r.Attempt != 2 {
+		t.Errorf("the pending restart is not told: %+v", p.Tasks)
+	}
+}
+
+func TestEventsEndOrFollow(t *testing.T) {
+	s := &shim{}
+	for i := range 5 {
+		s.events = append(s.events, host.Event{Seq: host.Seq(i + 1), Kind: registry.EventHealthy})
+	}
+	_, c := serve(t, s)
+	var seen []host.Seq
+	err := c.Events(t.Context(), 2, false, func(e host.Event) error {
+		seen = append(seen, e.Seq)
+		return nil
+	})
+	if err != nil || len(seen) != 3 || seen[0] != 3 || seen[2] != 5 {
+		t.Errorf("%v, %v", seen, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	n := 0
+	err = c.Events(ctx, 0, true, func(host.Event) error {
+		if n++; n == 5 {
+			cancel()
+		}
+		return nil
+	})
+	if n != 5 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d events, %v", n, err)
+	}
+}

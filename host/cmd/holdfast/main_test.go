@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/host/agent/control"
+	"holdfast/host/agent/driver"
+	"holdfast/registry"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) {
+	driver.Main()
+	os.Exit(m.Run())
+}
+
+func golden(t *testing.T, name string, write func(io.Writer) error) {
+	t.Helper()
+	var got bytes.Buffer
+	if err := write(&got); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join("testdata", name+".want")
+	if *update {
+		if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Errorf("%s:\n%s\nwant:\n%s", name, got.String(), want)
+	}
+}
+
+var (
+	noon   = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+	code   = 3
+	intent = &registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Attempt: 2, Detail: "deadline exceeded"}
+	alloc  = control.Alloc{
+		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default", State: "pending", Created: noon,
+		Reason: "volume data is held by alloc 99", Waits: "volume data: alloc 99 holds it",
+		Tasks: []control.Task{
+			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code, Reason: "exit code 3"},
+			{Name: "csi", Driver: "exec", Plugin: "loopfs", State: "running", Attempt: 1, PID: 77},
+			{Name: "gone", Driver: "raw_exec", State: "dead", Failed: true, Attempt: 1, ExitCode: &code, Signal: 9},
+		},
+		Volumes: []control.Use{
+			{Request: "data", Volume: "pg[1]", Plugin: "loopfs", Access: "single-node-writer", Attached: "done", Staged: "sent", Intent: intent},
+		},
+		Notes: []agent.Note{{At: noon, Task: "main", Text: "has said\na second line\x1b[31m"}},
+	}
+	plugin = control.Plugin{
+		ID: "loopfs", Provider: "loopfs.example", Version: "1.0",
+		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1}, {Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1}},
+		Instances: []control.Instance{
+			{Role: "csi-node", Alloc: alloc.ID, Task: "csi", Attempt: 1, Active: true, Health: "healthy", Cause: "probed", Since: noon, NodeID: "n1", MaxVolumes: 8,
+				Capabilities: []string{"node.STAGE_UNSTAGE_VOLUME", "node.99"}, Topology: map[string]string{"zone": "a"}},
+			{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi", Attempt: 4, Health: "unhealthy", Cause: "missed", Detail: "no answer in 1s", Since: noon},
+		},
+		Tasks: []control.PluginTask{{Alloc: "ffffffff-0000", Task: "csi", Job: "loopfs", Type: "monolith", Phase: "running", Attempt: 4,
+			Restart: &registry.RestartRequest{Attempt: 4, Cause: registry.CauseMissed}}},
+	}
+	job = control.Job{
+		ID: "db", Namespace: "default", Type: "service", Status: "pending", Version: 2, Submitted: noon,
+		Groups: []control.Group{{Name: "pg", Count: 2, Volumes: []string{"data"}, Allocs: map[string]int{"pending": 1, "running": 1}}, {Name: "csi", Count: 1, Plugins: []string{"loopfs"}}},
+		Allocs: []control.Alloc{alloc},
+	}
+)
+
+func volume() control.Volume {
+	v := control.Volume{Attached: "", Staged: "done", StagedAt: "/s/mnt/x", Intent: intent, Holders: []control.Holder{
+		{Alloc: alloc.ID, Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done", Since: noon},
+	}}
+	v.ID, v.Namespace, v.Name, v.Plugin, v.External, v.State, v.Capacity, v.Since = "data", "default", "data", "loopfs", "vol-1", "ready", 1<<25, noon
+	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
+	return v
+}
+
+func TestTables(t *testing.T) {
+	golden(t, "jobs", func(w io.Writer) error { return writeJobs(w, []control.Job{job}) })
+	golden(t, "job", func(w io.Writer) error { return writeJob(w, job) })
+	golden(t, "allocs", func(w io.Writer) error { return writeAllocs(w, []control.Alloc{alloc}) })
+	golden(t, "alloc", func(w io.Writer) error { return writeAlloc(w, alloc) })
+	golden(t, "plugins", func(w io.Writer) error { return writePlugins(w, []control.Plugin{plugin}) })
+	golden(t, "plugin", func(w io.Writer) error { return writePlugin(w, plugin) })
+	golden(t, "volumes", func(w io.Writer) error { return writeVolumes(w, []control.Volume{volume()}) })
+	golden(t, "volume", func(w io.Writer) error { return writeVolume(w, volume()) })
+	golden(t, "shim", func(w io.Writer) error {
+		return writeShim(w, control.Shim{Version: "1", PID: 5, Generation: 3, SHA256: "ab"})
+	})
+	golden(t, "nothing", func(w io.Writer) error { return writePlugins(w, nil) })
+	golden(t, "json", func(w io.Writer) error { return writeJSON(w, []any{job, plugin, volume()}) })
+}
+
+func TestEventLines(t *testing.T) {
+	for want, e := range map[string]host.Event{
+		"plugin loopfs unhealthy as csi-node: missed: no answer": {
+			Kind: registry.EventUnhealthy, Plugin: "loopfs", Role: "csi-node", Alloc: "a", Cause: registry.CauseMissed, Detail: "no answer",
+		},
+		"volume data published as csi-node for alloc 0a1b2c3d": {
+			Kind: registry.EventPublished, Role: "csi-node", Alloc: host.AllocID(alloc.ID), Volume: host.VolumeName{ID: "data"},
+		},
+		"volume mine/data deleted": {Kind: registry.EventVolumeDeleted, Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
+	} {
+		if got := eventLine(e); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	bad := filepath.Join(dir, "bad.hcl")
+	if err := os.WriteFile(bad, []byte("job \"x\" {}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nobody := "--address=" + filepath.Join(dir, "agent.sock")
+	for line, want := range map[string]int{
+		"version":                           exitOK,
+		"--help":                            exitOK,
+		"nope":                              exitUsage,
+		"job nope":                          exitUsage,
+		"job stop":                          exitUsage,
+		"run":                               exitUsage,
+		"run --no-such-flag x":              exitUsage,
+		"run --var=x=1 " + bad:              exitUsage,
+		"run --var=x " + bad:                exitUsage,
+		"run --driver=docker " + bad:        exitUsage,
+		"run /no/such/file":                 exitFailed,
+		"run --shim=/no/such/shim " + bad:   exitFailed,
+		"validate --shim=/no/such " + bad:   exitFailed,
+		"plugin status " + nobody:           exitNoAgent,
+		"job run " + nobody + " " + bad:     exitNoAgent,
+		"events --follow " + nobody:         exitNoAgent,
+		"alloc logs x y " + nobody:          exitNoAgent,
+		"shim status --json " + nobody:      exitNoAgent,
+		"volume delete x " + nobody:         exitNoAgent,
+		"plugin list --run-dir=" + dir:      exitNoAgent,
+		"volume list --state-dir=" + dir:    exitNoAgent,
+		"alloc status a b --run-dir=" + dir: exitUsage,
+	} {
+		var out, errs bytes.Buffer
+		if got := run(strings.Fields(line), &out, &errs); got != want {
+			t.Errorf("holdfast %s: exit code %d, want %d\n%s%s", line, got, want, out.String(), errs.String())
+		}
+		if want != exitOK && !strings.HasPrefix(errs.String(), "holdfast: ") {
+			t.Errorf("holdfast %s: says %q", line, errs.String())
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "holdfast-*", "agent")); len(left) > 0 {
+		t.Errorf("a run that failed left %v", left)
+	}
+}
+
+func TestVersionAsJSON(t *testing.T) {
+	var out bytes.Buffer
+	var v map[string]string
+	if code := run([]string{"version", "--json"}, &out, io.Discard); code != 0 || json.Unmarshal(out.Bytes(), &v) != nil || v["version"] != host.Version {
+		t.Errorf("%d %s", code, out.String())
+	}
+}
+
+func TestJobsAndVolumesAreToldApart(t *testing.T) {
+	for path, want := range map[string]bool{
+		"../../../examples/hcl/demo/notes.volume.hcl": true, "../../../examples/hcl/volumes/notes.hcl": true, "../../../examples/hcl/volumes/nfs-share.hcl": true,
+		"../../../examples/hcl/demo/loopfs.hcl": false, "../../../examples/hcl/jobs/bare-task.hcl": false, "../../../examples/hcl/jobs/database.hcl": false,
+	} {
+		f, err := readFile(path)
+		if err != nil || f.volume != want {
+			t.Errorf("%s: volume %v, %v", path, f.volume, err)
+		}
+	}
+	for text, want := range map[string]bool{`{"job": {"x": {}}}`: false, `{"id": "a", ` + "\n" + `"plugin_id": "x"}`: true, "": false, "\tjob \"x\" {\n plugin_id = 1\n}": false} {
+		if got := isVolume("x", []byte(text)); got != want {
+			t.Errorf("%q: volume %v", text, got)
+		}
+	}
+}
+
+func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "a.hcl"), filepath.Join(dir, "b.hcl")
+	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}", second: "variable \"both\" {}"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v := &variables{values: []string{"one=1", "both=a=b"}}
+	files, err := v.readFiles([]string{first, second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := files[0].Variables; len(a) != 2 || a["one"] != "1" || a["both"] != "a=b" {
+		t.Errorf("first: %v", a)
+	}
+	if b := files[1].Variables; len(b) != 1 || b["both"] != "a=b" {
+		t.Errorf("second: %v", b)
+	}
+}
