@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -33,7 +34,8 @@ func main() {
 		return nil
 	}
 	if err := bootstrap.Serve(context.Background(), register, bootstrap.ServeOptions{Logger: log, Run: shim.Run}); err != nil {
-		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
+		log.Error("the shim ends", "error", err) // go-plugin has put a pipe of its own in place of os.Stderr
+		log.Flush(time.Second)
 		os.Exit(1)
 	}
 }

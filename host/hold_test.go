@@ -1,0 +1,265 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/host"
+)
+
+// Calls that are made while the shim dies, or is not there, are answered by the next one.
+func TestCallsAreHeldOverACrash(t *testing.T) {
+	w := newWorld(t)
+	task := w.task("a")
+	var calls sync.WaitGroup
+	for range 3 {
+		w.kill()
+		for range 10 {
+			calls.Go(func() {
+				if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
+					t.Errorf("a call failed: %v", err)
+				}
+			})
+		}
+		calls.Wait()
+	}
+	if st, err := w.host.Status(w.ctx()); err != nil || st.Generation < 4 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// A held call ends with its own deadline, and says why there is no shim. Those that have time are answered once there is one.
+func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
+	w := newWorld(t)
+	repair := w.damage()
+	for !strings.Contains(w.log.String(), "cannot be started") {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := w.host.Status(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "shim.db") {
+		t.Errorf("got %v", err)
+	}
+	repair()
+	if _, err := w.host.Status(w.ctx()); err != nil {
+		t.Errorf("after the repair: %v", err)
+	}
+}
+
+// MaxHold bounds a call that has no deadline. The error says what is wrong, in the shim's words, and starts are made less and less often.
+func TestCrashLoopIsReportedAndSlowsDown(t *testing.T) {
+	w := at(t)
+	w.config.MaxHold = time.Second
+	w.open()
+	repair := w.damage()
+	_, err := w.host.Status(context.WithoutCancel(t.Context()))
+	if !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, host.ErrDamaged) || !strings.Contains(err.Error(), "shim.db") {
+		t.Errorf("got %v", err)
+	}
+	if n := strings.Count(w.log.String(), "cannot be started"); n < 1 || n > 8 {
+		t.Errorf("%d starts in a second", n)
+	}
+	repair()
+}
+
+// A shim that ends by itself is told of with its last words; the call that met its end is answered by the next.
+func TestLastWords(t *testing.T) {
+	w := newWorld(t)
+	task := w.task("a")
+	must(t, os.Rename(filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "gone")))
+	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
+		t.Errorf("the call: %v", err)
+	}
+	if log := w.log.String(); !strings.Contains(log, "its last words") || !strings.Contains(log, "the store has failed") {
+		t.Error("the log does not say why")
+	}
+}
+
+// What a shim refuses as wrong does not keep the next one from starting.
+func TestRefusedCallsDoNotHauntTheNextShim(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.host.TaskStarting(w.ctx(), host.AllocTask{Alloc: "a", Task: "t", Attempt: 1, Sealed: host.Sealed("rubbish")}); err == nil {
+		t.Error("rubbish was taken for a sealed task")
+	}
+	if _, err := w.host.TaskStarting(w.ctx(), host.AllocTask{Alloc: "../a", Task: "t", Attempt: 1}); !errors.Is(err, host.ErrInvalid) {
+		t.Errorf("a bad alloc id: %v", err)
+	}
+	if _, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"}); !errors.Is(err, host.ErrInvalid) {
+		t.Errorf("a bad alloc id: %v", err)
+	}
+	w.kill()
+	if _, err := w.host.Status(w.ctx()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sync takes down what it does not name, and so does the shim after a crash.
+func TestSyncTakesDownWhatItDoesNotName(t *testing.T) {
+	w := newWorld(t)
+	kept, lost := w.task("kept"), w.task("lost")
+	for _, task := range []host.AllocTask{kept, lost} {
+		_, err := w.host.TaskStarting(w.ctx(), task)
+		must(t, err)
+	}
+	known := func() (allocs []string) {
+		list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{})
+		must(t, err)
+		for _, task := range list.Tasks {
+			allocs = append(allocs, string(task.Alloc))
+		}
+		return allocs
+	}
+	w.kill()
+	if got := known(); !slices.Equal(got, []string{"kept", "lost"}) {
+		t.Errorf("after a crash: %v", got)
+	}
+	must(t, w.host.Sync(w.ctx(), host.Living{Tasks: []host.LivingTask{{AllocTask: kept}}}))
+	if got := known(); !slices.Equal(got, []string{"kept"}) {
+		t.Errorf("after Sync: %v", got)
+	}
+	w.kill()
+	if got := known(); !slices.Equal(got, []string{"kept"}) {
+		t.Errorf("after Sync and a crash: %v", got)
+	}
+}
+
+// Close ends the shim, and whoever waits gets ErrUnavailable. Nothing is left: no goroutine, process, descriptor, socket.
+func TestCloseEndsEverything(t *testing.T) {
+	w := at(t)
+	before, files := runtime.NumGoroutine(), descriptors()
+	w.open()
+	p := w.plugin("a")
+	gate := p.On("CreateVolume").Hold()
+	ended := make(chan error, 4)
+	go func() { ended <- w.create("v", "") }()
+	go func() { ended <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(host.Event) error { return nil }) }()
+	go func() { ended <- w.host.Restarts(w.ctx(), func([]host.PendingRestart) error { return nil }) }()
+	go func() {
+		ended <- w.host.Fingerprints(w.ctx(), host.PluginQuery{}, func([]host.PluginFingerprint, bool) error { return nil })
+	}()
+	<-gate.Arrived()
+	must(t, w.host.Close())
+	for range 4 {
+		if err := <-ended; !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "closed") {
+			t.Errorf("a call ended with %v", err)
+		}
+	}
+	gate.Open()
+	p.Stop()
+	must(t, w.host.Close()) // again
+	if _, err := w.host.Status(w.ctx()); !errors.Is(err, host.ErrUnavailable) {
+		t.Errorf("a call afterwards: %v", err)
+	}
+	if left := children(); len(left) > 0 {
+		t.Errorf("processes: %v", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*")); len(left) > 0 {
+		t.Errorf("sockets: %v", left)
+	}
+	for end := time.Now().Add(5 * time.Second); (runtime.NumGoroutine() > before || descriptors() > files) && time.Now().Before(end); {
+		runtime.Gosched()
+	}
+	if n := runtime.NumGoroutine(); n > before {
+		buf := make([]byte, 1<<20)
+		t.Errorf("%d goroutines, %d before:\n%s", n, before, buf[:runtime.Stack(buf, true)])
+	}
+	if n := descriptors(); n > files {
+		t.Errorf("%d descriptors, %d before", n, files)
+	}
+}
+
+func descriptors() int {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	return len(fds)
+}
+
+// Exactly the events after the cursor, once and in order, over the death of five shims.
+func TestWatchContinuesOverFiveShims(t *testing.T) {
+	w := newWorld(t)
+	w.plugin("a")
+	var got []host.Seq
+	watched := make(chan error, 1)
+	go func() {
+		watched <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(e host.Event) error {
+			got = append(got, e.Seq)
+			if e.Kind == host.EventResync {
+				t.Errorf("a resync: %v", e)
+			}
+			if e.Volume.ID == "last" {
+				return io.EOF
+			}
+			return nil
+		})
+	}()
+	for _, id := range []string{"v1", "v2", "v3", "v4", "v5"} {
+		must(t, w.create(id, ""))
+		w.kill()
+		must(t, w.create(id+"b", ""))
+	}
+	must(t, w.create("last", ""))
+	if err := <-watched; err != io.EOF {
+		t.Fatal(err)
+	}
+	var want []host.Seq
+	err := w.host.Watch(w.ctx(), host.WatchOptions{}, func(e host.Event) error {
+		if want = append(want, e.Seq); e.Volume.ID == "last" {
+			return io.EOF
+		}
+		return nil
+	})
+	if err != io.EOF || !slices.Equal(got, want) || !slices.IsSorted(want) || len(want) < 11 {
+		t.Errorf("%v\nwatched %v\nthere are %v", err, got, want)
+	}
+}
+
+// A cursor that nobody gave out gets what is true instead, and so does who asks for it; bad options are refused.
+func TestWatchBeginsWithAResync(t *testing.T) {
+	w := newWorld(t)
+	for _, o := range []host.WatchOptions{{After: 1 << 40}, {Snapshot: true}} {
+		err := w.host.Watch(w.ctx(), o, func(e host.Event) error {
+			if e.Kind != host.EventResync || e.Snapshot == nil {
+				t.Errorf("%+v begins with %v", o, e)
+			}
+			return io.EOF
+		})
+		if err != io.EOF {
+			t.Error(err)
+		}
+	}
+	if err := w.host.Watch(w.ctx(), host.WatchOptions{Role: "../x"}, nil); !errors.Is(err, host.ErrInvalid) {
+		t.Errorf("a bad role: %v", err)
+	}
+}
+
+// Fingerprints begins anew, complete, at each shim.
+func TestFingerprintsBeginAnew(t *testing.T) {
+	w := newWorld(t)
+	w.plugin("a")
+	begun := 0
+	err := w.host.Fingerprints(w.ctx(), host.PluginQuery{Role: host.RoleNode}, func(list []host.PluginFingerprint, complete bool) error {
+		if complete {
+			begun++
+		}
+		healthy := len(list) == 1 && list[0].Healthy == 1
+		switch {
+		case healthy && begun == 1:
+			w.kill()
+		case healthy && begun == 2:
+			return io.EOF
+		}
+		return nil
+	})
+	if err != io.EOF || begun != 2 {
+		t.Errorf("%v after %d beginnings", err, begun)
+	}
+}

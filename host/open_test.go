@@ -1,0 +1,163 @@
+package host_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"holdfast/host"
+	"holdfast/internal/mnt"
+)
+
+// What is no shim, or not the wanted one, is refused with what is wrong; nothing runs afterwards, and the state directory is free.
+func TestOpenRefusesABadBinary(t *testing.T) {
+	w := at(t)
+	must(t, os.MkdirAll(filepath.Join(w.dir, "bin"), 0o700))
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(w.dir, "bin", name)
+		must(t, os.WriteFile(path, []byte(text), mode))
+		return path
+	}
+	program, err := os.ReadFile("/bin/true")
+	must(t, err)
+	other := write("other", string(program), 0o700)
+	write("beside", string(program), 0o700)
+	write("beside.sha256", strings.Repeat("0", 64), 0o600)
+	for name, c := range map[string]struct {
+		binary host.Binary
+		says   string
+		kind   error
+	}{
+		"no path":        {host.Binary{}, "Shim.Path", host.ErrInvalid},
+		"none":           {host.Binary{Path: filepath.Join(w.dir, "none")}, "none", os.ErrNotExist},
+		"a directory":    {host.Binary{Path: w.dir}, "regular file", host.ErrInvalid},
+		"not executable": {host.Binary{Path: write("text", "x", 0o600)}, "chmod +x", host.ErrInvalid},
+		"no program":     {host.Binary{Path: write("junk", "junk", 0o700)}, "cannot run here", host.ErrUnsupported},
+		"another digest": {host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "not the wanted binary", host.ErrInvalid},
+		"no digest":      {host.Binary{Path: shimBinary, SHA256: "xyz"}, "64 hexadecimal", host.ErrInvalid},
+		"digest beside":  {host.Binary{Path: filepath.Join(w.dir, "bin", "beside")}, "not the wanted binary", host.ErrInvalid},
+		"another one":    {host.Binary{Path: other}, "died at its start", host.ErrUnavailable},
+	} {
+		w.config.Shim = c.binary
+		h, err := host.Open(w.ctx(), w.config)
+		if err == nil {
+			must(t, h.Close())
+		}
+		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left := children(); len(left) > 0 {
+			t.Errorf("%s: processes are left: %v", name, left)
+		}
+	}
+	w.config.Shim = host.Binary{Path: shimBinary}
+	w.open()
+}
+
+func TestOpenRefusesBadDirectories(t *testing.T) {
+	w := at(t)
+	loose := filepath.Join(w.dir, "loose")
+	must(t, os.Mkdir(loose, 0o700))
+	must(t, os.Chmod(loose, 0o777))
+	long := filepath.Join(w.dir, strings.Repeat("x", 120))
+	for name, c := range map[string]struct {
+		change func(*host.Config)
+		says   string
+	}{
+		"no state directory":                 {func(c *host.Config) { c.StateDir = "" }, "StateDir"},
+		"a state directory for all":          {func(c *host.Config) { c.StateDir = loose }, "chmod 0700"},
+		"a run directory for all":            {func(c *host.Config) { c.RunDir = loose }, "chmod 0700"},
+		"a run directory of a long name":     {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
+		"a node that is no name":             {func(c *host.Config) { c.Node = "../x" }, "node name"},
+		"a file in place of the directory":   {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
+		"what lives that is no alloc at all": {func(c *host.Config) { c.Living.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
+	} {
+		config := w.config
+		c.change(&config)
+		h, err := host.Open(w.ctx(), config)
+		if err == nil {
+			must(t, h.Close())
+			t.Errorf("%s was taken", name)
+		} else if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if left := children(); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+}
+
+// One state directory has one host, by whatever path it is called. The first is not disturbed, and Close gives it back.
+func TestOneHostPerStateDirectory(t *testing.T) {
+	w := newWorld(t)
+	link := filepath.Join(w.dir, "link")
+	must(t, os.Symlink(w.config.StateDir, link))
+	for _, dir := range []string{w.config.StateDir, link} {
+		second := w.config
+		second.StateDir, second.RunDir = dir, filepath.Join(w.dir, "run2")
+		if _, err := host.Open(w.ctx(), second); !errors.Is(err, host.ErrConflict) || !strings.Contains(err.Error(), "another host (process ") {
+			t.Errorf("at %s: %v", dir, err)
+		}
+	}
+	first := w.pid()
+	must(t, w.host.Close())
+	w.open()
+	if w.pid() == first {
+		t.Error("the shim is still the first one")
+	}
+}
+
+// Directories behind links work: what the shim makes and tells has the paths of the mount table.
+func TestDirectoriesBehindLinks(t *testing.T) {
+	w := at(t)
+	state, run := w.config.StateDir, w.config.RunDir
+	must(t, os.Mkdir(state, 0o700))
+	must(t, os.Mkdir(run, 0o700))
+	w.config.StateDir, w.config.RunDir = filepath.Join(w.dir, "state-link"), filepath.Join(w.dir, "run-link")
+	must(t, os.Symlink(state, w.config.StateDir))
+	must(t, os.Symlink(run, w.config.RunDir))
+	w.open()
+	plan, err := w.host.TaskStarting(w.ctx(), w.task("a"))
+	if err != nil || !strings.HasPrefix(endpoint(plan), "unix://"+run+"/") {
+		t.Errorf("the endpoint is %q, %v", endpoint(plan), err)
+	}
+	if os.Getuid() == 0 {
+		if m, found, err := mnt.At(filepath.Join(state, "mnt")); err != nil || !found || !m.Shared() {
+			t.Errorf("the mount root: %v, %v, %v", m, found, err)
+		}
+	}
+}
+
+// A host that cannot apply an operation is told so: for a job's text, and for a task that was parsed when it could. Nothing is done then.
+func TestHostWithFewerOperations(t *testing.T) {
+	w := newWorld(t)
+	task := w.task("a")
+	must(t, w.host.Close())
+	w.config.Operations = []host.Operation{host.OpEnv}
+	w.open()
+	text := "task \"t\" {\n driver = \"exec\"\n csi_plugin {\n id = \"x\"\n type = \"node\"\n }\n}\n"
+	_, _, err := w.host.Parse(w.ctx(), host.Source{Name: "x.hcl", Text: []byte(text)}, host.ParseOptions{})
+	if err == nil || !strings.Contains(err.Error(), `"bind"`) {
+		t.Errorf("a text that needs binds: %v", err)
+	}
+	task.Isolated = true
+	if _, err := w.host.TaskStarting(w.ctx(), task); !errors.Is(err, host.ErrUnsupported) || !strings.Contains(err.Error(), `"bind"`) {
+		t.Errorf("a task that needs binds: %v", err)
+	}
+	if list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{}); err != nil || len(list.Tasks) > 0 {
+		t.Errorf("known is %v, %v", list.Tasks, err)
+	}
+	task.Isolated = false
+	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
+		t.Errorf("a task that needs none: %v", err)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	known := map[string]string{"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1"}
+	if got := host.Expand("${NOMAD_ALLOC_ID} on ${node.unique.id}, ${unknown}", known); got != "a1 on n1, ${unknown}" {
+		t.Errorf("got %q", got)
+	}
+}
