@@ -18,11 +18,12 @@ type Mediator struct {
 	plugins Plugins
 	secrets Secrets
 	now     func() time.Time
+	turns   turns
 }
 
 // New is a mediator over log. now tells the wall time, for people.
 func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, now func() time.Time) *Mediator {
-	return &Mediator{log, driver, plugins, secrets, now}
+	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, now: now}
 }
 
 // controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.

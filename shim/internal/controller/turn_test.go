@@ -1,0 +1,56 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"holdfast/registry"
+)
+
+// Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others find it done.
+func TestOneCreationAtATime(t *testing.T) {
+	d := open(t, of(registry.CreateDelete))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if _, err := d.Mediator.Create(t.Context(), registry.Call{}, spec()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	d.expect("CreateVolume data")
+	if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventVolumeCreated}) {
+		t.Errorf("events %v", kinds)
+	}
+	for range 8 {
+		all.Go(func() {
+			if err := d.Mediator.Delete(t.Context(), registry.Call{}, name); err != nil && !errors.Is(err, registry.ErrNotFound) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	d.expect("DeleteVolume vol-data")
+}
+
+func TestWaitForATurnEnds(t *testing.T) {
+	var ts turns
+	done, err := ts.take(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("nobody waits any more")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if _, err := ts.take(ctx, name); !errors.Is(err, why) {
+		t.Errorf("%v", err)
+	}
+	done()
+	if len(ts.taken) != 0 {
+		t.Errorf("turns without users are kept: %v", ts.taken)
+	}
+}
