@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -45,6 +46,7 @@ type Allocs struct {
 // work is a Prepare or a teardown under way.
 type work struct {
 	teardown bool
+	stopped  atomic.Bool // a Prepare that a Release has ended
 	cancel   context.CancelCauseFunc
 	done     chan struct{}
 }
@@ -86,14 +88,14 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	if err != nil {
 		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
 	}
-	if err := a.admit(ctx, g); err != nil {
-		return nil, err
-	}
 	ctx, finish, err := a.begin(ctx, g.Alloc)
 	if err != nil {
 		return nil, err
 	}
 	defer finish()
+	if err := a.admit(ctx, g); err != nil {
+		return nil, err
+	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
 		at, err := a.up(ctx, call, g, r)
@@ -115,13 +117,15 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	return plans, a.ready(ctx, call, g.Alloc, plans)
 }
 
-// admit records the alloc, unless it is known.
+// admit records the alloc, unless it is known. Who was stopped before is not recorded after it: nobody would take back what it does.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
 		switch {
+		case ctx.Err() != nil:
+			return registry.Change{}, context.Cause(ctx)
 		case known && al.State == registry.AllocReleasing:
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "alloc %s is being released; wait for it, and place a new alloc", g.Alloc)
+			return registry.Change{}, isReleased(g.Alloc)
 		case known:
 			return registry.Change{}, nil
 		}
@@ -136,7 +140,12 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	return nil
 }
 
-// begin waits until nothing else is under way for the alloc, and makes its Prepare cancellable by a Release.
+func isReleased(id registry.AllocID) error {
+	return registry.Errorf(registry.ErrConflict, "%w: alloc %s; wait for it, and place a new alloc", errReleased, id)
+}
+
+// begin waits until no other Prepare is under way for the alloc, and makes this one cancellable by a Release. A Release that came while it
+// waited is meant for it too.
 func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
 	for {
 		a.mu.Lock()
@@ -144,11 +153,18 @@ func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Contex
 		if other == nil {
 			break
 		}
+		released := other.teardown
 		a.mu.Unlock()
+		if released {
+			return nil, nil, isReleased(id)
+		}
 		select {
 		case <-other.done:
 		case <-ctx.Done():
 			return nil, nil, fmt.Errorf("wait for what is under way for alloc %s: %w", id, context.Cause(ctx))
+		}
+		if other.stopped.Load() {
+			return nil, nil, isReleased(id)
 		}
 	}
 	defer a.mu.Unlock()
@@ -156,6 +172,20 @@ func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Contex
 	w := &work{cancel: cancel, done: make(chan struct{})}
 	a.busy[id] = w
 	return ctx, func() { cancel(nil); a.end(id, w) }, nil
+}
+
+// stop ends a Prepare of the alloc that is under way, if there is one.
+func (a *Allocs) stop(id registry.AllocID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.busy[id]; w != nil {
+		w.stop()
+	}
+}
+
+func (w *work) stop() {
+	w.stopped.Store(true)
+	w.cancel(errReleased)
 }
 
 func (a *Allocs) end(id registry.AllocID, w *work) {
@@ -172,7 +202,7 @@ func (a *Allocs) ready(ctx context.Context, call registry.Call, id registry.Allo
 	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(id)
 		if !known || al.State == registry.AllocReleasing {
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "alloc %s: %w", id, errReleased)
+			return registry.Change{}, isReleased(id)
 		}
 		al.State, al.Waits = registry.AllocReady, ""
 		return registry.Change{Put: append(call.Answered(plans), al)}, nil

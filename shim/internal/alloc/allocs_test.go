@@ -281,3 +281,52 @@ func TestUnknownVolumeIsNamed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A Release that overtakes Prepares of the alloc, one under way and one that waits for it, is the last word: neither brings the alloc back
+// when everything has been taken down, where nobody would ever release it.
+func TestReleaseStopsWaitingPrepares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		p.gate["attach"] = make(chan struct{})
+		a, end := p.allocs()
+		defer end()
+		g := group(t, "alloc-1", "a")
+		done := make(chan error, 3)
+		for range cap(done) {
+			go func() { _, err := a.Prepare(t.Context(), registry.Call{}, g); done <- err }()
+			synctest.Wait()
+		}
+		p.mu.Lock()
+		delete(p.gate, "attach")
+		p.mu.Unlock()
+		if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+			t.Fatal(err)
+		}
+		for range cap(done) {
+			if err := <-done; !errors.Is(err, errReleased) {
+				t.Errorf("Prepare ended with %v", err)
+			}
+		}
+		claims, _, err := a.Claims(t.Context())
+		if list, _, _ := a.Status(t.Context(), ""); err != nil || len(claims)+len(list) > 0 {
+			t.Errorf("after the release there are allocs %+v and claims %+v, %v", list, claims, err)
+		}
+	})
+}
+
+// A Prepare whose caller has gone before the alloc was recorded leaves no record, which nobody would release.
+func TestPrepareOfNobodyRecordsNothing(t *testing.T) {
+	p := newParts(t)
+	p.volume("a")
+	a, end := p.allocs()
+	defer end()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errReleased)
+	if _, err := a.Prepare(ctx, registry.Call{}, group(t, "alloc-1", "a")); !errors.Is(err, errReleased) {
+		t.Errorf("%v", err)
+	}
+	if list, _, _ := a.Status(t.Context(), ""); len(list) > 0 {
+		t.Errorf("it is recorded: %+v", list)
+	}
+}

@@ -13,6 +13,7 @@ import (
 // Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by itself, over
 // restarts too. An alloc that is not known is released already.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
+	a.stop(id) // before the record is looked for: a Prepare may be about to make it
 	known, err := a.releasing(ctx, call, id)
 	if err != nil || !known {
 		return err
@@ -55,7 +56,7 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	}
 	w := &work{teardown: true, cancel: func(error) {}, done: make(chan struct{})}
 	if earlier != nil {
-		earlier.cancel(errReleased)
+		earlier.stop()
 	}
 	started := a.crew.start(func(ctx context.Context) {
 		defer a.end(id, w)
