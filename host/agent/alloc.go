@@ -267,11 +267,8 @@ func (r *runner) end() error {
 	err := r.update(func(rec *AllocRecord) {
 		rec.State, rec.Reason = rec.outcome()
 		rec.Ended, rec.Plans = time.Now().UTC(), nil
-		if rec.Reason == "" {
-			rec.note("", "is %s", rec.State)
-		} else {
-			rec.note("", "is %s: %s", rec.State, rec.Reason)
-		}
+		text := map[AllocState]string{AllocComplete: "is complete", AllocStopped: "is stopped", AllocFailed: "has failed: " + rec.Reason}
+		rec.note("", "%s", text[rec.State])
 	})
 	r.a.Retry()
 	return err

@@ -45,6 +45,13 @@ func (t *taskRunner) note(text string, change func(*TaskRecord)) error {
 // run returns nil when the task will not be started again. Another error is ctx's, or the ledger's.
 func (t *taskRunner) run(ctx, stop context.Context) error {
 	handle, found, err := t.adopt(ctx)
+	if err == nil && found {
+		err = t.note(fmt.Sprintf("goes on (process %d)", handle.TaskPID), func(r *TaskRecord) {
+			if r.State == TaskStarting { // its agent died before it could note the start
+				r.State, r.Handle = TaskRunning, &handle
+			}
+		})
+	}
 	if err != nil {
 		return err
 	}

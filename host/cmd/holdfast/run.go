@@ -194,8 +194,38 @@ func (o *outing) work(life context.Context, signals <-chan os.Signal, served cha
 
 var errSignal = errors.New("a signal has come")
 
-// story is plugins, volumes, users, and the wait for those that end by themselves.
+// story is plugins, volumes, users, and the wait for those that end by themselves. A plugin that has failed for good ends it.
 func (o *outing) story(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		if o.agent.Await(ctx, pluginFailed) == nil {
+			cancel(o.failures())
+		}
+	})
+	if err := o.begin(ctx); err != nil {
+		return err
+	}
+	users, batch := o.users()
+	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
+		ended := 0
+		for _, r := range all {
+			if len(r.Plugins()) == 0 && r.State.Ended() {
+				ended++
+			}
+		}
+		return batch && users > 0 && ended >= users
+	})
+	if err != nil {
+		return err
+	}
+	return o.failures()
+}
+
+// begin submits everything, in the order in which each needs the other.
+func (o *outing) begin(ctx context.Context) error {
 	if err := o.forget(ctx, o.jobs); err != nil {
 		return err
 	}
@@ -207,23 +237,12 @@ func (o *outing) story(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := o.submit(func(p planned) bool { return !p.plugin() }); err != nil {
-		return err
-	}
-	users, batch := o.users()
-	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
-		ended, pluginFailed := 0, false
-		for _, r := range all {
-			switch {
-			case len(r.Plugins()) > 0:
-				pluginFailed = pluginFailed || r.State == agent.AllocFailed
-			case r.State.Ended():
-				ended++
-			}
-		}
-		return batch && users > 0 && ended >= users || pluginFailed
-	})
-	return errors.Join(err, o.failures())
+	return o.submit(func(p planned) bool { return !p.plugin() })
+}
+
+// pluginFailed says whether a plugin will not come any more.
+func pluginFailed(all []*agent.AllocRecord) bool {
+	return slices.ContainsFunc(all, func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
 func (o *outing) submit(which func(planned) bool) error {
@@ -276,25 +295,12 @@ func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 			said = err.Error()
 			o.lines.say("volume %s waits: %s", spec.VolumeName(), said)
 		}
-		if err := o.pluginFailed(); err != nil {
-			return err
-		}
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// pluginFailed is an error if a plugin will not come any more.
-func (o *outing) pluginFailed() error {
-	for _, r := range o.agent.Allocs() {
-		if len(r.Plugins()) > 0 && r.State == agent.AllocFailed {
-			return o.failures()
-		}
-	}
-	return nil
 }
 
 // failures is an error if any alloc has failed.
