@@ -68,6 +68,7 @@ func (s *Stager) publish(
 	}
 	open := s.intent(registry.NodePublishRPC, call, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
+	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
 	return s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
@@ -72,6 +73,7 @@ func (s *Stager) stage(
 		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: call.ID,
 		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
 	}
+	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
 	return s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
@@ -190,6 +192,19 @@ func (s *Stager) makeDir(path string) error {
 		return err
 	}
 	return s.kernel.MakeDir(path)
+}
+
+// tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it was sent. What cannot
+// be removed now is found by Reconcile.
+func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
+	st, err := s.state(context.WithoutCancel(ctx), key)
+	known := st.place.Stage != registry.MarkNone && st.place.StagedAt.Host == dir
+	for _, r := range st.refs {
+		known = known || filepath.Dir(r.Target.Host) == dir
+	}
+	if err == nil && !known {
+		_ = s.kernel.RemoveDir(dir)
+	}
 }
 
 // tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what

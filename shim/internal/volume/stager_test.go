@@ -294,6 +294,20 @@ func TestUncertainCallBlocksOthers(t *testing.T) {
 	w.empty()
 }
 
+// A publish or stage that is refused before it is sent leaves no directory behind.
+func TestRefusedCallLeavesNoDirectory(t *testing.T) {
+	w := open(t)
+	v, ctx := volumeOf("one"), t.Context()
+	if err := w.stager.Stage(ctx, registry.Call{}, v, shared()); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("stage without a claim: %v", err)
+	}
+	if _, err := w.stager.Publish(ctx, registry.Call{}, v, keyOf("one", "a1"), shared()); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("publish without a claim: %v", err)
+	}
+	w.expect()
+	w.empty()
+}
+
 // An unpublish that may have taken effect leaves nothing that a later publish could take for done.
 func TestUncertainUnpublishIsNotPublished(t *testing.T) {
 	w := open(t)
