@@ -4,6 +4,7 @@
 #
 #   BIN=bin examples/demo.sh                  as root: images on loop devices
 #   BIN=bin unshare -Urm examples/demo.sh     without root: directories
+#   LEAVE=mount|process|socket ...            a control: what is left on purpose has to be found, and the exit code is 1
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$(cd "${BIN:-$here/../bin}" && pwd) || exit 2
@@ -16,6 +17,7 @@ work=$(mktemp -d /tmp/hf-demo.XXXXXX) || exit 1
 state=$work/state run=$work/run data=$work/data
 mkdir "$data"
 pid=
+left=
 failed=0
 
 say() { printf '\n== %s\n' "$*"; }
@@ -23,7 +25,9 @@ bad() { printf 'LEFT BEHIND: %s\n' "$*"; failed=1; }
 hf() { "$bin/holdfast" --address "$run/agent.sock" "$@"; }
 end() {
 	[ -n "$pid" ] && kill -TERM "$pid" 2>/dev/null && wait "$pid"
-	[ "$failed" = 0 ] && rm -rf --one-file-system "$work"
+	[ -n "$left" ] && kill -KILL "$left" 2>/dev/null
+	[ -n "${LEAVE:-}" ] && umount "$work/left" 2>/dev/null
+	[ "$failed" = 0 ] || [ -n "${LEAVE:-}" ] && rm -rf --one-file-system "$work"
 }
 trap end EXIT
 
@@ -99,6 +103,12 @@ code=$?
 tail -n +$((lines + 1)) "$work/run.log"
 holdfast=$pid pid=
 [ "$code" = 0 ] || { echo "demo: holdfast ended with code $code"; failed=1; }
+
+case ${LEAVE:-} in
+mount) mkdir "$work/left" && mount -t tmpfs left "$work/left" ;;
+process) tail -f "$work/run.log" >/dev/null & left=$! ;;
+socket) python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$work/left.sock" ;;
+esac
 
 say "6. Is anything left?"
 grep -F " $work/" /proc/self/mountinfo && bad "mounts"

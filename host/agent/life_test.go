@@ -301,6 +301,22 @@ func TestUpdateKeepsUnchangedGroups(t *testing.T) {
 	})
 }
 
+func TestAKeptAllocThatFailsIsNotReplaced(t *testing.T) {
+	inWorld(t, func(w *world) {
+		j := job("work", "service", tasks("g", task("main", `{"restart":[{"attempts":0}]}`)))
+		w.submit(j)
+		r := w.awaitRunning("work")
+		w.submit(j)
+		w.await("it is of the second submission", func(all []*AllocRecord) bool { return all[0].Version == 2 })
+		w.machine.end(attemptID(r.ID, "main", 1), 1, "die")
+		w.awaitState("work", AllocFailed)
+		synctest.Wait()
+		if n := w.count("start"); n != 1 {
+			w.Errorf("it was started %d times", n)
+		}
+	})
+}
+
 func idsOf(all []*AllocRecord) map[string]host.AllocID {
 	out := map[string]host.AllocID{}
 	for _, r := range all {

@@ -70,6 +70,7 @@ func (a *Agent) reconcileJob(id string) {
 		a.stopUnwanted(allocs, want)
 	}
 	if len(want) > 0 {
+		a.keep(job, allocs, want)
 		a.placeMissing(job, allocs, want)
 	}
 	a.prune(allocs, job == nil)
@@ -96,6 +97,15 @@ func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range unwanted {
 		if r.rank() == lowest {
 			a.stopLocked(r.ID)
+		}
+	}
+}
+
+// keep makes allocs of unchanged groups those of the job's last submission: how they end is how it has done.
+func (a *Agent) keep(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
+	for _, r := range allocs {
+		if !r.State.Ended() && r.Version != job.Version && want[slot{r.Group.Name, r.Index}] == r.Digest {
+			_ = a.updateLocked(r.ID, func(r *AllocRecord) { r.Version = job.Version })
 		}
 	}
 }

@@ -200,18 +200,24 @@ func (o *outing) story(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
+	if err := o.forget(ctx, o.jobs); err != nil {
+		return err
+	}
+	if err := o.submit(planned.plugin); err != nil {
+		return err
+	}
 	wg.Go(func() {
-		if o.agent.Await(ctx, pluginFailed) == nil {
+		if o.agent.Await(ctx, o.pluginFailed) == nil {
 			cancel(o.failures())
 		}
 	})
-	if err := o.begin(ctx); err != nil {
+	if err := o.volumesThenUsers(ctx); err != nil {
 		return err
 	}
 	users, batch := o.users()
 	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
 		ended := 0
-		for _, r := range all {
+		for _, r := range o.current(all) {
 			if len(r.Plugins()) == 0 && r.State.Ended() {
 				ended++
 			}
@@ -224,14 +230,8 @@ func (o *outing) story(ctx context.Context) error {
 	return o.failures()
 }
 
-// begin submits everything, in the order in which each needs the other.
-func (o *outing) begin(ctx context.Context) error {
-	if err := o.forget(ctx, o.jobs); err != nil {
-		return err
-	}
-	if err := o.submit(planned.plugin); err != nil {
-		return err
-	}
+// volumesThenUsers goes on when the plugins have been submitted.
+func (o *outing) volumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		if err := o.createVolume(ctx, spec); err != nil {
 			return err
@@ -240,9 +240,20 @@ func (o *outing) begin(ctx context.Context) error {
 	return o.submit(func(p planned) bool { return !p.plugin() })
 }
 
+// current leaves out what has ended before the job was submitted by this run.
+func (o *outing) current(all []*agent.AllocRecord) []*agent.AllocRecord {
+	versions := map[string]uint64{}
+	for _, j := range o.agent.Jobs() {
+		versions[j.Job.ID] = j.Version
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(r *agent.AllocRecord) bool {
+		return r.State != agent.AllocComplete && r.State.Ended() && r.Version < versions[r.Job]
+	})
+}
+
 // pluginFailed says whether a plugin will not come any more.
-func pluginFailed(all []*agent.AllocRecord) bool {
-	return slices.ContainsFunc(all, func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
+func (o *outing) pluginFailed(all []*agent.AllocRecord) bool {
+	return slices.ContainsFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
 func (o *outing) submit(which func(planned) bool) error {
@@ -306,7 +317,7 @@ func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 // failures is an error if any alloc has failed.
 func (o *outing) failures() error {
 	var errs []error
-	for _, r := range o.agent.Allocs() {
+	for _, r := range o.current(o.agent.Allocs()) {
 		if r.State == agent.AllocFailed {
 			errs = append(errs, fmt.Errorf("job %q, group %q: %s", r.Job, r.Group.Name, r.Reason))
 		}
