@@ -15,6 +15,7 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/lane"
 )
 
 // Waits and back-offs of this package.
@@ -32,7 +33,7 @@ type Allocs struct {
 	claims     Claims
 	controller Controller
 	node       Node
-	lanes      *Lanes
+	lanes      *lane.Lanes
 	host       Host
 	clock      Clock
 	logger     hclog.Logger
@@ -54,7 +55,7 @@ type work struct {
 var errReleased = errors.New("the alloc is being released")
 
 // NewAllocs starts nothing; Run does.
-func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, lanes *Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
+func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, lanes *lane.Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
 	return &Allocs{
 		log: log, plugins: p, claims: cl, controller: co, node: n, lanes: lanes, host: h, clock: c, logger: logger,
 		busy: map[registry.AllocID]*work{},

@@ -139,39 +139,6 @@ func TestOneLanePerVolume(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	p.gate["attach"] = make(chan struct{})
-	blocked := make(chan error, 1)
-	g := group(t, "stuck", "a")
-	go func() { _, err := a.Prepare(t.Context(), registry.Call{}, g); blocked <- err }()
-	for !slices.Contains(p.said(), "claim a stuck") {
-		time.Sleep(time.Millisecond)
-	}
-	var lanes Lanes
-	leave, err := lanes.Enter(t.Context(), registry.VolumeKey{Plugin: "p", External: "1"}, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := lanes.Enter(t.Context(), registry.VolumeKey{Plugin: "p", External: "2"}, "y")
-	if err != nil {
-		t.Fatal(err)
-	}
-	other()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if _, err := lanes.Enter(ctx, registry.VolumeKey{Plugin: "p", External: "1"}, "z"); err == nil || !strings.Contains(err.Error(), "where x is under way") {
-		t.Errorf("a lane in use: %v", err)
-	}
-	leave()
-	if len(lanes.lanes) != 0 {
-		t.Errorf("lanes without users are kept: %v", lanes.lanes)
-	}
-	close(p.gate["attach"])
-	if err := <-blocked; err != nil {
-		t.Error(err)
-	}
-	if err := a.Release(t.Context(), registry.Call{}, "stuck"); err != nil {
-		t.Error(err)
-	}
 }
 
 // Stopping an alloc ends its wait, wherever it waits, and takes back what it had.

@@ -16,6 +16,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/lane"
 )
 
 // parts is everything that allocs and tasks need of others, in memory. It keeps a journal of what it was asked, and an account of what is
@@ -158,7 +159,8 @@ func (p *parts) ClearSocket(context.Context, string) (bool, error) {
 	defer p.mu.Unlock()
 	return p.socket, nil
 }
-func (p *parts) RemoveSocketDir(string) error { return nil }
+func (p *parts) RemoveSocketDir(string) error          { return nil }
+func (p *parts) SweepSocketDirs(map[string]bool) error { return nil }
 
 var (
 	clock = Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }}
@@ -167,7 +169,7 @@ var (
 
 // allocs is a running Allocs; end ends it, as a shim's end does.
 func (p *parts) allocs() (a *Allocs, end func()) {
-	a = NewAllocs(p.log, p, p, p, p, &Lanes{}, us, clock, hclog.NewNullLogger())
+	a = NewAllocs(p.log, p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
 	return a, running(a.Run)
 }
 

@@ -16,11 +16,11 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	done, err := m.turns.take(ctx, spec.VolumeName())
+	leave, err := m.lanes.Enter(ctx, spec.VolumeName(), "its creation")
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	defer done()
+	defer leave()
 	known, err := m.known(ctx, spec, asked)
 	if err == nil && known.State == registry.VolumeReady {
 		return known, m.answer(ctx, call, known)

@@ -12,11 +12,11 @@ import (
 // Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
 // of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
 func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
-	done, err := m.turns.take(ctx, name)
+	leave, err := m.lanes.Enter(ctx, name, "its deletion")
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer leave()
 	v, err := m.deletable(ctx, name)
 	if err != nil {
 		return err

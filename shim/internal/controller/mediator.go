@@ -9,6 +9,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
 )
 
 // Mediator calls controller plugins.
@@ -17,13 +18,13 @@ type Mediator struct {
 	driver  Driver
 	plugins Plugins
 	secrets Secrets
+	lanes   *lane.Lanes // shared with whoever calls Attach and Detach
 	now     func() time.Time
-	turns   turns
 }
 
 // New is a mediator over log. now tells the wall time, for people.
-func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, now func() time.Time) *Mediator {
-	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, now: now}
+func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, lanes *lane.Lanes, now func() time.Time) *Mediator {
+	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, lanes: lanes, now: now}
 }
 
 // controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.

@@ -11,6 +11,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/lane"
 )
 
 var (
@@ -170,7 +171,9 @@ func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
 }
 
 // use replaces the mediator, as a new process does.
-func (d *desk) use(plugins Plugins) { d.Mediator = New(d.log, d.plugin, plugins, vault{}, time.Now) }
+func (d *desk) use(plugins Plugins) {
+	d.Mediator = New(d.log, d.plugin, plugins, vault{}, &lane.Lanes{}, time.Now)
+}
 
 // crash has the process die: what is durable stays.
 func (d *desk) crash() {

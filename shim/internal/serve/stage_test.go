@@ -21,6 +21,7 @@ import (
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/lane"
 )
 
 // stage is a server over a log in memory, and a connection to it. Only what reads works behind it: no plugin is there.
@@ -68,8 +69,8 @@ func newStage(t *testing.T) *stage {
 	s.active = &Active{
 		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
 		Tasks:   alloc.NewTasks(s.log, nil, nil, hooks.Layout{}, host, clock, log),
-		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &alloc.Lanes{}, host, clock, log),
-		Volumes: controller.New(s.log, nil, s.table, s.callbacks, time.Now),
+		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &lane.Lanes{}, host, clock, log),
+		Volumes: controller.New(s.log, nil, s.table, s.callbacks, &lane.Lanes{}, time.Now),
 	}
 	s.server.Set(s.active)
 	return s

@@ -16,6 +16,7 @@ import (
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/serve"
 	"holdfast/shim/internal/store"
 	"holdfast/shim/internal/supervise"
@@ -115,17 +116,21 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mnt.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
-	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, time.Now)
+	lanes := &lane.Lanes{}
+	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, lanes, time.Now)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
-	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, &alloc.Lanes{}, host, ac, t.log.Named("allocs"))
+	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
 	findings, err := stager.Reconcile(ctx)
 	if err != nil {
 		return fmt.Errorf("reconcile volumes with the mount table: %w", err)
 	}
 	for _, f := range findings {
 		t.log.Warn("found at start", "kind", f.Kind, "path", f.Path, "detail", f.Detail)
+	}
+	if err := r.tasks.Sweep(ctx); err != nil {
+		t.log.Warn("directories of sockets are left", "error", err)
 	}
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)

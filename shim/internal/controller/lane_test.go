@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -35,22 +34,4 @@ func TestOneCreationAtATime(t *testing.T) {
 	}
 	all.Wait()
 	d.expect("DeleteVolume vol-data")
-}
-
-func TestWaitForATurnEnds(t *testing.T) {
-	var ts turns
-	done, err := ts.take(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	why := errors.New("nobody waits any more")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(why)
-	if _, err := ts.take(ctx, name); !errors.Is(err, why) {
-		t.Errorf("%v", err)
-	}
-	done()
-	if len(ts.taken) != 0 {
-		t.Errorf("turns without users are kept: %v", ts.taken)
-	}
 }

@@ -1,0 +1,66 @@
+package lane
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// Lanes are the lanes of all volumes, or of all tasks. The zero value is ready.
+type Lanes struct {
+	mu    sync.Mutex // guards lanes and what is in them but turn; held for no longer than a look-up
+	lanes map[Key]*lane
+}
+
+// Key is the name of what has a lane: a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. What two of different types name
+// never shares a lane.
+type Key fmt.Stringer
+
+type lane struct {
+	turn chan struct{} // holds one token while the lane is in use
+	who  string        // what is under way in it
+	uses int           // users and waiters
+}
+
+// Enter waits for the lane of k and enters it. who says what is done there, for those that wait. Leave it by calling leave.
+func (l *Lanes) Enter(ctx context.Context, k Key, who string) (leave func(), err error) {
+	ln := l.join(k)
+	select {
+	case ln.turn <- struct{}{}:
+	case <-ctx.Done():
+		busy := l.part(k, ln)
+		return nil, fmt.Errorf("wait for %s, where %s is under way: %w", k, busy, context.Cause(ctx))
+	}
+	l.mu.Lock()
+	ln.who = who
+	l.mu.Unlock()
+	return func() {
+		<-ln.turn
+		l.part(k, ln)
+	}, nil
+}
+
+func (l *Lanes) join(k Key) *lane {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lanes == nil {
+		l.lanes = map[Key]*lane{}
+	}
+	ln := l.lanes[k]
+	if ln == nil {
+		ln = &lane{turn: make(chan struct{}, 1)}
+		l.lanes[k] = ln
+	}
+	ln.uses++
+	return ln
+}
+
+// part gives up the place in the lane, and the lane with its last user. It returns what is under way there.
+func (l *Lanes) part(k Key, ln *lane) (busy string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ln.uses--; ln.uses == 0 {
+		delete(l.lanes, k)
+	}
+	return ln.who
+}
