@@ -19,19 +19,20 @@ import (
 
 // Host is one orchestrator's connection to its shim. Its methods may be called at the same time.
 type Host struct {
-	config   Config
-	lock     *os.File
-	binaries *launch.Store
-	digest   launch.Digest
-	gate     *gate
-	living   living
-	launches atomic.Uint64 // how many shims were started
-	cancel   context.CancelCauseFunc
-	keeper   sync.WaitGroup // keep
-	asked    sync.WaitGroup // answers to what shims ask; a new shim does not wait for those to the old one
-	ended    error          // what keep could not end; readable after keeper
-	close    sync.Once
-	closed   error // what Close returned
+	config    Config
+	lock      *os.File
+	binaries  *launch.Store
+	digest    launch.Digest
+	gate      *gate
+	living    living
+	preparing preparing
+	launches  atomic.Uint64 // how many shims were started
+	cancel    context.CancelCauseFunc
+	keeper    sync.WaitGroup // keep
+	asked     sync.WaitGroup // answers to what shims ask; a new shim does not wait for those to the old one
+	ended     error          // what keep could not end; readable after keeper
+	close     sync.Once
+	closed    error // what Close returned
 }
 
 var errClosed = registry.Errorf(registry.ErrUnavailable, "this host is closed")

@@ -83,15 +83,22 @@ func bootTime() (BootTime, error) {
 }
 
 // PrepareAlloc claims, attaches, stages and publishes the alloc's volumes, and says what to apply to its tasks, by name. No task of the
-// alloc starts before it has answered. It may be called again after an error; ReleaseAlloc undoes it in any case.
+// alloc starts before it has answered. It may be called again after an error; ReleaseAlloc undoes it in any case, and ends it with ErrConflict
+// if it is under way.
 func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
 	req := &pb.PrepareRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: wire.AllocGroupProto(g)}
 	var reply *pb.PrepareReply
+	limited, done := h.preparing.begin(ctx, g.Alloc)
+	defer done()
 	undo := h.living.putAlloc(g)
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := h.call(limited, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewAllocsClient(conn).Prepare(ctx, req)
 		return err
 	})
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		h.living.dropAlloc(g.Alloc)
+		err = context.Cause(limited)
+	}
 	if err != nil {
 		if errors.Is(err, ErrInvalid) { // of all else, part may be done
 			undo()
@@ -106,6 +113,7 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: string(id)}
 	h.living.dropAlloc(id)
+	h.preparing.stop(id)
 	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := pb.NewAllocsClient(conn).Release(ctx, req)
 		return err
