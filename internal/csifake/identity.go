@@ -27,7 +27,7 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 		reply.Capabilities = append(reply.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
 			Service: &csi.PluginCapability_Service{Type: n}}})
 	}
-	if s.p.cfg.serves(Controller) {
+	if s.p.cfg.serves(Controller) || len(s.p.caps["controller"]) > 0 { // a node says it too: it is of the plugin as a whole
 		add(csi.PluginCapability_Service_CONTROLLER_SERVICE)
 	}
 	for _, n := range s.p.caps["service"] {
