@@ -1,0 +1,197 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"holdfast/host"
+)
+
+// tenancy is one host from Open to Close.
+type tenancy struct {
+	*host.Host
+	closing  chan struct{} // closed before Close
+	replaced chan struct{} // closed once the next one is there
+}
+
+func newTenancy(h *host.Host) *tenancy {
+	return &tenancy{h, make(chan struct{}), make(chan struct{})}
+}
+
+// account is what an orchestrator keeps of what runs.
+type account struct {
+	allocs map[host.AllocID]host.AllocGroup
+	tasks  map[host.TaskKey]host.LivingTask
+}
+
+func newAccount() account {
+	return account{map[host.AllocID]host.AllocGroup{}, map[host.TaskKey]host.LivingTask{}}
+}
+
+func (m *mess) now() *tenancy {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tenancy
+}
+
+// keep changes the account.
+func (m *mess) keep(f func(a *account)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(&m.living)
+}
+
+// call makes a call, again at the next host if this one was closed meanwhile.
+func (m *mess) call(f func(*host.Host) error) error {
+	for {
+		at := m.now()
+		err := f(at.Host)
+		if err == nil || !closed(at.closing) {
+			return err
+		}
+		<-at.replaced
+	}
+}
+
+func closed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// reopen closes the host and opens the next one, which is told what lives.
+func (m *mess) reopen() {
+	at := m.now()
+	close(at.closing)
+	if err := at.Close(); err != nil {
+		m.t.Errorf("close: %v", err)
+	}
+	m.mu.Lock()
+	m.config.Living = host.Living{Allocs: slices.Collect(maps.Values(m.living.allocs)), Tasks: slices.Collect(maps.Values(m.living.tasks))}
+	m.mu.Unlock()
+	h, err := host.Open(m.ctx(), m.config)
+	if err != nil {
+		m.t.Errorf("open: %v", err)
+		h = at.Host
+	}
+	m.mu.Lock()
+	m.host, m.tenancy = h, newTenancy(h)
+	m.mu.Unlock()
+	close(at.replaced)
+}
+
+// demon breaks things.
+func (m *mess) demon(ctx context.Context) {
+	rng := m.dice("demon")
+	for pause(ctx, 20*time.Millisecond+upTo(rng, 60)) {
+		switch n := rng.IntN(60); {
+		case n == 0:
+			m.reopen()
+		case n <= 3:
+			m.killShim()
+		default:
+			m.curse(rng)
+		}
+	}
+}
+
+// Steps of a volume's life, and what plugins may answer. Those who say "not found" of what is there, or refuse a creation that they have
+// made, lose volumes themselves.
+var (
+	steps = []string{
+		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
+	}
+	questions = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}
+	unclear   = []codes.Code{codes.Internal, codes.Unavailable, codes.Aborted, codes.Unknown, codes.DeadlineExceeded, codes.DataLoss, codes.Canceled}
+	refusals  = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.PermissionDenied, codes.AlreadyExists, codes.OutOfRange}
+)
+
+// curse scripts a fault at a plugin that runs.
+func (m *mess) curse(rng *rand.Rand) {
+	s := m.seats[rng.IntN(len(m.seats))]
+	p := s.plugin()
+	rpc, after := steps[rng.IntN(len(steps))], rng.IntN(2) == 0
+	if rng.IntN(6) == 0 {
+		rpc = questions[rng.IntN(len(questions))]
+	}
+	code := unclear[rng.IntN(len(unclear))]
+	if rng.IntN(3) == 0 && !(rpc == "CreateVolume" && after) {
+		code = refusals[rng.IntN(len(refusals))]
+	}
+	kind, delay, times := rng.IntN(5), upTo(rng, 300), 1+rng.IntN(2)
+	if p == nil {
+		return
+	}
+	at := p.On(rpc).Times(times)
+	if after {
+		at = at.After()
+	}
+	switch kind {
+	case 0, 1:
+		at.Code(code, "cursed")
+	case 2:
+		at.Delay(delay)
+	case 3:
+		at.Delayed(delay).Code(code, "cursed late")
+	case 4:
+		at.Times(1).Delayed(delay).Crash()
+	}
+}
+
+// record is the events that a watcher was told.
+type record struct {
+	mu   sync.Mutex
+	list []host.Event
+}
+
+func (r *record) add(e host.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, e)
+}
+
+func (r *record) last() host.Seq {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.list) == 0 {
+		return 0
+	}
+	return r.list[len(r.list)-1].Seq
+}
+
+// watch follows all events, from host to host, to the last one.
+func (m *mess) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		at := m.now()
+		err := at.Watch(ctx, host.WatchOptions{After: m.told.last()}, func(e host.Event) error {
+			m.told.add(e)
+			if isLast(e) {
+				return io.EOF
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, io.EOF), ctx.Err() != nil:
+			return
+		case closed(at.closing):
+			<-at.replaced
+		case errors.Is(err, host.ErrUnavailable): // closing has begun
+			<-at.replaced
+		default:
+			m.t.Errorf("watch: %v", err)
+			return
+		}
+	}
+}
