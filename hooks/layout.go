@@ -63,6 +63,9 @@ func (l Layout) SocketDir(t registry.TaskKey) string {
 // Socket is a task's socket.
 func (l Layout) Socket(t registry.TaskKey) string { return filepath.Join(l.SocketDir(t), socketName) }
 
+// SocketDirs is where the directories of all tasks' sockets lie.
+func (l Layout) SocketDirs() string { return filepath.Join(l.Run, tasksDir) }
+
 // MountRoot is the directory below which all mounts of plugins lie, and which has to be a shared mount.
 func (l Layout) MountRoot() string { return filepath.Join(l.State, mountsDir) }
 

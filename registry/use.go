@@ -139,7 +139,8 @@ type Alloc struct {
 	Node        NodeName   `json:"node,omitempty"`
 	Sealed      []byte     `json:"sealed,omitempty"` // the group's part of Parse's answer
 	State       AllocState `json:"state"`
-	Waits       string     `json:"waits,omitempty"` // for whom or what, for people
+	Waits       string     `json:"waits,omitempty"`  // for whom or what, for people
+	Release     Call       `json:"release,omitzero"` // the call that asked for the release; it is answered when the alloc is forgotten
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
@@ -163,6 +164,9 @@ type Task struct {
 	Isolated    bool            `json:"isolated"`          // has a file system of its own
 	Sealed      []byte          `json:"sealed"`            // the task's part of Parse's answer
 	Digest      string          `json:"digest"`            // SHA-256 of the job's text, hex
+	Endpoint    Endpoint        `json:"endpoint,omitzero"` // where this attempt was told to listen
+	Volumes     Tree            `json:"volumes,omitzero"`  // where this attempt was told to mount
+	Plan        []byte          `json:"plan,omitempty"`    // what the host was told to apply to this attempt, as JSON
 	Started     BootTime        `json:"started"`           // when this attempt was started
 	Restart     *RestartRequest `json:"restart,omitempty"` // pending until a newer attempt is reported
 	CreateIndex Seq             `json:"create_index"`
@@ -195,9 +199,9 @@ type Operation struct {
 
 // Call is a mutating call under way.
 type Call struct {
-	ID     OperationID
-	Method string
-	Digest string // SHA-256 of the request, hex
+	ID     OperationID `json:"id"`
+	Method string      `json:"method"`
+	Digest string      `json:"digest"` // SHA-256 of the request, hex
 }
 
 // Answered is the record that makes a replay of the call get the same answer, encoded as JSON. It belongs into the transaction

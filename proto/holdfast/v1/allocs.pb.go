@@ -244,6 +244,7 @@ type SyncReply struct {
 	Answer         *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
 	ReleasedAllocs []string               `protobuf:"bytes,2,rep,name=released_allocs,json=releasedAllocs,proto3" json:"released_allocs,omitempty"` // were known, and are taken down now
 	RemovedTasks   []*TaskKey             `protobuf:"bytes,3,rep,name=removed_tasks,json=removedTasks,proto3" json:"removed_tasks,omitempty"`
+	Refused        []*RefusedTask         `protobuf:"bytes,4,rep,name=refused,proto3" json:"refused,omitempty"` // live, and cannot be taken over; they are left alone
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -299,6 +300,65 @@ func (x *SyncReply) GetRemovedTasks() []*TaskKey {
 	return nil
 }
 
+func (x *SyncReply) GetRefused() []*RefusedTask {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+type RefusedTask struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Task          *TaskKey               `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedTask) Reset() {
+	*x = RefusedTask{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedTask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedTask) ProtoMessage() {}
+
+func (x *RefusedTask) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedTask.ProtoReflect.Descriptor instead.
+func (*RefusedTask) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RefusedTask) GetTask() *TaskKey {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *RefusedTask) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type PrepareRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -309,7 +369,7 @@ type PrepareRequest struct {
 
 func (x *PrepareRequest) Reset() {
 	*x = PrepareRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[4]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +381,7 @@ func (x *PrepareRequest) String() string {
 func (*PrepareRequest) ProtoMessage() {}
 
 func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[4]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +394,7 @@ func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareRequest.ProtoReflect.Descriptor instead.
 func (*PrepareRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PrepareRequest) GetCall() *Call {
@@ -361,7 +421,7 @@ type PrepareReply struct {
 
 func (x *PrepareReply) Reset() {
 	*x = PrepareReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[5]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +433,7 @@ func (x *PrepareReply) String() string {
 func (*PrepareReply) ProtoMessage() {}
 
 func (x *PrepareReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[5]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +446,7 @@ func (x *PrepareReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareReply.ProtoReflect.Descriptor instead.
 func (*PrepareReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PrepareReply) GetAnswer() *Answer {
@@ -413,7 +473,7 @@ type ReleaseAllocRequest struct {
 
 func (x *ReleaseAllocRequest) Reset() {
 	*x = ReleaseAllocRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[6]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +485,7 @@ func (x *ReleaseAllocRequest) String() string {
 func (*ReleaseAllocRequest) ProtoMessage() {}
 
 func (x *ReleaseAllocRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[6]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +498,7 @@ func (x *ReleaseAllocRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAllocRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAllocRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReleaseAllocRequest) GetCall() *Call {
@@ -464,7 +524,7 @@ type ReleaseAllocReply struct {
 
 func (x *ReleaseAllocReply) Reset() {
 	*x = ReleaseAllocReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[7]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +536,7 @@ func (x *ReleaseAllocReply) String() string {
 func (*ReleaseAllocReply) ProtoMessage() {}
 
 func (x *ReleaseAllocReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[7]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +549,7 @@ func (x *ReleaseAllocReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAllocReply.ProtoReflect.Descriptor instead.
 func (*ReleaseAllocReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReleaseAllocReply) GetAnswer() *Answer {
@@ -518,7 +578,7 @@ type Alloc struct {
 
 func (x *Alloc) Reset() {
 	*x = Alloc{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[8]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +590,7 @@ func (x *Alloc) String() string {
 func (*Alloc) ProtoMessage() {}
 
 func (x *Alloc) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[8]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +603,7 @@ func (x *Alloc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alloc.ProtoReflect.Descriptor instead.
 func (*Alloc) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Alloc) GetId() string {
@@ -642,7 +702,7 @@ type Use struct {
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[9]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +714,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[9]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +727,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Use) GetRequest() string {
@@ -758,7 +818,7 @@ type IntentState struct {
 
 func (x *IntentState) Reset() {
 	*x = IntentState{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +830,7 @@ func (x *IntentState) String() string {
 func (*IntentState) ProtoMessage() {}
 
 func (x *IntentState) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +843,7 @@ func (x *IntentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentState.ProtoReflect.Descriptor instead.
 func (*IntentState) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *IntentState) GetRpc() string {
@@ -860,7 +920,7 @@ type ListAllocsRequest struct {
 
 func (x *ListAllocsRequest) Reset() {
 	*x = ListAllocsRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +932,7 @@ func (x *ListAllocsRequest) String() string {
 func (*ListAllocsRequest) ProtoMessage() {}
 
 func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +945,7 @@ func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListAllocsRequest) GetCall() *Call {
@@ -920,7 +980,7 @@ type ListAllocsReply struct {
 
 func (x *ListAllocsReply) Reset() {
 	*x = ListAllocsReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +992,7 @@ func (x *ListAllocsReply) String() string {
 func (*ListAllocsReply) ProtoMessage() {}
 
 func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1005,7 @@ func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsReply.ProtoReflect.Descriptor instead.
 func (*ListAllocsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListAllocsReply) GetAnswer() *Answer {
@@ -994,11 +1054,15 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\vSyncRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12/\n" +
 	"\x06allocs\x18\x02 \x03(\v2\x17.holdfast.v1.AllocGroupR\x06allocs\x12-\n" +
-	"\x05tasks\x18\x03 \x03(\v2\x17.holdfast.v1.LivingTaskR\x05tasks\"\x9c\x01\n" +
+	"\x05tasks\x18\x03 \x03(\v2\x17.holdfast.v1.LivingTaskR\x05tasks\"\xd0\x01\n" +
 	"\tSyncReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12'\n" +
 	"\x0freleased_allocs\x18\x02 \x03(\tR\x0ereleasedAllocs\x129\n" +
-	"\rremoved_tasks\x18\x03 \x03(\v2\x14.holdfast.v1.TaskKeyR\fremovedTasks\"f\n" +
+	"\rremoved_tasks\x18\x03 \x03(\v2\x14.holdfast.v1.TaskKeyR\fremovedTasks\x122\n" +
+	"\arefused\x18\x04 \x03(\v2\x18.holdfast.v1.RefusedTaskR\arefused\"O\n" +
+	"\vRefusedTask\x12(\n" +
+	"\x04task\x18\x01 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"f\n" +
 	"\x0ePrepareRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
 	"\x05alloc\x18\x02 \x01(\v2\x17.holdfast.v1.AllocGroupR\x05alloc\"\xc4\x01\n" +
@@ -1077,76 +1141,79 @@ func file_holdfast_v1_allocs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_allocs_proto_rawDescData
 }
 
-var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*AllocGroup)(nil),            // 0: holdfast.v1.AllocGroup
 	(*LivingTask)(nil),            // 1: holdfast.v1.LivingTask
 	(*SyncRequest)(nil),           // 2: holdfast.v1.SyncRequest
 	(*SyncReply)(nil),             // 3: holdfast.v1.SyncReply
-	(*PrepareRequest)(nil),        // 4: holdfast.v1.PrepareRequest
-	(*PrepareReply)(nil),          // 5: holdfast.v1.PrepareReply
-	(*ReleaseAllocRequest)(nil),   // 6: holdfast.v1.ReleaseAllocRequest
-	(*ReleaseAllocReply)(nil),     // 7: holdfast.v1.ReleaseAllocReply
-	(*Alloc)(nil),                 // 8: holdfast.v1.Alloc
-	(*Use)(nil),                   // 9: holdfast.v1.Use
-	(*IntentState)(nil),           // 10: holdfast.v1.IntentState
-	(*ListAllocsRequest)(nil),     // 11: holdfast.v1.ListAllocsRequest
-	(*ListAllocsReply)(nil),       // 12: holdfast.v1.ListAllocsReply
-	nil,                           // 13: holdfast.v1.AllocGroup.IsolatedEntry
-	nil,                           // 14: holdfast.v1.PrepareReply.PlansEntry
-	(*AllocTask)(nil),             // 15: holdfast.v1.AllocTask
-	(*BootTime)(nil),              // 16: holdfast.v1.BootTime
-	(*Call)(nil),                  // 17: holdfast.v1.Call
-	(*Answer)(nil),                // 18: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 19: holdfast.v1.TaskKey
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(*VolumeName)(nil),            // 21: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 22: holdfast.v1.Usage
-	(*Tree)(nil),                  // 23: holdfast.v1.Tree
-	(*Page)(nil),                  // 24: holdfast.v1.Page
-	(*Plan)(nil),                  // 25: holdfast.v1.Plan
+	(*RefusedTask)(nil),           // 4: holdfast.v1.RefusedTask
+	(*PrepareRequest)(nil),        // 5: holdfast.v1.PrepareRequest
+	(*PrepareReply)(nil),          // 6: holdfast.v1.PrepareReply
+	(*ReleaseAllocRequest)(nil),   // 7: holdfast.v1.ReleaseAllocRequest
+	(*ReleaseAllocReply)(nil),     // 8: holdfast.v1.ReleaseAllocReply
+	(*Alloc)(nil),                 // 9: holdfast.v1.Alloc
+	(*Use)(nil),                   // 10: holdfast.v1.Use
+	(*IntentState)(nil),           // 11: holdfast.v1.IntentState
+	(*ListAllocsRequest)(nil),     // 12: holdfast.v1.ListAllocsRequest
+	(*ListAllocsReply)(nil),       // 13: holdfast.v1.ListAllocsReply
+	nil,                           // 14: holdfast.v1.AllocGroup.IsolatedEntry
+	nil,                           // 15: holdfast.v1.PrepareReply.PlansEntry
+	(*AllocTask)(nil),             // 16: holdfast.v1.AllocTask
+	(*BootTime)(nil),              // 17: holdfast.v1.BootTime
+	(*Call)(nil),                  // 18: holdfast.v1.Call
+	(*Answer)(nil),                // 19: holdfast.v1.Answer
+	(*TaskKey)(nil),               // 20: holdfast.v1.TaskKey
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*VolumeName)(nil),            // 22: holdfast.v1.VolumeName
+	(*Usage)(nil),                 // 23: holdfast.v1.Usage
+	(*Tree)(nil),                  // 24: holdfast.v1.Tree
+	(*Page)(nil),                  // 25: holdfast.v1.Page
+	(*Plan)(nil),                  // 26: holdfast.v1.Plan
 }
 var file_holdfast_v1_allocs_proto_depIdxs = []int32{
-	13, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
-	15, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
-	16, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
-	17, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
+	14, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
+	16, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
+	17, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
+	18, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
 	0,  // 4: holdfast.v1.SyncRequest.allocs:type_name -> holdfast.v1.AllocGroup
 	1,  // 5: holdfast.v1.SyncRequest.tasks:type_name -> holdfast.v1.LivingTask
-	18, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
-	19, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
-	17, // 8: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
-	0,  // 9: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	18, // 10: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
-	14, // 11: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
-	17, // 12: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
-	18, // 13: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 14: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
-	20, // 15: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
-	21, // 16: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	22, // 17: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	23, // 18: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
-	10, // 19: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
-	20, // 20: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	20, // 21: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	17, // 22: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	24, // 23: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	18, // 24: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
-	8,  // 25: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	25, // 26: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 27: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	4,  // 28: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	6,  // 29: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	11, // 30: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	3,  // 31: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	5,  // 32: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	7,  // 33: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	12, // 34: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	31, // [31:35] is the sub-list for method output_type
-	27, // [27:31] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	19, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
+	20, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
+	4,  // 8: holdfast.v1.SyncReply.refused:type_name -> holdfast.v1.RefusedTask
+	20, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
+	18, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
+	0,  // 11: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
+	19, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
+	15, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
+	18, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
+	19, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
+	10, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
+	21, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
+	22, // 18: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	23, // 19: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	24, // 20: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	11, // 21: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
+	21, // 22: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	21, // 23: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	18, // 24: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	25, // 25: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	19, // 26: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	9,  // 27: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
+	26, // 28: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 29: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 30: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 31: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	12, // 32: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	3,  // 33: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 34: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 35: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	13, // 36: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }
@@ -1162,7 +1229,7 @@ func file_holdfast_v1_allocs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_allocs_proto_rawDesc), len(file_holdfast_v1_allocs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,4 +47,6 @@ type Disk interface {
 	ClearSocket(ctx context.Context, path string) (answers bool, err error)
 	// RemoveSocketDir removes the directory of a task's sockets, and nothing below a mount.
 	RemoveSocketDir(path string) error
+	// SweepSocketDirs removes the directories of sockets that are not to be kept and where nobody answers.
+	SweepSocketDirs(keep map[string]bool) error
 }

@@ -2,7 +2,9 @@ package alloc
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/lane"
 )
 
 // Tasks knows every task that runs a plugin, and has each watched while it runs.
@@ -22,6 +25,7 @@ type Tasks struct {
 	operations []hooks.Operation // that the host can apply
 	clock      Clock
 	logger     hclog.Logger
+	lanes      lane.Lanes // of tasks
 
 	crew crew
 	mu   sync.Mutex // guards watches; held for no longer than a look-up
@@ -75,34 +79,64 @@ func (t *Tasks) Run(ctx context.Context) error {
 // Starting says what has to be done before this attempt of a task starts. It may be called any number of times for one attempt; an
 // older attempt than the newest is refused.
 func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.AllocTask) (hooks.Plan, error) {
-	spec, prep, err := t.prepare(at)
+	prep, err := t.prepare(at)
 	if err != nil {
 		return hooks.Plan{}, err
 	}
+	leave, err := t.turn(ctx, at.Key(), "a start")
+	if err != nil {
+		return hooks.Plan{}, err
+	}
+	defer leave()
 	known, running, err := t.attempt(ctx, at)
 	if err != nil {
 		return hooks.Plan{}, err
+	}
+	if known != nil && (running || known.Endpoint == prep.Endpoint) {
+		if prep, err = t.told(*known); err != nil {
+			return hooks.Plan{}, err
+		}
+	} else {
+		known = nil // is to start in another run directory than it was told
 	}
 	if !running {
 		if err := t.clear(ctx, at, prep); err != nil {
 			return hooks.Plan{}, err
 		}
 	}
-	if known {
-		return prep.Plan, nil
+	if known != nil {
+		return prep.Plan, t.answered(ctx, call, prep.Plan)
 	}
-	if err := t.begin(ctx, at, call.Answered(prep.Plan)); err != nil {
-		return hooks.Plan{}, fmt.Errorf("record the start of %s running %s: %w", at.Key(), spec.Plugin.ID, err)
+	if err := t.begin(ctx, at, prep, call.Answered(prep.Plan)); err != nil {
+		return hooks.Plan{}, fmt.Errorf("record the start of %s: %w", at.Key(), err)
 	}
 	return prep.Plan, nil
 }
 
+// turn waits for whatever else is under way for the task: its starts and ends are one at a time.
+func (t *Tasks) turn(ctx context.Context, k registry.TaskKey, what string) (leave func(), err error) {
+	return t.lanes.Enter(ctx, k, what)
+}
+
+// answered stores the answer of a call that changes nothing else.
+func (t *Tasks) answered(ctx context.Context, call registry.Call, answer any) error {
+	_, err := t.log.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: call.Answered(answer)}, nil
+	})
+	return err
+}
+
 // begin records a new attempt. What an earlier one has registered is gone, whoever failed to tell us.
-func (t *Tasks) begin(ctx context.Context, at hooks.AllocTask, more []registry.Record) error {
+func (t *Tasks) begin(ctx context.Context, at hooks.AllocTask, prep hooks.Preparation, more []registry.Record) error {
+	plan, err := json.Marshal(prep.Plan)
+	if err != nil {
+		return registry.Errorf(registry.ErrInternal, "encode the plan of %s: %w", at.Key(), err)
+	}
 	t.unwatch(at.Key(), errNewAttempt)
-	_, err := t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err = t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change := registry.Change{Put: append(more, registry.Task{
-			TaskKey: at.Key(), Job: at.Job, Attempt: at.Attempt, Phase: registry.TaskStarting, Isolated: at.Isolated, Sealed: at.Sealed, Digest: at.Digest,
+			TaskKey: at.Key(), Job: at.Job, Attempt: at.Attempt, Phase: registry.TaskStarting, Isolated: at.Isolated, Sealed: at.Sealed,
+			Digest: at.Digest, Endpoint: prep.Endpoint, Volumes: prep.Volumes, Plan: plan,
 		})}
 		if old, known := v.Task(at.Key()); known {
 			change = t.deregistered(v, old, "a newer attempt starts").And(change)
@@ -133,30 +167,47 @@ func (t *Tasks) deregistered(v registry.View, task registry.Task, detail string)
 }
 
 // prepare is what the task's stanza asks for, checked against what the host can do.
-func (t *Tasks) prepare(at hooks.AllocTask) (hooks.TaskSpec, hooks.Preparation, error) {
+func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	if at.Attempt == 0 {
-		return hooks.TaskSpec{}, hooks.Preparation{}, registry.Invalid("task %s: attempts are numbered from 1", at.Key())
+		return hooks.Preparation{}, registry.Invalid("task %s: attempts are numbered from 1", at.Key())
 	}
 	spec, err := config.OpenTask(at.Sealed)
 	if err != nil {
-		return hooks.TaskSpec{}, hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
+		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
 	}
 	prep, err := hooks.Starting(t.layout, at, spec)
 	if err != nil {
-		return hooks.TaskSpec{}, hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
+		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
 	}
-	return spec, prep, prep.Plan.Supported(t.operations)
+	return prep, prep.Plan.Supported(t.operations)
 }
 
-// attempt says whether this attempt is recorded already, and whether it runs.
-func (t *Tasks) attempt(ctx context.Context, at hooks.AllocTask) (known, running bool, err error) {
+// told is the preparation as this attempt was told it: another run directory, or another shim, does not move what runs.
+func (t *Tasks) told(task registry.Task) (hooks.Preparation, error) {
+	prep, err := t.prepare(hooks.AllocTask{
+		Alloc: task.Alloc, Task: task.Task, Job: task.Job, Digest: task.Digest, Attempt: task.Attempt, Isolated: task.Isolated, Sealed: task.Sealed,
+	})
+	if err != nil || task.Endpoint == (registry.Endpoint{}) {
+		return prep, err
+	}
+	prep.Endpoint, prep.Volumes, prep.Socket = task.Endpoint, task.Volumes, task.Endpoint.Host
+	prep.Plan = hooks.Plan{}
+	if err := json.Unmarshal(task.Plan, &prep.Plan); err != nil {
+		return prep, registry.Errorf(registry.ErrDamaged, "the plan stored for %s: %w", task.TaskKey, err)
+	}
+	return prep, nil
+}
+
+// attempt is the record of this attempt, nil if there is none, and whether it runs.
+func (t *Tasks) attempt(ctx context.Context, at hooks.AllocTask) (known *registry.Task, running bool, err error) {
 	err = t.log.View(ctx, func(v registry.View) error {
 		task, ok := v.Task(at.Key())
-		if ok && task.Attempt > at.Attempt {
+		switch {
+		case ok && task.Attempt > at.Attempt:
 			return registry.Errorf(registry.ErrConflict, "attempt %d of %s has ended: attempt %d is known already", at.Attempt, at.Key(), task.Attempt)
+		case ok && task.Attempt == at.Attempt:
+			known, running = &task, task.Phase == registry.TaskRunning
 		}
-		known = ok && task.Attempt == at.Attempt
-		running = known && task.Phase == registry.TaskRunning
 		return nil
 	})
 	return known, running, err
@@ -180,17 +231,27 @@ func (t *Tasks) clear(ctx context.Context, at hooks.AllocTask, prep hooks.Prepar
 
 // Started records that the attempt runs since at, and has it watched.
 func (t *Tasks) Started(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, at registry.BootTime) error {
+	leave, err := t.turn(ctx, k, "the report of its start")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return t.started(ctx, call, k, attempt, at)
+}
+
+func (t *Tasks) started(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, at registry.BootTime) error {
 	var task registry.Task
 	_, err := t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		var err error
 		if task, err = current(v, k, attempt); err != nil {
 			return registry.Change{}, err
 		}
-		if task.Phase == registry.TaskRunning {
-			return registry.Change{}, nil
+		change := registry.Change{Put: call.Answered(struct{}{})}
+		if task.Phase != registry.TaskRunning {
+			task.Phase, task.Started = registry.TaskRunning, at
+			change.Put = append(change.Put, task)
 		}
-		task.Phase, task.Started = registry.TaskRunning, at
-		return registry.Change{Put: append(call.Answered(struct{}{}), task)}, nil
+		return change, nil
 	})
 	if err != nil {
 		return fmt.Errorf("record that %s has started: %w", k, err)
@@ -213,17 +274,26 @@ func (e Exit) String() string {
 }
 
 // Exited records that the attempt has ended. In the same transaction its instances leave the table. A task that will not be started again is
-// forgotten.
+// forgotten. The end of an attempt that is not the newest is no news.
 func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
-	if stale, err := t.stale(ctx, k, attempt); err != nil || stale {
+	leave, err := t.turn(ctx, k, "the report of its end")
+	if err != nil {
 		return err
 	}
+	defer leave()
+	return t.exited(ctx, call, k, attempt, how)
+}
+
+func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
+	task, news, err := t.newest(ctx, k, attempt)
+	if err != nil {
+		return err
+	}
+	if !news {
+		return t.answered(ctx, call, struct{}{})
+	}
 	t.unwatch(k, errExited)
-	_, err := t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		task, ok := v.Task(k)
-		if !ok || task.Attempt > attempt {
-			return registry.Change{}, nil
-		}
+	_, err = t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change := t.deregistered(v, task, how.String())
 		change.Put = append(change.Put, call.Answered(struct{}{})...)
 		if how.Final {
@@ -238,19 +308,31 @@ func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskK
 		return fmt.Errorf("record that %s has exited: %w", k, err)
 	}
 	if how.Final {
-		return t.disk.RemoveSocketDir(t.layout.SocketDir(k))
+		t.removeSocketDir(task)
 	}
 	return nil
 }
 
-// stale says whether a newer attempt than this one is known, or none at all: then its end is no news.
-func (t *Tasks) stale(ctx context.Context, k registry.TaskKey, attempt uint64) (stale bool, err error) {
+// removeSocketDir removes the directory of a task's socket. What cannot be removed now is swept by the next shim.
+func (t *Tasks) removeSocketDir(task registry.Task) {
+	dir := t.layout.SocketDir(task.TaskKey)
+	if task.Endpoint.Host != "" {
+		dir = filepath.Dir(task.Endpoint.Host)
+	}
+	if err := t.disk.RemoveSocketDir(dir); err != nil {
+		t.logger.Warn("the directory of a task's socket stays", "task", task.TaskKey, "path", dir, "error", err)
+	}
+}
+
+// newest is the task's record, and whether this attempt is its newest.
+func (t *Tasks) newest(ctx context.Context, k registry.TaskKey, attempt uint64) (task registry.Task, is bool, err error) {
 	err = t.log.View(ctx, func(v registry.View) error {
-		task, ok := v.Task(k)
-		stale = !ok || task.Attempt > attempt
+		var ok bool
+		task, ok = v.Task(k)
+		is = ok && task.Attempt <= attempt
 		return nil
 	})
-	return stale, err
+	return task, is, err
 }
 
 // current is the task's record if attempt is its newest.
@@ -263,58 +345,4 @@ func current(v registry.View, k registry.TaskKey, attempt uint64) (registry.Task
 		return task, registry.Errorf(registry.ErrConflict, "attempt %d of %s is not its newest, which is %d", attempt, k, task.Attempt)
 	}
 	return task, nil
-}
-
-// Sync makes the records agree with the tasks that live. It returns those that were forgotten.
-func (t *Tasks) Sync(ctx context.Context, living []LivingTask) ([]registry.TaskKey, error) {
-	lives := map[registry.TaskKey]bool{}
-	for _, l := range living {
-		lives[l.Task.Key()] = true
-		if err := t.adopt(ctx, l); err != nil {
-			return nil, err
-		}
-	}
-	var removed []registry.TaskKey
-	for _, task := range t.all(ctx) {
-		if lives[task.TaskKey] {
-			continue
-		}
-		if err := t.Exited(ctx, registry.Call{}, task.TaskKey, task.Attempt, Exit{Code: -1, Final: true}); err != nil {
-			return removed, err
-		}
-		removed = append(removed, task.TaskKey)
-	}
-	return removed, nil
-}
-
-// LivingTask is a plugin task that the host runs or is about to run.
-type LivingTask struct {
-	Task    hooks.AllocTask
-	Running bool
-	Started registry.BootTime // if running
-}
-
-// adopt records a living task that this shim may not know.
-func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
-	known, running, err := t.attempt(ctx, l.Task)
-	if err != nil || running || known && !l.Running {
-		return err
-	}
-	if !known {
-		if _, _, err := t.prepare(l.Task); err != nil {
-			return err
-		}
-		if err := t.begin(ctx, l.Task, nil); err != nil {
-			return err
-		}
-	}
-	if !l.Running {
-		return nil
-	}
-	return t.Started(ctx, registry.Call{}, l.Task.Key(), l.Task.Attempt, l.Started)
-}
-
-func (t *Tasks) all(ctx context.Context) (tasks []registry.Task) {
-	_ = t.log.View(ctx, func(v registry.View) error { tasks = v.Tasks(); return nil })
-	return tasks
 }

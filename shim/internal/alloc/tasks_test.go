@@ -152,12 +152,20 @@ func TestSyncOfTasks(t *testing.T) {
 		start(t, ts, "gone", 1)
 		start(t, ts, "kept", 1)
 		synctest.Wait()
-		removed, err := ts.Sync(t.Context(), []LivingTask{
+		start(t, ts, "ahead", 5)
+		odd := pluginTask(t, "odd", 1)
+		odd.Sealed = []byte("nothing of ours")
+		found, err := ts.Sync(t.Context(), []LivingTask{
 			{Task: pluginTask(t, "kept", 1), Running: true, Started: clock.Boot()},
+			{Task: pluginTask(t, "ahead", 4), Running: true, Started: clock.Boot()},
+			{Task: odd, Running: true, Started: clock.Boot()},
 			{Task: pluginTask(t, "adopted", 3), Running: true, Started: clock.Boot()},
 		})
-		if err != nil || !slices.Equal(removed, []registry.TaskKey{{Alloc: "gone", Task: "t"}}) {
-			t.Errorf("Sync = %v, %v", removed, err)
+		if err != nil || !slices.Equal(found.Removed, []registry.TaskKey{{Alloc: "gone", Task: "t"}}) {
+			t.Errorf("Sync = %v, %v", found, err)
+		}
+		if len(found.Refused) != 2 || found.Refused[0].Task.Alloc != "ahead" || found.Refused[1].Task.Alloc != "odd" {
+			t.Errorf("one that cannot be taken over is not told, or holds up the others: %+v", found.Refused)
 		}
 		synctest.Wait()
 		said := p.said()

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"holdfast/config"
-	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -21,18 +20,13 @@ func (t *Tasks) watch(task registry.Task) error {
 	if err != nil {
 		return err
 	}
-	prep, err := hooks.Starting(t.layout, hooks.AllocTask{
-		Alloc: task.Alloc, Task: task.Task, Job: task.Job, Digest: task.Digest, Attempt: task.Attempt, Isolated: task.Isolated, Sealed: task.Sealed,
-	}, spec)
+	prep, err := t.told(task)
 	if err != nil {
 		return err
 	}
 	w, earlier := t.replace(task)
 	if w == nil {
 		return nil
-	}
-	if earlier != nil {
-		earlier.cancel(errNewAttempt)
 	}
 	started := t.crew.start(func(ctx context.Context) {
 		defer close(w.done)
@@ -54,7 +48,8 @@ func (t *Tasks) watch(task registry.Task) error {
 	return nil
 }
 
-// replace puts a new watch in place of one of an earlier attempt; nil if this attempt is watched already.
+// replace puts a new watch in place of one of an earlier attempt, which it ends; nil if this attempt is watched already. Who has been told
+// to end waits for nobody: the new watch begins when the earlier one is done.
 func (t *Tasks) replace(task registry.Task) (fresh, earlier *watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,6 +59,9 @@ func (t *Tasks) replace(task registry.Task) (fresh, earlier *watch) {
 	}
 	fresh = &watch{attempt: task.Attempt, cancel: func(error) {}, done: make(chan struct{})}
 	t.watches[task.TaskKey] = fresh
+	if earlier != nil {
+		earlier.cancel(errNewAttempt)
+	}
 	return fresh, earlier
 }
 

@@ -4,8 +4,11 @@ package disk
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -116,6 +119,27 @@ func (d *Disk) RemoveSocketDir(path string) error {
 		return err
 	}
 	return mnt.RemoveTree(path)
+}
+
+// SweepSocketDirs removes the directories of sockets that are not to be kept, unless somebody answers in one.
+func (d *Disk) SweepSocketDirs(keep map[string]bool) error {
+	entries, err := os.ReadDir(d.layout.SocketDirs())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(d.layout.SocketDirs(), e.Name())
+		if keep[path] {
+			continue
+		}
+		answers, err := mnt.StaleSocket(filepath.Join(path, filepath.Base(d.layout.Socket(registry.TaskKey{}))))
+		if err == nil && !answers {
+			err = mnt.RemoveTree(path)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, err)...)
 }
 
 // Mounted says whether path is a mount point.

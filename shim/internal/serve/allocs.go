@@ -18,7 +18,7 @@ type allocs struct {
 // synced is the answer to Sync.
 type synced struct {
 	Allocs []registry.AllocID
-	Tasks  []registry.TaskKey
+	Tasks  alloc.Synced
 }
 
 // Sync takes down allocs before plugin tasks are forgotten: what is released may still need them.
@@ -32,8 +32,8 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 		if err != nil {
 			return synced{}, err
 		}
-		removed, err := a.Tasks.Sync(ctx, living)
-		return synced{gone, removed}, err
+		tasks, err := a.Tasks.Sync(ctx, living)
+		return synced{gone, tasks}, err
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -42,8 +42,11 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	for _, id := range done.Allocs {
 		reply.ReleasedAllocs = append(reply.ReleasedAllocs, string(id))
 	}
-	for _, k := range done.Tasks {
+	for _, k := range done.Tasks.Removed {
 		reply.RemovedTasks = append(reply.RemovedTasks, wire.TaskKeyProto(k))
+	}
+	for _, r := range done.Tasks.Refused {
+		reply.Refused = append(reply.Refused, &pb.RefusedTask{Task: wire.TaskKeyProto(r.Task), Reason: r.Why})
 	}
 	return reply, nil
 }
