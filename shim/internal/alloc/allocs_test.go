@@ -297,3 +297,59 @@ func TestPrepareOfNobodyRecordsNothing(t *testing.T) {
 		t.Errorf("it is recorded: %+v", list)
 	}
 }
+
+// The answer of a release is stored by the transaction that forgets the alloc, and so is that of every later call; also of one for an alloc
+// that nobody knows.
+func TestReleaseIsAnsweredForGood(t *testing.T) {
+	p := newParts(t)
+	p.volume("a")
+	a, end := p.allocs()
+	defer end()
+	if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+		t.Fatal(err)
+	}
+	var last registry.Change
+	p.log.OnApplied(func(x registry.Applied) {
+		if slices.Contains(x.Change.Delete, registry.AllocRecord("alloc-1")) {
+			last = x.Change
+		}
+	})
+	for _, id := range []registry.OperationID{"first", "second"} {
+		if err := a.Release(t.Context(), registry.Call{ID: id, Method: "m", Digest: "d"}, "alloc-1"); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.log.View(t.Context(), func(v registry.View) error {
+			if op, ok := v.Operation(id); !ok || op.Method != "m" {
+				t.Errorf("the answer to %s is not stored: %+v", id, op)
+			}
+			return nil
+		})
+	}
+	if len(last.Put) != 1 || last.Put[0].Key() != registry.OperationRecord("first") {
+		t.Errorf("the transaction that forgets the alloc puts %v", last.Put)
+	}
+}
+
+// A release says what it waits for as soon as it waits.
+func TestReleaseSaysWhatItWaitsFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		a, end := p.allocs()
+		defer end()
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+			t.Fatal(err)
+		}
+		p.plugin = make(chan struct{})
+		done := make(chan error, 1)
+		go func() { done <- a.Release(t.Context(), registry.Call{}, "alloc-1") }()
+		synctest.Wait()
+		if list, _, _ := a.Status(t.Context(), "alloc-1"); len(list) != 1 || !strings.Contains(list[0].Waits, "plugin p") {
+			t.Errorf("it says %+v", list)
+		}
+		close(p.plugin)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -27,17 +27,22 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case <-ctx.Done():
 		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
 	}
-	return a.gone(ctx, id)
+	return a.gone(ctx, call, id)
 }
 
-// releasing records that the alloc is being taken down: from now on it is, whatever happens.
+// releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants it is answered by the
+// transaction that forgets the alloc.
 func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
 	_, err = a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		al, ok := v.Alloc(id)
-		if known = ok; !ok || al.State == registry.AllocReleasing {
+		known = ok
+		switch {
+		case !ok:
+			return registry.Change{Put: call.Answered(struct{}{})}, nil
+		case al.State == registry.AllocReleasing:
 			return registry.Change{}, nil
 		}
-		al.State, al.Waits = registry.AllocReleasing, ""
+		al.State, al.Waits, al.Release = registry.AllocReleasing, "", call
 		return registry.Change{Put: []registry.Record{al}}, nil
 	})
 	if err != nil {
@@ -72,16 +77,14 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// errRound is why a try to take an alloc down ends: others get the lanes of its volumes, and people see what it waits for.
+// errRound is why a try to take a volume back ends: others get its lane, and people see what is waited for.
 var errRound = errors.New("no success within this try")
 
 // takeDown tries until the alloc is gone or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	wait := retryFirst
 	for {
-		round, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
-		err := a.down(round, id)
-		cancel()
+		err := a.down(ctx, id)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -114,27 +117,36 @@ func (a *Allocs) down(ctx context.Context, id registry.AllocID) error {
 		return errors.Join(errs...)
 	}
 	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		if _, known := v.Alloc(id); !known {
+		al, known := v.Alloc(id)
+		if !known {
 			return registry.Change{}, nil
 		}
-		return registry.Change{Delete: []registry.Key{registry.AllocRecord(id)}}, nil
+		return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}, nil
 	})
 	return err
 }
 
-// takeBack undoes one request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before.
+// takeBack undoes one request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. It
+// has the volume's lane for one round at most.
 func (a *Allocs) takeBack(ctx context.Context, c registry.Claim) error {
 	leave, err := a.lanes.Enter(ctx, c.Volume, fmt.Sprintf("the release of alloc %s", c.Alloc))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	var call registry.Call
-	if err := a.node.Unpublish(ctx, call, c.ClaimKey()); err != nil {
+	ctx, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
+	defer cancel()
+	mounted, last, err := a.users(ctx, c)
+	if err != nil {
 		return err
 	}
-	last, err := a.lastUser(ctx, c)
-	if err != nil {
+	if mounted {
+		if _, err := a.awaitNode(ctx, c.Alloc, c.Volume.Plugin); err != nil {
+			return err
+		}
+	}
+	var call registry.Call
+	if err := a.node.Unpublish(ctx, call, c.ClaimKey()); err != nil {
 		return err
 	}
 	if last {
@@ -149,24 +161,35 @@ func (a *Allocs) takeBack(ctx context.Context, c registry.Claim) error {
 	return err
 }
 
-// lastUser says whether nobody else has, or is about to have, the volume published on this node: a claim of this node that has come as
-// far as the lane counts as well.
-func (a *Allocs) lastUser(ctx context.Context, c registry.Claim) (last bool, err error) {
+// users says whether anything of the claim may be mounted, and whether nobody else has the volume published on this node. Who holds a claim
+// and has not come so far stages the volume again.
+func (a *Allocs) users(ctx context.Context, c registry.Claim) (mounted, last bool, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
-		last = !slices.ContainsFunc(v.Refs(c.Volume), func(r registry.Ref) bool { return r.ClaimKey() != c.ClaimKey() })
-		return nil
-	})
-	return last, err
-}
-
-// gone is nil if the alloc is forgotten.
-func (a *Allocs) gone(ctx context.Context, id registry.AllocID) error {
-	return a.log.View(ctx, func(v registry.View) error {
-		if al, known := v.Alloc(id); known {
-			return registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, al.Waits)
+		last = true
+		for _, r := range v.Refs(c.Volume) {
+			own := r.ClaimKey() == c.ClaimKey()
+			mounted, last = mounted || own, last && own
+		}
+		if p, ok := v.Placement(c.Volume); ok && last {
+			mounted = mounted || p.Stage != registry.MarkNone
 		}
 		return nil
 	})
+	return mounted, last, err
+}
+
+// gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.
+func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
+	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		if al, known := v.Alloc(id); known {
+			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, al.Waits)
+		}
+		if _, answered := v.Operation(call.ID); answered {
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: call.Answered(struct{}{})}, nil
+	})
+	return err
 }
 
 // why is what the alloc's release waits for, as an error.

@@ -9,7 +9,8 @@ import (
 
 // Claims is who may use which volume.
 type Claims interface {
-	// Take is idempotent by the claim's key. ErrConflict names the holders.
+	// Take is idempotent by the claim's key. What the usage does not say of mount options becomes the volume's. ErrConflict names the
+	// holders.
 	Take(ctx context.Context, c registry.Claim) (registry.Claim, error)
 	// Release refuses while something of the claim may be published.
 	Release(ctx context.Context, k registry.ClaimKey) (existed bool, err error)
@@ -32,6 +33,7 @@ type Node interface {
 
 // Plugins is the live table of instances.
 type Plugins interface {
+	Find(role registry.Role, id registry.PluginID) (registry.Instance, bool)
 	Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error)
 }
 

@@ -15,12 +15,12 @@ func (a *Allocs) up(ctx context.Context, call registry.Call, g hooks.AllocGroup,
 		return hooks.Published{}, err
 	}
 	claim, err := a.claims.Take(ctx, registry.Claim{
-		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: a.host.Node, Usage: usageOf(vol, r),
+		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: a.host.Node, Usage: r.Usage,
 	})
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	node, err := a.awaitNode(ctx, g.Alloc, vol)
+	node, err := a.awaitNode(ctx, g.Alloc, vol.Plugin)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -60,33 +60,16 @@ func (a *Allocs) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeR
 	return vol, err
 }
 
-// usageOf is the request's usage: what it does not say of mount options is the volume's.
-func usageOf(vol registry.Volume, r hooks.VolumeRequest) registry.Usage {
-	u := r.Usage
-	if u.Attachment != registry.FileSystem {
-		return u
+// awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
+func (a *Allocs) awaitNode(ctx context.Context, id registry.AllocID, plugin registry.PluginID) (registry.Instance, error) {
+	if node, ok := a.plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
+		return node, nil
 	}
-	if u.FSType == "" {
-		u.FSType = vol.FSType
-	}
-	if u.MountFlags == "" {
-		u.MountFlags = vol.MountFlags
-	}
-	return u
-}
-
-// awaitNode waits for a healthy node instance of the volume's plugin, and says so while it does.
-func (a *Allocs) awaitNode(ctx context.Context, id registry.AllocID, vol registry.Volume) (registry.Instance, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, pluginWait)
 		defer cancel()
 	}
-	a.waits(ctx, id, fmt.Sprintf("plugin %s to be healthy on this node", vol.Plugin))
-	node, err := a.plugins.Await(ctx, registry.RoleNode, vol.Plugin)
-	if err != nil {
-		return node, err
-	}
-	a.waits(ctx, id, "")
-	return node, nil
+	a.waits(ctx, id, fmt.Sprintf("plugin %s to be healthy on this node", plugin))
+	return a.plugins.Await(ctx, registry.RoleNode, plugin)
 }

@@ -133,6 +133,15 @@ func (p *parts) Unstage(ctx context.Context, _ registry.Call, v registry.VolumeK
 	return p.step(ctx, v, "unstage %s", v.External)
 }
 
+func (p *parts) Find(registry.Role, registry.PluginID) (registry.Instance, bool) {
+	select {
+	case <-p.plugin:
+		return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "n1"}, Health: registry.Health{State: registry.Healthy}}, true
+	default:
+		return registry.Instance{}, false
+	}
+}
+
 func (p *parts) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
 	select {
 	case <-p.plugin:
