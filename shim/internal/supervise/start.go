@@ -148,8 +148,8 @@ func (w *watch) register(ctx context.Context, found fingerprints) error {
 		})
 	}
 	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
-		if task, ok := v.Task(w.task.TaskKey); !ok || task.Attempt != w.task.Attempt {
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d is not the task's newest any more", w.task.Attempt)
+		if task, ok := v.Task(w.task.TaskKey); !ok || task.Attempt != w.task.Attempt || task.Phase == registry.TaskExited {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d has ended", w.task.Attempt)
 		}
 		change := registry.PutChange(v, now, instances...)
 		change.Events = append(change.Events, w.event(registry.EventTaskHealthy, registry.CauseProbed, ""), w.event(registry.EventTaskRegistered, "", ""))
