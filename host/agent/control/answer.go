@@ -1,9 +1,12 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"time"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -184,7 +187,11 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if err != nil {
 			return nil, err
 		}
-		st, err := do(r.Context(), spec)
+		var st host.VolumeStatus
+		err = s.inTime(r, spec.Plugin, func(ctx context.Context) (err error) {
+			st, err = do(ctx, spec)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -198,5 +205,34 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	if truth(r, "deregister") {
 		do = s.host.DeregisterVolume
 	}
-	return struct{}{}, do(r.Context(), volumeName(r))
+	return struct{}{}, s.inTime(r, "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
+}
+
+// inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
+func (s *Server) inTime(r *http.Request, plugin host.PluginID, do func(context.Context) error) error {
+	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	if err != nil || wait < 0 {
+		return registry.Invalid("wait: %q is no duration", r.URL.Query().Get("wait"))
+	}
+	if wait == 0 {
+		return do(r.Context())
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), wait)
+	defer cancel()
+	if err = do(ctx); err == nil || ctx.Err() == nil || r.Context().Err() != nil {
+		return err
+	}
+	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), plugin))
+}
+
+// unanswered says to a person who it is that has not answered.
+func (s *Server) unanswered(ctx context.Context, id host.PluginID) string {
+	if id == "" {
+		return "its plugin has not answered (see holdfast plugin status)"
+	}
+	list, _, err := s.host.Plugins(ctx, host.PluginQuery{Plugin: id})
+	if err == nil && len(list.Instances) == 0 && len(list.Tasks) == 0 {
+		return fmt.Sprintf("plugin %q does not run here (see holdfast plugin status)", id)
+	}
+	return fmt.Sprintf("plugin %q has not answered (see holdfast plugin status %s)", id, id)
 }

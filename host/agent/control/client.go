@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"holdfast/host"
@@ -18,6 +19,8 @@ import (
 
 // Client calls the agent behind a socket.
 type Client struct {
+	Wait time.Duration // bounds calls that need a volume's plugin; 0: as long as the context lasts
+
 	socket string
 	web    *http.Client
 }
@@ -30,7 +33,15 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", socket)
 	}
-	return &Client{socket, &http.Client{Transport: &http.Transport{DialContext: dial}}}
+	return &Client{socket: socket, web: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+// segment is an id as a part of a path: one that is all dots would be taken for a step.
+func segment(id string) string {
+	if strings.Trim(id, ".") == "" {
+		return strings.ReplaceAll(id, ".", "%2E")
+	}
+	return url.PathEscape(id)
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (out T, err error) {
@@ -110,7 +121,7 @@ func (c *Client) Jobs(ctx context.Context) ([]Job, error) { return get[[]Job](ct
 
 // Job is one job with its allocs.
 func (c *Client) Job(ctx context.Context, id string) (Job, error) {
-	return get[Job](ctx, c, "/job/"+url.PathEscape(id))
+	return get[Job](ctx, c, "/job/"+segment(id))
 }
 
 // RunJob submits a job.
@@ -122,7 +133,7 @@ func (c *Client) RunJob(ctx context.Context, src Submission) (out Job, err error
 // StopJob has a job end.
 func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
 	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}
-	return c.do(ctx, http.MethodDelete, "/job/"+url.PathEscape(id)+"?"+q.Encode(), nil, &struct{}{})
+	return c.do(ctx, http.MethodDelete, "/job/"+segment(id)+"?"+q.Encode(), nil, &struct{}{})
 }
 
 // Allocs lists all allocs.
@@ -132,13 +143,13 @@ func (c *Client) Allocs(ctx context.Context) ([]Alloc, error) {
 
 // Alloc is the one whose id begins so, with its volumes.
 func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
-	return get[Alloc](ctx, c, "/alloc/"+url.PathEscape(prefix))
+	return get[Alloc](ctx, c, "/alloc/"+segment(prefix))
 }
 
 // Logs copies what a task wrote.
 func (c *Client) Logs(ctx context.Context, alloc, task, stream string, follow bool, to io.Writer) error {
 	q := url.Values{"stream": {stream}, "follow": {fmt.Sprint(follow)}}
-	body, err := c.open(ctx, http.MethodGet, "/alloc/"+url.PathEscape(alloc)+"/logs/"+url.PathEscape(task)+"?"+q.Encode(), nil)
+	body, err := c.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
 	if err != nil {
 		return err
 	}
@@ -154,7 +165,7 @@ func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
 
 // Plugin is one of them.
 func (c *Client) Plugin(ctx context.Context, id string) (Plugin, error) {
-	return get[Plugin](ctx, c, "/plugin/"+url.PathEscape(id))
+	return get[Plugin](ctx, c, "/plugin/"+segment(id))
 }
 
 // Volumes lists volumes, of one plugin or, if it is empty, all.
@@ -167,7 +178,7 @@ func volumePath(n host.VolumeName, more url.Values) string {
 	for k, v := range more {
 		q[k] = v
 	}
-	return "/volume/" + url.PathEscape(string(n.ID)) + "?" + q.Encode()
+	return "/volume/" + segment(string(n.ID)) + "?" + q.Encode()
 }
 
 // Volume is one of them.
@@ -175,26 +186,30 @@ func (c *Client) Volume(ctx context.Context, n host.VolumeName) (Volume, error) 
 	return get[Volume](ctx, c, volumePath(n, nil))
 }
 
+func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}} }
+
 // CreateVolume has a plugin make a volume.
 func (c *Client) CreateVolume(ctx context.Context, src Submission) (out Volume, err error) {
-	err = c.do(ctx, http.MethodPost, "/volumes/create", src, &out)
+	err = c.do(ctx, http.MethodPost, "/volumes/create?"+c.wait().Encode(), src, &out)
 	return out, err
 }
 
 // RegisterVolume makes an existing volume known.
 func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume, err error) {
-	err = c.do(ctx, http.MethodPost, "/volumes/register", src, &out)
+	err = c.do(ctx, http.MethodPost, "/volumes/register?"+c.wait().Encode(), src, &out)
 	return out, err
 }
 
 // DeleteVolume has the plugin delete a volume; DeregisterVolume only forgets it.
 func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
-	return c.do(ctx, http.MethodDelete, volumePath(n, nil), nil, &struct{}{})
+	return c.do(ctx, http.MethodDelete, volumePath(n, c.wait()), nil, &struct{}{})
 }
 
 // DeregisterVolume forgets a volume, which its plugin keeps.
 func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error {
-	return c.do(ctx, http.MethodDelete, volumePath(n, url.Values{"deregister": {"true"}}), nil, &struct{}{})
+	q := c.wait()
+	q.Set("deregister", "true")
+	return c.do(ctx, http.MethodDelete, volumePath(n, q), nil, &struct{}{})
 }
 
 // Events calls fn with each event after a number, until all are told or, if it follows, ctx ends.

@@ -39,8 +39,8 @@ func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 
 func allocView(r *agent.AllocRecord) Alloc {
 	out := Alloc{
-		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Namespace: r.Namespace, State: string(r.State), Reason: r.Reason,
-		Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace, State: string(r.State),
+		Reason: r.Reason, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
 	}
 	for _, t := range r.Group.Tasks {
 		rec := r.Tasks[t.Name]

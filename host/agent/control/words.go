@@ -50,6 +50,7 @@ type Alloc struct {
 	Job       string       `json:"job"`
 	Group     string       `json:"group"`
 	Index     uint64       `json:"index"`
+	Version   uint64       `json:"version"` // of the job, as it was placed
 	Namespace string       `json:"namespace"`
 	State     string       `json:"state"`
 	Reason    string       `json:"reason,omitempty"`

@@ -83,9 +83,11 @@ func settled(j control.Job) bool {
 	}
 	for _, a := range j.Allocs {
 		switch a.State {
-		case "running", "complete", "failed":
-			have++
 		case "stopped":
+		case "running", "complete", "failed":
+			if fills(j, a) {
+				have++
+			}
 		default:
 			return false
 		}
@@ -93,12 +95,18 @@ func settled(j control.Job) bool {
 	return have >= want
 }
 
+// fills says whether an alloc stands for the job as it was submitted last: one that ended under an older version has, or gets, a successor,
+// unless it is a batch job's and complete.
+func fills(j control.Job, a control.Alloc) bool {
+	return a.Version == j.Version || a.State == "running" || a.State == "complete" && strings.HasSuffix(j.Type, "batch")
+}
+
 func failedAllocs(j control.Job, waited bool) error {
 	if !waited {
 		return nil
 	}
 	for _, a := range j.Allocs {
-		if a.State == "failed" {
+		if a.State == "failed" && fills(j, a) {
 			return fmt.Errorf("alloc %s has failed: %s", a.ID, a.Reason)
 		}
 	}

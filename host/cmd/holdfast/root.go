@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
@@ -121,6 +122,9 @@ func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
 			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
+		}
+		if slices.Contains(args, "") {
+			return usageError{fmt.Errorf("an argument is empty; usage: %s", c.UseLine())}
 		}
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +26,7 @@ func newVolume(io streams, p *places) *cobra.Command {
 type makeVolume func(*control.Client, context.Context, control.Submission) (control.Volume, error)
 
 func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cobra.Command {
-	v := &variables{}
+	v, wait := &variables{}, time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " FILE", Short: what, Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -33,12 +34,19 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 			if err != nil {
 				return err
 			}
-			vol, err := do(p.client(), c.Context(), src)
+			client := p.client()
+			client.Wait = wait
+			vol, err := do(client, c.Context(), src)
 			return show(io, p, err, vol, writeMade)
 		},
 	}
 	v.flags(c)
+	waitFlag(c, &wait)
 	return c
+}
+
+func waitFlag(c *cobra.Command, to *time.Duration) {
+	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0: for ever")
 }
 
 func writeMade(to io.Writer, v control.Volume) error {
@@ -49,12 +57,14 @@ func writeMade(to io.Writer, v control.Volume) error {
 type volumeGone func(*control.Client, context.Context, host.VolumeName) error
 
 func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cobra.Command {
-	namespace := ""
+	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " ID", Short: what, Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}
-			err := do(p.client(), c.Context(), name)
+			client := p.client()
+			client.Wait = wait
+			err := do(client, c.Context(), name)
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]}, func(to writer, _ map[string]string) error {
 				_, err := fmt.Fprintf(to, "volume %s: %s done\n", name, verb)
 				return err
@@ -62,6 +72,7 @@ func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cob
 		},
 	}
 	namespaceFlag(c, &namespace)
+	waitFlag(c, &wait)
 	return c
 }
 
