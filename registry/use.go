@@ -109,6 +109,7 @@ type Intent struct {
 	Alloc       AllocID     `json:"alloc,omitempty"`
 	Request     RequestName `json:"request,omitempty"`
 	Operation   OperationID `json:"operation,omitempty"`
+	Answers     Call        `json:"answers,omitzero"` // the call that is answered when this one is done; zero: none
 	Hash        string      `json:"hash"` // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`
@@ -205,9 +206,9 @@ type Call struct {
 }
 
 // Answered is the record that makes a replay of the call get the same answer, encoded as JSON. It belongs into the transaction
-// that makes the answer true. A call without an id leaves none.
+// that makes the answer true. A call without an id or a method leaves none: its id is only a trace.
 func (c Call) Answered(answer any) []Record {
-	if c.ID == "" {
+	if c.ID == "" || c.Method == "" {
 		return nil
 	}
 	encoded, err := json.Marshal(answer)

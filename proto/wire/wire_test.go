@@ -165,7 +165,7 @@ func TestStatusCrosses(t *testing.T) {
 	}
 	same(t, trip(t, v, VolumeProto, Volume), v)
 	a := full[registry.AllocStatus]()
-	a.Sealed, a.Node = nil, ""
+	a.Sealed, a.Node, a.Release = nil, "", registry.Call{}
 	for i := range a.Uses {
 		a.Uses[i].Intent = shown(a.Uses[i].Intent)
 	}

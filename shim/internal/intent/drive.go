@@ -45,6 +45,9 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		return err
 	}
 	for try := 1; ; try++ {
+		if try > 1 && !d.stands(ctx) {
+			return d.forgotten()
+		}
 		err := d.send(ctx)
 		if err == nil {
 			return d.settle(ctx)
@@ -110,6 +113,26 @@ func (d *drive) send(ctx context.Context) *registry.CallError {
 	return err
 }
 
+// stands says whether the intent is open as this drive has opened it. What cannot be read is not known to have changed.
+func (d *drive) stands(ctx context.Context) (stands bool) {
+	err := d.log.View(ctx, func(view registry.View) error {
+		stands = d.mine(view)
+		return nil
+	})
+	return stands || err != nil
+}
+
+func (d *drive) mine(view registry.View) bool {
+	open, found := view.Intent(d.Intent.Volume)
+	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
+}
+
+// forgotten is the end of a call whose intent was closed by somebody else: it is not sent again, and what it did is not recorded.
+func (d *drive) forgotten() error {
+	return registry.Errorf(registry.ErrConflict, "%s of %s was under way, and the volume was forgotten meanwhile: the call is not sent again, and what it may have done is not recorded",
+		d.Intent.RPC, d.Intent.Name)
+}
+
 // settle closes the intent of a call that is done.
 func (d *drive) settle(ctx context.Context) error {
 	return d.store(ctx, func(view registry.View) registry.Change {
@@ -164,12 +187,22 @@ func (d *drive) failed(err *registry.CallError) []registry.Event {
 	return []registry.Event{e}
 }
 
-// store commits even if ctx has ended: what became of a call must not be lost because nobody waits for it any more.
+// store commits even if ctx has ended: what became of a call must not be lost because nobody waits for it any more. Nothing is stored of a
+// call whose intent is not open any more.
 func (d *drive) store(ctx context.Context, change func(registry.View) registry.Change) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
 	defer cancel()
-	_, err := d.log.Commit(ctx, func(view registry.View) (registry.Change, error) { return change(view), nil })
-	if err != nil {
+	mine := true
+	_, err := d.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		if mine = d.mine(view); !mine {
+			return registry.Change{}, nil
+		}
+		return change(view), nil
+	})
+	switch {
+	case err == nil && !mine:
+		return d.forgotten()
+	case err != nil:
 		return fmt.Errorf("store what became of %s of %s: %w", d.Intent.RPC, d.Intent.Name, err)
 	}
 	return nil

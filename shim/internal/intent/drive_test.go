@@ -347,3 +347,33 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 		}
 	})
 }
+
+// A call whose intent somebody has closed is not sent again, and what becomes of it is not stored: the volume may be another one by then.
+func TestForgottenCallIsNotSentAgain(t *testing.T) {
+	for what, ends := range map[string]error{
+		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain), "failed": answer("NOT_FOUND", registry.OutcomeFailed),
+		"uncertain": answer("NOT_FOUND", registry.OutcomeUncertain), "done": nil,
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log, sent := registrytest.NewLog(time.Now), 0
+				err := Drive(t.Context(), log, time.Now, stage(func(ctx context.Context) error {
+					sent++
+					_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
+						return registry.Change{Delete: []registry.Key{vol.IntentRecord(), vol.PlacementRecord()}}, nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+					return ends
+				}))
+				if !errors.Is(err, registry.ErrConflict) || sent != 1 {
+					t.Errorf("sent %d times, %v", sent, err)
+				}
+				if open, found, mark, events := look(t, log); found || mark != "" || len(events) > 0 {
+					t.Errorf("stored all the same: %+v, mark %q, events %v", open, mark, events)
+				}
+			})
+		})
+	}
+}
