@@ -11,6 +11,11 @@ import (
 // bin is the directory with the binaries that all tests use.
 var bin string
 
+// programs are built once, as this test is built.
+var programs = map[string]string{
+	"holdfast": "../host/cmd/holdfast", "holdfast-shim": "../shim", "loopfs": "../examples/loopfs", "csifake": "../internal/csifake/cmd/csifake",
+}
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
@@ -21,7 +26,7 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
-	for name, pkg := range map[string]string{"holdfast-shim": "../shim"} {
+	for name, pkg := range programs {
 		cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-o", filepath.Join(dir, name), pkg)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", pkg, err, out)

@@ -1,0 +1,66 @@
+# A plugin that does what a script says and keeps a journal: package csifake as a process.
+
+variable "d" {
+  type        = string
+  description = "directory of the test's machine"
+}
+
+variable "csifake" {
+  type = string
+}
+
+variable "count" {
+  type    = number
+  default = 1
+}
+
+variable "version" {
+  type    = string
+  default = "1.0.0"
+}
+
+variable "health" {
+  type    = string
+  default = "30s"
+}
+
+variable "attempts" {
+  type    = number
+  default = 3
+}
+
+job "fake" {
+  group "plugin" {
+    count = var.count
+
+    task "fake" {
+      driver = "exec"
+
+      config {
+        command = var.csifake
+        args = [
+          "--journal=${var.d}/journal", "--script=${var.d}/script", "--state=${var.d}/backend", "--data=${var.d}/data", "--mounts",
+          "--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME", "--version=${var.version}", "--instance=${NOMAD_ALLOC_ID}",
+        ]
+      }
+
+      csi_plugin {
+        id             = "fake"
+        type           = "monolith"
+        health_timeout = var.health
+
+        heartbeat {
+          interval = "1s"
+          timeout  = "1s"
+        }
+      }
+
+      restart {
+        attempts = var.attempts
+        interval = "1h"
+        delay    = "100ms"
+        mode     = "fail"
+      }
+    }
+  }
+}
