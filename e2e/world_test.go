@@ -90,13 +90,29 @@ func (w *world) leave() {
 		}
 		return err
 	})
+	if left, _ := os.ReadDir(filepath.Join(w.config.RunDir, "t")); len(left) > 0 {
+		w.t.Errorf("left of sockets: %v", left)
+	}
 	for _, m := range mounts {
-		if err := syscall.Unmount(m.Mountpoint, 0); err != nil {
-			w.t.Errorf("unmount %s: %v", m.Mountpoint, err)
-		}
+		w.unmount(m.Mountpoint)
 	}
 	if err := os.RemoveAll(w.dir); err != nil {
 		w.t.Error(err)
+	}
+}
+
+// unmount unmounts one of our roots. A process that another test forks in this moment holds it until it executes its program.
+func (w *world) unmount(path string) {
+	w.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		err := syscall.Unmount(path, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
+			w.t.Errorf("unmount %s: %v", path, err)
+			return
+		}
 	}
 }
 

@@ -101,7 +101,7 @@ func (c *Config) complete() (err error) {
 	return c.layout().Check()
 }
 
-// makeDir makes a directory that only we can write to, and gives its path without symbolic links: the one that the mount table shows.
+// makeDir makes a directory that is ours alone, and gives its path without symbolic links: the one that the mount table shows.
 func makeDir(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -117,8 +117,8 @@ func makeDir(path string) (string, error) {
 	if err := unix.Lstat(path, &st); err != nil {
 		return "", &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
-	if st.Mode&0o022 != 0 || int(st.Uid) != os.Geteuid() {
-		return "", registry.Errorf(registry.ErrDenied, "%s belongs to uid %d and has mode %#o: it must be this user's, and nobody else may write to it; "+
+	if st.Mode&0o077 != 0 || int(st.Uid) != os.Geteuid() {
+		return "", registry.Errorf(registry.ErrDenied, "%s belongs to uid %d and has mode %#o: it must be this user's alone; "+
 			"chown it, and chmod 0700 it", path, st.Uid, st.Mode&0o7777)
 	}
 	return path, nil

@@ -64,7 +64,7 @@ func (h *Host) activate(ctx, life context.Context, sh *shim) error {
 		return fmt.Errorf("activate the shim: %w", wire.Error(err))
 	}
 	h.asked.Go(func() { h.answerCallbacks(life, conn) })
-	if _, err := pb.NewAllocsClient(conn).Sync(ctx, h.living.request()); err != nil {
+	if err := h.sync(ctx, conn); err != nil {
 		return fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
 	}
 	return nil

@@ -103,9 +103,26 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 		if errors.Is(err, ErrInvalid) { // of all else, part may be done
 			undo()
 		}
-		return nil, err
+		return nil, h.explained(ctx, g.Alloc, err)
 	}
 	return wire.Plans(reply.GetPlans())
+}
+
+// explainLimit is how long an error whose caller's time is up may take to be explained.
+const explainLimit = 250 * time.Millisecond
+
+// explained adds what the alloc waits for to an error that says only that the time is up: the answer came too late to say so.
+func (h *Host) explained(ctx context.Context, id AllocID, err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainLimit)
+	defer cancel()
+	list, _, failed := h.Allocs(ctx, id)
+	if failed != nil || len(list) == 0 || list[0].Waits == "" {
+		return err
+	}
+	return fmt.Errorf("alloc %s waits for %s: %w", id, list[0].Waits, err)
 }
 
 // ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any number of times. An error
@@ -114,19 +131,26 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: string(id)}
 	h.living.dropAlloc(id)
 	h.preparing.stop(id)
-	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := pb.NewAllocsClient(conn).Release(ctx, req)
 		return err
 	})
+	return h.explained(ctx, id, err)
 }
 
 // Sync tells the shim the complete list of what runs. What it does not name is taken down. Open has done so with Config.Living, and each
-// new shim is told what the calls since then add up to, so this is for hosts that keep a better account.
+// new shim is told what the calls since then add up to, so this is for hosts that keep a better account. A task that the shim cannot take
+// over is left alone, and logged.
 func (h *Host) Sync(ctx context.Context, all Living) error {
 	h.living.replace(all)
-	req := h.living.request()
-	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-		_, err := pb.NewAllocsClient(conn).Sync(ctx, req)
-		return err
-	})
+	return h.call(ctx, h.sync)
+}
+
+// sync tells the shim behind conn what lives.
+func (h *Host) sync(ctx context.Context, conn grpc.ClientConnInterface) error {
+	reply, err := pb.NewAllocsClient(conn).Sync(ctx, h.living.request())
+	for _, r := range reply.GetRefused() {
+		h.config.Logger.Error("the shim cannot take over a task that lives; it is left alone", "task", wire.TaskKey(r.GetTask()), "reason", r.GetReason())
+	}
+	return err
 }

@@ -107,7 +107,8 @@ func (h *Host) follow(ctx context.Context, open func(ctx context.Context, conn g
 			return *stop
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnsupported), errors.Is(err, registry.ErrDenied):
+		case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnsupported), errors.Is(err, registry.ErrDenied),
+			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
 			return err
 		}
 		if _, _, shut, _ := h.gate.look(); shut != nil {
