@@ -5,6 +5,12 @@
 // go-plugin's protocol through a runner of our own: an environment of few named variables, own stdio, an own session, a
 // private socket directory, mutual TLS, and a check that the process behind the socket is the child.
 //
+// A store writes only what is new to it. A host starts again on a full disk, and without the file its shim was installed
+// from, as long as the stored copy is intact; a copy that is not is mended from the file. A digest that somebody gave, or that
+// lies beside the binary, is enforced. One that was trusted on first use is not: replacing the file is how one upgrades, so the
+// new content is trusted as the first was, and Digest says what it replaces. Whoever wants more than that gives digests.
+// Digest.Warnings is what a host should tell of all this.
+//
 // A Process is one life of a shim. Its death is seen through a pidfd, within milliseconds and whatever holds its pipes; Kill
 // is SIGKILL through that pidfd and never waits for the shim's cooperation. Whoever has started a Process ends it with Kill
 // or Stop, or sees it end through Done; either way everything it had on disk is removed, and what a killed host has left

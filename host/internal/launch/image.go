@@ -43,8 +43,7 @@ func (i *image) unchanged() bool {
 	return err == nil && now == i.state
 }
 
-// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user. It hashes
-// only what this process has not verified yet, or what was touched since.
+// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user.
 func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	sum, err := parseSum(d.SHA256)
 	if err != nil {
@@ -52,12 +51,7 @@ func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	img := s.images[sum]
-	if img == nil {
-		img, err = s.load(ctx, sum)
-	} else if !img.unchanged() {
-		err = img.verify(ctx)
-	}
+	img, err := s.verified(ctx, sum)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +62,18 @@ func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	img.users++
 	img.used = time.Now()
 	return f, nil
+}
+
+// verified returns the image of the digest. It hashes only what this process has not verified yet, or what was touched since.
+func (s *Store) verified(ctx context.Context, sum string) (*image, error) {
+	img := s.images[sum]
+	if img == nil {
+		return s.load(ctx, sum)
+	}
+	if img.unchanged() {
+		return img, nil
+	}
+	return img, img.verify(ctx)
 }
 
 func duplicate(f *os.File) (*os.File, error) {

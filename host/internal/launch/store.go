@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,22 +22,10 @@ import (
 // kept is how many binaries stay in a store beside those in use: the running one, its predecessor and one to come.
 const kept = 3
 
-// Trust is why a digest is believed.
-type Trust string
-
 const (
-	TrustGiven    Trust = "given"     // the caller knew the digest
-	TrustFile     Trust = "file"      // it was read from the .sha256 file beside the binary
-	TrustFirstUse Trust = "first use" // nobody knew it: it was computed from the binary, and recorded
+	storedMode = 0o500
+	temporary  = ".add-*" // names of what is not whole yet
 )
-
-// Digest names a binary by its content.
-type Digest struct {
-	SHA256 string // 64 lower-case hexadecimal digits
-	Trust  Trust
-}
-
-func (d Digest) String() string { return d.SHA256 }
 
 // Store keeps shim binaries under their SHA-256. One process owns its directory. It is safe for concurrent use.
 type Store struct {
@@ -57,7 +43,7 @@ func OpenStore(dir string) (*Store, error) {
 	if err := checkPrivate(dir); err != nil {
 		return nil, err
 	}
-	partial, err := filepath.Glob(filepath.Join(dir, ".add-*"))
+	partial, err := filepath.Glob(filepath.Join(dir, temporary))
 	if err != nil {
 		return nil, fmt.Errorf("open the store of shims: %w", err)
 	}
@@ -92,30 +78,125 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// Add copies the binary at path into the store. want is its SHA-256 in hexadecimal; empty means the content of the file
-// path.sha256, and without such a file the digest is computed and trusted on first use. The Digest says which it was.
-// A digest that differs is ErrInvalid and leaves the store as it was.
+// Add sees to it that the binary at path is in the store. want is its SHA-256 in hexadecimal; empty means the content of the
+// file path.sha256, and without such a file the digest is computed and trusted on first use. The Digest says which it was. A
+// digest that differs is ErrInvalid and leaves the store as it was.
+//
+// What is stored already is verified, not written again: a full disk hinders only a binary that is new, with ErrExhausted.
+// Where nothing is at path, the stored copy of the wanted digest is used, or of the one that Add saw there last.
 func (s *Store) Add(ctx context.Context, path, want string) (Digest, error) {
-	src, err := openBinary(path)
+	from, err := filepath.Abs(path)
 	if err != nil {
-		return Digest{}, err
+		return Digest{}, fmt.Errorf("add a shim: %w", err)
 	}
-	defer src.Close()
 	want, trust, err := wantedDigest(path, want)
 	if err != nil {
 		return Digest{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	img, err := s.copyIn(ctx, src, path, want)
+	src, err := openBinary(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.recall(ctx, from, Digest{SHA256: want, Trust: trust}, err)
+	}
+	if err != nil {
+		return Digest{}, err
+	}
+	defer src.Close()
+	img, copied, err := s.bring(ctx, src, want)
 	if err != nil {
 		return Digest{}, err
 	}
 	digest := Digest{SHA256: img.sum, Trust: trust}
-	if err := s.record(digest, path); err != nil {
-		return Digest{}, err
+	digest.Replaces, digest.Unrecorded = s.record(from, digest)
+	if copied {
+		err = s.prune(img.sum)
 	}
-	return digest, s.prune(img.sum)
+	return digest, err
+}
+
+// recall stands in for the binary at path, which is gone, with its stored copy.
+func (s *Store) recall(ctx context.Context, path string, d Digest, gone error) (Digest, error) {
+	if d.SHA256 == "" {
+		d = Digest{SHA256: s.origins()[path].SHA256, Trust: TrustRecorded}
+	}
+	if d.SHA256 == "" {
+		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; no copy of it is known in %s: install the binary at that path, "+
+			"or give the path of another", gone, s.dir)
+	}
+	img, err := s.verified(ctx, d.SHA256)
+	if ctx.Err() != nil {
+		return Digest{}, context.Cause(ctx)
+	}
+	if err != nil {
+		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; install the binary at that path: its stored copy cannot stand in "+
+			"for it (%w)", gone, err)
+	}
+	img.used = time.Now()
+	d.SourceGone = true
+	return d, nil
+}
+
+// bring returns the stored image of what src holds, and whether that had to be copied.
+func (s *Store) bring(ctx context.Context, src *os.File, want string) (img *image, copied bool, err error) {
+	if img, err = s.present(ctx, src, want); img != nil || err != nil {
+		return img, false, err
+	}
+	if _, err = src.Seek(0, io.SeekStart); err == nil {
+		img, err = s.copyIn(ctx, src, want)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = registry.Errorf(registry.ErrExhausted, "%w: a shim that is new here needs room for its copy: free some on the file "+
+			"system of %s", err, s.dir)
+	}
+	return img, err == nil, err
+}
+
+// present returns the stored image with the content of src, without a write. It is nil if none is there, or none that is
+// intact: a copy mends that.
+func (s *Store) present(ctx context.Context, src *os.File, want string) (*image, error) {
+	if likely, err := s.hasSizeOf(src); !likely {
+		return nil, err
+	}
+	sum, err := hashInto(ctx, io.Discard, src)
+	if err != nil {
+		return nil, fmt.Errorf("read the shim %s: %w", src.Name(), err)
+	}
+	if err := checkSum(src, sum, want); err != nil {
+		return nil, err
+	}
+	img, err := s.verified(ctx, sum)
+	if err != nil {
+		return nil, context.Cause(ctx) // nil where it was not the context
+	}
+	if !s.inPlace(img) {
+		return nil, nil
+	}
+	img.used = time.Now()
+	return img, nil
+}
+
+// hasSizeOf spares a binary that cannot be stored yet a reading of its own.
+func (s *Store) hasSizeOf(src *os.File) (bool, error) {
+	info, err := src.Stat()
+	if err != nil {
+		return false, err
+	}
+	stored, err := s.stored()
+	if err != nil {
+		return false, fmt.Errorf("look into the store of shims: %w", err)
+	}
+	return slices.ContainsFunc(stored, func(e entry) bool { return e.size == info.Size() }), nil
+}
+
+// inPlace tells whether a later process will find under the image's name what this one holds.
+func (s *Store) inPlace(img *image) bool {
+	named, err := os.Lstat(s.path(img.sum))
+	if err != nil {
+		return false
+	}
+	held, err := img.file.Stat()
+	return err == nil && os.SameFile(named, held) && named.Mode() == storedMode
 }
 
 // openBinary opens what may be executed and what nobody else can change.
@@ -152,50 +233,9 @@ func checkBinary(f *os.File) error {
 	return nil
 }
 
-// wantedDigest finds out what the digest of path should be. Empty with TrustFirstUse: nobody knows.
-func wantedDigest(path, want string) (string, Trust, error) {
-	if want != "" {
-		sum, err := parseSum(want)
-		return sum, TrustGiven, err
-	}
-	beside := path + ".sha256"
-	text, err := readShort(beside)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", TrustFirstUse, nil
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("read the shim's digest: %w", err)
-	}
-	sum, err := parseSum(text)
-	if err != nil {
-		return "", "", fmt.Errorf("read %s: %w", beside, err)
-	}
-	return sum, TrustFile, nil
-}
-
-func readShort(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 4096))
-	return string(text), err
-}
-
-// parseSum takes a bare digest, or a line as sha256sum prints it.
-func parseSum(text string) (string, error) {
-	first, _, _ := strings.Cut(strings.TrimSpace(text), " ")
-	sum := strings.ToLower(strings.TrimPrefix(first, "sha256:"))
-	if raw, err := hex.DecodeString(sum); err != nil || len(raw) != sha256.Size {
-		return "", registry.Invalid("%q is not a SHA-256 in 64 hexadecimal digits", first)
-	}
-	return sum, nil
-}
-
 // copyIn copies src while it hashes, and puts the copy under its digest if that is the wanted one.
-func (s *Store) copyIn(ctx context.Context, src *os.File, path, want string) (*image, error) {
-	tmp, err := os.CreateTemp(s.dir, ".add-*")
+func (s *Store) copyIn(ctx context.Context, src *os.File, want string) (*image, error) {
+	tmp, err := os.CreateTemp(s.dir, temporary)
 	if err != nil {
 		return nil, fmt.Errorf("copy the shim: %w", err)
 	}
@@ -203,21 +243,24 @@ func (s *Store) copyIn(ctx context.Context, src *os.File, path, want string) (*i
 	defer tmp.Close()
 	sum, err := hashInto(ctx, tmp, src)
 	if err != nil {
-		return nil, fmt.Errorf("copy the shim %s: %w", path, err)
+		return nil, fmt.Errorf("copy the shim %s: %w", src.Name(), err)
 	}
-	if want != "" && sum != want {
-		return nil, registry.Invalid("the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; install the right "+
-			"binary, or correct the digest", path, sum, want)
-	}
-	if old := s.images[sum]; old != nil && old.unchanged() {
-		old.used = time.Now()
-		return old, nil
+	if err := checkSum(src, sum, want); err != nil {
+		return nil, err
 	}
 	img, err := s.install(tmp, sum)
 	if err != nil {
-		return nil, fmt.Errorf("copy the shim %s: %w", path, err)
+		return nil, fmt.Errorf("copy the shim %s: %w", src.Name(), err)
 	}
 	return img, nil
+}
+
+func checkSum(src *os.File, sum, want string) error {
+	if want == "" || sum == want {
+		return nil
+	}
+	return registry.Invalid("the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; install the right binary, or "+
+		"correct the digest", src.Name(), sum, want)
 }
 
 // hashInto copies from src to dst and returns the SHA-256 of what it copied.
@@ -244,7 +287,7 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 
 // install makes tmp durable under its digest. The descriptor that is kept was opened before the file got its name.
 func (s *Store) install(tmp *os.File, sum string) (*image, error) {
-	if err := errors.Join(tmp.Chmod(0o500), tmp.Sync()); err != nil {
+	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync()); err != nil {
 		return nil, err
 	}
 	f, err := os.Open(tmp.Name())
@@ -295,23 +338,6 @@ func syncDir(dir string) error {
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// record notes beside the binary where it came from and why it is trusted: for people.
-func (s *Store) record(d Digest, path string) error {
-	from, err := filepath.Abs(path)
-	if err != nil {
-		return fmt.Errorf("record the shim: %w", err)
-	}
-	added := time.Now().UTC().Format(time.RFC3339)
-	text, err := json.Marshal(map[string]string{"path": from, "trust": string(d.Trust), "added": added})
-	if err != nil {
-		return fmt.Errorf("record the shim: %w", err)
-	}
-	if err := os.WriteFile(s.path(d.SHA256)+".origin", append(text, '\n'), 0o600); err != nil {
-		return fmt.Errorf("record the shim: %w", err)
-	}
-	return nil
-}
-
 // prune removes the binaries that were not used for longest, but never one in use.
 func (s *Store) prune(added string) error {
 	stored, err := s.stored()
@@ -327,20 +353,14 @@ func (s *Store) prune(added string) error {
 			img.file.Close()
 			delete(s.images, entry.sum)
 		}
-		err = errors.Join(err, os.Remove(s.path(entry.sum)), removeIfThere(s.path(entry.sum)+".origin"))
+		err = errors.Join(err, os.Remove(s.path(entry.sum)))
 	}
 	return err
 }
 
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
 type entry struct {
 	sum  string
+	size int64
 	used time.Time
 }
 
@@ -364,7 +384,7 @@ func (s *Store) stored() ([]entry, error) {
 		if img := s.images[sum]; img != nil {
 			used = img.used
 		}
-		found = append(found, entry{sum: sum, used: used})
+		found = append(found, entry{sum: sum, size: info.Size(), used: used})
 	}
 	slices.SortFunc(found, func(a, b entry) int { return b.used.Compare(a.used) })
 	return found, nil

@@ -53,9 +53,9 @@ func TestAddStoresUnderTheDigest(t *testing.T) {
 		if err != nil || got != (launch.Digest{SHA256: sum, Trust: c.trust}) {
 			t.Fatalf("%+v: %+v, %v", c, got, err)
 		}
-		origin, err := os.ReadFile(filepath.Join(dir, sum+".origin"))
-		if err != nil || !strings.Contains(string(origin), fmt.Sprintf(`"trust":%q`, c.trust)) {
-			t.Errorf("%+v: recorded %s, %v", c, origin, err)
+		origins, err := os.ReadFile(filepath.Join(dir, "origins.json"))
+		if err != nil || !strings.Contains(string(origins), fmt.Sprintf(`"trust": %q`, c.trust)) {
+			t.Errorf("%+v: recorded %s, %v", c, origins, err)
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(dir, sum))
@@ -95,7 +95,8 @@ func TestAddRefuses(t *testing.T) {
 		{empty, "", registry.ErrInvalid, []string{"empty"}},
 		{fifo, "", registry.ErrInvalid, []string{"not a regular file"}},
 		{filepath.Dir(good), "", registry.ErrInvalid, []string{"not a regular file"}},
-		{good + "x", "", os.ErrNotExist, []string{good + "x"}},
+		{good + "x", "", os.ErrNotExist, []string{good + "x", "no copy of it is known", "install the binary"}},
+		{good + "x", other, registry.ErrNotFound, []string{good + "x", other, "install the binary"}},
 	} {
 		_, err := store.Add(t.Context(), c.path, c.want)
 		checkText(t, err, c.text...)
@@ -162,11 +163,11 @@ func checkStored(t *testing.T, dir string, want ...string) {
 		got[e.Name()] = true
 	}
 	for _, sum := range want {
-		if !got[sum] || !got[sum+".origin"] {
+		if !got[sum] {
 			t.Errorf("%.12s is not stored", sum)
 		}
 	}
-	if len(got) != 2*len(want) {
+	if len(got) != len(want)+1 {
 		t.Errorf("stored: %v", got)
 	}
 }

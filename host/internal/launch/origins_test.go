@@ -1,0 +1,315 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host/internal/launch"
+	"holdfast/registry"
+)
+
+// add is Add by a process that knows nothing but the directory.
+func add(t *testing.T, dir, path, want string) (launch.Digest, error) {
+	t.Helper()
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	return store.Add(t.Context(), path, want)
+}
+
+func mustAdd(t *testing.T, dir, path, want string) launch.Digest {
+	t.Helper()
+	d, err := add(t, dir, path, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// picture changes with every write below dir, and to dir itself: the kernel keeps the times.
+func picture(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"."}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	var all strings.Builder
+	for _, name := range names {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&all, name, st.Ino, st.Size, st.Mode, st.Mtim, st.Ctim)
+	}
+	return all.String()
+}
+
+func checkContent(t *testing.T, path, want string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil || string(text) != want {
+		t.Errorf("%s holds %d bytes, not the wanted %d (%v)", path, len(text), len(want), err)
+	}
+	if info, err := os.Stat(path); err == nil && info.Mode() != 0o500 {
+		t.Errorf("%s has the mode %v", path, info.Mode())
+	}
+}
+
+func TestAddOfWhatIsStoredWritesNothing(t *testing.T) {
+	store, dir := openStore(t)
+	path, sum := binaryFile(t, "#!/bin/true\n")
+	if _, err := store.Add(t.Context(), path, sum); err != nil {
+		t.Fatal(err)
+	}
+	before := picture(t, dir)
+	if _, err := store.Add(t.Context(), path, sum); err != nil {
+		t.Error(err)
+	}
+	mustAdd(t, dir, path, sum) // by the next process
+	if after := picture(t, dir); after != before {
+		t.Errorf("the store was\n%sand is\n%s", before, after)
+	}
+}
+
+// A host starts again on a full disk; only a binary that is new needs room.
+func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
+	work, dir := shortDir(t), smallDisk(t)
+	source, newer := filepath.Join(work, "shim"), filepath.Join(work, "newer")
+	padding := strings.Repeat("#", 64<<10)
+	writeFile(t, source, script(work, "good")+padding, 0o755)
+	writeFile(t, newer, script(work, "newer")+padding, 0o755)
+	first := mustAdd(t, dir, source, "")
+	fill(t, filepath.Join(dir, "full"))
+	before := picture(t, dir)
+
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	again, err := store.Add(t.Context(), source, "")
+	if err != nil || again != first {
+		t.Errorf("%+v, %v; before %+v", again, err, first)
+	}
+	_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: again, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
+	checkText(t, err, "exited with code 9")
+	checkRan(t, work, "good")
+	_, err = store.Add(t.Context(), newer, "")
+	checkText(t, err, newer, "no space left", "free some on the file system of "+dir)
+	checkKind(t, err, registry.ErrExhausted)
+	if after := picture(t, dir); after[strings.Index(after, "\n"):] != before[strings.Index(before, "\n"):] {
+		t.Errorf("the store was\n%sand is\n%s", before, after)
+	}
+
+	moved := filepath.Join(work, "moved") // the path is new, not the binary
+	if err := os.Rename(source, moved); err != nil {
+		t.Fatal(err)
+	}
+	unrecorded, err := store.Add(t.Context(), moved, "")
+	if err != nil || unrecorded.SHA256 != first.SHA256 || !errors.Is(unrecorded.Unrecorded, unix.ENOSPC) {
+		t.Errorf("%+v, %v", unrecorded, err)
+	}
+	checkWarnings(t, unrecorded, "cannot be recorded")
+	if fromOld, err := store.Add(t.Context(), source, ""); err != nil || !fromOld.SourceGone {
+		t.Errorf("the old path's record is lost: %+v, %v", fromOld, err)
+	}
+}
+
+func smallDisk(t *testing.T) string {
+	dir := shortDir(t)
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=0700")
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("only root can mount a small disk")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+func fill(t *testing.T, path string) {
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// What happened to the stored copy is mended by an Add, in the process that has stored it and in the next.
+func TestAddMendsTheStoredCopy(t *testing.T) {
+	const text = "#!/bin/true\n"
+	for name, harm := range map[string]func(stored string) error{
+		"removed":        os.Remove,
+		"not executable": func(stored string) error { return os.Chmod(stored, 0o400) },
+		"written to":     func(stored string) error { return os.WriteFile(stored, []byte("#!/bin/evil\n"), 0o500) },
+		"cut off":        func(stored string) error { return os.Truncate(stored, 3) },
+		"replaced by name": func(stored string) error {
+			return errors.Join(os.WriteFile(stored+"x", []byte("#!/bin/evil\n"), 0o500), os.Rename(stored+"x", stored))
+		},
+	} {
+		store, dir := openStore(t)
+		path, sum := binaryFile(t, text)
+		if _, err := store.Add(t.Context(), path, ""); err != nil {
+			t.Fatal(err)
+		}
+		for _, mend := range []func(){
+			func() { _, err := store.Add(t.Context(), path, ""); checkNone(t, name, err) },
+			func() { mustAdd(t, dir, path, "") },
+		} {
+			if err := harm(filepath.Join(dir, sum)); err != nil {
+				t.Fatal(err)
+			}
+			mend()
+			checkContent(t, filepath.Join(dir, sum), text)
+		}
+	}
+}
+
+func checkNone(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func checkWarnings(t *testing.T, d launch.Digest, want ...string) {
+	t.Helper()
+	got := d.Warnings()
+	if len(got) != len(want) {
+		t.Fatalf("warnings of %+v: %q", d, got)
+	}
+	for i, part := range want {
+		if !strings.Contains(got[i], part) {
+			t.Errorf("%q does not say %q", got[i], part)
+		}
+	}
+}
+
+// The binary at the path is gone, as after an upgrade that was cut short: the host starts with its copy.
+func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
+	work := shortDir(t)
+	dir, source := filepath.Join(work, "store"), filepath.Join(work, "shim")
+	writeFile(t, source, script(work, "old"), 0o755)
+	mustAdd(t, dir, source, "")
+	writeFile(t, source, script(work, "good"), 0o755)
+	known := mustAdd(t, dir, source, "")
+	if err := os.Remove(source); err != nil {
+		t.Fatal(err)
+	}
+	before := picture(t, dir)
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	for want, trust := range map[string]launch.Trust{"": launch.TrustRecorded, known.SHA256: launch.TrustGiven} {
+		got, err := store.Add(t.Context(), source, want)
+		if err != nil || got != (launch.Digest{SHA256: known.SHA256, Trust: trust, SourceGone: true}) {
+			t.Errorf("%+v, %v", got, err)
+		}
+		checkWarnings(t, got, "is gone")
+		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: got, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
+		checkText(t, err, "exited with code 9")
+		checkRan(t, work, "good")
+	}
+	if after := picture(t, dir); after != before {
+		t.Errorf("the store was\n%sand is\n%s", before, after)
+	}
+}
+
+func TestGoneBinaryWithoutAnIntactCopy(t *testing.T) {
+	_, dir := openStore(t)
+	path, sum := binaryFile(t, "#!/bin/true\n")
+	mustAdd(t, dir, path, "")
+	os.Remove(path)
+	os.WriteFile(filepath.Join(dir, sum), []byte("#!/bin/evil\n"), 0o500)
+	for _, want := range []string{"", sum} {
+		_, err := add(t, dir, path, want)
+		checkText(t, err, path, "no such file", "install the binary at that path", "was changed")
+		checkKind(t, err, registry.ErrDamaged)
+	}
+	other := strings.Repeat("ab", 32)
+	writeFile(t, path+".sha256", other, 0o644) // of the next release, whose binary never came
+	_, err := add(t, dir, path, "")
+	checkText(t, err, path, other, "install the binary at that path")
+	checkKind(t, err, registry.ErrNotFound)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the operator changed their mind"))
+	store, err := launch.OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	_, err = store.Add(ctx, path, sum)
+	checkText(t, err, "changed their mind")
+}
+
+// Replacing the file is how one upgrades: it works, and it is told, once.
+func TestReplacedBinaryIsReported(t *testing.T) {
+	_, dir := openStore(t)
+	path, first := binaryFile(t, "#!/bin/true 1\n")
+	other, second := binaryFile(t, "#!/bin/true 2\n")
+	checkReplaces(t, mustAdd(t, dir, path, ""), first, "")
+	if err := os.Rename(other, path); err != nil {
+		t.Fatal(err)
+	}
+	d := mustAdd(t, dir, path, "")
+	checkReplaces(t, d, second, first)
+	checkWarnings(t, d, "it was "+first)
+	checkReplaces(t, mustAdd(t, dir, path, ""), second, "")
+
+	writeFile(t, path, "#!/bin/true 1\n", 0o755) // back, and somebody vouches for it
+	d = mustAdd(t, dir, path, first)
+	checkReplaces(t, d, first, second)
+	checkWarnings(t, d)
+	os.Remove(path)
+	if d = mustAdd(t, dir, path, ""); d.SHA256 != first { // not the newest of the store, but the last of this path
+		t.Errorf("%+v", d)
+	}
+}
+
+func checkReplaces(t *testing.T, d launch.Digest, sum, replaces string) {
+	t.Helper()
+	if d.SHA256 != sum || d.Replaces != replaces || d.Unrecorded != nil {
+		t.Errorf("%+v, want %s in place of %q", d, sum, replaces)
+	}
+}
+
+// The record is lost or nonsense: what is stored and what is at the path count, and the record is made anew.
+func TestDamagedRecordIsNoHindrance(t *testing.T) {
+	_, dir := openStore(t)
+	path, sum := binaryFile(t, "#!/bin/true\n")
+	for _, text := range []string{"", "null", "[]", "{", `{"` + path + `":{"sha256":"../../etc/passwd"}}`, `{"` + path + `":5}`} {
+		writeFile(t, filepath.Join(dir, "origins.json"), text, 0o600)
+		checkReplaces(t, mustAdd(t, dir, path, ""), sum, "")
+		raw, err := os.ReadFile(filepath.Join(dir, "origins.json"))
+		if err != nil || !strings.Contains(string(raw), sum) {
+			t.Errorf("after %q: %s, %v", text, raw, err)
+		}
+	}
+	entries, _ := os.ReadDir(dir)
+	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == sum }) || len(entries) != 2 {
+		t.Errorf("in the store: %v", entries)
+	}
+}
