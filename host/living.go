@@ -105,7 +105,9 @@ func (l living) request() *pb.SyncRequest {
 	defer l.mu.Unlock()
 	req := &pb.SyncRequest{Call: &pb.Call{OperationId: newOperation()}}
 	for _, id := range slices.Sorted(maps.Keys(l.allocs)) {
-		req.Allocs = append(req.Allocs, wire.AllocGroupProto(l.allocs[id]))
+		g := l.allocs[id]
+		g.Sealed = nil // the shim has it; a host with many allocs must fit into one message
+		req.Allocs = append(req.Allocs, wire.AllocGroupProto(g))
 	}
 	keys := slices.SortedFunc(maps.Keys(l.tasks), func(x, y registry.TaskKey) int {
 		return cmp.Or(cmp.Compare(x.Alloc, y.Alloc), cmp.Compare(x.Task, y.Task))

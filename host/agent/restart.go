@@ -79,7 +79,7 @@ func (p Policy) next(t Tally, endedWell bool, now time.Time) (after Tally, delay
 	if endedWell {
 		return t, 0, false, ""
 	}
-	if t.Since.IsZero() || now.Sub(t.Since) >= p.Interval {
+	if t.Since.IsZero() || now.Before(t.Since) || now.Sub(t.Since) >= p.Interval {
 		t.Since, t.Count = now, 0
 	}
 	switch {

@@ -96,7 +96,9 @@ func (t *taskRunner) adopt(ctx context.Context) (driver.Handle, bool, error) {
 
 // turn waits until the next attempt is due.
 func (t *taskRunner) turn(stop context.Context) error {
-	timer := time.NewTimer(time.Until(t.state().Next))
+	p := t.spec.policy
+	// A clock that was set back delays nothing for longer than the policy would.
+	timer := time.NewTimer(min(time.Until(t.state().Next), max(p.Delay, p.Interval)))
 	defer timer.Stop()
 	select {
 	case <-stop.Done():

@@ -219,11 +219,32 @@ func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, er
 	case ref.Env != "":
 		return askFor("env:" + ref.Env)
 	case ref.File != "":
-		return readSecret(ref.File)
+		return within(ctx, func() ([]byte, error) { return readSecret(ref.File) })
 	case ref.Callback != "":
 		return askFor(ref.Callback)
 	}
 	return nil, registry.Invalid("it names no environment variable, file or callback")
+}
+
+// within is what read returns, unless ctx ends first: a file on a dead mount holds the goroutine that reads it, and nobody else.
+func within(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callbackLimit)
+	defer cancel()
+	type answer struct {
+		value []byte
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() { // nobody can end a read that hangs in the kernel, so nobody waits for it
+		value, err := read()
+		done <- answer{value, err}
+	}()
+	select {
+	case a := <-done:
+		return a.value, a.err
+	case <-ctx.Done():
+		return nil, registry.Errorf(registry.ErrUnavailable, "it cannot be read in time: %w", context.Cause(ctx))
+	}
 }
 
 // readSecret reads a small regular file. One line end at its end is not part of the value.

@@ -117,7 +117,7 @@ func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer
 
 // fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task should serve.
 func fingerprints(ctx context.Context, a *Active, role, plugin string) (map[served]registry.PluginFingerprint, registry.Seq, error) {
-	tasks, _, err := a.Tasks.Plugins(ctx)
+	tasks, at, err := a.Tasks.Plugins(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -146,7 +146,7 @@ func fingerprints(ctx context.Context, a *Active, role, plugin string) (map[serv
 		f.Active, _ = a.Table.Find(i.Role, i.Plugin)
 		out[k] = f
 	}
-	return out, snap.Index, nil
+	return out, min(at, snap.Index), nil // what is true of both is true for the earlier of the two
 }
 
 // difference is what now has that last had not, or had otherwise, and what is gone; in one order.
