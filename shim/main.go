@@ -22,10 +22,14 @@ const version = "0.1.0"
 func main() {
 	level := flag.String("log-level", "info", "what is logged: trace, debug, info, warn or error")
 	show := flag.Bool("version", false, "print the version and exit")
+	check := flag.String("check", "", "look at a state file, say what is wrong with it, and exit")
 	flag.Parse()
 	if *show {
 		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's
 		return
+	}
+	if *check != "" {
+		os.Exit(checkState(*check))
 	}
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
 	shim := tenure.New(version, log)
@@ -38,4 +42,17 @@ func main() {
 		log.Flush(time.Second)
 		os.Exit(1)
 	}
+}
+
+// checkState is the exit code of a look at a state file: 1 if something is wrong with it.
+func checkState(file string) (code int) {
+	err := tenure.Check(context.Background(), file, func(wrong error) {
+		fmt.Fprintln(os.Stderr, wrong)
+		code = 1
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
+		return 1
+	}
+	return code
 }
