@@ -17,6 +17,9 @@ type Backend struct {
 	mu   sync.Mutex
 	path string
 	now  contents
+
+	reserving sync.Mutex
+	reserved  map[string]bool // volumes that a call is changing, at any plugin of this process
 }
 
 type contents struct {
@@ -108,6 +111,24 @@ func (b *Backend) load() error {
 		return fmt.Errorf("csifake: backend %s: %w", b.path, err)
 	}
 	return nil
+}
+
+// reserve is the right to change a volume, until release is called. free is false while another call has it.
+func (b *Backend) reserve(id string) (release func(), free bool) {
+	b.reserving.Lock()
+	defer b.reserving.Unlock()
+	if b.reserved[id] {
+		return nil, false
+	}
+	if b.reserved == nil {
+		b.reserved = map[string]bool{}
+	}
+	b.reserved[id] = true
+	return func() {
+		b.reserving.Lock()
+		defer b.reserving.Unlock()
+		delete(b.reserved, id)
+	}, true
 }
 
 // replaceFile writes a file that others never see half written.

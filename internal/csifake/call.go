@@ -84,13 +84,16 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	if !p.cfg.Blind {
 		c.line.Look = look(c.line)
 	}
-	p.arrive(c)
+	if !p.arrive(c) {
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
 	reply, err := p.play(c, do)
 	return p.leave(c, reply, err)
 }
 
-// arrive writes the begin of a call, after the farewells of the calls whose callers have gone.
-func (p *Plugin) arrive(c *call) {
+// arrive writes the begin of a call, after the farewells of the calls whose callers have gone. It is false for a call whose own caller has
+// gone before its turn came: a later call of that caller may have overtaken it, and it must not take effect after that one.
+func (p *Plugin) arrive(c *call) bool {
 	beside := p.companions(c)
 	deadline := time.NewTimer(farewell)
 	defer deadline.Stop()
@@ -107,6 +110,9 @@ func (p *Plugin) arrive(c *call) {
 	for other := range p.open {
 		p.farewell(other)
 	}
+	if c.ctx.Err() != nil {
+		return false
+	}
 	for _, other := range beside {
 		if !other.gone {
 			c.line.Beside = append(c.line.Beside, other.line.Call)
@@ -121,6 +127,7 @@ func (p *Plugin) arrive(c *call) {
 		defer p.mu.Unlock()
 		p.farewell(c)
 	})
+	return true
 }
 
 // companions are the running calls for the same volume.
@@ -209,17 +216,11 @@ func (p *Plugin) reserve(c *call) (release func(), err error) {
 	if c.line.Volume == "" || !journal.Mutates(c.line.RPC) {
 		return func() {}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.busy[c.line.Volume] {
+	release, free := p.cfg.Backend.reserve(c.line.Volume)
+	if !free {
 		return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", c.line.Volume)
 	}
-	p.busy[c.line.Volume] = true
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.busy, c.line.Volume)
-	}, nil
+	return release, nil
 }
 
 // take lets the call take effect, if the plugin lives and has what the call needs.

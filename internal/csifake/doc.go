@@ -55,8 +55,8 @@
 //
 // A Rule picks calls by RPC, volume and count and acts before or after the effect: delay, wait for a file or a Gate,
 // hang, crash, answer a code, or rewrite the answer (Answer, for plugins that lie). An effect is late, not lost, if its
-// caller goes away during a delay or at a gate. A call for a volume that another call is changing is answered ABORTED,
-// before any rule sees it. The process form reads its rules from a file, anew for every call, and keeps how often they
+// caller goes away during a delay or at a gate. A call for a volume that another call is changing, also at another plugin
+// that shares the Backend in this process, is answered ABORTED, before any rule sees it. The process form reads its rules from a file, anew for every call, and keeps how often they
 // matched in a file beside it, so that "crash once" is once also after the restart.
 //
 // # What survives

@@ -38,7 +38,6 @@ type Plugin struct {
 	mu      sync.Mutex // of what follows
 	numbers uint64
 	open    map[*call]bool
-	busy    map[string]bool // volumes that are being changed
 
 	broken atomic.Pointer[error] // the first failure to write the journal
 }
@@ -55,7 +54,7 @@ func New(cfg Config) (*Plugin, error) {
 		}
 	}
 	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
-		open: map[*call]bool{}, busy: map[string]bool{}}
+		open: map[*call]bool{}}
 	p.script.file = cfg.ScriptFile
 	p.script.add(cfg.Script...)
 	if p.journal, err = journal.Open(cfg.Journal, cfg.Name, cfg.Instance); err != nil {

@@ -1,0 +1,50 @@
+package csifake
+
+import (
+	"context"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// A call whose caller has gone before its turn came is no call: what that caller sent later may have overtaken it.
+func TestOvertakenCallHasNoEffect(t *testing.T) {
+	fake := Start(t, Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := fake.handle(ctx, csi.Node_NodeStageVolume_FullMethodName, &csi.NodeStageVolumeRequest{VolumeId: "v"},
+		func(context.Context) (proto.Message, error) {
+			t.Error("it took effect")
+			return nil, nil
+		})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("%v", err)
+	}
+	if calls, err := fake.Calls(); err != nil || len(calls) > 0 {
+		t.Errorf("the journal has %v, %v", calls, err)
+	}
+}
+
+// Plugins that share a storage system do not change one volume at the same time.
+func TestOneChangeAtATimeOverPlugins(t *testing.T) {
+	path, backend := NewJournal(t, journal.Options{Allow: []string{"R3"}}), NewBackend("")
+	one := Start(t, Config{Journal: path, Backend: backend, Caps: AllCaps, Instance: "one"})
+	two := Start(t, Config{Journal: path, Backend: backend, Caps: AllCaps, Instance: "two"})
+	c1, c2, ctx := dial(t, one.Socket()).learn(), dial(t, two.Socket()).learn(), t.Context()
+	gate := one.On("DeleteVolume").Times(1).Hold()
+	done := make(chan error, 1)
+	go func() { _, err := c1.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "v"}); done <- err }()
+	<-gate.Arrived()
+	if _, err := c2.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "v"}); status.Code(err) != codes.Aborted {
+		t.Errorf("beside another call: %v", err)
+	}
+	gate.Open()
+	must(t, <-done)
+	_, err := c2.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "v"})
+	must(t, err)
+}
