@@ -71,6 +71,26 @@ func (m *mess) judge() {
 	m.replayed()
 	m.unused()
 	m.untidy()
+	m.tell()
+}
+
+// tell logs what the journal says of the volumes that it is held against. The violation itself is an error as the world ends.
+func (m *mess) tell() {
+	lines, err := journal.Read(m.journal)
+	m.must(err)
+	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
+		m.t.Logf("to explain: %s", v)
+		if v.Line == 0 {
+			continue
+		}
+		about := lines[v.Line-1]
+		for i, l := range lines[max(0, v.Line-200):min(len(lines), v.Line+20)] {
+			if l.Volume == about.Volume || l.Kind == journal.Start || l.Kind == journal.Stop {
+				m.t.Logf("line %d %s %s %s call %d of %s %s %s peer %d effect %v killed %v", max(0, v.Line-200)+i+1, l.Wall.Format("05.000"), l.Kind, l.RPC,
+					l.Call, l.Instance, l.Code, l.Target, l.Peer, l.Effect, l.Killed)
+			}
+		}
+	}
 }
 
 // listed: every seat's task is in the list of plugins, and its instances are.
