@@ -260,7 +260,12 @@ func lookUp(ts *testscript.TestScript, path string) (string, error) {
 }
 
 func calls(ts *testscript.TestScript, args []string) error {
-	list, err := csifake.Calls(ts.MkAbs(args[0]))
+	return tellCalls(ts.Stdout(), ts.MkAbs(args[0]))
+}
+
+// tellCalls writes what a journal has of calls that change something, one a line.
+func tellCalls(to io.Writer, path string) error {
+	list, err := csifake.Calls(path)
 	if err != nil {
 		return err
 	}
@@ -272,7 +277,7 @@ func calls(ts *testscript.TestScript, args []string) error {
 		if c.End != nil {
 			outcome = c.End.Code
 		}
-		if _, err := fmt.Fprintf(ts.Stdout(), "%s %s%s: %s\n", c.RPC, c.Volume, c.Name, outcome); err != nil {
+		if _, err := fmt.Fprintf(to, "%s %s%s: %s\n", c.RPC, c.Volume, c.Name, outcome); err != nil {
 			return err
 		}
 	}
