@@ -93,8 +93,9 @@ func TestStderrHasABudget(t *testing.T) {
 		t.Errorf("after a second: %d lines, %v", log.lines, log.levels)
 	}
 	now = now.Add(time.Second)
+	long := strings.Repeat("x", maxLine)
 	for range 2 * bytesPerSec / maxLine {
-		s.take(make([]byte, maxLine), 0)
+		s.take([]byte(long), 0)
 	}
 	if got := log.lines - linesPerSec - 2; got != bytesPerSec/maxLine {
 		t.Errorf("%d lines of 64 KiB logged at once", got)

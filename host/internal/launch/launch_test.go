@@ -31,6 +31,7 @@ const patience = 20 * time.Second
 // the store with this very binary in it, which all tests share.
 var shared struct {
 	store  *launch.Store
+	dir    string // of the store; nobody adds to it after the tests have begun
 	digest launch.Digest
 	self   string
 }
@@ -41,6 +42,7 @@ func runTests(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
+	shared.dir = dir
 	if shared.self, err = os.Executable(); err != nil {
 		panic(err)
 	}
@@ -227,6 +229,7 @@ func awaitDone(t testing.TB, p *launch.Process) {
 }
 
 func TestStartAnswersAndKillLeavesNothing(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
@@ -253,6 +256,7 @@ func TestStartAnswersAndKillLeavesNothing(t *testing.T) {
 }
 
 func TestStopIsGraceful(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	if err := p.Stop(t.Context(), patience); err != nil {
@@ -266,6 +270,7 @@ func TestStopIsGraceful(t *testing.T) {
 }
 
 func TestStopKillsAfterGrace(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "plain"))
 	freeze(t, p.PID())
 	if err := p.Stop(t.Context(), time.Millisecond); err != nil {
@@ -278,6 +283,7 @@ func TestStopKillsAfterGrace(t *testing.T) {
 
 // A shim whose own work hangs still ends within its grace when its host lets go.
 func TestStubbornWorkDoesNotKeepAShim(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "stubborn"))
 	if err := p.Stop(t.Context(), patience); err != nil {
 		t.Fatal(err)
@@ -292,6 +298,7 @@ func TestStubbornWorkDoesNotKeepAShim(t *testing.T) {
 }
 
 func TestMessageLimits(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "plain"))
 	big := strings.Repeat("b", 5<<20) // more than grpc's default of 4 MiB
 	if got, err := ask(t.Context(), p.Conn(), "size "+big); err != nil || got != strconv.Itoa(len(big)) {
@@ -306,6 +313,7 @@ func TestMessageLimits(t *testing.T) {
 }
 
 func TestShimHasNoTerminal(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "plain"))
 	if got, err := ask(t.Context(), p.Conn(), "stdin"); err != nil || got != "0 bytes" {
 		t.Errorf("stdin: %q, %v", got, err)
@@ -316,6 +324,7 @@ func TestShimHasNoTerminal(t *testing.T) {
 }
 
 func TestStartErrorsOfOptions(t *testing.T) {
+	t.Parallel()
 	long := options(t, "plain")
 	long.RunDir = filepath.Join(long.RunDir, strings.Repeat("d", 80))
 	relative := options(t, "plain")
@@ -341,6 +350,7 @@ func TestStartErrorsOfOptions(t *testing.T) {
 }
 
 func TestStartEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the operator changed their mind"))

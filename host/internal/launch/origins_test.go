@@ -70,6 +70,7 @@ func checkContent(t *testing.T, path, want string) {
 }
 
 func TestAddOfWhatIsStoredWritesNothing(t *testing.T) {
+	t.Parallel()
 	store, dir := openStore(t)
 	path, sum := binaryFile(t, "#!/bin/true\n")
 	if _, err := store.Add(t.Context(), path, sum); err != nil {
@@ -87,6 +88,7 @@ func TestAddOfWhatIsStoredWritesNothing(t *testing.T) {
 
 // A host starts again on a full disk; only a binary that is new needs room.
 func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
+	t.Parallel()
 	work, dir := shortDir(t), smallDisk(t)
 	source, newer := filepath.Join(work, "shim"), filepath.Join(work, "newer")
 	padding := strings.Repeat("#", 64<<10)
@@ -158,6 +160,7 @@ func fill(t *testing.T, path string) {
 
 // What happened to the stored copy is mended by an Add, in the process that has stored it and in the next.
 func TestAddMendsTheStoredCopy(t *testing.T) {
+	t.Parallel()
 	const text = "#!/bin/true\n"
 	for name, harm := range map[string]func(stored string) error{
 		"removed":        os.Remove,
@@ -208,6 +211,7 @@ func checkWarnings(t *testing.T, d launch.Digest, want ...string) {
 
 // The binary at the path is gone, as after an upgrade that was cut short: the host starts with its copy.
 func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
+	t.Parallel()
 	work := shortDir(t)
 	dir, source := filepath.Join(work, "store"), filepath.Join(work, "shim")
 	writeFile(t, source, script(work, "old"), 0o755)
@@ -239,6 +243,7 @@ func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 }
 
 func TestGoneBinaryWithoutAnIntactCopy(t *testing.T) {
+	t.Parallel()
 	_, dir := openStore(t)
 	path, sum := binaryFile(t, "#!/bin/true\n")
 	mustAdd(t, dir, path, "")
@@ -267,6 +272,7 @@ func TestGoneBinaryWithoutAnIntactCopy(t *testing.T) {
 
 // Replacing the file is how one upgrades: it works, and it is told, once.
 func TestReplacedBinaryIsReported(t *testing.T) {
+	t.Parallel()
 	_, dir := openStore(t)
 	path, first := binaryFile(t, "#!/bin/true 1\n")
 	other, second := binaryFile(t, "#!/bin/true 2\n")
@@ -298,6 +304,7 @@ func checkReplaces(t *testing.T, d launch.Digest, sum, replaces string) {
 
 // The record is lost or nonsense: what is stored and what is at the path count, and the record is made anew.
 func TestDamagedRecordIsNoHindrance(t *testing.T) {
+	t.Parallel()
 	_, dir := openStore(t)
 	path, sum := binaryFile(t, "#!/bin/true\n")
 	for _, text := range []string{"", "null", "[]", "{", `{"` + path + `":{"sha256":"../../etc/passwd"}}`, `{"` + path + `":5}`} {

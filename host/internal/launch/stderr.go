@@ -67,15 +67,16 @@ func readBounded(in *bufio.Reader) (line []byte, cut int, err error) {
 }
 
 func (s *scribe) take(line []byte, cut int) {
+	if !s.budget.take(len(line) + cut) {
+		s.skipped++
+		s.remember(printable(line[:min(len(line), tailLineBytes+1)])) // to escape more would be work without a bound
+		return
+	}
 	text := printable(line)
 	if cut > 0 {
 		text += fmt.Sprintf(" [%d more bytes]", cut)
 	}
 	s.remember(text)
-	if !s.budget.take(len(line) + cut) {
-		s.skipped++
-		return
-	}
 	s.tellSkipped()
 	if entry, ok := parseEntry(line); ok && cut == 0 {
 		s.log.Log(entry.level, entry.message, entry.fields...)

@@ -36,6 +36,7 @@ func binaryFile(t testing.TB, text string) (path, sum string) {
 }
 
 func TestAddStoresUnderTheDigest(t *testing.T) {
+	t.Parallel()
 	store, dir := openStore(t)
 	path, sum := binaryFile(t, "#!/bin/true\n")
 	for _, c := range []struct {
@@ -68,6 +69,7 @@ func TestAddStoresUnderTheDigest(t *testing.T) {
 }
 
 func TestAddRefuses(t *testing.T) {
+	t.Parallel()
 	store, dir := openStore(t)
 	good, sum := binaryFile(t, "#!/bin/true\n")
 	other := strings.Repeat("ab", 32)
@@ -106,6 +108,7 @@ func TestAddRefuses(t *testing.T) {
 }
 
 func TestStoreOfOthersIsRefused(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	os.Chmod(dir, 0o777)
 	_, err := launch.OpenStore(dir)
@@ -114,6 +117,7 @@ func TestStoreOfOthersIsRefused(t *testing.T) {
 }
 
 func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	writeFile(t, filepath.Join(dir, ".add-123"), "half", 0o600)
 	store, err := launch.OpenStore(dir)
@@ -125,6 +129,7 @@ func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 }
 
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
+	t.Parallel()
 	store, dir := openStore(t)
 	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
 	if err != nil {
@@ -173,6 +178,7 @@ func checkStored(t *testing.T, dir string, want ...string) {
 }
 
 func TestBinaryOfAnotherMachine(t *testing.T) {
+	t.Parallel()
 	var head [64]byte
 	copy(head[:], elf.ELFMAG)
 	head[elf.EI_CLASS], head[elf.EI_DATA], head[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1

@@ -31,6 +31,7 @@ import (
 
 // T1: a line on stderr that is no hclog line makes go-plugin panic. Here it is logged, escaped and bounded.
 func TestTrapT1HostileStderr(t *testing.T) {
+	t.Parallel()
 	log := newLog()
 	opts := options(t, "hostile")
 	opts.Logger = log
@@ -56,6 +57,7 @@ func TestTrapT1HostileStderr(t *testing.T) {
 }
 
 func TestPanicOfTheShimIsLoggedAsError(t *testing.T) {
+	t.Parallel()
 	log := newLog()
 	opts := options(t, "plain")
 	opts.Logger = log
@@ -75,6 +77,7 @@ func TestPanicOfTheShimIsLoggedAsError(t *testing.T) {
 
 // T2: go-plugin's Kill waits for ever for a frozen plugin. The frozen shim here could not answer anything.
 func TestTrapT2KillOfAFrozenShim(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	freeze(t, p.PID())
@@ -87,6 +90,7 @@ func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 
 // A shim that freezes between its handshake and its first answer is given up at the start's time.
 func TestTrapT2FrozenAtStart(t *testing.T) {
+	t.Parallel()
 	_, err := startScript(t, 300*time.Millisecond, "kill -STOP $$")
 	checkText(t, err, "sent no handshake", "nothing on stdout", "no answer within 300ms")
 	checkKind(t, err, registry.ErrUnavailable)
@@ -94,6 +98,7 @@ func TestTrapT2FrozenAtStart(t *testing.T) {
 
 // T3: a grandchild that holds the pipes delays go-plugin's Kill and its notice of a death until it ends.
 func TestTrapT3GrandchildHoldsThePipes(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	text, err := ask(t.Context(), p.Conn(), "fork")
@@ -116,6 +121,7 @@ func TestTrapT3GrandchildHoldsThePipes(t *testing.T) {
 
 // What stays in the shim's own process group ends with it.
 func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	_, err := startScript(t, patience, "sleep 1000 & echo $! >"+dir+"/pid", "exit 3")
 	checkText(t, err, "exited with code 3")
@@ -129,6 +135,7 @@ func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
 
 // T4: a shim freezes when nobody reads what it prints.
 func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "plain"))
 	if _, err := ask(t.Context(), p.Conn(), "stdout done"); err != nil {
 		t.Fatal(err)
@@ -140,6 +147,7 @@ func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
 
 // The same for its log: here the host's logger takes nothing.
 func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
+	t.Parallel()
 	log := newLog()
 	log.gate = make(chan struct{})
 	opts := options(t, "plain")
@@ -160,6 +168,7 @@ func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 
 // T5: what is printed before the handshake breaks it. A shim that uses bootstrap cannot; another gets a clear error.
 func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
+	t.Parallel()
 	p := start(t, options(t, "prints"))
 	if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
 		t.Errorf("%q, %v", got, err)
@@ -167,43 +176,41 @@ func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 }
 
 func TestTrapT5RubbishInPlaceOfTheHandshake(t *testing.T) {
+	t.Parallel()
 	_, err := startScript(t, patience, `printf 'hel\033lo\377 %0300d\n' 1`, "sleep 1000")
 	checkText(t, err, "no handshake", `"hel\x1blo\xff 000`, "and 108 more bytes", "bootstrap.Serve")
 	checkKind(t, err, registry.ErrInternal)
 }
 
 func TestTrapT5RubbishWithoutANewline(t *testing.T) {
-	_, err := startScript(t, 300*time.Millisecond, "printf 'Password: '", "exec sleep 1000")
+	t.Parallel()
+	_, err := startScript(t, time.Second, "printf 'Password: '", "exec sleep 1000")
 	checkText(t, err, "sent no handshake", `on stdout "Password: "`)
 }
 
 func TestTrapT5StdoutClosed(t *testing.T) {
-	_, err := startScript(t, 300*time.Millisecond, "exec >&-", "exec sleep 1000")
+	t.Parallel()
+	_, err := startScript(t, time.Second, "exec >&-", "exec sleep 1000")
 	checkText(t, err, "closed its stdout without a handshake")
 }
 
 // T6: a line over 64 KiB on stdout makes go-plugin stop reading.
 func TestTrapT6EndlessFirstLine(t *testing.T) {
+	t.Parallel()
 	_, err := startScript(t, patience, "cat /dev/zero")
 	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
 }
 
 // T7: a shim outlives its host. Here the host is killed with SIGKILL and nothing else is done.
 func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"plain", "stubborn"} {
-		dir := shortDir(t)
-		store := filepath.Join(dir, "store")
-		s, err := launch.OpenStore(store)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		if _, err := s.Add(t.Context(), shared.self, shared.digest.SHA256); err != nil {
-			t.Fatal(err)
-		}
-		runDir := filepath.Join(dir, "run")
-		awaitDeath(t, killedHost(t, store, runDir, mode))
-		checkOrphansAreRemoved(t, runDir)
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			runDir := shortDir(t)
+			awaitDeath(t, killedHost(t, shared.dir, runDir, mode))
+			checkOrphansAreRemoved(t, runDir)
+		})
 	}
 }
 
@@ -243,6 +250,7 @@ func checkOrphansAreRemoved(t *testing.T, runDir string) {
 
 // T8: sockets and directories stay behind after a SIGKILL, after a failed start, and go-plugin's own after both.
 func TestTrapT8NothingLeftBehind(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	sockets, _ := filepath.Glob(filepath.Join(opts.RunDir, "*", "plugin*"))
@@ -264,12 +272,14 @@ func TestTrapT8NothingLeftBehind(t *testing.T) {
 }
 
 func TestDeathBySignalAtStart(t *testing.T) {
+	t.Parallel()
 	_, err := startScript(t, patience, "echo 'going down' >&2", "kill -SEGV $$")
 	checkText(t, err, "killed by signal 11", "going down")
 }
 
-// T12: memory, descriptors and goroutines of the host grow with each plugin.
-func TestTrapT12FiftyLivesLeaveNothing(t *testing.T) {
+// T12: memory, descriptors and goroutines of the host grow with each plugin. What 24 lives leave would show, once each is enough.
+// Not parallel: it counts what this process has.
+func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	opts := options(t, "plain")
 	live := func(p *launch.Process) {
 		if _, err := ask(t.Context(), p.Conn(), "echo"); err != nil {
@@ -277,9 +287,10 @@ func TestTrapT12FiftyLivesLeaveNothing(t *testing.T) {
 		}
 		kill(t, p)
 	}
+	idle := runtime.NumGoroutine()
 	live(start(t, opts)) // what is made once is made now
-	fds, goroutines := descriptors(t), settled(0)
-	for range 25 {
+	fds, goroutines := descriptors(t), settled(idle+2)
+	for range 12 {
 		a, b := startTwo(t, opts)
 		live(a)
 		live(b)
@@ -327,6 +338,7 @@ func settled(limit int) int {
 
 // T13: the binary is replaced between verification and execution. What was verified runs.
 func TestTrapT13SwappedBinary(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	store, err := launch.OpenStore(filepath.Join(dir, "store"))
 	if err != nil {
@@ -364,6 +376,7 @@ func TestTrapT13SwappedBinary(t *testing.T) {
 
 // The same, but the content of the very file is changed, as only its owner can.
 func TestTrapT13BinaryWrittenInPlace(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	store, err := launch.OpenStore(filepath.Join(dir, "store"))
 	if err != nil {
@@ -444,6 +457,7 @@ func TestTrapT15OneMountNamespace(t *testing.T) {
 
 // T16: whoever opens the socket can shut the plugin down.
 func TestTrapT16StrangersCannotTalkToTheShim(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	dirs, _ := filepath.Glob(filepath.Join(opts.RunDir, "shim-*"))
@@ -484,6 +498,7 @@ func socketIn(t *testing.T, dir string) string {
 
 // The other direction: a process that is not the shim listens where the handshake says.
 func TestTrapT16ImpostorAtTheSocket(t *testing.T) {
+	t.Parallel()
 	dir := shortDir(t)
 	ready := filepath.Join(dir, "dir")
 	if err := syscall.Mkfifo(ready, 0o600); err != nil {
@@ -518,6 +533,7 @@ func certificate(t *testing.T) string {
 }
 
 func TestHandshakesThatAreRefused(t *testing.T) {
+	t.Parallel()
 	at := "unix|$PLUGIN_UNIX_SOCKET_DIR/plugin1"
 	for _, c := range []struct {
 		name, line string
@@ -533,6 +549,7 @@ func TestHandshakesThatAreRefused(t *testing.T) {
 		{"version", "1|12|" + at + "|grpc|", registry.ErrUnsupported, []string{"offers 12", "speaks [1]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			_, err := startScript(t, patience, "echo \""+c.line+"\"", "exec sleep 1000")
 			checkText(t, err, c.text...)
 			checkKind(t, err, c.kind)
@@ -541,6 +558,7 @@ func TestHandshakesThatAreRefused(t *testing.T) {
 }
 
 func TestShimOfAnotherProtocolVersion(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "version")
 	_, err := launch.Start(t.Context(), opts)
 	checkText(t, err, "offers 98 (its lowest), this host speaks [1]", `"shim_speaks":"[98 99]"`, `"host_speaks":"[1]"`)
@@ -549,6 +567,7 @@ func TestShimOfAnotherProtocolVersion(t *testing.T) {
 }
 
 func TestPluginOfAnotherProgram(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "cookie")
 	_, err := launch.Start(t.Context(), opts)
 	checkText(t, err, "exited with code 1", "plugin of another program", "This binary is a plugin")
@@ -556,6 +575,7 @@ func TestPluginOfAnotherProgram(t *testing.T) {
 }
 
 func TestShimWithoutMutualTLS(t *testing.T) {
+	t.Parallel()
 	opts := options(t, "nocert")
 	_, err := launch.Start(t.Context(), opts)
 	checkText(t, err, "sent no certificate", "AutoMTLS")
