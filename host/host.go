@@ -69,8 +69,13 @@ func (h *Host) take(ctx context.Context) error {
 	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
 		return err
 	}
-	h.digest, err = h.binaries.Add(ctx, h.config.Shim.Path, h.config.Shim.SHA256)
-	return err
+	if h.digest, err = h.binaries.Add(ctx, h.config.Shim.Path, h.config.Shim.SHA256); err != nil {
+		return err
+	}
+	for _, warning := range h.digest.Warnings() {
+		h.config.Logger.Warn(warning, "path", h.config.Shim.Path)
+	}
+	return nil
 }
 
 // lockState makes this process the one host of the state directory, until the file is closed.
