@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -74,6 +75,9 @@ func (w *world) open() {
 func (w *world) leave() {
 	if err := w.host.Close(); err != nil {
 		w.t.Errorf("close: %v", err)
+	}
+	if out, err := exec.Command(w.config.Shim.Path, "-check", filepath.Join(w.config.StateDir, "shim.db")).CombinedOutput(); err != nil {
+		w.t.Errorf("the state is not sound: %v\n%s", err, out)
 	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(w.dir))
 	if err != nil {
