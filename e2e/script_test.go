@@ -77,7 +77,7 @@ func setup(env *testscript.Env) error {
 	t := env.T()
 	env.Defer(func() {
 		failed := false
-		if f, is := t.(testscript.TFailed); is {
+		if f, is := t.(interface{ Failed() bool }); is {
 			failed = f.Failed()
 		}
 		found := []string(nil)

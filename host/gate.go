@@ -39,10 +39,10 @@ func (g *gate) close(why error) { g.set(func() { g.current, g.why = nil, why }) 
 // shut fails whoever waits, and whoever comes, with why.
 func (g *gate) shut(why error) { g.set(func() { g.current, g.shutFor = nil, why }) }
 
-func (g *gate) look() (current *shim, why, shut error, changed chan struct{}) {
+func (g *gate) look() (current *shim, changed chan struct{}, why, shut error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.current, g.why, g.shutFor, g.changed
+	return g.current, g.changed, g.why, g.shutFor
 }
 
 // sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
@@ -58,7 +58,7 @@ func (g *gate) enter(ctx context.Context, hold *time.Duration, not *shim) (*shim
 	again := time.NewTimer(sameAgain)
 	defer again.Stop()
 	for {
-		current, why, shut, changed := g.look()
+		current, changed, why, shut := g.look()
 		switch {
 		case shut != nil:
 			return nil, shut

@@ -111,7 +111,7 @@ func (h *Host) follow(ctx context.Context, open func(ctx context.Context, conn g
 			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
 			return err
 		}
-		if _, _, shut, _ := h.gate.look(); shut != nil {
+		if _, _, _, shut := h.gate.look(); shut != nil {
 			return shut
 		}
 		h.config.Logger.Debug("a stream is opened again", "wait", wait, "error", err)

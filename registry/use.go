@@ -110,7 +110,7 @@ type Intent struct {
 	Request     RequestName `json:"request,omitempty"`
 	Operation   OperationID `json:"operation,omitempty"`
 	Answers     Call        `json:"answers,omitzero"` // the call that is answered when this one is done; zero: none
-	Hash        string      `json:"hash"` // of the request without its secrets, hex
+	Hash        string      `json:"hash"`             // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`
 	Code        string      `json:"code,omitempty"`   // last gRPC code, by name

@@ -159,7 +159,7 @@ func TestReconnects(t *testing.T) {
 	unpublish := mutating[7]
 	answers(t, open(t, f))
 	for round := range 3 {
-		fake.Kill()                                                            // its socket's file stays
+		fake.Kill()                                                                 // its socket's file stays
 		for deadline := time.Now().Add(time.Duration(round) * redialMost / 10); ; { // longer and longer
 			if err := unpublish.do(patient(t), f); err == nil {
 				t.Fatal("a call of a dead plugin succeeded")

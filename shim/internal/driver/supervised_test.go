@@ -23,7 +23,6 @@ type watched struct {
 	t      *testing.T
 	log    *registrytest.Log
 	events chan registry.Event
-	stop   func() error
 }
 
 // superviseTask watches the task. sockets may stand in front of the real directories.
