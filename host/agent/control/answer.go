@@ -208,6 +208,9 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	return struct{}{}, s.inTime(r, "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
 }
 
+// skew is how much earlier than ours the shim's timer for a call's deadline may go off.
+const skew = 100 * time.Millisecond
+
 // inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
 func (s *Server) inTime(r *http.Request, plugin host.PluginID, do func(context.Context) error) error {
 	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
@@ -217,9 +220,10 @@ func (s *Server) inTime(r *http.Request, plugin host.PluginID, do func(context.C
 	if wait == 0 {
 		return do(r.Context())
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), wait)
+	until := time.Now().Add(wait)
+	ctx, cancel := context.WithDeadline(r.Context(), until)
 	defer cancel()
-	if err = do(ctx); err == nil || ctx.Err() == nil || r.Context().Err() != nil {
+	if err = do(ctx); err == nil || time.Until(until) > skew || r.Context().Err() != nil {
 		return err
 	}
 	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), plugin))
