@@ -45,6 +45,7 @@ type Agent struct {
 	jobs     map[string]*JobRecord
 	allocs   map[host.AllocID]*alloc
 	draining bool
+	forced   chan struct{} // closed when no task is given time to end any more
 	journal  []Note // of this agent's life, the newest last
 	dropped  int    // notes that are not in the journal any more
 	changed  chan struct{}
@@ -86,6 +87,7 @@ func New(c Config) (*Agent, error) {
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]driver.Driver{}, kicked: make(chan struct{}, 1),
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
+		forced: make(chan struct{}),
 	}
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
@@ -258,16 +260,11 @@ func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
 	r.Notes = append(r.Notes, Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)})
 }
 
-// Notes calls fn with what happens to allocs from now on, in order, until fn or ctx ends it.
+// Notes calls fn with what has happened to allocs since this agent began, as far as it is kept, and with what happens then, in order, until
+// fn or ctx ends it. What has happened when ctx ends is still told.
 func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
-	a.mu.Lock()
-	at := a.dropped + len(a.journal)
-	a.mu.Unlock()
-	return a.notesFrom(ctx, at, fn)
-}
-
-func (a *Agent) notesFrom(ctx context.Context, at int, fn func(Note) error) error {
-	for {
+	for at := 0; ; {
+		over := ctx.Err() != nil
 		a.mu.Lock()
 		at = max(at, a.dropped)
 		fresh, changed := slices.Clone(a.journal[at-a.dropped:]), a.changed
@@ -278,10 +275,12 @@ func (a *Agent) notesFrom(ctx context.Context, at int, fn func(Note) error) erro
 			}
 		}
 		at += len(fresh)
+		if over {
+			return context.Cause(ctx)
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
 }

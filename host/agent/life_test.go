@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -371,5 +372,41 @@ func TestTakeDownSaysWhatIsLeft(t *testing.T) {
 			w.Error("a volume that was not given back is no error")
 		}
 		w.has("stop user/main", "stop disk/plugin")
+	})
+}
+
+func TestForceGivesTasksNoTime(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.machine.deaf = true
+		w.submit(job("slow", "service", tasks("g", task("main", `{"kill_timeout":"1h"}`))))
+		w.awaitRunning("slow")
+		ctx, cancel := contextWithTimeout(w, time.Minute)
+		defer cancel()
+		if err := w.agent.TakeDown(ctx); err == nil {
+			w.Error("a task that uses its hour has ended within a minute")
+		}
+		ctx, cancel = contextWithTimeout(w, time.Minute)
+		defer cancel()
+		if err := w.agent.TakeDownByForce(ctx); err != nil {
+			w.Errorf("by force: %v", err)
+		}
+		w.has("stop slow/main")
+	})
+}
+
+func TestNotesAreToldFromTheFirst(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.submit(job("user", "service", tasks("g", task("main", ""))))
+		w.awaitRunning("user")
+		ctx, cancel := context.WithCancel(w.Context())
+		cancel() // what has happened by then is told all the same
+		var told []string
+		_ = w.agent.Notes(ctx, func(n Note) error {
+			told = append(told, n.Text)
+			return nil
+		})
+		if len(told) != 2 || !strings.HasPrefix(told[0], "is placed") || !strings.HasPrefix(told[1], "is running") {
+			w.Errorf("told: %q", told)
+		}
 	})
 }

@@ -29,10 +29,13 @@ func (a *Agent) takeDown(ctx context.Context, last int) error {
 	return nil
 }
 
-// TakeDownByForce ends everything at once, and does not wait for volumes to be given back first.
+// TakeDownByForce ends everything at once: no task is given time to end by itself, and no volume has to be given back first.
 func (a *Agent) TakeDownByForce(ctx context.Context) error {
 	a.mu.Lock()
 	a.draining = true
+	if !a.isForced() {
+		close(a.forced)
+	}
 	a.mu.Unlock()
 	for rank := range lastRank + 1 {
 		a.stopRank(rank)
@@ -51,6 +54,15 @@ func (a *Agent) TakeDownByForce(ctx context.Context) error {
 		return a.leftOver(err)
 	}
 	return a.leftOver(nil)
+}
+
+func (a *Agent) isForced() bool {
+	select {
+	case <-a.forced:
+		return true
+	default:
+		return false
+	}
 }
 
 func (a *Agent) stopRank(rank int) {

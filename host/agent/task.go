@@ -283,12 +283,34 @@ func (t *taskRunner) halted(ctx context.Context, h driver.Handle, why string) er
 	if err := t.note(text, func(r *TaskRecord) { r.Reason = why }); err != nil {
 		return err
 	}
-	err := t.driver.Stop(ctx, h, t.spec.grace)
+	err := t.patientStop(ctx, h)
 	for wait := newPause(t.a.config.Backoff); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
+		if errors.Is(err, errHurry) {
+			continue
+		}
 		t.a.log.Error("a task cannot be stopped; it is tried again", "alloc", t.id, "task", t.spec.Name, "error", err)
 		wait.sleep(ctx, nil)
 	}
 	return context.Cause(ctx)
+}
+
+// errHurry is why a task's time to end by itself is over before it is.
+var errHurry = errors.New("everything is ended at once")
+
+// patientStop gives the task its time, unless everything is to end at once.
+func (t *taskRunner) patientStop(ctx context.Context, h driver.Handle) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		select {
+		case <-t.a.forced:
+			cancel(errHurry)
+		case <-ctx.Done():
+		}
+	})
+	return t.driver.Stop(ctx, h, t.spec.grace)
 }
 
 // exited judges the end of an attempt that ran. Asked is why the shim wanted it, if it did: that is a failure, however it ended.
