@@ -2,8 +2,10 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -86,7 +88,7 @@ func readTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 		err = readJSON("task "+string(t.Name), t.Rest, &rest)
 	}
 	if err == nil {
-		err = readJSON("config of task "+string(t.Name), t.Config, &s.config)
+		err = readJSON(fmt.Sprintf("task %q: config", t.Name), t.Config, &s.config)
 	}
 	if err == nil {
 		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
@@ -119,7 +121,15 @@ func readJSON(what string, text json.RawMessage, into any) error {
 	if len(text) == 0 {
 		return nil
 	}
-	if err := json.Unmarshal(text, into); err != nil {
+	err := json.Unmarshal(text, into)
+	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+		want := "a text"
+		if e.Type.Kind() == reflect.Slice {
+			want = "a list, [ ... ]"
+		}
+		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
+	}
+	if err != nil {
 		return registry.Invalid("%s: %w", what, err)
 	}
 	return nil

@@ -70,6 +70,11 @@ func TestWhatAJobCannotDoWithoutIsRefused(t *testing.T) {
 	if _, err := readTask("service", tasks("g"), bare); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("a task without a command: %v", err)
 	}
+	wrong := task("t", "")
+	wrong.Config = json.RawMessage(`{"command":"x","args":"y"}`)
+	if _, err := readTask("service", tasks("g"), wrong); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "args cannot be a JSON string; write a list") {
+		t.Errorf("arguments that are no list: %v", err)
+	}
 }
 
 func TestWhatIsNotActedOnIsSaid(t *testing.T) {

@@ -25,7 +25,7 @@ func (a *Agent) Find(prefix string) (*AllocRecord, error) {
 		}
 	}
 	if found == nil {
-		return nil, registry.Errorf(registry.ErrNotFound, "there is no alloc %q", prefix)
+		return nil, registry.Errorf(registry.ErrNotFound, "there is no alloc %q (see holdfast alloc status)", prefix)
 	}
 	return found, nil
 }

@@ -32,7 +32,8 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 	for _, g := range a.overridden(j).Groups {
 		for _, t := range g.Tasks {
 			if a.drivers[t.Driver] == nil {
-				return nil, registry.Errorf(registry.ErrUnsupported, "task %q: this agent has no driver %q; it has %s", t.Name, t.Driver, a.DriverNames())
+				return nil, registry.Errorf(registry.ErrUnsupported, "task %q: this agent has no driver %q; it has %s: change the task, or start holdfast with --driver",
+					t.Name, t.Driver, a.DriverNames())
 			}
 			if _, err := readTask(j.Type, g, t); err != nil {
 				return nil, err
@@ -99,7 +100,7 @@ type StopOptions struct {
 func (a *Agent) StopJob(ctx context.Context, id string, s Volumes, o StopOptions) error {
 	job := a.job(id)
 	if job == nil {
-		return registry.Errorf(registry.ErrNotFound, "there is no job %q", id)
+		return registry.Errorf(registry.ErrNotFound, "there is no job %q (see holdfast job status)", id)
 	}
 	if !o.Force {
 		if err := a.unheld(ctx, job, s); err != nil {

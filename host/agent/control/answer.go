@@ -49,7 +49,7 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 			return jobView(j, s.agent.Allocs()), nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no job %q", r.PathValue("id"))
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no job %q (see holdfast job status)", r.PathValue("id"))
 }
 
 func (s *Server) deleteJob(r *http.Request) (any, error) {
@@ -126,7 +126,7 @@ func (s *Server) getPlugin(r *http.Request) (any, error) {
 			return p, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no plugin %q", id)
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no plugin %q (see holdfast plugin status)", id)
 }
 
 func (s *Server) jobOf(id host.AllocID) string {
@@ -165,7 +165,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 			return v, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+	return nil, registry.Errorf(registry.ErrNotFound, "there is no volume %s (see holdfast volume list)", name)
 }
 
 func volumeName(r *http.Request) host.VolumeName {
@@ -174,6 +174,15 @@ func volumeName(r *http.Request) host.VolumeName {
 		n.Namespace = registry.DefaultNamespace
 	}
 	return n
+}
+
+// register refuses what cannot be known to the plugin, with what to do.
+func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
+	if spec.External == "" {
+		return host.VolumeStatus{}, registry.Invalid(
+			"volume %s names no external_id: add the id that its plugin has for it, or have it made with holdfast volume create", spec.VolumeName())
+	}
+	return s.host.RegisterVolume(ctx, spec)
 }
 
 // postVolume creates or registers a volume from its text.

@@ -104,7 +104,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/plugin/{id}":       s.getPlugin,
 		"GET /v1/volumes":           s.getVolumes,
 		"POST /v1/volumes/create":   s.postVolume(s.host.CreateVolume),
-		"POST /v1/volumes/register": s.postVolume(s.host.RegisterVolume),
+		"POST /v1/volumes/register": s.postVolume(s.register),
 		"GET /v1/volume/{id}":       s.getVolume,
 		"DELETE /v1/volume/{id}":    s.deleteVolume,
 		"GET /v1/shim":              s.getShim,
