@@ -46,8 +46,8 @@ type Agent struct {
 	allocs   map[host.AllocID]*alloc
 	draining bool
 	forced   chan struct{} // closed when no task is given time to end any more
-	journal  []Note // of this agent's life, the newest last
-	dropped  int    // notes that are not in the journal any more
+	journal  []Note        // of this agent's life, the newest last
+	dropped  int           // notes that are not in the journal any more
 	changed  chan struct{}
 	again    chan struct{} // closed when what waits may be tried again
 	failed   error         // the ledger's first error
