@@ -81,8 +81,12 @@ func (m *mess) reopen() {
 	m.config.Living = host.Living{Allocs: slices.Collect(maps.Values(m.living.allocs)), Tasks: slices.Collect(maps.Values(m.living.tasks))}
 	m.mu.Unlock()
 	h, err := host.Open(m.ctx(), m.config)
-	if err != nil {
+	for try := 0; err != nil && try < 20; try++ {
 		m.t.Errorf("open: %v", err)
+		pause(m.ctx(), 100*time.Millisecond)
+		h, err = host.Open(m.ctx(), m.config)
+	}
+	if err != nil {
 		h = at.Host
 	}
 	m.mu.Lock()

@@ -107,8 +107,8 @@ func (h *Host) drop() error {
 	if h.binaries != nil {
 		errs = append(errs, h.binaries.Close())
 	}
-	if h.lock != nil {
-		errs = append(errs, h.lock.Close())
+	if h.lock != nil { // unlocked first: a process that is just being forked has a copy of the descriptor until it executes
+		errs = append(errs, unix.Flock(int(h.lock.Fd()), unix.LOCK_UN), h.lock.Close())
 	}
 	return errors.Join(errs...)
 }
