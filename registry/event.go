@@ -28,6 +28,7 @@ const (
 	EventVolumeCreated    EventKind = "volume created"
 	EventVolumeRegistered EventKind = "volume registered"
 	EventVolumeDeleted    EventKind = "volume deleted"
+	EventVolumeKept       EventKind = "volume kept" // its deletion was refused for certain: it is ready again
 	EventClaimed          EventKind = "claimed"
 	EventReleased         EventKind = "released"
 	EventAttached         EventKind = "attached"

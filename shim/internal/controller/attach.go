@@ -20,7 +20,7 @@ func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Vo
 	if p.Attach == registry.MarkDone && p.Attached.Staging() == u.Staging() && p.Node == node {
 		return nil
 	}
-	inst, has, err := m.controller(ctx, v.Plugin)
+	inst, has, err := m.controller(ctx, v.Plugin, v.Created || p.Attaches)
 	if err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
 	}
@@ -82,7 +82,7 @@ func (m *Mediator) attach(ctx context.Context, call registry.Call, v registry.Vo
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Placement(v.VolumeKey())
 			p.Attach, p.Publish = registry.MarkDone, answer
-			attached := intent.Event(registry.EventAttached, open, m.now())
+			attached := intent.Event(registry.EventAttached, open, m.Now())
 			attached.Detail = fmt.Sprintf("to node %s", node)
 			return registry.Change{Put: []registry.Record{p}, Events: []registry.Event{attached}}
 		},
@@ -159,7 +159,7 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 			return m.driver.Detach(ctx, inst.InstanceKey, request)
 		},
 		Done: func(view registry.View) registry.Change {
-			detached := intent.Event(registry.EventDetached, open, m.now())
+			detached := intent.Event(registry.EventDetached, open, m.Now())
 			detached.Detail = fmt.Sprintf("from node %s", p.Node)
 			return registry.Change{Delete: []registry.Key{p.Key()}, Events: []registry.Event{detached}}
 		},

@@ -47,8 +47,10 @@ func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
 	for what, plugins := range map[string]table{"a controller that does not": of(registry.CreateDelete), "no controller": {registry.RoleNode: node}} {
-		d := open(t, plugins, ready(), claimed())
-		if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), ""); err != nil {
+		v := ready()
+		v.Created = false
+		d := open(t, plugins, v, claimed())
+		if err := d.Mediator.Attach(t.Context(), call, v, usage(), ""); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if err := d.Mediator.Detach(t.Context(), call, key); err != nil {

@@ -16,7 +16,7 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	leave, err := m.lanes.Enter(ctx, spec.VolumeName(), "its creation")
+	leave, err := m.Lanes.Enter(ctx, spec.VolumeName(), "its creation")
 	if err != nil {
 		return registry.Volume{}, err
 	}
@@ -26,9 +26,10 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 		return known, m.answer(ctx, call, known)
 	}
 	if err == nil {
-		err = m.create(ctx, call, spec)
+		err = m.create(ctx, call, spec, intent.PolicyOf(registry.CreateVolumeRPC))
 	}
 	if err != nil {
+		m.leaves()
 		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(), err)
 	}
 	return m.volume(ctx, spec.VolumeName())
@@ -92,7 +93,7 @@ func origin(v registry.Volume) string {
 }
 
 // create drives CreateVolume to its end: the record is there before the call and ready after it.
-func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, p intent.Policy) error {
 	inst, err := m.creator(ctx, spec)
 	if err != nil {
 		return err
@@ -101,12 +102,12 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	if request.Secrets, err = m.resolve(ctx, spec); err != nil {
 		return err
 	}
-	made := registry.Volume{VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.now()}
+	made := registry.Volume{VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now()}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
 	var clash error // two creations were answered with one volume at the same time: the second stays a creation
 	err = m.drive(ctx, intent.Call{
-		Intent: opened,
+		Intent: opened, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.plugins.Await(ctx, registry.RoleController, spec.Plugin)
@@ -146,7 +147,7 @@ func creating(s registry.VolumeSpec) registry.ExternalID {
 
 // creator is the active controller, which can do what the spec needs.
 func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
-	inst, has, err := m.controller(ctx, s.Plugin)
+	inst, has, err := m.controller(ctx, s.Plugin, false)
 	switch {
 	case err != nil:
 		return inst, err
@@ -238,9 +239,9 @@ func (c Created) check() error {
 }
 
 // answer makes the answer of a call that had nothing to do durable too.
-func (m *Mediator) answer(ctx context.Context, call registry.Call, v registry.Volume) error {
+func (m *Mediator) answer(ctx context.Context, call registry.Call, answer any) error {
 	_, err := m.log.Commit(ctx, func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: call.Answered(v)}, nil
+		return registry.Change{Put: call.Answered(answer)}, nil
 	})
 	return err
 }

@@ -12,29 +12,38 @@ import (
 // Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
 // of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
 func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
-	leave, err := m.lanes.Enter(ctx, name, "its deletion")
+	leave, err := m.Lanes.Enter(ctx, name, "its deletion")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	v, err := m.deletable(ctx, name)
-	if err != nil {
+	v, err := m.deletable(ctx, call, name)
+	if err != nil || v.State == "" {
 		return err
 	}
 	if v.State == registry.VolumeCreating {
-		if v, err = m.settle(ctx, call, v); err != nil || v.State == "" {
-			return err
-		}
+		v, err = m.settle(ctx, call, v)
 	}
-	if err := m.delete(ctx, call, v); err != nil {
+	switch {
+	case err != nil:
+	case v.State == "":
+		err = m.answer(ctx, call, struct{}{})
+	default:
+		err = m.delete(ctx, call, v, intent.PolicyOf(registry.DeleteVolumeRPC))
+	}
+	if err != nil {
+		m.leaves()
 		return fmt.Errorf("delete volume %s: %w", name, err)
 	}
 	return nil
 }
 
-// deletable is the volume, if it may be deleted now.
-func (m *Mediator) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+// deletable is the volume, if it may be deleted now. The zero volume: the very call is answered already.
+func (m *Mediator) deletable(ctx context.Context, call registry.Call, name registry.VolumeName) (v registry.Volume, err error) {
 	err = m.log.View(ctx, func(view registry.View) error {
+		if op, found := view.Operation(call.ID); found && op.Method == call.Method && op.Digest == call.Digest {
+			return nil
+		}
 		v, err = mayDelete(view, name)
 		return err
 	})
@@ -55,19 +64,24 @@ func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, e
 
 // settle finds out what became of a creation that nobody saw the end of, by the same call again. The zero volume: there is none.
 func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
-	err := m.create(ctx, registry.Call{ID: call.ID}, v.VolumeSpec)
+	trace := registry.Call{ID: call.ID}
+	err := m.create(ctx, trace, v.VolumeSpec, intent.PolicyOf(registry.CreateVolumeRPC))
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // refused for certain
 		}
-		return v, fmt.Errorf("delete volume %s, which may or may not have been created (deregister it to forget it): %w",
-			v.VolumeName(), err)
+		return v, fmt.Errorf("it may or may not have been created (deregister it to forget it): %w", err)
 	}
 	return m.volume(ctx, v.VolumeName())
 }
 
-func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume) error {
-	inst, has, err := m.controller(ctx, v.Plugin)
+func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, p intent.Policy) error {
+	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its deletion")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	inst, has, err := m.controller(ctx, v.Plugin, true)
 	if err != nil {
 		return err
 	}
@@ -80,7 +94,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		return err
 	}
 	return m.drive(ctx, intent.Call{
-		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
+		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: p,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName())
 			v.State = registry.VolumeDeleting
@@ -102,5 +116,24 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 				Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "")},
 			}
 		},
+		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
+			if !clean && err.Code != "FAILED_PRECONDITION" { // which says that the volume is there
+				return registry.Change{} // there may be none any more: it is asked for again
+			}
+			return m.kept(view, v.VolumeName(), err)
+		},
 	})
+}
+
+// kept is the change by which a volume whose deletion was refused for certain can be used again.
+func (m *Mediator) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
+	v, found := view.Volume(name)
+	if !found || v.State != registry.VolumeDeleting {
+		return registry.Change{}
+	}
+	v.State = registry.VolumeReady
+	return registry.Change{
+		Put:    []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeKept, v, fmt.Sprintf("%s: %s", why.Code, why.Detail))},
+	}
 }

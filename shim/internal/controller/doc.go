@@ -9,6 +9,8 @@
 // was put up. A node is never detached without its id: an empty one would mean all nodes. What a plugin answers is checked before
 // it is stored.
 //
-// Calls for one volume are never concurrent: whoever calls Attach, Detach and Delete holds the volume's lane. Nothing here touches
-// a mount.
+// A controller that something durable tells of is waited for: while it is away, nothing is put up without being attached.
+//
+// Calls for one volume are never concurrent: whoever calls Attach and Detach holds the volume's lane, and all else takes it. Run drives
+// to its end what nobody waits for any more. Nothing here touches a mount.
 package controller

@@ -1,10 +1,14 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"holdfast/registry"
 )
@@ -34,4 +38,47 @@ func TestOneCreationAtATime(t *testing.T) {
 	}
 	all.Wait()
 	d.expect("DeleteVolume vol-data")
+}
+
+// Nobody forgets a volume, or registers it under another name, while a call for it is under way or waits for its next try.
+func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete), ready())
+		d.made["vol-data"], d.faults = true, []fault{uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false)}
+		deleted := make(chan error, 1)
+		go func() { deleted <- d.Mediator.Delete(t.Context(), call, name) }()
+		synctest.Wait() // it waits for its second try
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		other := ready().VolumeSpec
+		other.ID, other.External = "other", key.External
+		if _, err := d.Mediator.Register(ctx, call, other); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its deletion is under way") {
+			t.Errorf("registered while it is being deleted: %v", err)
+		}
+		err := d.Mediator.Deregister(t.Context(), call, name)
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
+			t.Errorf("forgotten while it is being deleted: %v", err)
+		}
+		if err := <-deleted; err != nil || len(d.made) > 0 {
+			t.Errorf("%v, %v", err, d.made)
+		}
+	})
+}
+
+func TestDeregisterDoesNotUndoACreation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete))
+		d.spoil = func(*Created) { // while the plugin makes it
+			err := d.Mediator.Deregister(t.Context(), call, name)
+			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "CreateVolume of data") {
+				t.Errorf("%v", err)
+			}
+		}
+		if _, err := d.Mediator.Create(t.Context(), call, spec()); err != nil {
+			t.Error(err)
+		}
+		if v, _ := d.stored(); v.State != registry.VolumeReady {
+			t.Errorf("%+v", v)
+		}
+	})
 }

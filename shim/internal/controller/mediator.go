@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
@@ -18,30 +20,61 @@ type Mediator struct {
 	driver  Driver
 	plugins Plugins
 	secrets Secrets
-	lanes   *lane.Lanes // shared with whoever calls Attach and Detach
-	now     func() time.Time
+	Options
+	left chan struct{} // holds one token after a creation or deletion has ended without success
 }
 
-// New is a mediator over log. now tells the wall time, for people.
-func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, lanes *lane.Lanes, now func() time.Time) *Mediator {
-	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, lanes: lanes, now: now}
+// Options of a Mediator.
+type Options struct {
+	// Lanes are shared with whoever calls Attach and Detach.
+	Lanes *lane.Lanes
+	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
+	Expected func(registry.View, registry.Role, registry.PluginID) bool
+	// Now tells the wall time, for people.
+	Now    func() time.Time
+	Logger hclog.Logger
 }
 
-// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.
-func (m *Mediator) controller(ctx context.Context, id registry.PluginID) (registry.Instance, bool, error) {
-	inst, err := m.either(ctx, id)
-	if err != nil {
-		return inst, false, fmt.Errorf("plugin %s: %w", id, err)
+// New is a mediator over log.
+func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, o Options) *Mediator {
+	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, Options: o, left: make(chan struct{}, 1)}
+}
+
+// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends. certain: the plugin is
+// known to have one. A controller that is away for a moment is no reason to go on without one.
+func (m *Mediator) controller(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
+	if !certain {
+		if certain, err = m.expected(ctx, id); err != nil {
+			return inst, false, err
+		}
 	}
-	if inst.Role == registry.RoleNode {
+	if !certain {
+		if inst, err = m.either(ctx, id); err != nil {
+			return inst, false, fmt.Errorf("plugin %s: %w", id, err)
+		}
+		if inst.Role == registry.RoleController {
+			return inst, true, nil
+		}
 		if !inst.Fingerprint.Has(registry.PluginController) {
 			return inst, false, nil
 		}
-		if inst, err = m.plugins.Await(ctx, registry.RoleController, id); err != nil {
-			return inst, false, fmt.Errorf("controller of plugin %s: %w", id, err)
-		}
+	}
+	if inst, err = m.plugins.Await(ctx, registry.RoleController, id); err != nil {
+		return inst, false, fmt.Errorf("controller of plugin %s: %w", id, err)
 	}
 	return inst, true, nil
+}
+
+// expected says whether something durable tells of a controller of the plugin.
+func (m *Mediator) expected(ctx context.Context, id registry.PluginID) (expected bool, err error) {
+	if m.Expected == nil {
+		return false, nil
+	}
+	err = m.log.View(ctx, func(view registry.View) error {
+		expected = m.Expected(view, registry.RoleController, id)
+		return nil
+	})
+	return expected, err
 }
 
 // either is an instance that can say whether the plugin has a controller: the controller, or any of its node plugins.
@@ -123,7 +156,7 @@ func unknown(name registry.VolumeName) error {
 
 func (m *Mediator) event(kind registry.EventKind, v registry.Volume, detail string) registry.Event {
 	return registry.Event{
-		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: detail, At: m.now(),
+		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: detail, At: m.Now(),
 	}
 }
 
@@ -184,9 +217,13 @@ func checkMap(what string, m map[string]string) error {
 
 // base is the part of an intent that all calls for a volume share.
 func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
-	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
+	i := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
+	if call.Method != "" {
+		i.Answers = call
+	}
+	return i
 }
 
 func (m *Mediator) drive(ctx context.Context, c intent.Call) error {
-	return intent.Drive(ctx, m.log, m.now, c)
+	return intent.Drive(ctx, m.log, m.Now, c)
 }

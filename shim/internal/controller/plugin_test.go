@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/lane"
@@ -141,6 +143,11 @@ func of(caps ...registry.Capability) table {
 	return table{registry.RoleController: i}
 }
 
+// serves says what the tests' tasks are: there is one for the controller of plugin "split".
+func serves(_ registry.View, role registry.Role, id registry.PluginID) bool {
+	return id == "split" && role == registry.RoleController
+}
+
 // vault resolves every secret to a value that may be stored nowhere.
 type vault struct{}
 
@@ -172,7 +179,7 @@ func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
 
 // use replaces the mediator, as a new process does.
 func (d *desk) use(plugins Plugins) {
-	d.Mediator = New(d.log, d.plugin, plugins, vault{}, &lane.Lanes{}, time.Now)
+	d.Mediator = New(d.log, d.plugin, plugins, vault{}, Options{Lanes: &lane.Lanes{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger()})
 }
 
 // crash has the process die: what is durable stays.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
 )
 
 // validateTimeout bounds ValidateVolumeCapabilities.
@@ -22,15 +24,17 @@ func (m *Mediator) Register(ctx context.Context, call registry.Call, spec regist
 	if err != nil {
 		return registry.Volume{}, err
 	}
+	leave, err := m.Lanes.Enter(ctx, spec.VolumeName(), "its registration")
+	if err != nil {
+		return registry.Volume{}, err
+	}
+	defer leave()
 	known, err := m.known(ctx, spec, given)
 	if err == nil && known.State != "" {
 		return known, m.answer(ctx, call, known)
 	}
 	if err == nil {
-		err = m.confirm(ctx, spec)
-	}
-	if err == nil {
-		err = m.register(ctx, call, spec)
+		err = m.admit(ctx, call, spec)
 	}
 	if err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -38,9 +42,22 @@ func (m *Mediator) Register(ctx context.Context, call registry.Call, spec regist
 	return m.volume(ctx, spec.VolumeName())
 }
 
+// admit registers a volume that is not known yet.
+func (m *Mediator) admit(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+	leave, err := m.Lanes.Enter(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := m.confirm(ctx, spec); err != nil {
+		return err
+	}
+	return m.register(ctx, call, spec)
+}
+
 // confirm asks the controller whether the volume is there and has the capabilities.
 func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
-	inst, has, err := m.controller(ctx, s.Plugin)
+	inst, has, err := m.controller(ctx, s.Plugin, false)
 	if err != nil || !has {
 		return err
 	}
@@ -73,7 +90,7 @@ func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
 }
 
 func (m *Mediator) register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
-	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Since: m.now()}
+	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Since: m.Now()}
 	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := existing(view, v, given)
 		if err != nil || old.State != "" {
@@ -91,8 +108,81 @@ func (m *Mediator) register(ctx context.Context, call registry.Call, spec regist
 	return err
 }
 
-// Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody uses it.
+// Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody uses it, and while a
+// call for it is under way.
 func (m *Mediator) Deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+	leave, err := m.soon(ctx, name, name)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	v, err := m.forgettable(ctx, name)
+	if err != nil {
+		return err
+	}
+	if v.External != "" {
+		leave, err := m.soon(ctx, name, v.VolumeKey())
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
+	return m.deregister(ctx, call, name)
+}
+
+// forgettable is the volume, if nobody uses it.
+func (m *Mediator) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.Volume(name); !found {
+			return unknown(name)
+		}
+		return idle(view, v, "deregistered")
+	})
+	return v, err
+}
+
+// soon waits only a moment for one of the volume's lanes: what is under way there may take as long as it likes.
+func (m *Mediator) soon(ctx context.Context, name registry.VolumeName, k lane.Key) (leave func(), err error) {
+	limited, cancel := context.WithTimeoutCause(ctx, busyWait, errBusy)
+	defer cancel()
+	leave, err = m.Lanes.Enter(limited, k, "its deregistration")
+	if errors.Is(err, errBusy) {
+		return nil, m.busy(ctx, name, err)
+	}
+	return leave, err
+}
+
+// busyWait is how long what is under way for a volume may take to end before its deregistration is refused.
+const busyWait = time.Second
+
+var errBusy = errors.New("that has not ended yet")
+
+// busy is why the volume cannot be deregistered, with the call that is open.
+func (m *Mediator) busy(ctx context.Context, name registry.VolumeName, why error) error {
+	open := ""
+	err := m.log.View(ctx, func(view registry.View) error {
+		v, _ := view.Volume(name)
+		for _, i := range intents(view, v) {
+			open += "; " + intent.Describe(i)
+		}
+		return nil
+	})
+	return errors.Join(registry.Errorf(registry.ErrConflict, "volume %s cannot be deregistered now: %v%s; end that call, or wait for its end",
+		name, why, open), err)
+}
+
+// intents are the open ones of a volume: under its key, or under the name that it is being created by.
+func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
+	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
+		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {
+			open = append(open, i)
+		}
+	}
+	return open
+}
+
+func (m *Mediator) deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
@@ -105,10 +195,8 @@ func (m *Mediator) Deregister(ctx context.Context, call registry.Call, name regi
 			Put: call.Answered(struct{}{}), Delete: []registry.Key{v.Key()},
 			Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "deregistered: its plugin was not asked to delete it")},
 		}
-		for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
-			if open, found := view.Intent(key); found && open.Name == name {
-				change.Delete = append(change.Delete, open.Key())
-			}
+		for _, open := range intents(view, v) {
+			change.Delete = append(change.Delete, open.Key())
 		}
 		return change, nil
 	})

@@ -329,30 +329,81 @@ func TestDelete(t *testing.T) {
 		if _, found := d.stored(); found {
 			t.Errorf("%s: the record is still there", what)
 		}
-		if err := d.Mediator.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrNotFound) {
-			t.Errorf("%s, again: %v", what, err)
+		if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
+			t.Errorf("%s, the same call again: %v", what, err)
+		}
+		if err := d.Mediator.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err, registry.ErrNotFound) {
+			t.Errorf("%s, another call: %v", what, err)
 		}
 	}
 }
 
 func TestDeletionThatFailsGoesOnLater(t *testing.T) {
-	for _, f := range []fault{failed("FAILED_PRECONDITION"), uncertain("INVALID_ARGUMENT", true)} {
-		d := open(t, of(registry.CreateDelete), ready())
-		d.made["vol-data"], d.faults = true, []fault{f}
-		if err := d.Mediator.Delete(t.Context(), call, name); err == nil {
-			t.Error("no error")
-		}
-		if v, _ := d.stored(); v.State != registry.VolumeDeleting {
-			t.Errorf("%s: state %s", f.code, v.State)
-		}
-		d.crash()
-		if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) && !errors.Is(err, registry.ErrExists) {
-			t.Errorf("%v", err)
-		}
-		if err := d.Mediator.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
-			t.Errorf("%v, %v", err, d.made)
-		}
+	d := open(t, of(registry.CreateDelete), ready())
+	d.made["vol-data"], d.faults = true, []fault{uncertain("INVALID_ARGUMENT", true)}
+	if err := d.Mediator.Delete(t.Context(), call, name); err == nil {
+		t.Error("no error")
 	}
+	if v, _ := d.stored(); v.State != registry.VolumeDeleting {
+		t.Errorf("state %s", v.State)
+	}
+	d.crash()
+	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) && !errors.Is(err, registry.ErrExists) {
+		t.Errorf("%v", err)
+	}
+	if err := d.Mediator.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
+		t.Errorf("%v, %v", err, d.made)
+	}
+}
+
+// A volume that its plugin refuses to delete, because it has snapshots or whatever, is as it was.
+func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
+	for what, faults := range map[string][]fault{
+		"at once":                     {failed("PERMISSION_DENIED")},
+		"in use, after an unsure try": {uncertain("INTERNAL", false), failed("FAILED_PRECONDITION")},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := open(t, of(registry.CreateDelete), ready())
+			d.made["vol-data"], d.faults = true, faults
+			if err := d.Mediator.Delete(t.Context(), call, name); err == nil || errors.Is(err, registry.ErrUncertain) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if v, _ := d.stored(); v.State != registry.VolumeReady || v.External != key.External {
+				t.Errorf("%s: %+v", what, v)
+			}
+			if kinds := d.kinds(); !slices.Contains(kinds, registry.EventVolumeKept) {
+				t.Errorf("%s: events %v", what, kinds)
+			}
+			if err := d.Mediator.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
+				t.Errorf("%s, later: %v, %v", what, err, d.made)
+			}
+		})
+	}
+}
+
+// The answer of a deletion that had to find out about the creation first is stored under its own call, not under that of the creation.
+func TestDeletionAnswersForItself(t *testing.T) {
+	d := open(t, of(registry.CreateDelete))
+	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
+	_, _ = d.Mediator.Create(t.Context(), call, spec())
+	remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
+	d.faults = []fault{{}, failed("PERMISSION_DENIED")} // it is found, and not deleted
+	if err := d.Mediator.Delete(t.Context(), remove, name); err == nil {
+		t.Error("no error")
+	}
+	d.view(func(v registry.View) {
+		if op, found := v.Operation(remove.ID); found {
+			t.Errorf("an answer is stored for a call that failed: %+v", op)
+		}
+	})
+	if err := d.Mediator.Delete(t.Context(), remove, name); err != nil {
+		t.Fatal(err)
+	}
+	d.view(func(v registry.View) {
+		if op, _ := v.Operation(remove.ID); op.Method != remove.Method || op.Digest != remove.Digest {
+			t.Errorf("%+v", op)
+		}
+	})
 }
 
 func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {

@@ -70,7 +70,7 @@ func newStage(t *testing.T) *stage {
 		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
 		Tasks:   alloc.NewTasks(s.log, nil, nil, hooks.Layout{}, host, clock, log),
 		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &lane.Lanes{}, host, clock, log),
-		Volumes: controller.New(s.log, nil, s.table, s.callbacks, &lane.Lanes{}, time.Now),
+		Volumes: controller.New(s.log, nil, s.table, s.callbacks, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now}),
 	}
 	s.server.Set(s.active)
 	return s

@@ -117,7 +117,9 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
 	lanes := &lane.Lanes{}
-	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, lanes, time.Now)
+	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
+		Lanes: lanes, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
+	})
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
@@ -135,6 +137,7 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)
 	r.loop(t, "allocs", r.allocs.Run)
+	r.loop(t, "volumes", r.volumes.Run)
 	return nil
 }
 

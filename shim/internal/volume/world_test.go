@@ -42,7 +42,7 @@ func newWorld(report errorf) *world {
 // build makes the use cases anew, as a process that starts does.
 func (w *world) build() {
 	w.ledger = claim.New(w.log, time.Now)
-	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, &lane.Lanes{}, time.Now)
+	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now})
 	w.stager = volume.New(w.log, w.plugin, w.plugin, w.machine, vault{}, volume.Options{Layout: layout, Check: w.check, Now: time.Now})
 }
 

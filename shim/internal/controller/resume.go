@@ -1,0 +1,174 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// pace is the wait between two tries of what nobody waits for.
+var pace = intent.Backoff{First: time.Second, Max: time.Minute}
+
+// Run drives creations and deletions to their end that nobody waits for any more: those of an earlier process, and those whose caller got
+// no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his turn, until it
+// is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx ends.
+func (m *Mediator) Run(ctx context.Context) error {
+	r := resumer{Mediator: m, under: map[registry.VolumeName]bool{}}
+	defer r.all.Wait()
+	for first := true; ; first = false {
+		names, err := m.unfinished(ctx)
+		if err != nil {
+			return fmt.Errorf("load unfinished creations and deletions: %w", err)
+		}
+		wait := pace.Delay(1, rand.Float64())
+		if first {
+			wait = 0
+		}
+		for _, name := range names {
+			r.start(ctx, name, wait)
+		}
+		select {
+		case <-m.left:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// leaves has Run look for what is unfinished.
+func (m *Mediator) leaves() {
+	select {
+	case m.left <- struct{}{}:
+	default: // it is about to look anyway
+	}
+}
+
+// resumer is the volumes that are being driven to their end.
+type resumer struct {
+	*Mediator
+	all   sync.WaitGroup
+	mu    sync.Mutex // guards under; held for no longer than a look-up
+	under map[registry.VolumeName]bool
+}
+
+func (r *resumer) start(ctx context.Context, name registry.VolumeName, wait time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.under[name] {
+		return
+	}
+	r.under[name] = true
+	r.all.Go(func() {
+		r.finish(ctx, name, wait)
+		r.mu.Lock()
+		delete(r.under, name)
+		r.mu.Unlock()
+		r.leaves() // for one that was left since
+	})
+}
+
+// finish tries until there is nothing left to do for the volume, or ctx ends.
+func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait time.Duration) {
+	for try := uint64(1); ; try++ {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		over, err := r.again(ctx, name)
+		if over || ctx.Err() != nil {
+			return
+		}
+		wait = pace.Delay(try, rand.Float64())
+		r.Logger.Warn("a creation or deletion is not finished yet", "volume", name, "again_in", wait, "error", err)
+	}
+}
+
+// again tries once, and says whether it is over. It waits for the plugin outside of the lane.
+func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bool, err error) {
+	v, _, found, err := m.unfinishedOne(ctx, name)
+	if err != nil || !found {
+		return err == nil, err
+	}
+	if err := m.there(ctx, v.Plugin); err != nil {
+		return false, err
+	}
+	leave, err := m.Lanes.Enter(ctx, name, "what nobody waits for any more")
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	v, call, found, err := m.unfinishedOne(ctx, name)
+	if err != nil || !found {
+		return err == nil, err
+	}
+	if v.State == registry.VolumeCreating {
+		err = m.create(ctx, call, v.VolumeSpec, once(registry.CreateVolumeRPC))
+	} else {
+		err = m.delete(ctx, call, v, once(registry.DeleteVolumeRPC))
+	}
+	if _, _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
+		return true, nil // an error that is certain is told by its event
+	}
+	return false, err
+}
+
+// there waits for the plugin's controller, for as long as one pause lasts: the volume may be forgotten meanwhile.
+func (m *Mediator) there(ctx context.Context, id registry.PluginID) error {
+	ctx, cancel := context.WithTimeout(ctx, pace.Max)
+	defer cancel()
+	_, err := m.plugins.Await(ctx, registry.RoleController, id)
+	return err
+}
+
+// once is the policy of a call that is sent once: whoever sends it tries again by himself.
+func once(rpc registry.RPC) intent.Policy {
+	p := intent.PolicyOf(rpc)
+	p.Retry = nil
+	return p
+}
+
+func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		for _, v := range view.Volumes() {
+			if _, open := left(view, v); open {
+				names = append(names, v.VolumeName())
+			}
+		}
+		return nil
+	})
+	return names, err
+}
+
+// unfinishedOne is the volume if something is left to be done for it, and the call that is answered by that.
+func (m *Mediator) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, call registry.Call, found bool, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		if v, found = view.Volume(name); found {
+			call, found = left(view, v)
+		}
+		return nil
+	})
+	return v, call, found, err
+}
+
+// left says whether something is left to be done for the volume: a creation that may have left, or a deletion. A creation that has ended
+// for certain without a volume that can be used is for people.
+func left(view registry.View, v registry.Volume) (call registry.Call, is bool) {
+	for _, open := range intents(view, v) {
+		if open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC {
+			call, is = open.Answers, true
+		}
+	}
+	switch v.State {
+	case registry.VolumeCreating:
+		return call, is
+	case registry.VolumeDeleting:
+		return call, true
+	}
+	return registry.Call{}, false
+}

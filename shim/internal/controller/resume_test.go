@@ -1,0 +1,143 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+)
+
+// run has the mediator's loop run until end is called, as the next process does.
+func (d *desk) run() (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = d.Mediator.Run(ctx) }()
+	return func() { cancel(); <-done }
+}
+
+// What a process that died had begun to create or to delete is finished by the next one, unasked, with the same call.
+func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
+	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true), uncertain("NOT_FOUND", true)}} {
+		synctest.Test(t, func(t *testing.T) {
+			d := open(t, of(registry.CreateDelete))
+			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
+			if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+				t.Fatal(err)
+			}
+			d.crash()
+			d.faults = slices.Clone(later)
+			end := d.run()
+			time.Sleep(time.Hour)
+			end()
+			if v, _ := d.stored(); v.State != registry.VolumeReady || v.External != key.External {
+				t.Errorf("%+v", v)
+			}
+			d.expect(slices.Repeat([]string{"CreateVolume data"}, len(later)+2)...)
+
+			remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
+			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
+			if err := d.Mediator.Delete(t.Context(), remove, name); !errors.Is(err, registry.ErrUncertain) {
+				t.Fatal(err)
+			}
+			d.crash()
+			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" }) // which means gone
+			tries := len(d.faults) + 2
+			end = d.run()
+			time.Sleep(time.Hour)
+			end()
+			if _, found := d.stored(); found || len(d.made) > 0 {
+				t.Errorf("stored %v, made %v", found, d.made)
+			}
+			d.expect(slices.Repeat([]string{"DeleteVolume vol-data"}, tries)...)
+			if err := d.Mediator.Delete(t.Context(), remove, name); err != nil {
+				t.Errorf("the caller's own call, which comes again: %v", err)
+			}
+		})
+	}
+}
+
+// A deletion that is refused for certain ends, also when nobody waits for it; one whose caller has gone goes on.
+func TestUnfinishedEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete), ready())
+		d.made["vol-data"] = true
+		end := d.run()
+		defer end()
+		d.faults = []fault{uncertain("UNAVAILABLE", false), failed("PERMISSION_DENIED"), failed("PERMISSION_DENIED")}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := d.Mediator.Delete(ctx, call, name); !errors.Is(err, registry.ErrUncertain) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if v, _ := d.stored(); v.State != registry.VolumeReady || len(d.made) != 1 {
+			t.Errorf("%+v, %v", v, d.made)
+		}
+		if kinds := d.kinds(); !slices.Contains(kinds, registry.EventVolumeKept) {
+			t.Errorf("events %v", kinds)
+		}
+	})
+}
+
+// Between two tries a person gets his turn.
+func TestUnfinishedCanBeForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete))
+		d.faults = slices.Repeat([]fault{uncertain("UNKNOWN", false)}, 1000)
+		if _, err := d.Mediator.Create(t.Context(), call, spec()); err == nil {
+			t.Fatal("no error")
+		}
+		d.crash()
+		end := d.run()
+		defer end()
+		time.Sleep(time.Hour)
+		if v, _ := d.stored(); v.State != registry.VolumeCreating {
+			t.Errorf("%+v", v)
+		}
+		if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+			t.Error(err)
+		}
+		d.journal = nil
+		time.Sleep(time.Hour)
+		d.expect()
+	})
+}
+
+// A controller that is away is waited for: its task is known, or it has made the volume. Nothing is put up without being attached.
+func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
+	node := with()
+	node.Role = registry.RoleNode
+	split, made := ready(), ready()
+	split.Plugin, split.Created = "split", false
+	for what, v := range map[string]registry.Volume{"its task is known": split, "it has made the volume": made} {
+		synctest.Test(t, func(t *testing.T) {
+			c := claimed()
+			c.Volume = v.VolumeKey()
+			plugins := table{registry.RoleNode: node}
+			d := open(t, plugins, v, c)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := d.Mediator.Attach(ctx, call, v, usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+				t.Errorf("%s: %v", what, err)
+			}
+			plugins[registry.RoleController] = of(registry.AttachDetach)[registry.RoleController]
+			if err := d.Mediator.Attach(t.Context(), call, v, usage(), "i-1"); err != nil {
+				t.Errorf("%s, when it is back: %v", what, err)
+			}
+			d.expect("ControllerPublishVolume vol-data i-1")
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, table{registry.RoleNode: node})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		s := split.VolumeSpec
+		if _, err := d.Mediator.Register(ctx, call, s); !errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("registered without being confirmed: %v", err)
+		}
+	})
+}
