@@ -257,7 +257,11 @@ func (a *Agent) say(notes []Note) {
 
 // note adds something that happened to the record.
 func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
-	r.Notes = append(r.Notes, Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)})
+	n := Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)}
+	if r.Group.Count > 1 {
+		n.Place = fmt.Sprintf("[%d]", r.Index)
+	}
+	r.Notes = append(r.Notes, n)
 }
 
 // Notes calls fn with what has happened to allocs since this agent began, as far as it is kept, and with what happens then, in order, until

@@ -102,6 +102,7 @@ type Note struct {
 	At    time.Time     `json:"at"`
 	Job   string        `json:"job"`
 	Alloc host.AllocID  `json:"alloc"`
+	Place string        `json:"place,omitempty"` // tells the allocs of a group that is placed several times apart: [1]
 	Task  host.TaskName `json:"task,omitempty"`
 	Text  string        `json:"text"`
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -49,7 +50,7 @@ type file struct {
 	volume bool
 }
 
-// maxFile is far more than the shim takes: it says so better.
+// maxFile is far more than the shim takes.
 const maxFile = 512 << 10
 
 // readFile reads a file; "-" is the standard input.
@@ -63,9 +64,15 @@ func readFile(path string) (file, error) {
 		defer f.Close()
 		from = f
 	}
-	text, err := io.ReadAll(io.LimitReader(from, maxFile))
+	text, err := io.ReadAll(io.LimitReader(from, maxFile+1))
 	if err != nil {
+		if _, told := errors.AsType[*os.PathError](err); told {
+			return file{}, err
+		}
 		return file{}, fmt.Errorf("read %s: %w", path, err)
+	}
+	if len(text) > maxFile {
+		return file{}, fmt.Errorf("%s has more than %d KiB: is it a job or a volume file?", path, maxFile>>10)
 	}
 	return file{agent.Source{Name: path, Text: text}, isVolume(path, text)}, nil
 }
@@ -83,8 +90,9 @@ func isVolume(path string, text []byte) bool {
 	return !jobHead.Match(text) && pluginField.Match(text)
 }
 
-// readFiles reads files that share their variables: each is given those that it declares.
-func (v *variables) readFiles(paths []string) ([]file, error) {
+// readFiles reads files that share their variables: each is given those that it declares. One that cannot be read is given to unread, whose
+// error ends it.
+func (v *variables) readFiles(paths []string, unread func(path string, err error) error) ([]file, error) {
 	values, varFiles, err := v.read()
 	if err != nil {
 		return nil, err
@@ -94,7 +102,10 @@ func (v *variables) readFiles(paths []string) ([]file, error) {
 	for _, path := range paths {
 		f, err := readFile(path)
 		if err != nil {
-			return nil, err
+			if err := unread(path, err); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		f.Files, f.Variables = varFiles, map[string]string{}
 		for name, value := range values {
@@ -105,12 +116,15 @@ func (v *variables) readFiles(paths []string) ([]file, error) {
 		out = append(out, f)
 	}
 	for name := range values {
-		if !used[name] {
+		if !used[name] && len(out) == len(paths) {
 			return nil, usageError{fmt.Errorf("--var %s: no file declares this variable", name)}
 		}
 	}
 	return out, nil
 }
+
+// endsIt has the first file that cannot be read be the end.
+func endsIt(_ string, err error) error { return err }
 
 func declares(text []byte, name string) bool {
 	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) + `"?\s*\{|"variable"\s*:`).Match(text)

@@ -24,7 +24,7 @@ func newJobRun(io streams, p *places) *cobra.Command {
 		Use: "run FILE", Short: "Have the agent run a job, or replace the one of that id",
 		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.single(args[0])
+			src, err := v.single(args[0], false)
 			if err != nil {
 				return err
 			}
@@ -50,15 +50,23 @@ func newJobRun(io streams, p *places) *cobra.Command {
 	return c
 }
 
-// single reads the one file of a command; all variables are its own.
-func (v *variables) single(path string) (control.Submission, error) {
+// single reads the one file of a command, which is for a volume or for a job; all variables are its own.
+func (v *variables) single(path string, volume bool) (control.Submission, error) {
 	values, files, err := v.read()
 	if err != nil {
 		return control.Submission{}, err
 	}
 	f, err := readFile(path)
 	f.Variables, f.Files = values, files
-	return f.Source, err
+	switch {
+	case err != nil:
+		return f.Source, err
+	case f.volume && !volume:
+		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create, or register", path)
+	case volume && jobHead.Match(f.Text):
+		return f.Source, fmt.Errorf("%s: this is a job file; use holdfast job run", path)
+	}
+	return f.Source, nil
 }
 
 // settle waits until the job's allocs of its version run or have ended.

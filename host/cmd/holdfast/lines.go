@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -18,19 +19,39 @@ type (
 	hooksTask  = hooks.Task
 )
 
-// lines writes progress for people, a line each, with the seconds since the begin.
+// lines writes progress, a line each, with the seconds since the begin: for people, or a JSON object each.
 type lines struct {
 	mu    sync.Mutex // a line is written as a whole
 	out   io.Writer
+	json  bool
 	begin time.Time
 }
 
-func newLines(out io.Writer) *lines { return &lines{out: out, begin: time.Now()} }
+// line is one for programs.
+type line struct {
+	Seconds float64     `json:"seconds"`
+	Text    string      `json:"text"`
+	Event   *host.Event `json:"event,omitempty"`
+	Note    *agent.Note `json:"note,omitempty"`
+}
 
-func (l *lines) say(format string, args ...any) {
+func newLines(out io.Writer, json bool) *lines {
+	return &lines{out: out, json: json, begin: time.Now()}
+}
+
+func (l *lines) say(format string, args ...any) { l.write(line{Text: fmt.Sprintf(format, args...)}) }
+
+func (l *lines) write(s line) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fmt.Fprintf(l.out, "%6.2fs  %s\n", time.Since(l.begin).Seconds(), fmt.Sprintf(format, args...))
+	s.Seconds = time.Since(l.begin).Round(time.Millisecond).Seconds()
+	if l.json {
+		e := json.NewEncoder(l.out)
+		e.SetEscapeHTML(false)
+		_ = e.Encode(s)
+		return
+	}
+	fmt.Fprintf(l.out, "%6.2fs  %s\n", s.Seconds, clean(s.Text))
 }
 
 func (l *lines) warn(diags host.Diagnostics) {
@@ -42,12 +63,17 @@ func (l *lines) warn(diags host.Diagnostics) {
 }
 
 func (l *lines) note(n agent.Note) error {
-	who := "alloc " + short(string(n.Alloc)) + " of " + n.Job
-	if n.Task != "" {
-		who = "task " + string(n.Task) + " of " + n.Job
-	}
-	l.say("%s %s", who, n.Text)
+	l.write(line{Text: noteLine(n), Note: &n})
 	return nil
+}
+
+// noteLine is a note without its time.
+func noteLine(n agent.Note) string {
+	who := "alloc " + short(string(n.Alloc))
+	if n.Task != "" {
+		who = "task " + string(n.Task)
+	}
+	return who + " of " + n.Job + n.Place + " " + n.Text
 }
 
 // event says what the shim tells.
@@ -56,7 +82,7 @@ func (l *lines) event(e host.Event) error {
 	case registry.EventResync, registry.EventBookmark:
 		return nil
 	}
-	l.say("%s", eventLine(e))
+	l.write(line{Text: eventLine(e), Event: &e})
 	return nil
 }
 

@@ -135,6 +135,7 @@ func TestExitCodes(t *testing.T) {
 	nobody := "--address=" + filepath.Join(dir, "agent.sock")
 	for line, want := range map[string]int{
 		"version":                           exitOK,
+		"--version":                         exitOK,
 		"--help":                            exitOK,
 		"nope":                              exitUsage,
 		"job nope":                          exitUsage,
@@ -144,6 +145,7 @@ func TestExitCodes(t *testing.T) {
 		"run --var=x=1 " + bad:              exitUsage,
 		"run --var=x " + bad:                exitUsage,
 		"run --driver=docker " + bad:        exitUsage,
+		"run --log-level=loud " + bad:       exitUsage,
 		"run /no/such/file":                 exitFailed,
 		"run --shim=/no/such/shim " + bad:   exitFailed,
 		"validate --shim=/no/such " + bad:   exitFailed,
@@ -204,7 +206,7 @@ func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
 		}
 	}
 	v := &variables{values: []string{"one=1", "both=a=b"}}
-	files, err := v.readFiles([]string{first, second})
+	files, err := v.readFiles([]string{first, second}, endsIt)
 	if err != nil {
 		t.Fatal(err)
 	}

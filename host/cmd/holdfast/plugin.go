@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -77,9 +76,12 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	for _, t := range p.Tasks {
 		asked := ""
 		if t.Restart != nil {
-			asked = fmt.Sprintf("of attempt %d: %s %s", t.Restart.Attempt, t.Restart.Cause, t.Restart.Detail)
+			asked = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt, t.Restart.Cause)
+			if t.Restart.Detail != "" {
+				asked += ": " + t.Restart.Detail
+			}
 		}
-		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, strings.TrimSpace(asked))
+		tasks.add(short(t.Alloc), t.Task, t.Job, t.Type, t.Phase, t.Attempt, asked)
 	}
 	for _, part := range []struct {
 		t    *table

@@ -58,7 +58,10 @@ func run(args []string, out, errs io.Writer) int {
 	if err != nil && !errors.Is(err, errSaid) {
 		fmt.Fprintln(errs, "holdfast:", err)
 	}
-	if errors.Is(err, control.ErrNoAgent) {
+	switch {
+	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
+		fmt.Fprintln(errs, "the socket is another user's: only root and the user that runs an agent may control it")
+	case errors.Is(err, control.ErrNoAgent):
 		fmt.Fprintln(errs, "start one with: holdfast agent; or say where it is with --state-dir, --run-dir or --address (HOLDFAST_ADDR)")
 	}
 	return exitCode(err)
@@ -89,6 +92,9 @@ func newRoot(io streams) *cobra.Command {
 		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
 			"3 no agent answers; 130 ended by a second signal.",
 	}
+	root.Version = host.Version
+	root.SetVersionTemplate("holdfast {{.Version}}\n")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.checkLevel() }
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"), "state directory (HOLDFAST_STATE_DIR; default "+defaultState+", of run a fresh one)")
@@ -186,6 +192,14 @@ func (p *places) client() *control.Client {
 		}
 	}
 	return control.NewClient(control.Socket(dirs[0]))
+}
+
+// checkLevel refuses a level that there is not.
+func (p *places) checkLevel() error {
+	if p.logLevel != "" && hclog.LevelFromString(p.logLevel) == hclog.NoLevel {
+		return usageError{fmt.Errorf("--log-level %q: use trace, debug, info, warn or error", p.logLevel)}
+	}
+	return nil
 }
 
 func (p *places) logger(io streams, byDefault string) hclog.Logger {

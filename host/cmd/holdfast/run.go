@@ -35,8 +35,9 @@ func newRun(io streams, p *places) *cobra.Command {
 		Long: "Run job files in the foreground. Volume files (told by their name, *.volume.hcl, or their content) are created, or registered if " +
 			"they have an external_id, when their plugin is healthy, before the jobs without a plugin begin.\n\n" +
 			"It ends when all jobs without a plugin are batch jobs and are complete, or with SIGINT or SIGTERM: users of volumes first, then plugins. " +
-			"A second signal ends at once. The exit code is 0 if nothing failed. Without --state-dir the state is a fresh directory, removed afterwards; " +
-			"volumes stay with their plugin unless --delete-volumes is given.",
+			"A second signal ends tasks at once, and leaves volumes as they are. The exit code is 0 if nothing failed. Without --state-dir the state is a fresh directory, removed afterwards; " +
+			"volumes stay with their plugin unless --delete-volumes is given. With --json each line is a JSON object.\n\n" +
+			"While it runs, the other commands speak to it too, with the --address that it says first.",
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
 	}
@@ -49,7 +50,7 @@ func newRun(io streams, p *places) *cobra.Command {
 
 // runForeground prepares the directories, and removes them afterwards if they were made for this run.
 func runForeground(ctx context.Context, io streams, p *places, f *runFlags, paths []string) error {
-	files, err := f.readFiles(paths)
+	files, err := f.readFiles(paths, endsIt)
 	if err != nil {
 		return err
 	}
@@ -65,7 +66,7 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 	if fresh && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
-	o := &outing{flags: f, files: files, lines: newLines(io.out)}
+	o := &outing{flags: f, files: files, lines: newLines(io.out, p.json)}
 	o.station, err = openStation(ctx, state, run(state), &f.equipment, p.logger(io, "warn"))
 	if err != nil {
 		return errors.Join(err, o.tidy(state, fresh))
@@ -162,11 +163,36 @@ func (o *outing) parse(ctx context.Context) error {
 			for _, w := range warnings {
 				o.lines.say("%s: %s", f.Name, w)
 			}
+			if err != nil {
+				err = fmt.Errorf("%s: %w", f.Name, err)
+			}
 		}
 		errs = append(errs, err)
 		o.jobs = append(o.jobs, planned{job, f.Source})
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return o.twice()
+}
+
+// twice refuses two files for one thing: the second would replace the first.
+func (o *outing) twice() error {
+	seen := map[string]string{}
+	for _, p := range o.jobs {
+		if first, has := seen[p.job.ID]; has {
+			return usageError{fmt.Errorf("job %q is in %s and in %s: give one of them", p.job.ID, first, p.src.Name)}
+		}
+		seen[p.job.ID] = p.src.Name
+	}
+	names := map[host.VolumeName]bool{}
+	for _, v := range o.volumes {
+		if names[v.VolumeName()] {
+			return usageError{fmt.Errorf("volume %s is in two files: give one of them", v.VolumeName())}
+		}
+		names[v.VolumeName()] = true
+	}
+	return nil
 }
 
 // work submits everything and waits for the end: the last batch job's, or a signal.
@@ -233,11 +259,24 @@ func (o *outing) story(ctx context.Context) error {
 // volumesThenUsers goes on when the plugins have been submitted.
 func (o *outing) volumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
+		if !o.runs(spec.Plugin) {
+			o.lines.say("volume %s waits for plugin %q, which none of these files runs; it can be added with: holdfast --address %s job run FILE",
+				spec.VolumeName(), spec.Plugin, o.socket)
+		}
 		if err := o.createVolume(ctx, spec); err != nil {
 			return err
 		}
 	}
 	return o.submit(func(p planned) bool { return !p.plugin() })
+}
+
+// runs says whether one of the files runs the plugin.
+func (o *outing) runs(id host.PluginID) bool {
+	return slices.ContainsFunc(o.jobs, func(p planned) bool {
+		return slices.ContainsFunc(p.job.Groups, func(g hooksGroup) bool {
+			return slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 && t.Plugin == id })
+		})
+	})
 }
 
 // current leaves out what has ended before the job was submitted by this run.
@@ -348,7 +387,9 @@ func (o *outing) down(life context.Context, signals <-chan os.Signal) error {
 	o.lines.say("tasks are ended without waiting for their volumes")
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
-	return errors.Join(err, o.agent.TakeDownByForce(hurry))
+	err = errors.Join(err, o.agent.TakeDownByForce(hurry))
+	o.lines.say("what is left is given back by the next run with --state-dir %s and the files of its plugins", o.layout.State)
+	return err
 }
 
 func (o *outing) downInOrder(ctx context.Context) error {

@@ -76,6 +76,9 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	if err != nil {
 		return nil, err
 	}
+	if os.Geteuid() != 0 {
+		log.Warn("this is not root: the driver exec, and plugins that mount, need root or a user namespace, as in: unshare -Urm holdfast ...")
+	}
 	living, err := st.agent.Living(ctx)
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
@@ -120,12 +123,21 @@ func findShim(flag string) (host.Binary, error) {
 			tried = append(tried, filepath.Join(dir, name))
 		}
 	}
+	unfit := ""
 	for _, path := range tried {
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && unix.Access(path, unix.X_OK) == nil {
+		info, err := os.Stat(path)
+		switch {
+		case err != nil || !info.Mode().IsRegular():
+		case unix.Access(path, unix.X_OK) == nil:
 			return host.Binary{Path: path}, nil
+		case unfit == "":
+			unfit = path
 		}
 	}
-	return host.Binary{}, fmt.Errorf("there is no %s beside this program or in PATH; name it with --shim", name)
+	if unfit != "" {
+		return host.Binary{}, fmt.Errorf("%s may not be executed: chmod +x it, or name another with --shim", unfit)
+	}
+	return host.Binary{}, fmt.Errorf("there is no %s beside this program or in PATH: build it with make, or name it with --shim", name)
 }
 
 // serve runs the agent and its control socket until ctx ends, and returns the first error of the two.
@@ -162,9 +174,13 @@ func (st *station) close() error {
 	return errors.Join(append(errs, st.agent.Close())...)
 }
 
-// fold takes the two mounts of a state directory itself down, if nothing is mounted below them any more: then it has left none.
+// fold takes the mounts of a state directory itself down, if nothing is mounted below them any more: then it has left none. An earlier run
+// may have had its run directory in the state directory.
 func fold(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
+	if inner := runDirs(l.State)[1]; inner != l.Run {
+		own = append(own, inner)
+	}
 	table, err := mnt.Table(0)
 	if err != nil {
 		return err

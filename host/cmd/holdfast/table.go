@@ -80,6 +80,25 @@ func when(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05")
 }
 
+// size is a number of bytes for people; 0 is not known.
+func size(bytes int64) string {
+	unit, names := int64(1), []string{"KiB", "MiB", "GiB", "TiB", "PiB"}
+	name := "B"
+	for _, larger := range names {
+		if bytes < unit<<10 {
+			break
+		}
+		unit, name = unit<<10, larger
+	}
+	switch {
+	case bytes <= 0:
+		return ""
+	case bytes%unit == 0:
+		return fmt.Sprintf("%d %s", bytes/unit, name)
+	}
+	return fmt.Sprintf("%.2f %s", float64(bytes)/float64(unit), name)
+}
+
 func yes(b bool) string {
 	if b {
 		return "yes"

@@ -16,7 +16,7 @@ import (
 // verdict is what validate says of a file.
 type verdict struct {
 	File        string           `json:"file"`
-	Kind        string           `json:"kind"` // "job" or "volume"
+	Kind        string           `json:"kind,omitempty"` // "job" or "volume"; empty if the file cannot be read
 	Valid       bool             `json:"valid"`
 	Error       string           `json:"error,omitempty"` // if it is not about a place in the text
 	Diagnostics host.Diagnostics `json:"diagnostics"`
@@ -26,11 +26,15 @@ func newValidate(io streams, p *places) *cobra.Command {
 	v, shim := &variables{}, ""
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Say what is wrong with job and volume files",
-		Long: "Read job and volume files and say what is wrong with them, with places. Variables without a value are unknown. No agent is needed: " +
+		Long: "Read job and volume files (- is the standard input) and say what is wrong with them, with places. Variables without a value are unknown. No agent is needed: " +
 			"a shim is started for it. The exit code is 1 if any file is wrong.",
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			files, err := v.readFiles(args)
+			var unread []verdict
+			files, err := v.readFiles(args, func(path string, err error) error {
+				unread = append(unread, verdict{File: path, Error: err.Error(), Diagnostics: host.Diagnostics{}})
+				return nil
+			})
 			if err != nil {
 				return err
 			}
@@ -38,7 +42,7 @@ func newValidate(io streams, p *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return tell(io, p.json, verdicts)
+			return tell(io, p.json, append(unread, verdicts...))
 		},
 	}
 	v.flags(c)
@@ -101,6 +105,8 @@ func tell(io streams, json bool, verdicts []verdict) error {
 			fmt.Fprintln(io.out, d)
 		}
 		switch {
+		case v.Error != "" && v.Kind == "":
+			fmt.Fprintln(io.out, v.Error) // it names the file
 		case v.Error != "":
 			fmt.Fprintf(io.out, "%s: %s\n", v.File, v.Error)
 		case v.Valid:

@@ -30,7 +30,7 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 	c := &cobra.Command{
 		Use: verb + " FILE", Short: what, Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
-			src, err := v.single(args[0])
+			src, err := v.single(args[0], true)
 			if err != nil {
 				return err
 			}
@@ -113,7 +113,7 @@ func newVolumeStatus(io streams, p *places) *cobra.Command {
 func writeVolumes(to io.Writer, list []control.Volume) error {
 	t := newTable("NAMESPACE", "ID", "PLUGIN", "STATE", "CAPACITY", "ATTACH", "STAGE", "USERS")
 	for _, v := range list {
-		t.add(v.Namespace, v.ID, v.Plugin, v.State, number(v.Capacity), v.Attached, v.Staged, len(v.Holders))
+		t.add(v.Namespace, v.ID, v.Plugin, v.State, size(v.Capacity), v.Attached, v.Staged, len(v.Holders))
 	}
 	return t.write(to, "no volumes")
 }
@@ -124,7 +124,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		call = fmt.Sprintf("%s, %s, try %d: %s", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt, v.Intent.Detail)
 	}
 	err := facts(to, "ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State,
-		"Capacity", number(v.Capacity), "Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since))
+		"Capacity", size(v.Capacity), "Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since))
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
 	for _, c := range v.Capabilities {
 		modes.add(c.Access, c.Attachment)

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent"
+)
+
+func TestOneJobInTwoFilesIsRefused(t *testing.T) {
+	in := func(file, id string) planned { return planned{&host.Job{ID: id}, agent.Source{Name: file}} }
+	if err := (&outing{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "b")}}).twice(); err != nil {
+		t.Errorf("two jobs: %v", err)
+	}
+	err := (&outing{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "a")}}).twice()
+	if exitCode(err) != exitUsage || !strings.Contains(err.Error(), "a.hcl and in b.hcl") {
+		t.Errorf("one job twice: %v", err)
+	}
+	v := host.VolumeSpec{ID: "v"}
+	if err := (&outing{volumes: []host.VolumeSpec{v, v}}).twice(); exitCode(err) != exitUsage {
+		t.Errorf("one volume twice: %v", err)
+	}
+}
+
+func TestWhoRunsAPluginIsSeenInItsFiles(t *testing.T) {
+	j := &host.Job{ID: "j", Groups: []hooks.Group{{Tasks: []hooks.Task{{Name: "t", Plugin: "disk", Sealed: []byte("x")}}}}}
+	o := &outing{jobs: []planned{{job: j}}}
+	if !o.runs("disk") || o.runs("other") {
+		t.Errorf("disk %v, other %v", o.runs("disk"), o.runs("other"))
+	}
+}
+
+func TestProgressIsLinesOrJSON(t *testing.T) {
+	n := agent.Note{Alloc: "0a1b2c3d-0", Job: "db", Place: "[1]", Task: "main", Text: "is running"}
+	var people, programs bytes.Buffer
+	_ = newLines(&people, false).note(n)
+	_ = newLines(&programs, true).note(n)
+	if !strings.HasSuffix(people.String(), "s  task main of db[1] is running\n") {
+		t.Errorf("for people: %q", people.String())
+	}
+	var got line
+	if err := json.Unmarshal(programs.Bytes(), &got); err != nil || got.Note == nil || got.Note.Alloc != n.Alloc || got.Text != "task main of db[1] is running" {
+		t.Errorf("for programs: %q, %v", programs.String(), err)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB", 3 << 29: "1.50 GiB", 5 << 50: "5 PiB"} {
+		if got := size(bytes); got != want {
+			t.Errorf("%d: %q, want %q", bytes, got, want)
+		}
+	}
+}
+
+func TestFilesThatCannotBeJobs(t *testing.T) {
+	dir := t.TempDir()
+	job, volume, huge := filepath.Join(dir, "j.hcl"), filepath.Join(dir, "v.hcl"), filepath.Join(dir, "huge.hcl")
+	for path, text := range map[string]string{job: `job "j" {}`, volume: "id = \"v\"\nplugin_id = \"p\"\n", huge: strings.Repeat("#", maxFile+1)} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		path   string
+		volume bool
+		want   string
+	}{
+		{job, false, ""}, {volume, true, ""}, {job, true, "holdfast job run"}, {volume, false, "holdfast volume create"},
+		{huge, false, "has more than 512 KiB"}, {dir, false, "is a directory"},
+	} {
+		_, err := (&variables{}).single(c.path, c.volume)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s as a volume %v: %v", c.path, c.volume, err)
+		}
+	}
+	// One that cannot be read keeps nobody from hearing of the others.
+	var unread []string
+	files, err := (&variables{}).readFiles([]string{dir, job}, func(path string, err error) error {
+		unread = append(unread, path)
+		return nil
+	})
+	if err != nil || len(files) != 1 || len(unread) != 1 {
+		t.Errorf("%v, %v, %v", files, unread, err)
+	}
+	stop := errors.New("stop")
+	if _, err := (&variables{}).readFiles([]string{dir}, func(string, error) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("not ended: %v", err)
+	}
+}
