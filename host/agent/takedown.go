@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"holdfast/registry"
@@ -29,7 +30,8 @@ func (a *Agent) takeDown(ctx context.Context, last int) error {
 	return nil
 }
 
-// TakeDownByForce ends everything at once: no task is given time to end by itself, and no volume has to be given back first.
+// TakeDownByForce ends everything at once: no task is given time to end by itself, and no volume is waited for. The error
+// says which allocs still hold theirs.
 func (a *Agent) TakeDownByForce(ctx context.Context) error {
 	a.mu.Lock()
 	a.draining = true
@@ -40,17 +42,10 @@ func (a *Agent) TakeDownByForce(ctx context.Context) error {
 	for rank := range lastRank + 1 {
 		a.stopRank(rank)
 	}
-	running := func(all []*AllocRecord) bool {
-		for _, r := range all {
-			for _, t := range r.Tasks {
-				if t.State != TaskDead && !r.State.Ended() {
-					return false
-				}
-			}
-		}
-		return true
+	over := func(all []*AllocRecord) bool {
+		return !slices.ContainsFunc(all, func(r *AllocRecord) bool { return !r.State.Ended() && r.State != AllocReleasing })
 	}
-	if err := a.Await(ctx, running); err != nil {
+	if err := a.Await(ctx, over); err != nil {
 		return a.leftOver(err)
 	}
 	return a.leftOver(nil)
