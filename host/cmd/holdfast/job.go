@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -122,7 +123,7 @@ func failedAllocs(j control.Job, waited bool) error {
 }
 
 func newJobStop(io streams, p *places) *cobra.Command {
-	purge, force := false, false
+	purge, force, wait := false, false, false
 	c := &cobra.Command{
 		Use: "stop ID", Short: "Have a job end: users of volumes first, then plugins",
 		Args: counted(cobra.ExactArgs(1)),
@@ -130,16 +131,39 @@ func newJobStop(io streams, p *places) *cobra.Command {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
 				return err
 			}
+			said := "is being stopped"
+			if wait {
+				if err := ended(c.Context(), p.client(), args[0]); err != nil {
+					return err
+				}
+				said = "is stopped"
+			}
 			if p.json {
 				return writeJSON(io.out, map[string]string{"id": args[0]})
 			}
-			fmt.Fprintf(io.out, "job %s is being stopped\n", args[0])
+			fmt.Fprintf(io.out, "job %s %s\n", args[0], said)
 			return nil
 		},
 	}
 	c.Flags().BoolVar(&purge, "purge", false, "forget the job and its allocs")
+	c.Flags().BoolVar(&wait, "wait", false, "return when its tasks have ended and its volumes are given back")
 	c.Flags().BoolVar(&force, "force", false, "even if it runs a plugin whose volumes others hold")
 	return c
+}
+
+// ended waits until no alloc of the job is left that runs or holds something.
+func ended(ctx context.Context, c *control.Client, job string) error {
+	for {
+		all, err := c.Allocs(ctx)
+		if err != nil || !slices.ContainsFunc(all, func(a control.Alloc) bool { return a.Job == job && a.Ended.IsZero() }) {
+			return err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 func newJobStatus(io streams, p *places) *cobra.Command {
