@@ -2,11 +2,13 @@
 
 variable "loopfs" {
   type        = string
-  description = "the program"
+  default     = "loopfs"
+  description = "the program: a path, or a name that is found in the PATH of a task (/usr/local/bin and the like)"
 }
 
 variable "data" {
   type        = string
+  default     = "/var/lib/loopfs"
   description = "where loopfs keeps its volumes, on the host"
 }
 

@@ -1,4 +1,4 @@
-# The demo's plugin: loopfs serves controller and node from one process. Volumes are images (or, without root, directories)
+# A plugin: loopfs serves controller and node from one process. Volumes are images (or, without root, directories)
 # below var.data.
 
 variable "data" {

@@ -1,4 +1,4 @@
-# The demo's volume, made by loopfs. The jobs writer and reader share it.
+# A volume, made by loopfs. The jobs writer and reader share it.
 
 id        = "notes"
 name      = "notes"
