@@ -99,11 +99,21 @@ func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.C
 			return err
 		}
 		err = f(ctx, sh.process.Conn())
-		if !cutOff(err) || ctx.Err() != nil {
+		switch {
+		case !cutOff(err):
 			return wire.Error(err)
+		case timeIsUp(ctx):
+			<-ctx.Done()
+			return context.Cause(ctx)
 		}
 		cut = sh
 	}
+}
+
+// timeIsUp says whether the caller's time is up, or is in a moment: the shim has the same deadline, and its clock may be the first.
+func timeIsUp(ctx context.Context) bool {
+	end, limited := ctx.Deadline()
+	return ctx.Err() != nil || limited && time.Until(end) < 50*time.Millisecond
 }
 
 // cutOff says whether nobody has answered a call whose caller still waits: the transport failed, its connection was closed after the

@@ -101,7 +101,9 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	for _, r := range inVolumeOrder(spec.Volumes) {
 		at, err := a.up(ctx, call, g, r)
 		if err != nil {
-			a.waits(ctx, g.Alloc, err.Error())
+			if ctx.Err() == nil { // else what it waited for says more
+				a.waits(ctx, g.Alloc, err.Error())
+			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
 		}
 		published[r.Name] = at
