@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
+	"holdfast/internal/mnt/mnttest"
 )
 
 // asLoopfs makes the test binary run loopfs' own main: the tests start and kill real processes of what they test.
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(mnttest.Run(m))
 }
 
 // machine is what a test's processes share: a data directory, and a directory for staging and target paths.
@@ -152,8 +154,26 @@ type process struct {
 	cmd    *exec.Cmd
 	conn   *grpc.ClientConn
 	socket string
-	log    *strings.Builder
+	log    *record
 	ended  chan struct{}
+}
+
+// record is what the process has logged so far.
+type record struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (r *record) WriteString(s string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.text.WriteString(s)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
 }
 
 // start runs loopfs with its own socket name and waits until it serves.
@@ -173,7 +193,7 @@ func self(t *testing.T) string {
 
 func (m *machine) startCommand(name string, command, env []string, args ...string) *process {
 	m.t.Helper()
-	p := &process{t: m.t, socket: filepath.Join(m.base, name+".sock"), log: &strings.Builder{}, ended: make(chan struct{})}
+	p := &process{t: m.t, socket: filepath.Join(m.base, name+".sock"), log: &record{}, ended: make(chan struct{})}
 	args = append(command[1:], append([]string{"--data", m.data, "--log-level", "debug"}, args...)...)
 	p.cmd = exec.Command(command[0], args...)
 	p.cmd.Env = append(append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT=unix://"+p.socket, "GORACE=atexit_sleep_ms=0"), env...)

@@ -199,7 +199,7 @@ func (r rule) breaks(dep string) string {
 
 // Packages that are for tests are in no binary.
 func TestTestKitsStayInTests(t *testing.T) {
-	kits := []string{"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake"}
+	kits := []string{"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mnt/mnttest"}
 	for path, p := range all(t) {
 		if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", path) }) {
 			continue
