@@ -140,7 +140,10 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 	if err != nil {
 		return err
 	}
-	request := DetachRequest{VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets}
+	request := DetachRequest{
+		VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets,
+		Private: Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
+	}
 	if _, err := m.plugins.Await(ctx, registry.RoleController, p.Volume.Plugin); err != nil {
 		return err
 	}

@@ -54,10 +54,17 @@ type Created struct {
 	Accessible []registry.Topology
 }
 
+// Private is what must not appear in the error of a call, though the call does not carry it.
+type Private struct {
+	MountFlags registry.Flags
+	Contexts   []map[string]string
+}
+
 // DeleteRequest is DeleteVolumeRequest.
 type DeleteRequest struct {
 	VolumeID registry.ExternalID             `json:"volume_id"`
 	Secrets  map[string]registry.SecretValue `json:"-"`
+	Private  Private                         `json:"-"`
 }
 
 // AttachRequest is ControllerPublishVolumeRequest.
@@ -74,6 +81,7 @@ type DetachRequest struct {
 	VolumeID registry.ExternalID             `json:"volume_id"`
 	Node     registry.NodeID                 `json:"node_id"`
 	Secrets  map[string]registry.SecretValue `json:"-"`
+	Private  Private                         `json:"-"`
 }
 
 // ValidateRequest is ValidateVolumeCapabilitiesRequest.

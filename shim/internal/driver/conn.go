@@ -33,12 +33,13 @@ type Conn struct {
 	Task  registry.TaskKey
 	path  string
 	cc    *grpc.ClientConn
-	news  atomic.Uint64 // counts what may change what the plugin says of itself: connections made, answers RESOURCE_EXHAUSTED
-	known atomic.Uint64 // news at the last good Describe
+	hide  func() []string // what must not appear in its texts
+	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, answers RESOURCE_EXHAUSTED
+	known atomic.Uint64   // news at the last good Describe
 }
 
-func newConn(t registry.TaskKey, path string) (*Conn, error) {
-	c := &Conn{Task: t, path: path}
+func newConn(t registry.TaskKey, path string, hide func() []string) (*Conn, error) {
+	c := &Conn{Task: t, path: path, hide: hide}
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dial),

@@ -54,7 +54,7 @@ func createRequest(r controller.CreateRequest) *csi.CreateVolumeRequest {
 
 // Delete is DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r controller.DeleteRequest) error {
-	return f.send(ctx, registry.DeleteVolumeRPC, at, hidden(r.Secrets, ""), func(ctx context.Context, cc grpc.ClientConnInterface) error {
+	return f.send(ctx, registry.DeleteVolumeRPC, at, hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewControllerClient(cc).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)})
 		return err
 	})
@@ -80,7 +80,7 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r controlle
 		err := status.Error(codes.InvalidArgument, "the node id is empty, which would detach the volume from every node: it was not sent")
 		return failure(registry.ControllerUnpublishRPC, at, err, false, nil)
 	}
-	hide := hidden(r.Secrets, "")
+	hide := hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
 	return f.send(ctx, registry.ControllerUnpublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewControllerClient(cc).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
 			VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
@@ -101,7 +101,7 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r control
 			Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 		})
 		out = controller.Validated{
-			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), hide),
+			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), append(hide.words(), f.remembered(at.Plugin)...)),
 		}
 		return err
 	})

@@ -2,6 +2,8 @@ package driver
 
 import (
 	"cmp"
+	"encoding/base64"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,38 +81,17 @@ func judge(err error, hide []string) (verdict, string) {
 	return v, Redact(st.Message(), hide)
 }
 
-// hidden collects what must not appear in texts: the values of secrets, mount flags, and the values of both contexts. Values of fewer than
-// shortest bytes stay, but for secrets.
-func hidden(secrets map[string]registry.SecretValue, flags registry.Flags, contexts ...map[string]string) []string {
-	var out []string
-	for _, v := range secrets {
-		out = append(out, v.Reveal())
-	}
-	open := flags.List()
-	for _, c := range contexts {
-		for _, v := range c {
-			open = append(open, v)
-		}
-	}
-	for _, v := range open {
-		if len(v) >= shortest {
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
-// shortest is what a mount flag or a context's value must be long, in bytes, to be hidden: "ro" or "1" would blot out everything else.
-const shortest = 4
-
-// Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go and JSON quote them.
+// Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go, JSON, base64 and URLs write them.
 func Redact(s string, hide []string) string {
-	for _, value := range byLength(hide) {
-		s = strings.ReplaceAll(s, value, "***")
-	}
+	without := strings.NewReplacer(pairs(hide)...)
+	s = without.Replace(printable(without.Replace(s)))
 	if len(s) > maxDetail {
 		s = s[:maxDetail] + "…"
 	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '
@@ -119,16 +100,29 @@ func Redact(s string, hide []string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// byLength is the values and their quoted forms, the longest first: one may be part of another.
-func byLength(values []string) []string {
-	var out []string
+// pairs is every form of the values, each with what stands for it, the longest first: one may be part of another.
+func pairs(values []string) (list []string) {
+	var all []string
 	for _, v := range values {
-		if v == "" {
-			continue
-		}
-		quoted := strconv.Quote(v)
-		out = append(out, v, quoted[1:len(quoted)-1])
+		all = append(all, forms(v)...)
 	}
-	slices.SortFunc(out, func(x, y string) int { return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(x, y)) })
-	return slices.Compact(out)
+	slices.SortFunc(all, func(x, y string) int { return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(x, y)) })
+	for _, form := range slices.Compact(all) {
+		list = append(list, form, "***")
+	}
+	return list
+}
+
+// forms is how a value may be written.
+func forms(v string) []string {
+	if v == "" {
+		return nil
+	}
+	quoted := strconv.Quote(v)
+	all := []string{v, quoted[1 : len(quoted)-1]}
+	if len(v) >= shortest {
+		all = append(all, base64.RawStdEncoding.EncodeToString([]byte(v)), base64.RawURLEncoding.EncodeToString([]byte(v)),
+			url.QueryEscape(v), url.PathEscape(v))
+	}
+	return all
 }

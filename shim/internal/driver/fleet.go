@@ -19,12 +19,13 @@ type Fleet struct {
 	instances Instances
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	conns     map[registry.TaskKey]*Conn
+	memories  map[registry.PluginID]*memory
 	ended     bool
 }
 
 // New is a fleet without connections. instances may be nil where only Open and Connect are used.
 func New(instances Instances) *Fleet {
-	return &Fleet{conns: map[registry.TaskKey]*Conn{}, instances: instances}
+	return &Fleet{conns: map[registry.TaskKey]*Conn{}, memories: map[registry.PluginID]*memory{}, instances: instances}
 }
 
 // Open is the connection to the task's socket; it is made if there is none. Nothing is dialled before the first call.
@@ -37,7 +38,7 @@ func (f *Fleet) Open(t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	if c := f.conns[t]; c != nil && c.path == at.Host {
 		return c, nil
 	}
-	c, err := newConn(t, at.Host)
+	c, err := newConn(t, at.Host, f.everything)
 	if err != nil {
 		return nil, err
 	}

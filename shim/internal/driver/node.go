@@ -26,7 +26,7 @@ func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r volume.Sta
 
 // Unstage is NodeUnstageVolume.
 func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r volume.UnstageRequest) error {
-	return f.send(ctx, registry.NodeUnstageRPC, at, nil, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+	return f.send(ctx, registry.NodeUnstageRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
 			VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath,
 		})
@@ -48,10 +48,21 @@ func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r volume.P
 
 // Unpublish is NodeUnpublishVolume.
 func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r volume.UnpublishRequest) error {
-	return f.send(ctx, registry.NodeUnpublishRPC, at, nil, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+	return f.send(ctx, registry.NodeUnpublishRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
 			VolumeId: string(r.VolumeID), TargetPath: r.TargetPath,
 		})
 		return err
 	})
+}
+
+// later is the veil of a call that carries nothing private.
+func later(ctx context.Context, private func(context.Context) volume.Private) veil {
+	if private == nil {
+		return veil{}
+	}
+	return veil{more: func() (veil, bool) {
+		p := private(ctx)
+		return hidden(p.Secrets, p.MountFlags, p.Contexts...), p.Unknown
+	}}
 }

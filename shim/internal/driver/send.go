@@ -10,23 +10,46 @@ import (
 	"holdfast/registry"
 )
 
-// send makes one call to the instance. What is in hide does not appear in the text of its error.
-func (f *Fleet) send(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, hide []string,
+// send makes one call to the instance. What v says, and what the plugin was ever sent, does not appear in the text of its error.
+func (f *Fleet) send(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, v veil,
 	call func(context.Context, grpc.ClientConnInterface) error,
 ) error {
+	f.learn(at.Plugin, v)
 	c, err := f.of(at)
 	if err != nil {
-		return failure(rpc, at, status.Error(codes.Unavailable, err.Error()), false, hide)
+		return failure(rpc, at, status.Error(codes.Unavailable, err.Error()), false, v.words())
 	}
 	if err := c.ready(ctx); err != nil {
-		return failure(rpc, at, err, false, hide)
+		return failure(rpc, at, err, false, v.words())
 	}
 	ctx, letter := posted(ctx)
 	err = call(ctx, c.cc)
+	if err == nil {
+		return nil
+	}
 	if status.Code(err) == codes.ResourceExhausted {
 		c.news.Add(1) // its node may be full: what it said of max_volumes_per_node is asked for again
 	}
-	return failure(rpc, at, err, letter.left.Load(), hide)
+	words, all := f.unsaid(at.Plugin, v, letter.left.Load())
+	if all {
+		err = status.Error(status.Code(err), withheld)
+	}
+	return failure(rpc, at, err, letter.left.Load(), words)
+}
+
+// withheld stands for the text of a plugin that may tell secrets which are not known now.
+const withheld = "what the plugin says is withheld: the volume has secrets, and they could not be had to keep them out of it"
+
+// unsaid is what must not appear in the plugin's text, if it may have said one; all: nothing of it may.
+func (f *Fleet) unsaid(id registry.PluginID, v veil, said bool) (words []string, all bool) {
+	if said && v.more != nil {
+		more, unknown := v.more()
+		if unknown {
+			return nil, true
+		}
+		words = more.words()
+	}
+	return append(words, append(v.words(), f.remembered(id)...)...), false
 }
 
 // ask makes one call that changes nothing.
@@ -38,6 +61,6 @@ func (c *Conn) ask(ctx context.Context, rpc registry.RPC, call func(context.Cont
 	if err == nil {
 		return nil
 	}
-	v, text := judge(err, nil)
+	v, text := judge(err, c.hide())
 	return registry.Errorf(v.kind, "%s: %s: %s", rpc, codeName(err), text)
 }

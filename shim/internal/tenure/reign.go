@@ -120,7 +120,9 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
 		Lanes: lanes, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
-	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{Layout: layout, Check: true, Now: time.Now})
+	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
+		Layout: layout, Check: true, Now: time.Now, Expected: expected,
+	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))

@@ -109,6 +109,7 @@ type plugin struct {
 	last            struct {
 		stage   volume.StageRequest
 		publish volume.PublishRequest
+		private volume.Private
 	}
 }
 
@@ -243,7 +244,10 @@ func (p *plugin) Stage(_ context.Context, _ registry.InstanceKey, r volume.Stage
 	})
 }
 
-func (p *plugin) Unstage(_ context.Context, _ registry.InstanceKey, r volume.UnstageRequest) error {
+func (p *plugin) Unstage(ctx context.Context, _ registry.InstanceKey, r volume.UnstageRequest) error {
+	if r.Private != nil {
+		p.last.private = r.Private(ctx)
+	}
 	at := p.host(r.StagingPath)
 	return p.call(registry.NodeUnstageRPC, r.VolumeID, "stage", "", func(d *disk) string {
 		if d.anyTarget() {
@@ -274,7 +278,10 @@ func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r volume.Pub
 	}, func(d *disk) { d.targets[at], d.made[at], p.mounts[at], p.dirs[at] = true, true, true, true })
 }
 
-func (p *plugin) Unpublish(_ context.Context, _ registry.InstanceKey, r volume.UnpublishRequest) error {
+func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r volume.UnpublishRequest) error {
+	if r.Private != nil {
+		p.last.private = r.Private(ctx)
+	}
 	at := p.host(r.TargetPath)
 	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", fine, func(d *disk) {
 		delete(d.targets, at)

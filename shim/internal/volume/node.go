@@ -54,10 +54,19 @@ type StageRequest struct {
 	Secrets        map[string]registry.SecretValue `json:"-"`
 }
 
+// Private is what must not appear in the error of a call, though the call does not carry it.
+type Private struct {
+	Secrets    map[string]registry.SecretValue
+	Unknown    bool // the volume has secrets that nobody could be asked for: of what the plugin says, only its code may be told
+	MountFlags registry.Flags
+	Contexts   []map[string]string
+}
+
 // UnstageRequest is NodeUnstageVolumeRequest.
 type UnstageRequest struct {
-	VolumeID    registry.ExternalID `json:"volume_id"`
-	StagingPath string              `json:"-"` // staging_target_path
+	VolumeID    registry.ExternalID           `json:"volume_id"`
+	StagingPath string                        `json:"-"` // staging_target_path
+	Private     func(context.Context) Private `json:"-"` // is called only when the plugin has said something; nil: nothing is
 }
 
 // PublishRequest is NodePublishVolumeRequest.
@@ -73,6 +82,7 @@ type PublishRequest struct {
 
 // UnpublishRequest is NodeUnpublishVolumeRequest.
 type UnpublishRequest struct {
-	VolumeID   registry.ExternalID `json:"volume_id"`
-	TargetPath string              `json:"-"` // target_path
+	VolumeID   registry.ExternalID           `json:"volume_id"`
+	TargetPath string                        `json:"-"` // target_path
+	Private    func(context.Context) Private `json:"-"` // is called only when the plugin has said something; nil: nothing is
 }

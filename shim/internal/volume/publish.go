@@ -116,7 +116,7 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 	switch {
 	case !st.claimed(r.ClaimKey()):
 		return registry.Change{}, conflict("volume %s is not claimed for it", v.VolumeName())
-	case s.unattached(st, v.Plugin):
+	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case stages && (p.Stage != registry.MarkDone || p.Boot != s.kernel.Boot()):
 		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
@@ -175,7 +175,9 @@ func (s *Stager) settled(ctx context.Context, call registry.Call, st state, inst
 }
 
 func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {
-	request := UnpublishRequest{VolumeID: r.Volume.External}
+	request := UnpublishRequest{
+		VolumeID: r.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, r.Volume) },
+	}
 	open := s.intent(registry.NodeUnpublishRPC, call, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""

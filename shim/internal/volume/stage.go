@@ -100,7 +100,7 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 	switch {
 	case len(st.claims) == 0:
 		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
-	case s.unattached(st, v.Plugin):
+	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
 	case p.Stage != registry.MarkNone && p.Staged != u && len(st.refs) > 0:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
@@ -114,14 +114,16 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
-// unattached says whether the volume lacks an attachment that its plugin wants. What was put up by a plugin that did not attach then
-// stays as it is.
-func (s *Stager) unattached(st state, plugin registry.PluginID) bool {
+// unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away cannot be asked. What
+// was put up by a plugin that did not attach then stays as it is.
+func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
 	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
 		return p.Attaches && p.Attach != registry.MarkDone
 	}
-	inst, found := s.plugins.Find(registry.RoleController, plugin)
-	return found && inst.Fingerprint.Has(registry.AttachDetach)
+	if inst, found := s.plugins.Find(registry.RoleController, v.Plugin); found {
+		return inst.Fingerprint.Has(registry.AttachDetach)
+	}
+	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)
 }
 
 // Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
@@ -141,7 +143,9 @@ func (s *Stager) Unstage(ctx context.Context, call registry.Call, key registry.V
 }
 
 func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Placement) error {
-	request := UnstageRequest{VolumeID: p.Volume.External}
+	request := UnstageRequest{
+		VolumeID: p.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, p.Volume) },
+	}
 	open := registry.Intent{
 		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: call.ID,
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),

@@ -21,6 +21,8 @@ type Options struct {
 	Check bool
 	// Now tells the wall time, for people.
 	Now func() time.Time
+	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
+	Expected func(registry.View, registry.Role, registry.PluginID) bool
 }
 
 // Stager stages and publishes volumes.
@@ -123,6 +125,34 @@ func (s *Stager) resolve(ctx context.Context, v registry.Volume) (map[string]reg
 		return nil, fmt.Errorf("secrets of volume %s: %w", v.VolumeName(), err)
 	}
 	return values, nil
+}
+
+// askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
+const askLimit = time.Second
+
+// private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to answer.
+func (s *Stager) private(ctx context.Context, key registry.VolumeKey) Private {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
+	defer cancel()
+	var v registry.Volume
+	var st state
+	known := false
+	err := s.log.View(ctx, func(view registry.View) error {
+		v, known = view.VolumeByKey(key)
+		st = stateOf(view, key)
+		return nil
+	})
+	p := Private{Contexts: []map[string]string{v.Context, st.place.Publish}}
+	flags := append(v.MountFlags.List(), st.place.Staged.MountFlags.List()...)
+	for _, r := range st.refs {
+		flags = append(flags, r.Usage.MountFlags.List()...)
+	}
+	p.MountFlags = registry.FlagsOf(flags)
+	if err == nil && known {
+		p.Secrets, err = s.resolve(ctx, v)
+	}
+	p.Unknown = err != nil || !known
+	return p
 }
 
 // mounted asks the mount table; without Check it says what is expected.

@@ -483,3 +483,69 @@ func (p plain) Await(ctx context.Context, role registry.Role, id registry.Plugin
 	i.Fingerprint.Capabilities = slices.DeleteFunc(i.Fingerprint.Capabilities, func(c registry.Capability) bool { return c == registry.SingleNodeMulti })
 	return i, err
 }
+
+// mute tells no secret before its caller gives up.
+type mute struct{}
+
+func (mute) Resolve(ctx context.Context, _ map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// What an error must not tell is asked for when a volume is taken down; that nobody answers holds nothing up.
+func TestReleaseNeedsNoSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := open(t)
+		u := shared()
+		u.MountFlags = registry.FlagsOf([]string{"password=x"})
+		w.mustUp("a1", u)
+		w.mustUp("a2", u)
+		w.mustDown("a1")
+		p := w.last.private
+		if p.Unknown || p.Secrets["token"].Reveal() == "" || !slices.Contains(p.MountFlags.List(), "password=x") || len(p.Contexts) != 2 ||
+			p.Contexts[0]["pool"] != "p" || p.Contexts[1]["device"] != "/dev/ext-one" {
+			t.Errorf("%+v", p)
+		}
+		w.crash()
+		w.stager = volume.New(w.log, w.plugin, w.plugin, w.machine, mute{}, volume.Options{Layout: layout, Check: true, Now: time.Now})
+		w.mustDown("a2")
+		if !w.last.private.Unknown {
+			t.Errorf("%+v", w.last.private)
+		}
+		w.empty()
+	})
+}
+
+// away is a table in which the controller is not, for a moment.
+type away struct{ *plugin }
+
+func (a away) Find(role registry.Role, id registry.PluginID) (registry.Instance, bool) {
+	if role == registry.RoleController {
+		return registry.Instance{}, false
+	}
+	return a.plugin.Find(role, id)
+}
+
+// A volume is neither staged nor published unattached while nobody can say whether it has to be attached.
+func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
+	v := volumeOf("one")
+	for what, expected := range map[string]bool{"a controller is expected": true, "there is none": false} {
+		w := open(t)
+		w.attaches = false
+		if _, err := w.ledger.Take(t.Context(), registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+			t.Fatal(err)
+		}
+		s := volume.New(w.log, w.plugin, away{w.plugin}, w.machine, vault{}, volume.Options{
+			Layout: layout, Check: true, Now: time.Now,
+			Expected: func(_ registry.View, role registry.Role, id registry.PluginID) bool {
+				return expected && role == registry.RoleController && id == v.Plugin
+			},
+		})
+		if err := s.Stage(t.Context(), registry.Call{}, v, shared()); errors.Is(err, registry.ErrConflict) != expected {
+			t.Errorf("%s: %v", what, err)
+		}
+		if expected {
+			w.expect()
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/volume"
+)
+
+// telltale has every call that the plugin gets from now on fail with all that it must not tell.
+func telltale(fake *csifake.Plugin) {
+	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+		return nil, status.Error(codes.Internal, "it says: "+strings.Join(canaries[:len(canaries)-1], ", ")+fmt.Sprintf(" and %q", canaryQuoted))
+	})
+}
+
+// What a plugin was sent in one call it must not tell in another one, nor in a probe.
+func TestNothingIsToldInAnotherCall(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+		return &csi.NodeStageVolumeResponse{}, nil
+	})
+	for _, c := range mutating {
+		_ = c.do(patient(t), f)
+	}
+	fake.ClearScript()
+	telltale(fake)
+	ctx, conn := patient(t), open(t, f)
+	_, probe := conn.Probe(ctx)
+	_, describe := conn.Describe(ctx, []registry.Role{registry.RoleNode})
+	for what, err := range map[string]error{
+		"Unstage":   f.Unstage(ctx, nodeKey, volume.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"}),
+		"Unpublish": f.Unpublish(ctx, nodeKey, volume.UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"}),
+		"Detach":    f.Detach(ctx, controllerKey, controller.DetachRequest{VolumeID: "vol-1", Node: "n"}),
+		"Delete":    f.Delete(ctx, controllerKey, controller.DeleteRequest{VolumeID: "vol-1"}),
+		"Probe":     probe, "Describe": describe,
+	} {
+		if err == nil || !strings.Contains(err.Error(), "it says: ") {
+			t.Fatalf("%s: %v", what, err)
+		}
+		without(t, what, err.Error(), canaries...)
+	}
+}
+
+// A new process remembers nothing: it asks for what it must hide, once the plugin has said something, and tells nothing if nobody answers.
+func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	asked := 0
+	private := func(p volume.Private) func(context.Context) volume.Private {
+		return func(context.Context) volume.Private { asked++; return p }
+	}
+	known := volume.Private{Secrets: secrets, MountFlags: usage.MountFlags, Contexts: []map[string]string{publishContext, volumeContext, {"p": canaryParameter}}}
+	unstage := func(f *Fleet, p volume.Private) error {
+		return f.Unstage(patient(t), nodeKey, volume.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s", Private: private(p)})
+	}
+	if err := unstage(f, known); err != nil || asked != 0 {
+		t.Errorf("a call that succeeds asks %d times: %v", asked, err)
+	}
+	if err := unstage(New(table{}), known); err == nil || asked != 0 {
+		t.Errorf("a call that was not sent asks %d times: %v", asked, err)
+	}
+	telltale(fake)
+	err := unstage(f, known)
+	if err == nil || !strings.Contains(err.Error(), "it says: ") {
+		t.Errorf("%v", err)
+	}
+	without(t, "known", fmt.Sprint(err), canaries...)
+	err = unstage(f, volume.Private{Unknown: true})
+	if err == nil || strings.Contains(err.Error(), "it says") || !strings.Contains(err.Error(), "INTERNAL") || !strings.Contains(err.Error(), "withheld") {
+		t.Errorf("%v", err)
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	f := New(nil)
+	for i := range 3 * maxRemembered {
+		f.learn("p", veil{secrets: []string{fmt.Sprint("secret-", i), "kept"}, other: []string{fmt.Sprint("other-", i), strings.Repeat("x", maxValue+1)}})
+	}
+	words := f.remembered("p")
+	if len(words) != 2*maxRemembered || len(f.everything()) != len(words) || len(f.remembered("q")) != 0 {
+		t.Errorf("%d values are remembered", len(words))
+	}
+	for _, newest := range []string{fmt.Sprint("secret-", 3*maxRemembered-1), fmt.Sprint("other-", 3*maxRemembered-1), "kept"} {
+		if !strings.Contains(strings.Join(words, " ")+" ", newest+" ") {
+			t.Errorf("%s is forgotten", newest)
+		}
+	}
+}
+
+// odd is a compression that only the plugin knows.
+type odd struct{}
+
+func (odd) Do(w io.Writer, p []byte) error { _, err := w.Write(p); return err }
+func (odd) Type() string                   { return "odd" }
+
+// An answer that we cannot read is an answer: the plugin may have acted.
+func TestUnreadableAnswerIsUncertain(t *testing.T) {
+	l, socket := listen(t)
+	//nolint:staticcheck // a plugin that compresses unasked is built so
+	s := grpc.NewServer(grpc.RPCCompressor(odd{}))
+	csi.RegisterControllerServer(s, attaching{})
+	go func(l net.Listener) { _ = s.Serve(l) }(l)
+	t.Cleanup(s.Stop)
+	f := fleetFor(t, socket)
+	attach := mutating[2]
+	wantCallError(t, "compressed", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL", registry.ErrInternal)
+}
+
+// attaching attaches, and does nothing else.
+type attaching struct {
+	csi.UnimplementedControllerServer
+}
+
+func (attaching) ControllerPublishVolume(context.Context, *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
+}
