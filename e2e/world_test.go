@@ -204,7 +204,10 @@ func (w *world) exit(p *pluginTask) {
 }
 
 // create makes a volume that one node may write.
-func (w *world) create(id string) error {
+func (w *world) create(id string) error { return w.createWith(w.ctx(), id, "") }
+
+// createWith makes it with more in its file.
+func (w *world) createWith(ctx context.Context, id, more string) error {
 	text := fmt.Sprintf(`
 id        = %q
 name      = %q
@@ -221,12 +224,12 @@ capability {
   access_mode     = "multi-node-multi-writer"
   attachment_mode = "file-system"
 }
-`, id, id)
-	spec, _, err := w.host.ParseVolume(w.ctx(), host.Source{Name: id + ".volume.hcl", Text: []byte(text)}, host.ParseOptions{})
+%s`, id, id, more)
+	spec, _, err := w.host.ParseVolume(ctx, host.Source{Name: id + ".volume.hcl", Text: []byte(text)}, host.ParseOptions{})
 	if err != nil {
 		return err
 	}
-	_, err = w.host.CreateVolume(w.ctx(), spec)
+	_, err = w.host.CreateVolume(ctx, spec)
 	return err
 }
 

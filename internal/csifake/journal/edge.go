@@ -52,14 +52,15 @@ func (e *edge) end(l Line, f *flight) {
 }
 
 // afterRefusal: a refused call upwards leaves what was certain as it was; anything else has to be undone, for part of
-// it may be there. What was not found, or is not implemented, is not there.
+// it may be there. What was not found, or is not implemented, is not there. A volume whose deletion was refused is there:
+// it may be used again.
 func (f *flight) afterRefusal(code string) state {
 	switch {
 	case f.RPC == "CreateVolume" && f.before != up, code == "UNIMPLEMENTED" && f.before == down:
 		return down
 	case code == "NOT_FOUND" && (f.RPC == "NodeUnstageVolume" || f.RPC == "NodeUnpublishVolume"):
 		return down
-	case f.up && f.before == up:
+	case f.up && f.before == up, f.RPC == "DeleteVolume" && f.before == up && code != "NOT_FOUND":
 		return up
 	}
 	return failed
