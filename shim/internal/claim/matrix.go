@@ -57,6 +57,8 @@ func Compatible(a, b registry.Claim) string {
 		return fmt.Sprintf("%s allows one user at a time", a.Usage.Access)
 	case r.nodes == one && !sameNode:
 		return fmt.Sprintf("%s allows one node at a time", a.Usage.Access)
+	case r.writers == none && !(a.Usage.ReadOnly && b.Usage.ReadOnly):
+		return fmt.Sprintf("%s allows no writes", a.Usage.Access)
 	case r.writers == one && !a.Usage.ReadOnly && !b.Usage.ReadOnly:
 		return fmt.Sprintf("%s allows one user that writes at a time", a.Usage.Access)
 	case sameNode && a.Usage.Staging() != b.Usage.Staging():
