@@ -112,7 +112,7 @@ func (odd) Type() string                   { return "odd" }
 // An answer that we cannot read is an answer: the plugin may have acted.
 func TestUnreadableAnswerIsUncertain(t *testing.T) {
 	l, socket := listen(t)
-	//nolint:staticcheck // a plugin that compresses unasked is built so
+	//lint:ignore SA1019 a plugin that compresses unasked is built so
 	s := grpc.NewServer(grpc.RPCCompressor(odd{}))
 	csi.RegisterControllerServer(s, attaching{})
 	go func(l net.Listener) { _ = s.Serve(l) }(l)
