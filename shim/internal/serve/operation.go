@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -50,8 +51,22 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 	}
 }
 
+// callLimit is how long a call may take whose caller has set no deadline: whatever waits has one.
+const callLimit = 15 * time.Minute
+
+// limited is ctx with a deadline, if it has none.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, callLimit, registry.Errorf(context.DeadlineExceeded,
+		"no success within %v; set a deadline of your own to wait for longer, or call again", callLimit))
+}
+
 // fly looks for a stored answer, and else runs the call. An error that only tells of this shim's end is nobody's answer.
 func fly[T any](caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+	caller, end := limited(caller)
+	defer end()
 	ctx, cancel := a.bound(caller)
 	defer cancel()
 	answer, found, err := replay[T](ctx, a, call)
