@@ -147,3 +147,23 @@ func TestShimRestartIsNoChangeOfHealth(t *testing.T) {
 	w.must(w.delete("mark"))
 	w.exit(p)
 }
+
+// A plugin that is stopped on purpose is deregistered, and at no moment ill.
+func TestOrderlyStopIsNoIllness(t *testing.T) {
+	w := newWorld(t, everything...)
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.host.TaskStopping(w.ctx(), p.task.Key(), 1))
+	w.exit(p)
+	err := w.host.Watch(w.ctx(), host.WatchOptions{}, func(e host.Event) error {
+		switch e.Kind {
+		case "unhealthy", "task unhealthy":
+			t.Errorf("an illness that was none: %s", e)
+		case "task deregistered":
+			return io.EOF
+		}
+		return nil
+	})
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+}

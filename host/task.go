@@ -57,6 +57,16 @@ func (h *Host) TaskStarted(ctx context.Context, k TaskKey, attempt uint64) error
 	})
 }
 
+// TaskStopping tells that the attempt is about to be ended on purpose: that its plugin falls silent is then no illness. Without it the plugin
+// is told to be gone, and then to be deregistered.
+func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) error {
+	req := &pb.TaskStoppingRequest{Call: &pb.Call{OperationId: newOperation()}, Task: wire.TaskKeyProto(k), Attempt: attempt}
+	return h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := pb.NewTasksClient(conn).Stopping(ctx, req)
+		return err
+	})
+}
+
 // TaskExited tells that the attempt has ended. Final: the task will not be started again.
 func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
 	req := &pb.TaskExitedRequest{

@@ -153,6 +153,7 @@ type TaskPhase string
 const (
 	TaskStarting TaskPhase = "starting"
 	TaskRunning  TaskPhase = "running"
+	TaskStopping TaskPhase = "stopping" // is being ended on purpose: not watched any more
 	TaskExited   TaskPhase = "exited"
 )
 

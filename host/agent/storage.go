@@ -10,6 +10,7 @@ import (
 type Tasks interface {
 	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
 	TaskStarted(ctx context.Context, k host.TaskKey, attempt uint64) error
+	TaskStopping(ctx context.Context, k host.TaskKey, attempt uint64) error
 	TaskExited(ctx context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error
 	// Restarts calls fn with the complete list of restarts asked for, at once and after each change, until ctx ends.
 	Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error

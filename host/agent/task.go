@@ -283,6 +283,7 @@ func (t *taskRunner) halted(ctx context.Context, h driver.Handle, why string) er
 	if err := t.note(text, func(r *TaskRecord) { r.Reason = why }); err != nil {
 		return err
 	}
+	t.tellStop(ctx)
 	err := t.patientStop(ctx, h)
 	for wait := newPause(t.a.config.Backoff); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
 		if errors.Is(err, errHurry) {
@@ -292,6 +293,21 @@ func (t *taskRunner) halted(ctx context.Context, h driver.Handle, why string) er
 		wait.sleep(ctx, nil)
 	}
 	return context.Cause(ctx)
+}
+
+// stopTimeout bounds the telling of a stop: without it the plugin counts as ill for a moment, no more.
+const stopTimeout = 2 * time.Second
+
+// tellStop tells the shim that a plugin falls silent on purpose.
+func (t *taskRunner) tellStop(ctx context.Context) {
+	if !t.isPlugin() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	if err := t.s.TaskStopping(ctx, t.key(), t.state().Attempt); err != nil {
+		t.a.log.Debug("the shim could not be told of a stop", "alloc", t.id, "task", t.spec.Name, "error", err)
+	}
 }
 
 // errHurry is why a task's time to end by itself is over before it is.

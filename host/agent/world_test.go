@@ -209,6 +209,11 @@ func (s *shim) TaskStarted(_ context.Context, k host.TaskKey, attempt uint64) er
 	return nil
 }
 
+func (s *shim) TaskStopping(_ context.Context, k host.TaskKey, attempt uint64) error {
+	s.journal.add("silent %s/%s %d", s.job(k.Alloc), k.Task, attempt)
+	return nil
+}
+
 func (s *shim) TaskExited(_ context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error {
 	s.journal.add("exited %s/%s %d code=%d final=%v", s.job(k.Alloc), k.Task, attempt, code, final)
 	return nil

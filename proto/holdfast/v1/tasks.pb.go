@@ -327,6 +327,110 @@ func (x *TaskStartedReply) GetAnswer() *Answer {
 	return nil
 }
 
+type TaskStoppingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Task          *TaskKey               `protobuf:"bytes,2,opt,name=task,proto3" json:"task,omitempty"`
+	Attempt       uint64                 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskStoppingRequest) Reset() {
+	*x = TaskStoppingRequest{}
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskStoppingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskStoppingRequest) ProtoMessage() {}
+
+func (x *TaskStoppingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskStoppingRequest.ProtoReflect.Descriptor instead.
+func (*TaskStoppingRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TaskStoppingRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *TaskStoppingRequest) GetTask() *TaskKey {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *TaskStoppingRequest) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+type TaskStoppingReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskStoppingReply) Reset() {
+	*x = TaskStoppingReply{}
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskStoppingReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskStoppingReply) ProtoMessage() {}
+
+func (x *TaskStoppingReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskStoppingReply.ProtoReflect.Descriptor instead.
+func (*TaskStoppingReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TaskStoppingReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
 type TaskExitedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -341,7 +445,7 @@ type TaskExitedRequest struct {
 
 func (x *TaskExitedRequest) Reset() {
 	*x = TaskExitedRequest{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[5]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -353,7 +457,7 @@ func (x *TaskExitedRequest) String() string {
 func (*TaskExitedRequest) ProtoMessage() {}
 
 func (x *TaskExitedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[5]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -366,7 +470,7 @@ func (x *TaskExitedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExitedRequest.ProtoReflect.Descriptor instead.
 func (*TaskExitedRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TaskExitedRequest) GetCall() *Call {
@@ -420,7 +524,7 @@ type TaskExitedReply struct {
 
 func (x *TaskExitedReply) Reset() {
 	*x = TaskExitedReply{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[6]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +536,7 @@ func (x *TaskExitedReply) String() string {
 func (*TaskExitedReply) ProtoMessage() {}
 
 func (x *TaskExitedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[6]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +549,7 @@ func (x *TaskExitedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExitedReply.ProtoReflect.Descriptor instead.
 func (*TaskExitedReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TaskExitedReply) GetAnswer() *Answer {
@@ -464,7 +568,7 @@ type RestartsRequest struct {
 
 func (x *RestartsRequest) Reset() {
 	*x = RestartsRequest{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +580,7 @@ func (x *RestartsRequest) String() string {
 func (*RestartsRequest) ProtoMessage() {}
 
 func (x *RestartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[7]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +593,7 @@ func (x *RestartsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartsRequest.ProtoReflect.Descriptor instead.
 func (*RestartsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RestartsRequest) GetCall() *Call {
@@ -509,7 +613,7 @@ type RestartsReply struct {
 
 func (x *RestartsReply) Reset() {
 	*x = RestartsReply{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -521,7 +625,7 @@ func (x *RestartsReply) String() string {
 func (*RestartsReply) ProtoMessage() {}
 
 func (x *RestartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[8]
+	mi := &file_holdfast_v1_tasks_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -534,7 +638,7 @@ func (x *RestartsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartsReply.ProtoReflect.Descriptor instead.
 func (*RestartsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RestartsReply) GetAnswer() *Answer {
@@ -575,6 +679,12 @@ const file_holdfast_v1_tasks_proto_rawDesc = "" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12%\n" +
 	"\x02at\x18\x04 \x01(\v2\x15.holdfast.v1.BootTimeR\x02at\"?\n" +
 	"\x10TaskStartedReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\x80\x01\n" +
+	"\x13TaskStoppingRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12(\n" +
+	"\x04task\x18\x02 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\"@\n" +
+	"\x11TaskStoppingReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xc0\x01\n" +
 	"\x11TaskExitedRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12(\n" +
@@ -589,10 +699,11 @@ const file_holdfast_v1_tasks_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"u\n" +
 	"\rRestartsReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x127\n" +
-	"\brequests\x18\x02 \x03(\v2\x1b.holdfast.v1.RestartRequestR\brequests2\xb0\x02\n" +
+	"\brequests\x18\x02 \x03(\v2\x1b.holdfast.v1.RestartRequestR\brequests2\xfe\x02\n" +
 	"\x05Tasks\x12L\n" +
 	"\bStarting\x12 .holdfast.v1.TaskStartingRequest\x1a\x1e.holdfast.v1.TaskStartingReply\x12I\n" +
-	"\aStarted\x12\x1f.holdfast.v1.TaskStartedRequest\x1a\x1d.holdfast.v1.TaskStartedReply\x12F\n" +
+	"\aStarted\x12\x1f.holdfast.v1.TaskStartedRequest\x1a\x1d.holdfast.v1.TaskStartedReply\x12L\n" +
+	"\bStopping\x12 .holdfast.v1.TaskStoppingRequest\x1a\x1e.holdfast.v1.TaskStoppingReply\x12F\n" +
 	"\x06Exited\x12\x1e.holdfast.v1.TaskExitedRequest\x1a\x1c.holdfast.v1.TaskExitedReply\x12F\n" +
 	"\bRestarts\x12\x1c.holdfast.v1.RestartsRequest\x1a\x1a.holdfast.v1.RestartsReply0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
@@ -608,53 +719,60 @@ func file_holdfast_v1_tasks_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_tasks_proto_rawDescData
 }
 
-var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_holdfast_v1_tasks_proto_goTypes = []any{
 	(*AllocTask)(nil),           // 0: holdfast.v1.AllocTask
 	(*TaskStartingRequest)(nil), // 1: holdfast.v1.TaskStartingRequest
 	(*TaskStartingReply)(nil),   // 2: holdfast.v1.TaskStartingReply
 	(*TaskStartedRequest)(nil),  // 3: holdfast.v1.TaskStartedRequest
 	(*TaskStartedReply)(nil),    // 4: holdfast.v1.TaskStartedReply
-	(*TaskExitedRequest)(nil),   // 5: holdfast.v1.TaskExitedRequest
-	(*TaskExitedReply)(nil),     // 6: holdfast.v1.TaskExitedReply
-	(*RestartsRequest)(nil),     // 7: holdfast.v1.RestartsRequest
-	(*RestartsReply)(nil),       // 8: holdfast.v1.RestartsReply
-	(*TaskKey)(nil),             // 9: holdfast.v1.TaskKey
-	(*Call)(nil),                // 10: holdfast.v1.Call
-	(*Answer)(nil),              // 11: holdfast.v1.Answer
-	(*Plan)(nil),                // 12: holdfast.v1.Plan
-	(*BootTime)(nil),            // 13: holdfast.v1.BootTime
-	(*RestartRequest)(nil),      // 14: holdfast.v1.RestartRequest
+	(*TaskStoppingRequest)(nil), // 5: holdfast.v1.TaskStoppingRequest
+	(*TaskStoppingReply)(nil),   // 6: holdfast.v1.TaskStoppingReply
+	(*TaskExitedRequest)(nil),   // 7: holdfast.v1.TaskExitedRequest
+	(*TaskExitedReply)(nil),     // 8: holdfast.v1.TaskExitedReply
+	(*RestartsRequest)(nil),     // 9: holdfast.v1.RestartsRequest
+	(*RestartsReply)(nil),       // 10: holdfast.v1.RestartsReply
+	(*TaskKey)(nil),             // 11: holdfast.v1.TaskKey
+	(*Call)(nil),                // 12: holdfast.v1.Call
+	(*Answer)(nil),              // 13: holdfast.v1.Answer
+	(*Plan)(nil),                // 14: holdfast.v1.Plan
+	(*BootTime)(nil),            // 15: holdfast.v1.BootTime
+	(*RestartRequest)(nil),      // 16: holdfast.v1.RestartRequest
 }
 var file_holdfast_v1_tasks_proto_depIdxs = []int32{
-	9,  // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
-	10, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
+	11, // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
+	12, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
 	0,  // 2: holdfast.v1.TaskStartingRequest.task:type_name -> holdfast.v1.AllocTask
-	11, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
-	12, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
-	10, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
-	9,  // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
-	13, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
-	11, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
-	10, // 9: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
-	9,  // 10: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
-	11, // 11: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
-	10, // 12: holdfast.v1.RestartsRequest.call:type_name -> holdfast.v1.Call
-	11, // 13: holdfast.v1.RestartsReply.answer:type_name -> holdfast.v1.Answer
-	14, // 14: holdfast.v1.RestartsReply.requests:type_name -> holdfast.v1.RestartRequest
-	1,  // 15: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
-	3,  // 16: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
-	5,  // 17: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
-	7,  // 18: holdfast.v1.Tasks.Restarts:input_type -> holdfast.v1.RestartsRequest
-	2,  // 19: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
-	4,  // 20: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
-	6,  // 21: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
-	8,  // 22: holdfast.v1.Tasks.Restarts:output_type -> holdfast.v1.RestartsReply
-	19, // [19:23] is the sub-list for method output_type
-	15, // [15:19] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	13, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
+	14, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
+	12, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
+	11, // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
+	15, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
+	13, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
+	12, // 9: holdfast.v1.TaskStoppingRequest.call:type_name -> holdfast.v1.Call
+	11, // 10: holdfast.v1.TaskStoppingRequest.task:type_name -> holdfast.v1.TaskKey
+	13, // 11: holdfast.v1.TaskStoppingReply.answer:type_name -> holdfast.v1.Answer
+	12, // 12: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
+	11, // 13: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
+	13, // 14: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
+	12, // 15: holdfast.v1.RestartsRequest.call:type_name -> holdfast.v1.Call
+	13, // 16: holdfast.v1.RestartsReply.answer:type_name -> holdfast.v1.Answer
+	16, // 17: holdfast.v1.RestartsReply.requests:type_name -> holdfast.v1.RestartRequest
+	1,  // 18: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
+	3,  // 19: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
+	5,  // 20: holdfast.v1.Tasks.Stopping:input_type -> holdfast.v1.TaskStoppingRequest
+	7,  // 21: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
+	9,  // 22: holdfast.v1.Tasks.Restarts:input_type -> holdfast.v1.RestartsRequest
+	2,  // 23: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
+	4,  // 24: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
+	6,  // 25: holdfast.v1.Tasks.Stopping:output_type -> holdfast.v1.TaskStoppingReply
+	8,  // 26: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
+	10, // 27: holdfast.v1.Tasks.Restarts:output_type -> holdfast.v1.RestartsReply
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_tasks_proto_init() }
@@ -669,7 +787,7 @@ func file_holdfast_v1_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_tasks_proto_rawDesc), len(file_holdfast_v1_tasks_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Tasks_Starting_FullMethodName = "/holdfast.v1.Tasks/Starting"
 	Tasks_Started_FullMethodName  = "/holdfast.v1.Tasks/Started"
+	Tasks_Stopping_FullMethodName = "/holdfast.v1.Tasks/Stopping"
 	Tasks_Exited_FullMethodName   = "/holdfast.v1.Tasks/Exited"
 	Tasks_Restarts_FullMethodName = "/holdfast.v1.Tasks/Restarts"
 )
@@ -39,6 +40,8 @@ type TasksClient interface {
 	// Starting is called before every start of a task. It is idempotent per attempt.
 	Starting(ctx context.Context, in *TaskStartingRequest, opts ...grpc.CallOption) (*TaskStartingReply, error)
 	Started(ctx context.Context, in *TaskStartedRequest, opts ...grpc.CallOption) (*TaskStartedReply, error)
+	// Stopping is called before a running task is ended on purpose: its plugin's silence is then no illness.
+	Stopping(ctx context.Context, in *TaskStoppingRequest, opts ...grpc.CallOption) (*TaskStoppingReply, error)
 	Exited(ctx context.Context, in *TaskExitedRequest, opts ...grpc.CallOption) (*TaskExitedReply, error)
 	// Restarts sends the complete list of pending restart requests at once, and again after each change of it.
 	Restarts(ctx context.Context, in *RestartsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestartsReply], error)
@@ -66,6 +69,16 @@ func (c *tasksClient) Started(ctx context.Context, in *TaskStartedRequest, opts 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TaskStartedReply)
 	err := c.cc.Invoke(ctx, Tasks_Started_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tasksClient) Stopping(ctx context.Context, in *TaskStoppingRequest, opts ...grpc.CallOption) (*TaskStoppingReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TaskStoppingReply)
+	err := c.cc.Invoke(ctx, Tasks_Stopping_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +123,8 @@ type TasksServer interface {
 	// Starting is called before every start of a task. It is idempotent per attempt.
 	Starting(context.Context, *TaskStartingRequest) (*TaskStartingReply, error)
 	Started(context.Context, *TaskStartedRequest) (*TaskStartedReply, error)
+	// Stopping is called before a running task is ended on purpose: its plugin's silence is then no illness.
+	Stopping(context.Context, *TaskStoppingRequest) (*TaskStoppingReply, error)
 	Exited(context.Context, *TaskExitedRequest) (*TaskExitedReply, error)
 	// Restarts sends the complete list of pending restart requests at once, and again after each change of it.
 	Restarts(*RestartsRequest, grpc.ServerStreamingServer[RestartsReply]) error
@@ -128,6 +143,9 @@ func (UnimplementedTasksServer) Starting(context.Context, *TaskStartingRequest) 
 }
 func (UnimplementedTasksServer) Started(context.Context, *TaskStartedRequest) (*TaskStartedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Started not implemented")
+}
+func (UnimplementedTasksServer) Stopping(context.Context, *TaskStoppingRequest) (*TaskStoppingReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stopping not implemented")
 }
 func (UnimplementedTasksServer) Exited(context.Context, *TaskExitedRequest) (*TaskExitedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Exited not implemented")
@@ -192,6 +210,24 @@ func _Tasks_Started_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Tasks_Stopping_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TaskStoppingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Stopping(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Stopping_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Stopping(ctx, req.(*TaskStoppingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Tasks_Exited_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TaskExitedRequest)
 	if err := dec(in); err != nil {
@@ -235,6 +271,10 @@ var Tasks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Started",
 			Handler:    _Tasks_Started_Handler,
+		},
+		{
+			MethodName: "Stopping",
+			Handler:    _Tasks_Stopping_Handler,
 		},
 		{
 			MethodName: "Exited",

@@ -259,6 +259,32 @@ func (t *Tasks) started(ctx context.Context, call registry.Call, k registry.Task
 	return t.watch(task)
 }
 
+// Stopping records that the attempt is about to be ended on purpose, and ends its watch: that its plugin falls silent is no illness. Its
+// instances stay until it has exited.
+func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
+	leave, err := t.turn(ctx, k, "its stop")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	task, news, err := t.newest(ctx, k, attempt)
+	if err != nil {
+		return err
+	}
+	if !news || task.Attempt != attempt || task.Phase != registry.TaskRunning {
+		return t.answered(ctx, call, struct{}{})
+	}
+	t.unwatch(k, errStopping)
+	_, err = t.log.Commit(ctx, func(registry.View) (registry.Change, error) {
+		task.Phase = registry.TaskStopping
+		return registry.Change{Put: append(call.Answered(struct{}{}), task)}, nil
+	})
+	if err != nil {
+		return fmt.Errorf("record that %s is being stopped: %w", k, err)
+	}
+	return nil
+}
+
 // Exit is how an attempt of a task ended.
 type Exit struct {
 	Code   int

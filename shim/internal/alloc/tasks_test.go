@@ -80,6 +80,34 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 	})
 }
 
+// A task that is stopped on purpose is not watched while it ends, and its instances stay until it has.
+func TestStoppedTaskIsNotWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		key := registry.TaskKey{Alloc: "a", Task: "t"}
+		start(t, ts, "a", 1)
+		synctest.Wait()
+		for range 2 { // and a replay
+			if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1")
+		end()
+		ts, end = p.tasks() // the next shim watches it no more
+		defer end()
+		synctest.Wait()
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil {
+			t.Error(err)
+		}
+		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1")
+		if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil { // late
+			t.Error(err)
+		}
+	})
+}
+
 // A new attempt ends the watch of the one before, even if nobody said that it has exited.
 func TestNewAttemptSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 // Why a watch ended.
 var (
 	errNewAttempt = errors.New("a newer attempt of the task starts")
+	errStopping   = errors.New("the task is being stopped")
 	errExited     = errors.New("the task has exited")
 )
 

@@ -48,6 +48,20 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 	return &pb.TaskStartedReply{Answer: t.s.orLatest(ctx, nil)}, nil
 }
 
+func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.TaskStoppingReply, error) {
+	k, err := taskKey(req.GetTask())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, t.s, "Tasks.Stopping", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.TaskStoppingReply{Answer: t.s.orLatest(ctx, nil)}, nil
+}
+
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
 	k, err := taskKey(req.GetTask())
 	if err != nil {
