@@ -189,9 +189,11 @@ func (p *Plugin) Calls(rpcs ...string) ([]journal.Call, error) { return Calls(p.
 // peerListener hands out connections that know who is at the other end.
 type peerListener struct {
 	*net.UnixListener
+	path  string
 	mu    sync.Mutex
 	conns map[*peerConn]bool
 	last  uint64
+	ended bool // closed or abandoned, whichever came first
 }
 
 // listen makes the socket; a file left over by a killed plugin makes way, as it does for real plugins.
@@ -205,13 +207,31 @@ func listen(path string) (*peerListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("csifake: %w", err)
 	}
-	return &peerListener{UnixListener: l, conns: map[*peerConn]bool{}}, nil
+	l.SetUnlinkOnClose(false) // Close does it, unless it comes after a kill
+	return &peerListener{UnixListener: l, path: path, conns: map[*peerConn]bool{}}, nil
+}
+
+// end says whether it is the first to end the listener.
+func (l *peerListener) end() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first := !l.ended
+	l.ended = true
+	return first
+}
+
+// Close ends the listener and removes the socket file, before somebody else may have made a new one.
+func (l *peerListener) Close() error {
+	if l.end() {
+		_ = os.Remove(l.path)
+	}
+	return l.UnixListener.Close()
 }
 
 // abandon cuts everything and leaves the socket file behind.
 func (l *peerListener) abandon() {
-	l.SetUnlinkOnClose(false)
-	_ = l.Close() // closed before is as good
+	l.end()
+	_ = l.UnixListener.Close() // closed before is as good
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.conns {
