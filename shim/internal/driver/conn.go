@@ -98,8 +98,8 @@ func (c *Conn) knock(ctx context.Context) error {
 func (c *Conn) settle(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	c.cc.ResetConnectBackoff()
-	for {
+	for limited.Err() == nil {
+		wait := dialLimit
 		state := c.cc.GetState()
 		switch state {
 		case connectivity.Ready:
@@ -108,15 +108,27 @@ func (c *Conn) settle(ctx context.Context) error {
 			return status.Error(codes.Unavailable, "the connection is closed")
 		case connectivity.Idle:
 			c.cc.Connect()
+		case connectivity.TransientFailure:
+			// A process that dies may have taken the knock and not the call: its listener is the last to go.
+			if err := c.knock(limited); err != nil {
+				return status.Error(codes.Unavailable, err.Error())
+			}
+			c.cc.ResetConnectBackoff()
+			wait = 2 * redialFirst
 		}
-		if c.cc.WaitForStateChange(limited, state) {
-			continue
-		}
-		if ctx.Err() != nil {
-			return status.FromContextError(ctx.Err()).Err()
-		}
-		return status.Errorf(codes.Unavailable, "somebody listens at %s, but does not speak gRPC", c.path)
+		c.changes(limited, state, wait)
 	}
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return status.Errorf(codes.Unavailable, "somebody listens at %s, but does not speak gRPC", c.path)
+}
+
+// changes waits until the state is another one, at most for limit.
+func (c *Conn) changes(ctx context.Context, state connectivity.State, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c.cc.WaitForStateChange(ctx, state)
 }
 
 // Lost returns once the connection is lost and nobody answers a new one, with the reason, or nil when ctx ends.
