@@ -60,6 +60,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 				detail = fmt.Sprintf("add volume %q { ... } to the group", name)
 			}
 			f.errorf(at.at("volume"), detail, "the group asks for no volume %q", name)
+			f.mount(at, name) // what else is wrong with it is said at once
 			continue
 		}
 		if asked.other[name] {
