@@ -10,7 +10,7 @@
 // serves.
 //
 // Space is what one program sees of the file system: the host's directories as slaves (what the host mounts or unmounts is
-// followed, nothing goes back), with binds, directories and tmpfs of its own on top. Nothing of it appears on the host, but
+// followed, nothing goes back), with binds, devices, directories and tmpfs of its own on top. Nothing of it appears on the host, but
 // what the program mounts below a bidirectional bind. A Space lives as long as its processes and leaves nothing behind.
 //
 // Linux 5.12 or later. Everything works as root and, but for what the kernel denies, in a user namespace (unshare -Urm). The

@@ -28,7 +28,7 @@ type Space struct {
 	ReadOnly bool    // the host's directories cannot be written, but for /dev and /proc
 }
 
-// Layer is one thing that a Space has of its own: a Bind, a Dir or a Tmpfs.
+// Layer is one thing that a Space has of its own: a Bind, a Device, a Dir or a Tmpfs.
 type Layer interface {
 	target() string
 	put(*tree) error
@@ -81,6 +81,9 @@ func (s Space) Run(fn func() error) error {
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 			return fmt.Errorf("make everything a slave of the host: %w", err)
+		}
+		if err := t.nodes(s.Layers, s.Scratch); err != nil {
+			return err
 		}
 		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation != Bidirectional }); err != nil {
 			return err
