@@ -52,7 +52,7 @@ func (m *mess) calm() {
 func (m *mess) explain() {
 	allocs, _, _ := m.host.Allocs(m.ctx(), "")
 	for _, a := range allocs {
-		m.t.Logf("alloc %s %s waits %q uses %+v", a.ID, a.State, a.Waits, a.Uses)
+		m.t.Logf("alloc %s %s waits %q uses %+v", a.ID, a.State, registry.Waits(a.Waiting), a.Uses)
 	}
 	volumes, _, _ := m.host.Volumes(m.ctx(), host.VolumeQuery{})
 	for _, v := range volumes {

@@ -92,6 +92,11 @@ func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.T
 	return below(root, publishDir, id)
 }
 
+// EphemeralID is the volume_id of an inline volume: unlike that of any other request of any other alloc.
+func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.ExternalID {
+	return registry.ExternalID("csi-" + hash("ephemeral", string(alloc), string(request)))
+}
+
 // Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that ran.
 func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }
 func (l Layout) HostLock() string { return filepath.Join(l.State, "host.lock") }

@@ -62,6 +62,16 @@ type VolumeRequest struct {
 	Source   string               `json:"source"` // the volume's id; with PerAlloc "[n]" is appended
 	Usage    registry.Usage       `json:"usage"`  // FSType and MountFlags empty: the volume's
 	PerAlloc bool                 `json:"per_alloc,omitempty"`
+	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty then.
+	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
+}
+
+// Ephemeral is a volume block's ephemeral block: a volume that its plugin makes when it is published and deletes when it is unpublished
+// (CSI ephemeral inline volumes). It is neither created by CreateVolume, nor attached, nor staged.
+type Ephemeral struct {
+	Plugin  registry.PluginID          `json:"plugin_id"`
+	Context map[string]string          `json:"context,omitempty"` // volume_context
+	Secrets map[string]registry.Secret `json:"secrets,omitempty"` // references only, never values
 }
 
 // VolumeMount is a task's volume_mount block.

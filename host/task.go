@@ -13,6 +13,7 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
+	"holdfast/registry"
 )
 
 // TaskStarting says what to apply to a task that runs a plugin, before this attempt of it starts. Nothing has been applied when it fails.
@@ -129,10 +130,10 @@ func (h *Host) explained(ctx context.Context, id AllocID, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainLimit)
 	defer cancel()
 	list, _, failed := h.Allocs(ctx, id)
-	if failed != nil || len(list) == 0 || list[0].Waits == "" {
+	if failed != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
 		return err
 	}
-	return fmt.Errorf("alloc %s waits for %s: %w", id, list[0].Waits, err)
+	return fmt.Errorf("alloc %s: %s: %w", id, registry.Waits(list[0].Waiting), err)
 }
 
 // ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any number of times. An error

@@ -28,7 +28,8 @@ const (
 	EventVolumeCreated    EventKind = "volume created"
 	EventVolumeRegistered EventKind = "volume registered"
 	EventVolumeDeleted    EventKind = "volume deleted"
-	EventVolumeKept       EventKind = "volume kept" // its deletion was refused for certain: it is ready again
+	EventVolumeForgotten  EventKind = "volume deregistered" // its plugin keeps it
+	EventVolumeKept       EventKind = "volume kept"         // its deletion was refused for certain: it is ready again
 	EventClaimed          EventKind = "claimed"
 	EventReleased         EventKind = "released"
 	EventAttached         EventKind = "attached"
@@ -37,6 +38,8 @@ const (
 	EventUnstaged         EventKind = "unstaged"
 	EventPublished        EventKind = "published"
 	EventUnpublished      EventKind = "unpublished"
+	EventMountLost        EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail says which
+	EventMountBack        EventKind = "mount back"  // it is well again
 	EventStepFailed       EventKind = "step failed" // Cause is the RPC, Detail what the driver said
 	EventReconciled       EventKind = "reconciled"  // Detail says what was found and done
 

@@ -1,18 +1,23 @@
 package registry
 
+import "time"
+
 // VolumeStatus is a volume and how it is used now.
 type VolumeStatus struct {
 	Volume
 	Placement Placement // Attach, Node, Stage and StagedAt only
 	Holders   []Holder
 	Intent    *Intent // the CSI call that is open or uncertain; nil: none
+	Waiting   []Wait  // allocs that wait for it, or to be rid of it
 }
 
 // Holder is a claim, and the publish that goes with it.
 type Holder struct {
-	Claim   Claim
-	Publish Mark
-	Target  Tree
+	Claim    Claim
+	Publish  Mark
+	Target   Tree
+	Trouble  string // what is wrong with its mount; empty: nothing is known to be
+	Troubled time.Time
 }
 
 // AllocStatus is an alloc and how far its volumes have come.
@@ -32,6 +37,10 @@ type Use struct {
 	Publish Mark
 	Target  Tree
 	Intent  *Intent // of the volume, whoever it is for; nil: none
+	Wait    *Wait   // what it waits for; nil: nothing
+	// Trouble is what is wrong with its mount, and since when; empty: nothing is known to be.
+	Trouble  string
+	Troubled time.Time
 }
 
 // PluginTask is a task that runs a plugin: what is expected, registered or not.
@@ -59,4 +68,12 @@ type PluginFingerprint struct {
 type PendingRestart struct {
 	TaskKey
 	RestartRequest
+}
+
+// VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage.
+type VolumeUsage struct {
+	Unit      string // "bytes", "inodes"
+	Total     int64
+	Used      int64
+	Available int64
 }

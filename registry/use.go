@@ -70,6 +70,8 @@ type Ref struct {
 	Target      Tree        `json:"target"` // NodePublishVolume.target_path
 	Publish     Mark        `json:"publish,omitempty"`
 	Boot        string      `json:"boot,omitempty"`
+	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a mount that was confirmed, for people; empty: nothing is known to be
+	Troubled    time.Time   `json:"troubled,omitzero"` // since when
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`
 }
@@ -140,8 +142,8 @@ type Alloc struct {
 	Node        NodeName   `json:"node,omitempty"`
 	Sealed      []byte     `json:"sealed,omitempty"` // the group's part of Parse's answer
 	State       AllocState `json:"state"`
-	Waits       string     `json:"waits,omitempty"`  // for whom or what, for people
-	Release     Call       `json:"release,omitzero"` // the call that asked for the release; it is answered when the alloc is forgotten
+	Waiting     []Wait     `json:"waiting,omitempty"` // what its requests wait for, at most one each, in the order of the requests
+	Release     Call       `json:"release,omitzero"`  // the call that asked for the release; it is answered when the alloc is forgotten
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`

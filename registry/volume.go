@@ -62,6 +62,7 @@ type Usage struct {
 	ReadOnly   bool           `json:"read_only,omitempty"`
 	FSType     string         `json:"fs_type,omitempty"`     // empty: the plugin chooses
 	MountFlags Flags          `json:"mount_flags,omitempty"` // may be sensitive
+	MountGroup string         `json:"mount_group,omitempty"` // MountVolume.volume_mount_group: a group id; empty: none
 }
 
 // Staging is the part of u that the staging mount depends on: read-only may differ from publish to publish.
@@ -80,6 +81,9 @@ func (u Usage) String() string {
 	}
 	if u.MountFlags != "" {
 		s += " with " + u.MountFlags.String()
+	}
+	if u.MountGroup != "" {
+		s += " for group " + u.MountGroup
 	}
 	return s
 }
@@ -105,6 +109,7 @@ type VolumeSpec struct {
 	Capabilities []VolumeCapability `json:"capabilities"`           // at least one
 	FSType       string             `json:"fs_type,omitempty"`      // mount_options
 	MountFlags   Flags              `json:"mount_flags,omitempty"`  // mount_options; may be sensitive
+	MountGroup   string             `json:"mount_group,omitempty"`  // mount_options: the group id that files belong to; empty: none
 	Parameters   map[string]string  `json:"parameters,omitempty"`   // CreateVolumeRequest.parameters
 	Context      map[string]string  `json:"context,omitempty"`      // volume_context; create: the plugin's answer
 	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // references only, never values
@@ -133,8 +138,11 @@ const (
 type Volume struct {
 	VolumeSpec
 	State       VolumeState `json:"state"`
-	Created     bool        `json:"created,omitempty"`  // by CreateVolume, so that DeleteVolume is ours to send
-	Capacity    int64       `json:"capacity,omitempty"` // bytes; 0: not known
+	Created     bool        `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
+	Unattached  bool        `json:"unattached,omitempty"` // its plugin's controller said that it attaches nothing: an absent one is not waited for
+	Ephemeral   bool        `json:"ephemeral,omitempty"`  // inline: made by the publish of its one owner, and gone with it; neither attached nor staged
+	Owner       AllocID     `json:"owner,omitempty"`      // of an ephemeral volume
+	Capacity    int64       `json:"capacity,omitempty"`   // bytes; 0: not known
 	Accessible  []Topology  `json:"accessible_topology,omitempty"`
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`

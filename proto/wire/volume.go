@@ -10,7 +10,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin), ExternalId: string(s.External),
 		CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType, MountFlags: s.MountFlags.List(),
 		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
-		CloneId: string(s.CloneID), SnapshotId: s.SnapshotID,
+		CloneId: string(s.CloneID), SnapshotId: s.SnapshotID, MountGroup: s.MountGroup,
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
@@ -30,7 +30,7 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
 		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
 		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
-		CloneID: registry.ExternalID(m.GetCloneId()), SnapshotID: m.GetSnapshotId(),
+		CloneID: registry.ExternalID(m.GetCloneId()), SnapshotID: m.GetSnapshotId(), MountGroup: m.GetMountGroup(),
 	}
 	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
 		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()), Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
@@ -50,6 +50,7 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
 		Attach: string(v.Placement.Attach), AttachedNodeId: string(v.Placement.Node), Stage: string(v.Placement.Stage),
 		StagedAt: treeProto(v.Placement.StagedAt), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
+		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto),
 	}
 }
 
@@ -57,8 +58,8 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 	out := registry.VolumeStatus{Volume: registry.Volume{
 		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(), Capacity: m.GetCapacity(),
 		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since: moment(m.GetSince()),
-	}}
+		Since: moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
+	}, Waiting: each(m.GetWaiting(), wait)}
 	out.Placement = registry.Placement{
 		Attach: registry.Mark(m.GetAttach()), Node: registry.NodeID(m.GetAttachedNodeId()), Stage: registry.Mark(m.GetStage()), StagedAt: tree(m.GetStagedAt()),
 	}
@@ -69,7 +70,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 				Volume: out.VolumeKey(), Name: out.VolumeName(), Alloc: registry.AllocID(h.GetAlloc()), Request: registry.RequestName(h.GetRequest()),
 				Node: registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: moment(h.GetSince()),
 			},
-			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()),
+			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()), Trouble: h.GetTrouble(), Troubled: moment(h.GetTroubled()),
 		}
 	})
 	return out
@@ -78,7 +79,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 func holderProto(h registry.Holder) *pb.Holder {
 	return &pb.Holder{
 		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Node: string(h.Claim.Node), Usage: usageProto(h.Claim.Usage),
-		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since),
+		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since), Trouble: text(h.Trouble), Troubled: stamp(h.Troubled),
 	}
 }
 
@@ -121,13 +122,14 @@ func Claim(m *pb.Claim) registry.Claim {
 
 func AllocProto(a registry.AllocStatus) *pb.Alloc {
 	return &pb.Alloc{
-		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index, State: string(a.State), Waits: text(a.Waits),
+		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index, State: string(a.State),
+		Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
 		Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
 			return &pb.Use{
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External),
 				Usage: usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
-				Intent: intentProto(u.Intent),
+				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble), Troubled: stamp(u.Troubled),
 			}
 		}),
 	}
@@ -137,7 +139,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 	return registry.AllocStatus{
 		Alloc: registry.Alloc{
 			ID: registry.AllocID(m.GetId()), Job: m.GetJob(), Group: m.GetGroup(), Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
-			State: registry.AllocState(m.GetState()), Waits: m.GetWaits(), CreateIndex: registry.Seq(m.GetCreateIndex()),
+			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait), CreateIndex: registry.Seq(m.GetCreateIndex()),
 			ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
 		},
 		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
@@ -146,6 +148,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()), External: registry.ExternalID(u.GetExternalId())},
 				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
+				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: moment(u.GetTroubled()),
 			}
 		}),
 	}

@@ -88,13 +88,14 @@ func tree(m *pb.Tree) registry.Tree { return registry.Tree{Host: m.GetHost(), Ta
 func usageProto(u registry.Usage) *pb.Usage {
 	return &pb.Usage{
 		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType, MountFlags: u.MountFlags.List(),
+		MountGroup: u.MountGroup,
 	}
 }
 
 func usage(m *pb.Usage) registry.Usage {
 	return registry.Usage{
 		Access: registry.AccessMode(m.GetAccessMode()), Attachment: registry.AttachmentMode(m.GetAttachmentMode()),
-		ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
+		ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()), MountGroup: m.GetMountGroup(),
 	}
 }
 

@@ -82,7 +82,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		return out, nil
 	}
 	for _, st := range list {
-		out.Waits = st.Waits
+		out.Waits, out.Waiting = registry.Waits(st.Waiting), st.Waiting
 		for _, u := range st.Uses {
 			out.Volumes = append(out.Volumes, useView(u))
 		}

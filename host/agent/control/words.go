@@ -54,7 +54,9 @@ type Alloc struct {
 	Namespace string       `json:"namespace"`
 	State     string       `json:"state"`
 	Reason    string       `json:"reason,omitempty"`
-	Waits     string       `json:"waits,omitempty"` // what the shim says that its volumes wait for
+	Waits     string       `json:"waits,omitempty"` // what the shim says that its volumes wait for, in one line
+
+	Waiting []registry.Wait `json:"waiting,omitempty"` // the same, volume by volume
 	Created   time.Time    `json:"created"`
 	Ended     time.Time    `json:"ended,omitzero"`
 	Tasks     []Task       `json:"tasks"`

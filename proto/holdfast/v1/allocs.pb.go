@@ -567,11 +567,12 @@ type Alloc struct {
 	Namespace     string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	Waits         string                 `protobuf:"bytes,7,opt,name=waits,proto3" json:"waits,omitempty"`
+	Waits         string                 `protobuf:"bytes,7,opt,name=waits,proto3" json:"waits,omitempty"` // what it waits for, in one text
 	Volumes       []*Use                 `protobuf:"bytes,8,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,9,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,10,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=since,proto3" json:"since,omitempty"`
+	Waiting       []*Wait                `protobuf:"bytes,12,rep,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -683,6 +684,146 @@ func (x *Alloc) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Alloc) GetWaiting() []*Wait {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// Wait is what one request of an alloc waits for, and why: for people.
+type Wait struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Alloc         string                 `protobuf:"bytes,1,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	Request       string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Volume        *VolumeName            `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
+	Step          string                 `protobuf:"bytes,4,opt,name=step,proto3" json:"step,omitempty"` // "claim", "plugin", "turn", "attach", "stage", "publish", "unpublish", "unstage", "detach"
+	For           string                 `protobuf:"bytes,5,opt,name=for,proto3" json:"for,omitempty"`   // for whom or what
+	Rpc           string                 `protobuf:"bytes,6,opt,name=rpc,proto3" json:"rpc,omitempty"`   // the call that did not end well
+	Code          string                 `protobuf:"bytes,7,opt,name=code,proto3" json:"code,omitempty"`
+	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"` // redacted
+	Attempt       uint64                 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
+	Next          *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=next,proto3" json:"next,omitempty"`
+	Advice        string                 `protobuf:"bytes,12,opt,name=advice,proto3" json:"advice,omitempty"` // what a person may do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Wait) Reset() {
+	*x = Wait{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Wait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Wait) ProtoMessage() {}
+
+func (x *Wait) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Wait.ProtoReflect.Descriptor instead.
+func (*Wait) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Wait) GetAlloc() string {
+	if x != nil {
+		return x.Alloc
+	}
+	return ""
+}
+
+func (x *Wait) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Wait) GetVolume() *VolumeName {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *Wait) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *Wait) GetFor() string {
+	if x != nil {
+		return x.For
+	}
+	return ""
+}
+
+func (x *Wait) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *Wait) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Wait) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Wait) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *Wait) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Wait) GetNext() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *Wait) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
 // Use is one request of an alloc for a volume, and how far it has come.
 type Use struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -696,13 +837,16 @@ type Use struct {
 	Publish       string                 `protobuf:"bytes,8,opt,name=publish,proto3" json:"publish,omitempty"`
 	Target        *Tree                  `protobuf:"bytes,9,opt,name=target,proto3" json:"target,omitempty"`
 	Intent        *IntentState           `protobuf:"bytes,10,opt,name=intent,proto3" json:"intent,omitempty"`
+	Wait          *Wait                  `protobuf:"bytes,11,opt,name=wait,proto3" json:"wait,omitempty"`
+	Trouble       string                 `protobuf:"bytes,12,opt,name=trouble,proto3" json:"trouble,omitempty"` // what is wrong with its mount
+	Troubled      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=troubled,proto3" json:"troubled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +858,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[10]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +871,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Use) GetRequest() string {
@@ -800,6 +944,27 @@ func (x *Use) GetIntent() *IntentState {
 	return nil
 }
 
+func (x *Use) GetWait() *Wait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *Use) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *Use) GetTroubled() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Troubled
+	}
+	return nil
+}
+
 // IntentState is a CSI call that is open or whose outcome is not known.
 type IntentState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -818,7 +983,7 @@ type IntentState struct {
 
 func (x *IntentState) Reset() {
 	*x = IntentState{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +995,7 @@ func (x *IntentState) String() string {
 func (*IntentState) ProtoMessage() {}
 
 func (x *IntentState) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[11]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +1008,7 @@ func (x *IntentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentState.ProtoReflect.Descriptor instead.
 func (*IntentState) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IntentState) GetRpc() string {
@@ -920,7 +1085,7 @@ type ListAllocsRequest struct {
 
 func (x *ListAllocsRequest) Reset() {
 	*x = ListAllocsRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1097,7 @@ func (x *ListAllocsRequest) String() string {
 func (*ListAllocsRequest) ProtoMessage() {}
 
 func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1110,7 @@ func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListAllocsRequest) GetCall() *Call {
@@ -980,7 +1145,7 @@ type ListAllocsReply struct {
 
 func (x *ListAllocsReply) Reset() {
 	*x = ListAllocsReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1157,7 @@ func (x *ListAllocsReply) String() string {
 func (*ListAllocsReply) ProtoMessage() {}
 
 func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1170,7 @@ func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsReply.ProtoReflect.Descriptor instead.
 func (*ListAllocsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListAllocsReply) GetAnswer() *Answer {
@@ -1077,7 +1242,7 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x14\n" +
 	"\x05alloc\x18\x02 \x01(\tR\x05alloc\"@\n" +
 	"\x11ReleaseAllocReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xc3\x02\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"\xf0\x02\n" +
 	"\x05Alloc\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x14\n" +
@@ -1090,7 +1255,22 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\fcreate_index\x18\t \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\n" +
 	" \x01(\x04R\vmodifyIndex\x120\n" +
-	"\x05since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xd8\x02\n" +
+	"\x05since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12+\n" +
+	"\awaiting\x18\f \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xdf\x02\n" +
+	"\x04Wait\x12\x14\n" +
+	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
+	"\arequest\x18\x02 \x01(\tR\arequest\x12/\n" +
+	"\x06volume\x18\x03 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x12\n" +
+	"\x04step\x18\x04 \x01(\tR\x04step\x12\x10\n" +
+	"\x03for\x18\x05 \x01(\tR\x03for\x12\x10\n" +
+	"\x03rpc\x18\x06 \x01(\tR\x03rpc\x12\x12\n" +
+	"\x04code\x18\a \x01(\tR\x04code\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\x12\x18\n" +
+	"\aattempt\x18\t \x01(\x04R\aattempt\x120\n" +
+	"\x05since\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12.\n" +
+	"\x04next\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x04next\x12\x16\n" +
+	"\x06advice\x18\f \x01(\tR\x06advice\"\xd1\x03\n" +
 	"\x03Use\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12/\n" +
 	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
@@ -1103,7 +1283,10 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\apublish\x18\b \x01(\tR\apublish\x12)\n" +
 	"\x06target\x18\t \x01(\v2\x11.holdfast.v1.TreeR\x06target\x120\n" +
 	"\x06intent\x18\n" +
-	" \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\"\x91\x02\n" +
+	" \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\x12%\n" +
+	"\x04wait\x18\v \x01(\v2\x11.holdfast.v1.WaitR\x04wait\x12\x18\n" +
+	"\atrouble\x18\f \x01(\tR\atrouble\x126\n" +
+	"\btroubled\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\"\x91\x02\n" +
 	"\vIntentState\x12\x10\n" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x18\n" +
@@ -1141,7 +1324,7 @@ func file_holdfast_v1_allocs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_allocs_proto_rawDescData
 }
 
-var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*AllocGroup)(nil),            // 0: holdfast.v1.AllocGroup
 	(*LivingTask)(nil),            // 1: holdfast.v1.LivingTask
@@ -1153,67 +1336,74 @@ var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*ReleaseAllocRequest)(nil),   // 7: holdfast.v1.ReleaseAllocRequest
 	(*ReleaseAllocReply)(nil),     // 8: holdfast.v1.ReleaseAllocReply
 	(*Alloc)(nil),                 // 9: holdfast.v1.Alloc
-	(*Use)(nil),                   // 10: holdfast.v1.Use
-	(*IntentState)(nil),           // 11: holdfast.v1.IntentState
-	(*ListAllocsRequest)(nil),     // 12: holdfast.v1.ListAllocsRequest
-	(*ListAllocsReply)(nil),       // 13: holdfast.v1.ListAllocsReply
-	nil,                           // 14: holdfast.v1.AllocGroup.IsolatedEntry
-	nil,                           // 15: holdfast.v1.PrepareReply.PlansEntry
-	(*AllocTask)(nil),             // 16: holdfast.v1.AllocTask
-	(*BootTime)(nil),              // 17: holdfast.v1.BootTime
-	(*Call)(nil),                  // 18: holdfast.v1.Call
-	(*Answer)(nil),                // 19: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 20: holdfast.v1.TaskKey
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*VolumeName)(nil),            // 22: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 23: holdfast.v1.Usage
-	(*Tree)(nil),                  // 24: holdfast.v1.Tree
-	(*Page)(nil),                  // 25: holdfast.v1.Page
-	(*Plan)(nil),                  // 26: holdfast.v1.Plan
+	(*Wait)(nil),                  // 10: holdfast.v1.Wait
+	(*Use)(nil),                   // 11: holdfast.v1.Use
+	(*IntentState)(nil),           // 12: holdfast.v1.IntentState
+	(*ListAllocsRequest)(nil),     // 13: holdfast.v1.ListAllocsRequest
+	(*ListAllocsReply)(nil),       // 14: holdfast.v1.ListAllocsReply
+	nil,                           // 15: holdfast.v1.AllocGroup.IsolatedEntry
+	nil,                           // 16: holdfast.v1.PrepareReply.PlansEntry
+	(*AllocTask)(nil),             // 17: holdfast.v1.AllocTask
+	(*BootTime)(nil),              // 18: holdfast.v1.BootTime
+	(*Call)(nil),                  // 19: holdfast.v1.Call
+	(*Answer)(nil),                // 20: holdfast.v1.Answer
+	(*TaskKey)(nil),               // 21: holdfast.v1.TaskKey
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*VolumeName)(nil),            // 23: holdfast.v1.VolumeName
+	(*Usage)(nil),                 // 24: holdfast.v1.Usage
+	(*Tree)(nil),                  // 25: holdfast.v1.Tree
+	(*Page)(nil),                  // 26: holdfast.v1.Page
+	(*Plan)(nil),                  // 27: holdfast.v1.Plan
 }
 var file_holdfast_v1_allocs_proto_depIdxs = []int32{
-	14, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
-	16, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
-	17, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
-	18, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
+	15, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
+	17, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
+	18, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
+	19, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
 	0,  // 4: holdfast.v1.SyncRequest.allocs:type_name -> holdfast.v1.AllocGroup
 	1,  // 5: holdfast.v1.SyncRequest.tasks:type_name -> holdfast.v1.LivingTask
-	19, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
-	20, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
+	20, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
+	21, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
 	4,  // 8: holdfast.v1.SyncReply.refused:type_name -> holdfast.v1.RefusedTask
-	20, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
-	18, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
+	21, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
+	19, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
 	0,  // 11: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	19, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
-	15, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
-	18, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
-	19, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
-	10, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
-	21, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
-	22, // 18: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	23, // 19: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	24, // 20: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
-	11, // 21: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
-	21, // 22: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	21, // 23: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	18, // 24: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	25, // 25: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	19, // 26: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 27: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	26, // 28: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 29: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	5,  // 30: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	7,  // 31: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	12, // 32: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	3,  // 33: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	6,  // 34: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	8,  // 35: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	13, // 36: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	33, // [33:37] is the sub-list for method output_type
-	29, // [29:33] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	20, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
+	16, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
+	19, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
+	20, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
+	11, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
+	22, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
+	10, // 18: holdfast.v1.Alloc.waiting:type_name -> holdfast.v1.Wait
+	23, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
+	22, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	22, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
+	23, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	24, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	25, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	12, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
+	10, // 26: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
+	22, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
+	22, // 28: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	22, // 29: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	19, // 30: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	26, // 31: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	20, // 32: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	9,  // 33: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
+	27, // 34: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 35: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 36: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 37: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	13, // 38: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	3,  // 39: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 40: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 41: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	14, // 42: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	39, // [39:43] is the sub-list for method output_type
+	35, // [35:39] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }
@@ -1229,7 +1419,7 @@ func file_holdfast_v1_allocs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_allocs_proto_rawDesc), len(file_holdfast_v1_allocs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

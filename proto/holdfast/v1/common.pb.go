@@ -789,6 +789,7 @@ type Usage struct {
 	ReadOnly       bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	FsType         string                 `protobuf:"bytes,4,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	MountFlags     []string               `protobuf:"bytes,5,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
+	MountGroup     string                 `protobuf:"bytes,6,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -856,6 +857,13 @@ func (x *Usage) GetMountFlags() []string {
 		return x.MountFlags
 	}
 	return nil
+}
+
+func (x *Usage) GetMountGroup() string {
+	if x != nil {
+		return x.MountGroup
+	}
+	return ""
 }
 
 type Secret struct {
@@ -1644,7 +1652,7 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\x02id\x18\x02 \x01(\tR\x02id\".\n" +
 	"\x04Tree\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04task\x18\x02 \x01(\tR\x04task\"\xa8\x01\n" +
+	"\x04task\x18\x02 \x01(\tR\x04task\"\xc9\x01\n" +
 	"\x05Usage\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
@@ -1652,7 +1660,9 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x17\n" +
 	"\afs_type\x18\x04 \x01(\tR\x06fsType\x12\x1f\n" +
 	"\vmount_flags\x18\x05 \x03(\tR\n" +
-	"mountFlags\"J\n" +
+	"mountFlags\x12\x1f\n" +
+	"\vmount_group\x18\x06 \x01(\tR\n" +
+	"mountGroup\"J\n" +
 	"\x06Secret\x12\x10\n" +
 	"\x03env\x18\x01 \x01(\tR\x03env\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x1a\n" +

@@ -785,6 +785,259 @@ func (x *SnapshotChunk) GetData() []byte {
 	return nil
 }
 
+type DoctorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Repair        bool                   `protobuf:"varint,2,opt,name=repair,proto3" json:"repair,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // of the plan to carry out; empty: whatever it is now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DoctorRequest) Reset() {
+	*x = DoctorRequest{}
+	mi := &file_holdfast_v1_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DoctorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DoctorRequest) ProtoMessage() {}
+
+func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
+func (*DoctorRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DoctorRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *DoctorRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+func (x *DoctorRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+type DoctorReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Findings      []*Finding             `protobuf:"bytes,2,rep,name=findings,proto3" json:"findings,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // of the plan
+	Repaired      bool                   `protobuf:"varint,4,opt,name=repaired,proto3" json:"repaired,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DoctorReply) Reset() {
+	*x = DoctorReply{}
+	mi := &file_holdfast_v1_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DoctorReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DoctorReply) ProtoMessage() {}
+
+func (x *DoctorReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
+func (*DoctorReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DoctorReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *DoctorReply) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *DoctorReply) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *DoctorReply) GetRepaired() bool {
+	if x != nil {
+		return x.Repaired
+	}
+	return false
+}
+
+// Finding is one thing in which records, mount table, directories and plugins differ.
+type Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Action        string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"` // what repair does; empty: nothing, it is for people
+	Volume        *VolumeName            `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
+	Plugin        string                 `protobuf:"bytes,4,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	ExternalId    string                 `protobuf:"bytes,5,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
+	Alloc         string                 `protobuf:"bytes,6,opt,name=alloc,proto3" json:"alloc,omitempty"`
+	Request       string                 `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
+	Path          string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`
+	Detail        string                 `protobuf:"bytes,9,opt,name=detail,proto3" json:"detail,omitempty"`
+	Advice        string                 `protobuf:"bytes,10,opt,name=advice,proto3" json:"advice,omitempty"` // what a person may do
+	Result        string                 `protobuf:"bytes,11,opt,name=result,proto3" json:"result,omitempty"` // of the repair: "done", or why not; empty: not tried
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_holdfast_v1_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Finding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Finding) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Finding) GetVolume() *VolumeName {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *Finding) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
+func (x *Finding) GetExternalId() string {
+	if x != nil {
+		return x.ExternalId
+	}
+	return ""
+}
+
+func (x *Finding) GetAlloc() string {
+	if x != nil {
+		return x.Alloc
+	}
+	return ""
+}
+
+func (x *Finding) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Finding) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Finding) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Finding) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
+func (x *Finding) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
 var File_holdfast_v1_control_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_control_proto_rawDesc = "" +
@@ -840,20 +1093,44 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"P\n" +
 	"\rSnapshotChunk\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data*o\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"f\n" +
+	"\rDoctorRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x16\n" +
+	"\x06repair\x18\x02 \x01(\bR\x06repair\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xa0\x01\n" +
+	"\vDoctorReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x120\n" +
+	"\bfindings\x18\x02 \x03(\v2\x14.holdfast.v1.FindingR\bfindings\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x1a\n" +
+	"\brepaired\x18\x04 \x01(\bR\brepaired\"\xab\x02\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12/\n" +
+	"\x06volume\x18\x03 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
+	"\x06plugin\x18\x04 \x01(\tR\x06plugin\x12\x1f\n" +
+	"\vexternal_id\x18\x05 \x01(\tR\n" +
+	"externalId\x12\x14\n" +
+	"\x05alloc\x18\x06 \x01(\tR\x05alloc\x12\x18\n" +
+	"\arequest\x18\a \x01(\tR\arequest\x12\x12\n" +
+	"\x04path\x18\b \x01(\tR\x04path\x12\x16\n" +
+	"\x06detail\x18\t \x01(\tR\x06detail\x12\x16\n" +
+	"\x06advice\x18\n" +
+	" \x01(\tR\x06advice\x12\x16\n" +
+	"\x06result\x18\v \x01(\tR\x06result*o\n" +
 	"\x06Tenure\x12\x16\n" +
 	"\x12TENURE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TENURE_CANDIDATE\x10\x01\x12\x11\n" +
 	"\rTENURE_ACTIVE\x10\x02\x12\x13\n" +
 	"\x0fTENURE_RELEASED\x10\x03\x12\x0f\n" +
-	"\vTENURE_GONE\x10\x042\x9a\x03\n" +
+	"\vTENURE_GONE\x10\x042\xda\x03\n" +
 	"\aControl\x12;\n" +
 	"\x05Hello\x12\x19.holdfast.v1.HelloRequest\x1a\x17.holdfast.v1.HelloReply\x12>\n" +
 	"\x06Status\x12\x1a.holdfast.v1.StatusRequest\x1a\x18.holdfast.v1.StatusReply\x12D\n" +
 	"\bActivate\x12\x1c.holdfast.v1.ActivateRequest\x1a\x1a.holdfast.v1.ActivateReply\x12A\n" +
 	"\aQuiesce\x12\x1b.holdfast.v1.QuiesceRequest\x1a\x19.holdfast.v1.QuiesceReply\x12A\n" +
 	"\aRelease\x12\x1b.holdfast.v1.ReleaseRequest\x1a\x19.holdfast.v1.ReleaseReply\x12F\n" +
-	"\bSnapshot\x12\x1c.holdfast.v1.SnapshotRequest\x1a\x1a.holdfast.v1.SnapshotChunk0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\bSnapshot\x12\x1c.holdfast.v1.SnapshotRequest\x1a\x1a.holdfast.v1.SnapshotChunk0\x01\x12>\n" +
+	"\x06Doctor\x12\x1a.holdfast.v1.DoctorRequest\x1a\x18.holdfast.v1.DoctorReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_control_proto_rawDescOnce sync.Once
@@ -868,7 +1145,7 @@ func file_holdfast_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_holdfast_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdfast_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_holdfast_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_holdfast_v1_control_proto_goTypes = []any{
 	(Tenure)(0),             // 0: holdfast.v1.Tenure
 	(*HelloRequest)(nil),    // 1: holdfast.v1.HelloRequest
@@ -883,41 +1160,51 @@ var file_holdfast_v1_control_proto_goTypes = []any{
 	(*ReleaseReply)(nil),    // 10: holdfast.v1.ReleaseReply
 	(*SnapshotRequest)(nil), // 11: holdfast.v1.SnapshotRequest
 	(*SnapshotChunk)(nil),   // 12: holdfast.v1.SnapshotChunk
-	(*Call)(nil),            // 13: holdfast.v1.Call
-	(*Answer)(nil),          // 14: holdfast.v1.Answer
+	(*DoctorRequest)(nil),   // 13: holdfast.v1.DoctorRequest
+	(*DoctorReply)(nil),     // 14: holdfast.v1.DoctorReply
+	(*Finding)(nil),         // 15: holdfast.v1.Finding
+	(*Call)(nil),            // 16: holdfast.v1.Call
+	(*Answer)(nil),          // 17: holdfast.v1.Answer
+	(*VolumeName)(nil),      // 18: holdfast.v1.VolumeName
 }
 var file_holdfast_v1_control_proto_depIdxs = []int32{
-	13, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
-	14, // 1: holdfast.v1.HelloReply.answer:type_name -> holdfast.v1.Answer
+	16, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
+	17, // 1: holdfast.v1.HelloReply.answer:type_name -> holdfast.v1.Answer
 	0,  // 2: holdfast.v1.HelloReply.tenure:type_name -> holdfast.v1.Tenure
-	13, // 3: holdfast.v1.StatusRequest.call:type_name -> holdfast.v1.Call
-	14, // 4: holdfast.v1.StatusReply.answer:type_name -> holdfast.v1.Answer
+	16, // 3: holdfast.v1.StatusRequest.call:type_name -> holdfast.v1.Call
+	17, // 4: holdfast.v1.StatusReply.answer:type_name -> holdfast.v1.Answer
 	0,  // 5: holdfast.v1.StatusReply.tenure:type_name -> holdfast.v1.Tenure
-	13, // 6: holdfast.v1.ActivateRequest.call:type_name -> holdfast.v1.Call
-	14, // 7: holdfast.v1.ActivateReply.answer:type_name -> holdfast.v1.Answer
-	13, // 8: holdfast.v1.QuiesceRequest.call:type_name -> holdfast.v1.Call
-	14, // 9: holdfast.v1.QuiesceReply.answer:type_name -> holdfast.v1.Answer
-	13, // 10: holdfast.v1.ReleaseRequest.call:type_name -> holdfast.v1.Call
-	14, // 11: holdfast.v1.ReleaseReply.answer:type_name -> holdfast.v1.Answer
-	13, // 12: holdfast.v1.SnapshotRequest.call:type_name -> holdfast.v1.Call
-	14, // 13: holdfast.v1.SnapshotChunk.answer:type_name -> holdfast.v1.Answer
-	1,  // 14: holdfast.v1.Control.Hello:input_type -> holdfast.v1.HelloRequest
-	3,  // 15: holdfast.v1.Control.Status:input_type -> holdfast.v1.StatusRequest
-	5,  // 16: holdfast.v1.Control.Activate:input_type -> holdfast.v1.ActivateRequest
-	7,  // 17: holdfast.v1.Control.Quiesce:input_type -> holdfast.v1.QuiesceRequest
-	9,  // 18: holdfast.v1.Control.Release:input_type -> holdfast.v1.ReleaseRequest
-	11, // 19: holdfast.v1.Control.Snapshot:input_type -> holdfast.v1.SnapshotRequest
-	2,  // 20: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
-	4,  // 21: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
-	6,  // 22: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
-	8,  // 23: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
-	10, // 24: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
-	12, // 25: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	16, // 6: holdfast.v1.ActivateRequest.call:type_name -> holdfast.v1.Call
+	17, // 7: holdfast.v1.ActivateReply.answer:type_name -> holdfast.v1.Answer
+	16, // 8: holdfast.v1.QuiesceRequest.call:type_name -> holdfast.v1.Call
+	17, // 9: holdfast.v1.QuiesceReply.answer:type_name -> holdfast.v1.Answer
+	16, // 10: holdfast.v1.ReleaseRequest.call:type_name -> holdfast.v1.Call
+	17, // 11: holdfast.v1.ReleaseReply.answer:type_name -> holdfast.v1.Answer
+	16, // 12: holdfast.v1.SnapshotRequest.call:type_name -> holdfast.v1.Call
+	17, // 13: holdfast.v1.SnapshotChunk.answer:type_name -> holdfast.v1.Answer
+	16, // 14: holdfast.v1.DoctorRequest.call:type_name -> holdfast.v1.Call
+	17, // 15: holdfast.v1.DoctorReply.answer:type_name -> holdfast.v1.Answer
+	15, // 16: holdfast.v1.DoctorReply.findings:type_name -> holdfast.v1.Finding
+	18, // 17: holdfast.v1.Finding.volume:type_name -> holdfast.v1.VolumeName
+	1,  // 18: holdfast.v1.Control.Hello:input_type -> holdfast.v1.HelloRequest
+	3,  // 19: holdfast.v1.Control.Status:input_type -> holdfast.v1.StatusRequest
+	5,  // 20: holdfast.v1.Control.Activate:input_type -> holdfast.v1.ActivateRequest
+	7,  // 21: holdfast.v1.Control.Quiesce:input_type -> holdfast.v1.QuiesceRequest
+	9,  // 22: holdfast.v1.Control.Release:input_type -> holdfast.v1.ReleaseRequest
+	11, // 23: holdfast.v1.Control.Snapshot:input_type -> holdfast.v1.SnapshotRequest
+	13, // 24: holdfast.v1.Control.Doctor:input_type -> holdfast.v1.DoctorRequest
+	2,  // 25: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
+	4,  // 26: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
+	6,  // 27: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
+	8,  // 28: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
+	10, // 29: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
+	12, // 30: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
+	14, // 31: holdfast.v1.Control.Doctor:output_type -> holdfast.v1.DoctorReply
+	25, // [25:32] is the sub-list for method output_type
+	18, // [18:25] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_control_proto_init() }
@@ -932,7 +1219,7 @@ func file_holdfast_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_control_proto_rawDesc), len(file_holdfast_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Control_Quiesce_FullMethodName  = "/holdfast.v1.Control/Quiesce"
 	Control_Release_FullMethodName  = "/holdfast.v1.Control/Release"
 	Control_Snapshot_FullMethodName = "/holdfast.v1.Control/Snapshot"
+	Control_Doctor_FullMethodName   = "/holdfast.v1.Control/Doctor"
 )
 
 // ControlClient is the client API for Control service.
@@ -49,6 +50,9 @@ type ControlClient interface {
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	// Snapshot streams a consistent copy of the state.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotChunk], error)
+	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
+	// does exactly that, if the plan is still the one whose digest was given.
+	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorReply, error)
 }
 
 type controlClient struct {
@@ -128,6 +132,16 @@ func (c *controlClient) Snapshot(ctx context.Context, in *SnapshotRequest, opts 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_SnapshotClient = grpc.ServerStreamingClient[SnapshotChunk]
 
+func (c *controlClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DoctorReply)
+	err := c.cc.Invoke(ctx, Control_Doctor_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -145,6 +159,9 @@ type ControlServer interface {
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	// Snapshot streams a consistent copy of the state.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotChunk]) error
+	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
+	// does exactly that, if the plan is still the one whose digest was given.
+	Doctor(context.Context, *DoctorRequest) (*DoctorReply, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -172,6 +189,9 @@ func (UnimplementedControlServer) Release(context.Context, *ReleaseRequest) (*Re
 }
 func (UnimplementedControlServer) Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotChunk]) error {
 	return status.Error(codes.Unimplemented, "method Snapshot not implemented")
+}
+func (UnimplementedControlServer) Doctor(context.Context, *DoctorRequest) (*DoctorReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -295,6 +315,24 @@ func _Control_Snapshot_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_SnapshotServer = grpc.ServerStreamingServer[SnapshotChunk]
 
+func _Control_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DoctorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Doctor(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Doctor_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Doctor(ctx, req.(*DoctorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -321,6 +359,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _Control_Release_Handler,
+		},
+		{
+			MethodName: "Doctor",
+			Handler:    _Control_Doctor_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

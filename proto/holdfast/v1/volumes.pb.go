@@ -98,6 +98,7 @@ type VolumeSpec struct {
 	Preferred     []*Topology            `protobuf:"bytes,15,rep,name=preferred,proto3" json:"preferred,omitempty"`
 	CloneId       string                 `protobuf:"bytes,16,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
 	SnapshotId    string                 `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	MountGroup    string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -251,6 +252,13 @@ func (x *VolumeSpec) GetSnapshotId() string {
 	return ""
 }
 
+func (x *VolumeSpec) GetMountGroup() string {
+	if x != nil {
+		return x.MountGroup
+	}
+	return ""
+}
+
 type Volume struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Spec        *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -268,6 +276,9 @@ type Volume struct {
 	StagedAt       *Tree        `protobuf:"bytes,12,opt,name=staged_at,json=stagedAt,proto3" json:"staged_at,omitempty"`
 	Holders        []*Holder    `protobuf:"bytes,13,rep,name=holders,proto3" json:"holders,omitempty"`
 	Intent         *IntentState `protobuf:"bytes,14,opt,name=intent,proto3" json:"intent,omitempty"`
+	Ephemeral      bool         `protobuf:"varint,15,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"`
+	Owner          string       `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"` // of an ephemeral volume: an alloc
+	Waiting        []*Wait      `protobuf:"bytes,17,rep,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -400,6 +411,27 @@ func (x *Volume) GetIntent() *IntentState {
 	return nil
 }
 
+func (x *Volume) GetEphemeral() bool {
+	if x != nil {
+		return x.Ephemeral
+	}
+	return false
+}
+
+func (x *Volume) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Volume) GetWaiting() []*Wait {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
 // Holder is a claim, and the publish that goes with it.
 type Holder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -410,6 +442,8 @@ type Holder struct {
 	Publish       string                 `protobuf:"bytes,5,opt,name=publish,proto3" json:"publish,omitempty"`
 	Target        *Tree                  `protobuf:"bytes,6,opt,name=target,proto3" json:"target,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
+	Trouble       string                 `protobuf:"bytes,8,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Troubled      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=troubled,proto3" json:"troubled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -489,6 +523,20 @@ func (x *Holder) GetTarget() *Tree {
 func (x *Holder) GetSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Since
+	}
+	return nil
+}
+
+func (x *Holder) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *Holder) GetTroubled() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Troubled
 	}
 	return nil
 }
@@ -1165,6 +1213,179 @@ func (x *ListVolumesReply) GetNextToken() string {
 	return ""
 }
 
+type VolumeStatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Name          *VolumeName            `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeStatsRequest) Reset() {
+	*x = VolumeStatsRequest{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeStatsRequest) ProtoMessage() {}
+
+func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
+func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VolumeStatsRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *VolumeStatsRequest) GetName() *VolumeName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+type VolumeStatsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Usage         []*VolumeUsage         `protobuf:"bytes,2,rep,name=usage,proto3" json:"usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeStatsReply) Reset() {
+	*x = VolumeStatsReply{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeStatsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeStatsReply) ProtoMessage() {}
+
+func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeStatsReply.ProtoReflect.Descriptor instead.
+func (*VolumeStatsReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *VolumeStatsReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *VolumeStatsReply) GetUsage() []*VolumeUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// VolumeUsage is NodeGetVolumeStatsResponse.usage: one entry per unit.
+type VolumeUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Unit          string                 `protobuf:"bytes,1,opt,name=unit,proto3" json:"unit,omitempty"` // "bytes", "inodes"
+	Total         int64                  `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	Used          int64                  `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
+	Available     int64                  `protobuf:"varint,4,opt,name=available,proto3" json:"available,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeUsage) Reset() {
+	*x = VolumeUsage{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeUsage) ProtoMessage() {}
+
+func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeUsage.ProtoReflect.Descriptor instead.
+func (*VolumeUsage) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *VolumeUsage) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
+}
+
+func (x *VolumeUsage) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *VolumeUsage) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *VolumeUsage) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
 var File_holdfast_v1_volumes_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_volumes_proto_rawDesc = "" +
@@ -1173,7 +1394,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\x88\a\n" +
+	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xa9\a\n" +
 	"\n" +
 	"VolumeSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -1198,7 +1419,9 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\tpreferred\x18\x0f \x03(\v2\x15.holdfast.v1.TopologyR\tpreferred\x12\x19\n" +
 	"\bclone_id\x18\x10 \x01(\tR\acloneId\x12\x1f\n" +
 	"\vsnapshot_id\x18\x11 \x01(\tR\n" +
-	"snapshotId\x1a=\n" +
+	"snapshotId\x12\x1f\n" +
+	"\vmount_group\x18\x12 \x01(\tR\n" +
+	"mountGroup\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -1207,7 +1430,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aO\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
-	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\x99\x04\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xfa\x04\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1225,7 +1448,10 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05stage\x18\v \x01(\tR\x05stage\x12.\n" +
 	"\tstaged_at\x18\f \x01(\v2\x11.holdfast.v1.TreeR\bstagedAt\x12-\n" +
 	"\aholders\x18\r \x03(\v2\x13.holdfast.v1.HolderR\aholders\x120\n" +
-	"\x06intent\x18\x0e \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\"\xed\x01\n" +
+	"\x06intent\x18\x0e \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\x12\x1c\n" +
+	"\tephemeral\x18\x0f \x01(\bR\tephemeral\x12\x14\n" +
+	"\x05owner\x18\x10 \x01(\tR\x05owner\x12+\n" +
+	"\awaiting\x18\x11 \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xbf\x02\n" +
 	"\x06Holder\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x12\n" +
@@ -1233,7 +1459,9 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05usage\x18\x04 \x01(\v2\x12.holdfast.v1.UsageR\x05usage\x12\x18\n" +
 	"\apublish\x18\x05 \x01(\tR\apublish\x12)\n" +
 	"\x06target\x18\x06 \x01(\v2\x11.holdfast.v1.TreeR\x06target\x120\n" +
-	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xcc\x02\n" +
+	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x18\n" +
+	"\atrouble\x18\b \x01(\tR\atrouble\x126\n" +
+	"\btroubled\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\"\xcc\x02\n" +
 	"\x12ParseVolumeRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
 	"\x06source\x18\x02 \x01(\v2\x13.holdfast.v1.SourceR\x06source\x12L\n" +
@@ -1279,7 +1507,18 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12-\n" +
 	"\avolumes\x18\x02 \x03(\v2\x13.holdfast.v1.VolumeR\avolumes\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x03 \x01(\tR\tnextToken2\xdc\x03\n" +
+	"next_token\x18\x03 \x01(\tR\tnextToken\"h\n" +
+	"\x12VolumeStatsRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
+	"\x04name\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x04name\"o\n" +
+	"\x10VolumeStatsReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12.\n" +
+	"\x05usage\x18\x02 \x03(\v2\x18.holdfast.v1.VolumeUsageR\x05usage\"i\n" +
+	"\vVolumeUsage\x12\x12\n" +
+	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\x03R\x04used\x12\x1c\n" +
+	"\tavailable\x18\x04 \x01(\x03R\tavailable2\xa5\x04\n" +
 	"\aVolumes\x12G\n" +
 	"\x05Parse\x12\x1f.holdfast.v1.ParseVolumeRequest\x1a\x1d.holdfast.v1.ParseVolumeReply\x12J\n" +
 	"\x06Create\x12 .holdfast.v1.CreateVolumeRequest\x1a\x1e.holdfast.v1.CreateVolumeReply\x12P\n" +
@@ -1287,7 +1526,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06Delete\x12 .holdfast.v1.DeleteVolumeRequest\x1a\x1e.holdfast.v1.DeleteVolumeReply\x12V\n" +
 	"\n" +
 	"Deregister\x12$.holdfast.v1.DeregisterVolumeRequest\x1a\".holdfast.v1.DeregisterVolumeReply\x12F\n" +
-	"\x04List\x12\x1f.holdfast.v1.ListVolumesRequest\x1a\x1d.holdfast.v1.ListVolumesReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x04List\x12\x1f.holdfast.v1.ListVolumesRequest\x1a\x1d.holdfast.v1.ListVolumesReply\x12G\n" +
+	"\x05Stats\x12\x1f.holdfast.v1.VolumeStatsRequest\x1a\x1d.holdfast.v1.VolumeStatsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_volumes_proto_rawDescOnce sync.Once
@@ -1301,7 +1541,7 @@ func file_holdfast_v1_volumes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_volumes_proto_rawDescData
 }
 
-var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeCapability)(nil),        // 0: holdfast.v1.VolumeCapability
 	(*VolumeSpec)(nil),              // 1: holdfast.v1.VolumeSpec
@@ -1319,82 +1559,94 @@ var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*DeregisterVolumeReply)(nil),   // 13: holdfast.v1.DeregisterVolumeReply
 	(*ListVolumesRequest)(nil),      // 14: holdfast.v1.ListVolumesRequest
 	(*ListVolumesReply)(nil),        // 15: holdfast.v1.ListVolumesReply
-	nil,                             // 16: holdfast.v1.VolumeSpec.ParametersEntry
-	nil,                             // 17: holdfast.v1.VolumeSpec.ContextEntry
-	nil,                             // 18: holdfast.v1.VolumeSpec.SecretsEntry
-	nil,                             // 19: holdfast.v1.ParseVolumeRequest.VariablesEntry
-	(*Topology)(nil),                // 20: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),   // 21: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 22: holdfast.v1.Tree
-	(*IntentState)(nil),             // 23: holdfast.v1.IntentState
-	(*Usage)(nil),                   // 24: holdfast.v1.Usage
-	(*Call)(nil),                    // 25: holdfast.v1.Call
-	(*Source)(nil),                  // 26: holdfast.v1.Source
-	(*Answer)(nil),                  // 27: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 28: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 29: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 30: holdfast.v1.Page
-	(*Secret)(nil),                  // 31: holdfast.v1.Secret
+	(*VolumeStatsRequest)(nil),      // 16: holdfast.v1.VolumeStatsRequest
+	(*VolumeStatsReply)(nil),        // 17: holdfast.v1.VolumeStatsReply
+	(*VolumeUsage)(nil),             // 18: holdfast.v1.VolumeUsage
+	nil,                             // 19: holdfast.v1.VolumeSpec.ParametersEntry
+	nil,                             // 20: holdfast.v1.VolumeSpec.ContextEntry
+	nil,                             // 21: holdfast.v1.VolumeSpec.SecretsEntry
+	nil,                             // 22: holdfast.v1.ParseVolumeRequest.VariablesEntry
+	(*Topology)(nil),                // 23: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),   // 24: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 25: holdfast.v1.Tree
+	(*IntentState)(nil),             // 26: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 27: holdfast.v1.Wait
+	(*Usage)(nil),                   // 28: holdfast.v1.Usage
+	(*Call)(nil),                    // 29: holdfast.v1.Call
+	(*Source)(nil),                  // 30: holdfast.v1.Source
+	(*Answer)(nil),                  // 31: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 32: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 33: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 34: holdfast.v1.Page
+	(*Secret)(nil),                  // 35: holdfast.v1.Secret
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
-	16, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
-	17, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
-	18, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
-	20, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
-	20, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
+	19, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
+	20, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
+	21, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
+	23, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
+	23, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
 	1,  // 6: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	20, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	21, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	22, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	23, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	24, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	25, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
 	3,  // 10: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	23, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	24, // 12: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	22, // 13: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	21, // 14: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	25, // 15: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	26, // 16: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	19, // 17: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	26, // 18: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	27, // 19: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 20: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	28, // 21: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	25, // 22: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 23: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	27, // 24: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 25: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	25, // 26: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 27: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	27, // 28: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 29: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	25, // 30: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	29, // 31: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	27, // 32: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	25, // 33: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	29, // 34: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	27, // 35: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	25, // 36: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	30, // 37: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	27, // 38: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 39: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	31, // 40: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	4,  // 41: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	6,  // 42: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	8,  // 43: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	10, // 44: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	12, // 45: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	14, // 46: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	5,  // 47: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	7,  // 48: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	9,  // 49: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	11, // 50: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	13, // 51: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	15, // 52: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	47, // [47:53] is the sub-list for method output_type
-	41, // [41:47] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	26, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	27, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	28, // 13: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	25, // 14: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	24, // 15: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	24, // 16: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	29, // 17: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	30, // 18: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	22, // 19: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	30, // 20: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	31, // 21: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 22: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	32, // 23: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	29, // 24: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 25: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	31, // 26: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 27: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	29, // 28: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 29: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	31, // 30: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 31: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	29, // 32: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	33, // 33: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	31, // 34: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	29, // 35: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	33, // 36: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	31, // 37: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	29, // 38: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	34, // 39: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	31, // 40: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 41: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	29, // 42: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	33, // 43: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	31, // 44: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	18, // 45: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	35, // 46: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	4,  // 47: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	6,  // 48: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	8,  // 49: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	10, // 50: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	12, // 51: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	14, // 52: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	16, // 53: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	5,  // 54: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	7,  // 55: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	9,  // 56: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	11, // 57: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	13, // 58: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	15, // 59: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	17, // 60: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	54, // [54:61] is the sub-list for method output_type
+	47, // [47:54] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }
@@ -1411,7 +1663,7 @@ func file_holdfast_v1_volumes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_volumes_proto_rawDesc), len(file_holdfast_v1_volumes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Volumes_Delete_FullMethodName     = "/holdfast.v1.Volumes/Delete"
 	Volumes_Deregister_FullMethodName = "/holdfast.v1.Volumes/Deregister"
 	Volumes_List_FullMethodName       = "/holdfast.v1.Volumes/List"
+	Volumes_Stats_FullMethodName      = "/holdfast.v1.Volumes/Stats"
 )
 
 // VolumesClient is the client API for Volumes service.
@@ -49,6 +50,8 @@ type VolumesClient interface {
 	// Deregister forgets the volume; the plugin keeps it.
 	Deregister(ctx context.Context, in *DeregisterVolumeRequest, opts ...grpc.CallOption) (*DeregisterVolumeReply, error)
 	List(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesReply, error)
+	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
+	Stats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsReply, error)
 }
 
 type volumesClient struct {
@@ -119,6 +122,16 @@ func (c *volumesClient) List(ctx context.Context, in *ListVolumesRequest, opts .
 	return out, nil
 }
 
+func (c *volumesClient) Stats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeStatsReply)
+	err := c.cc.Invoke(ctx, Volumes_Stats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // VolumesServer is the server API for Volumes service.
 // All implementations must embed UnimplementedVolumesServer
 // for forward compatibility.
@@ -136,6 +149,8 @@ type VolumesServer interface {
 	// Deregister forgets the volume; the plugin keeps it.
 	Deregister(context.Context, *DeregisterVolumeRequest) (*DeregisterVolumeReply, error)
 	List(context.Context, *ListVolumesRequest) (*ListVolumesReply, error)
+	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
+	Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error)
 	mustEmbedUnimplementedVolumesServer()
 }
 
@@ -163,6 +178,9 @@ func (UnimplementedVolumesServer) Deregister(context.Context, *DeregisterVolumeR
 }
 func (UnimplementedVolumesServer) List(context.Context, *ListVolumesRequest) (*ListVolumesReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedVolumesServer) Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
 }
 func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
 func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
@@ -293,6 +311,24 @@ func _Volumes_List_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Volumes_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Stats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Stats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Stats(ctx, req.(*VolumeStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -323,6 +359,10 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Volumes_List_Handler,
+		},
+		{
+			MethodName: "Stats",
+			Handler:    _Volumes_Stats_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -99,10 +99,11 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		at, err := a.up(ctx, call, g, r)
+		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}}
+		at, err := h.up(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more
-				a.waits(ctx, g.Alloc, err.Error())
+				h.failed(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
 		}
@@ -207,25 +208,10 @@ func (a *Allocs) ready(ctx context.Context, call registry.Call, id registry.Allo
 		if !known || al.State == registry.AllocReleasing {
 			return registry.Change{}, isReleased(id)
 		}
-		al.State, al.Waits = registry.AllocReady, ""
+		al.State, al.Waiting = registry.AllocReady, nil
 		return registry.Change{Put: append(call.Answered(plans), al)}, nil
 	})
 	return err
-}
-
-// waits records for whom or what the alloc waits. It is for people: a failure to write it is not one of the alloc.
-func (a *Allocs) waits(ctx context.Context, id registry.AllocID, what string) {
-	_, err := a.log.Commit(context.WithoutCancel(ctx), func(v registry.View) (registry.Change, error) {
-		al, known := v.Alloc(id)
-		if !known || al.Waits == what {
-			return registry.Change{}, nil
-		}
-		al.Waits = what
-		return registry.Change{Put: []registry.Record{al}}, nil
-	})
-	if err != nil {
-		a.logger.Warn("cannot record what an alloc waits for", "alloc", id, "error", err)
-	}
 }
 
 // inVolumeOrder is the requests in one order for everybody, so that two allocs never wait for each other's volumes.

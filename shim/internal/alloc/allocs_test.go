@@ -29,8 +29,8 @@ func TestUpOrder(t *testing.T) {
 		t.Errorf("plan %+v lacks %+v", plans["t"], want)
 	}
 	err = p.log.View(t.Context(), func(v registry.View) error {
-		if al, _ := v.Alloc("alloc-1"); al.State != registry.AllocReady || al.Waits != "" {
-			t.Errorf("alloc is %s, waits for %q", al.State, al.Waits)
+		if al, _ := v.Alloc("alloc-1"); al.State != registry.AllocReady || len(al.Waiting) != 0 {
+			t.Errorf("alloc is %s, waits for %v", al.State, al.Waiting)
 		}
 		if op, ok := v.Operation("op"); !ok || op.Method != "m" || len(op.Answer) == 0 {
 			t.Errorf("the answer is not stored with the change: %+v", op)
@@ -161,7 +161,7 @@ func TestReleaseCancelsPrepare(t *testing.T) {
 				synctest.Wait()
 				if waiting == "plugin" {
 					list, _, _ := a.Status(t.Context(), "alloc-1")
-					if len(list) != 1 || !strings.Contains(list[0].Waits, "plugin p") {
+					if len(list) != 1 || !strings.Contains(registry.Waits(list[0].Waiting), "plugin p") {
 						t.Errorf("what it waits for is not said: %+v", list)
 					}
 				}
@@ -344,7 +344,7 @@ func TestReleaseSaysWhatItWaitsFor(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- a.Release(t.Context(), registry.Call{}, "alloc-1") }()
 		synctest.Wait()
-		if list, _, _ := a.Status(t.Context(), "alloc-1"); len(list) != 1 || !strings.Contains(list[0].Waits, "plugin p") {
+		if list, _, _ := a.Status(t.Context(), "alloc-1"); len(list) != 1 || !strings.Contains(registry.Waits(list[0].Waiting), "plugin p") {
 			t.Errorf("it says %+v", list)
 		}
 		close(p.plugin)
@@ -352,4 +352,49 @@ func TestReleaseSaysWhatItWaitsFor(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Before anything else is sent for a volume, the call that is open for it has come to its end: on the way up and on the way down. What the way
+// down undoes anyway is undone instead.
+func TestOpenCallIsSettledFirst(t *testing.T) {
+	vol := registry.VolumeKey{Plugin: "p", External: "x-a"}
+	opened := func(p *parts, rpc registry.RPC, alloc string) {
+		if err := p.commit([]registry.Record{registry.Intent{Volume: vol, RPC: rpc, Alloc: registry.AllocID(alloc), Request: "a"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		open    registry.RPC
+		alloc   string
+		settled bool // on the way up; on the way down
+		down    bool
+	}{
+		{registry.NodePublishRPC, "alloc-9", true, true},
+		{registry.NodeUnpublishRPC, "alloc-9", true, true},
+		{registry.NodePublishRPC, "alloc-1", false, false},
+		{registry.NodeUnpublishRPC, "alloc-1", true, false},
+		{registry.NodeStageRPC, "", true, true}, // the request is published on it
+		{registry.ControllerPublishRPC, "", true, true},
+	} {
+		p := newParts(t)
+		p.volume("a")
+		a, end := p.allocs()
+		opened(p, c.open, c.alloc)
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+			t.Fatal(err)
+		}
+		said := p.said()
+		if i := slices.Index(said, "settle "+string(c.open)); (i >= 0) != c.settled || i > slices.Index(said, "attach x-a n1") {
+			t.Errorf("%s of %q, up: %q", c.open, c.alloc, said)
+		}
+		opened(p, c.open, c.alloc)
+		if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
+			t.Fatal(err)
+		}
+		down := p.said()[len(said):]
+		if i := slices.Index(down, "settle "+string(c.open)); (i >= 0) != c.down || i > slices.Index(down, "unpublish x-a alloc-1") {
+			t.Errorf("%s of %q, down: %q", c.open, c.alloc, down)
+		}
+		end()
+	}
 }

@@ -42,7 +42,7 @@ func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.
 		case al.State == registry.AllocReleasing:
 			return registry.Change{}, nil
 		}
-		al.State, al.Waits, al.Release = registry.AllocReleasing, "", call
+		al.State, al.Waiting, al.Release = registry.AllocReleasing, nil, call
 		return registry.Change{Put: []registry.Record{al}}, nil
 	})
 	if err != nil {
@@ -77,18 +77,14 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// errRound is why a try to take a volume back ends: others get its lane, and people see what is waited for.
-var errRound = errors.New("no success within this try")
-
 // takeDown tries until the alloc is gone or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	wait := retryFirst
 	for {
-		err := a.down(ctx, id)
+		err := a.down(ctx, id, wait)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		a.waits(ctx, id, err.Error())
 		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", wait, "error", err)
 		select {
 		case <-time.After(wait):
@@ -99,9 +95,9 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	}
 }
 
-// down takes back every volume of the alloc, each in its own order, and then forgets the alloc. What fails for one volume does not hold
-// up another one.
-func (a *Allocs) down(ctx context.Context, id registry.AllocID) error {
+// down takes back every volume of the alloc, each in its own order, and then forgets the alloc with its inline volumes. What fails for one
+// volume does not hold up another one; it is tried again after pause.
+func (a *Allocs) down(ctx context.Context, id registry.AllocID, pause time.Duration) error {
 	var claims []registry.Claim
 	if err := a.log.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil }); err != nil {
 		return err
@@ -109,80 +105,39 @@ func (a *Allocs) down(ctx context.Context, id registry.AllocID) error {
 	slices.Reverse(claims)
 	var errs []error
 	for _, c := range claims {
-		if err := a.takeBack(ctx, c); err != nil {
+		h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
+		if err := h.back(ctx); err != nil {
+			h.failed(ctx, err, a.clock.Now().Add(pause))
 			errs = append(errs, fmt.Errorf("volume %s: %w", c.Name, err))
 		}
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		al, known := v.Alloc(id)
-		if !known {
-			return registry.Change{}, nil
-		}
-		return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}, nil
-	})
+	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id), nil })
 	return err
 }
 
-// takeBack undoes one request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. It
-// has the volume's lane for one round at most.
-func (a *Allocs) takeBack(ctx context.Context, c registry.Claim) error {
-	leave, err := a.lanes.Enter(ctx, c.Volume, fmt.Sprintf("the release of alloc %s", c.Alloc))
-	if err != nil {
-		return err
+// forgotten is the change that forgets the alloc, its inline volumes with it, and answers who asked for that.
+func forgotten(v registry.View, id registry.AllocID) registry.Change {
+	al, known := v.Alloc(id)
+	if !known {
+		return registry.Change{}
 	}
-	defer leave()
-	ctx, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
-	defer cancel()
-	mounted, last, err := a.users(ctx, c)
-	if err != nil {
-		return err
-	}
-	if mounted {
-		if _, err := a.awaitNode(ctx, c.Alloc, c.Volume.Plugin); err != nil {
-			return err
+	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
+	for _, vol := range v.Volumes() {
+		if vol.Ephemeral && vol.Owner == id {
+			change.Delete = append(change.Delete, vol.Key())
 		}
 	}
-	var call registry.Call
-	if err := a.node.Unpublish(ctx, call, c.ClaimKey()); err != nil {
-		return err
-	}
-	if last {
-		if err := a.node.Unstage(ctx, call, c.Volume); err != nil {
-			return err
-		}
-		if err := a.controller.Detach(ctx, call, c.Volume); err != nil {
-			return err
-		}
-	}
-	_, err = a.claims.Release(ctx, c.ClaimKey())
-	return err
-}
-
-// users says whether anything of the claim may be mounted, and whether nobody else has the volume published on this node. Who holds a claim
-// and has not come so far stages the volume again.
-func (a *Allocs) users(ctx context.Context, c registry.Claim) (mounted, last bool, err error) {
-	err = a.log.View(ctx, func(v registry.View) error {
-		last = true
-		for _, r := range v.Refs(c.Volume) {
-			own := r.ClaimKey() == c.ClaimKey()
-			mounted, last = mounted || own, last && own
-		}
-		if p, ok := v.Placement(c.Volume); ok && last {
-			mounted = mounted || p.Stage != registry.MarkNone
-		}
-		return nil
-	})
-	return mounted, last, err
+	return change
 }
 
 // gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.
 func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
-			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, al.Waits)
+			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, registry.Waits(allocStatus(v, al).Waiting))
 		}
 		if _, answered := v.Operation(call.ID); answered {
 			return registry.Change{}, nil
@@ -196,8 +151,9 @@ func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.Alloc
 func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
 	var waits string
 	_ = a.log.View(context.WithoutCancel(ctx), func(v registry.View) error {
-		al, _ := v.Alloc(id)
-		waits = al.Waits
+		if al, known := v.Alloc(id); known {
+			waits = registry.Waits(allocStatus(v, al).Waiting)
+		}
 		return nil
 	})
 	if waits == "" {

@@ -16,19 +16,27 @@ type Claims interface {
 	Release(ctx context.Context, k registry.ClaimKey) (existed bool, err error)
 }
 
-// Controller attaches volumes to nodes, where their plugin wants it. Calls for one volume are never concurrent.
+// Controller attaches volumes to nodes, where their plugin wants it. Calls for one volume are never concurrent, but for those that wait.
 type Controller interface {
+	// AwaitAttach and AwaitDetach return once the plugin can be asked to attach or detach the volume, or has not to be. They call waits if
+	// they have to wait.
+	AwaitAttach(ctx context.Context, v registry.Volume, waits func(what string)) error
+	AwaitDetach(ctx context.Context, v registry.VolumeKey, waits func(what string)) error
 	Attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) error
 	Detach(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+	// Settle has an open call of a controller come to a certain end: nil says that it has one, whichever.
+	Settle(ctx context.Context, call registry.Call, open registry.Intent) error
 }
 
 // Node stages and publishes volumes. Calls for one volume are never concurrent.
 type Node interface {
 	Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error
-	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (registry.Tree, error)
+	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
 	Unpublish(ctx context.Context, call registry.Call, k registry.ClaimKey) error
 	// Unstage does nothing while somebody uses the volume.
 	Unstage(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+	// Settle has an open call of a node come to a certain end: nil says that it has one, whichever.
+	Settle(ctx context.Context, call registry.Call, open registry.Intent) error
 }
 
 // Plugins is the live table of instances.

@@ -5,6 +5,7 @@ import (
 
 	"holdfast/config"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Status lists allocs and how far their volumes have come; only says which, the zero value all. It is true for the index returned.
@@ -23,38 +24,79 @@ func (a *Allocs) Status(ctx context.Context, only registry.AllocID) (list []regi
 
 func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
+	refs := map[registry.ClaimKey]registry.Ref{}
+	for _, r := range v.RefsOf(al.ID) {
+		refs[r.ClaimKey()] = r
+	}
 	for _, c := range v.ClaimsOf(al.ID) {
-		use := registry.Use{Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage}
+		r := refs[c.ClaimKey()]
+		use := registry.Use{
+			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
+			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
+		}
 		if p, ok := v.Placement(c.Volume); ok {
 			use.Attach, use.Stage = p.Attach, p.Stage
 		}
 		if in, ok := v.Intent(c.Volume); ok {
 			use.Intent = &in
 		}
-		for _, r := range v.RefsOf(al.ID) {
-			if r.ClaimKey() == c.ClaimKey() {
-				use.Publish, use.Target = r.Publish, r.Target
-			}
+		if use.Wait != nil {
+			out.Waiting, _ = waitingFor(out.Waiting, *use.Wait)
 		}
 		out.Uses = append(out.Uses, use)
 	}
 	return out
 }
 
+// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded.
+func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
+	if al.State == registry.AllocReady {
+		return nil
+	}
+	var known *registry.Wait
+	for _, w := range al.Waiting {
+		if w.Request == c.Request {
+			known = &w
+		}
+	}
+	open, found := v.Intent(c.Volume)
+	if !found || open.RPC.Step() == "" || open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request) {
+		return known
+	}
+	w := open.Waits()
+	w.Alloc, w.Request, w.Advice = al.ID, c.Request, intent.Advice(open.RPC, open.Code)
+	return &w
+}
+
 // Volumes lists volumes and how they are used now. It is true for the index returned.
 func (a *Allocs) Volumes(ctx context.Context) (list []registry.VolumeStatus, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
+		waits := waitsOf(v)
 		for _, vol := range v.Volumes() {
-			list = append(list, volumeStatus(v, vol))
+			list = append(list, volumeStatus(v, vol, waits[vol.VolumeName()]))
 		}
 		return nil
 	})
 	return list, at, err
 }
 
-func volumeStatus(v registry.View, vol registry.Volume) registry.VolumeStatus {
-	out := registry.VolumeStatus{Volume: vol}
+// waitsOf is what allocs wait for, by volume.
+func waitsOf(v registry.View) map[registry.VolumeName][]registry.Wait {
+	waits := map[registry.VolumeName][]registry.Wait{}
+	for _, al := range v.Allocs() {
+		if al.State == registry.AllocReady {
+			continue
+		}
+		for _, w := range allocStatus(v, al).Waiting {
+			waits[w.Volume] = append(waits[w.Volume], w)
+		}
+	}
+	return waits
+}
+
+func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {
+	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
 	out.Placement, _ = v.Placement(vol.VolumeKey())
 	if in, ok := v.Intent(vol.VolumeKey()); ok {
 		out.Intent = &in
@@ -65,7 +107,7 @@ func volumeStatus(v registry.View, vol registry.Volume) registry.VolumeStatus {
 	}
 	for _, c := range v.Claims(vol.VolumeKey()) {
 		r := refs[c.ClaimKey()]
-		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target})
+		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target, Trouble: r.Trouble, Troubled: r.Troubled})
 	}
 	return out
 }

@@ -8,39 +8,64 @@ import (
 	"holdfast/registry"
 )
 
-// up brings one request from nothing to a published volume: claim, attach, stage, publish.
-func (a *Allocs) up(ctx context.Context, call registry.Call, g hooks.AllocGroup, r hooks.VolumeRequest) (hooks.Published, error) {
-	vol, err := a.volume(ctx, g, r)
+// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish.
+func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (hooks.Published, error) {
+	h.step = registry.StepClaim
+	vol, err := h.volume(ctx, g, r)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	claim, err := a.claims.Take(ctx, registry.Claim{
-		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: a.host.Node, Usage: r.Usage,
+	h.name, h.key.Volume = vol.VolumeName(), vol.VolumeKey()
+	claim, err := h.claims.Take(ctx, registry.Claim{
+		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node, Usage: r.Usage,
 	})
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	node, err := a.awaitNode(ctx, g.Alloc, vol.Plugin)
+	node, err := h.awaitNode(ctx, vol.Plugin)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	leave, err := a.lanes.Enter(ctx, vol.VolumeKey(), fmt.Sprintf("a mount for alloc %s", g.Alloc))
+	if err := h.awaitAttach(ctx, vol); err != nil {
+		return hooks.Published{}, err
+	}
+	leave, err := h.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
 	if err != nil {
 		return hooks.Published{}, err
 	}
 	defer leave()
-	if err := a.controller.Attach(ctx, call, vol, claim.Usage, node.Fingerprint.NodeID); err != nil {
+	if err := h.settle(ctx, func(open registry.Intent) bool { return h.own(open) && open.RPC == registry.NodePublishRPC }); err != nil {
 		return hooks.Published{}, err
 	}
-	if err := a.node.Stage(ctx, call, vol, claim.Usage); err != nil {
-		return hooks.Published{}, err
-	}
-	target, err := a.node.Publish(ctx, call, vol, claim.ClaimKey(), claim.Usage)
-	return hooks.Published{Target: target, Usage: claim.Usage}, err
+	return h.mount(ctx, vol, claim.Usage, node)
 }
 
-// volume is the volume that the request names.
-func (a *Allocs) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+// awaitAttach waits until the volume's plugin can be asked to attach it, if it has to be.
+func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx))
+}
+
+// mount has the volume attached, staged and published, each only after the one before.
+func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance) (hooks.Published, error) {
+	h.step = registry.StepAttach
+	if err := h.controller.Attach(ctx, h.call, vol, u, node.Fingerprint.NodeID); err != nil {
+		return hooks.Published{}, err
+	}
+	h.step = registry.StepStage
+	if err := h.node.Stage(ctx, h.call, vol, u); err != nil {
+		return hooks.Published{}, err
+	}
+	h.step = registry.StepPublish
+	return h.node.Publish(ctx, h.call, vol, h.key, u)
+}
+
+// volume is the volume that the request names, or makes.
+func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+	if r.Ephemeral != nil {
+		return h.inline(ctx, g, r)
+	}
 	source := r.Source
 	if r.PerAlloc {
 		source = fmt.Sprintf("%s[%d]", source, g.Index)
@@ -49,27 +74,44 @@ func (a *Allocs) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeR
 	if err != nil {
 		return vol, err
 	}
-	name := registry.VolumeName{Namespace: g.Namespace, ID: id}
-	err = a.log.View(ctx, func(v registry.View) error {
+	h.name = registry.VolumeName{Namespace: g.Namespace, ID: id}
+	err = h.log.View(ctx, func(v registry.View) error {
 		var known bool
-		if vol, known = v.Volume(name); !known {
+		vol, known = v.Volume(h.name)
+		switch {
+		case !known:
 			return registry.Errorf(registry.ErrNotFound, "volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
+		case vol.Ephemeral:
+			return registry.Errorf(registry.ErrConflict, "volume %s is an inline volume of alloc %s: nobody else can use it", id, vol.Owner)
 		}
 		return nil
 	})
 	return vol, err
 }
 
-// awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
-func (a *Allocs) awaitNode(ctx context.Context, id registry.AllocID, plugin registry.PluginID) (registry.Instance, error) {
-	if node, ok := a.plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
-		return node, nil
+// inline makes the request's volume known, for as long as the alloc is.
+func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+	vol = inlineVolume(g, r)
+	vol.Since = h.clock.Now()
+	h.name = vol.VolumeName()
+	_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		if old, known := v.Volume(h.name); known {
+			vol = old
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: []registry.Record{vol}}, nil
+	})
+	return vol, err
+}
+
+// inlineVolume is the volume that an ephemeral block asks for.
+func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
+	return registry.Volume{
+		VolumeSpec: registry.VolumeSpec{
+			Namespace: g.Namespace, ID: registry.VolumeID(fmt.Sprintf("%s@%s", r.Name, g.Alloc)), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
+			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
+			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
+		},
+		State: registry.VolumeReady, Ephemeral: true, Owner: g.Alloc,
 	}
-	if _, bounded := ctx.Deadline(); !bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, pluginWait)
-		defer cancel()
-	}
-	a.waits(ctx, id, fmt.Sprintf("plugin %s to be healthy on this node", plugin))
-	return a.plugins.Await(ctx, registry.RoleNode, plugin)
 }

@@ -114,12 +114,23 @@ func (p *parts) Stage(ctx context.Context, _ registry.Call, v registry.Volume, _
 	return p.step(ctx, v.VolumeKey(), "stage %s", v.External)
 }
 
-func (p *parts) Publish(ctx context.Context, _ registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (registry.Tree, error) {
+func (p *parts) AwaitAttach(context.Context, registry.Volume, func(string)) error    { return nil }
+func (p *parts) AwaitDetach(context.Context, registry.VolumeKey, func(string)) error { return nil }
+
+// Settle has the open call end.
+func (p *parts) Settle(ctx context.Context, _ registry.Call, open registry.Intent) error {
+	if err := p.step(ctx, open.Volume, "settle %s", open.RPC); err != nil {
+		return err
+	}
+	return p.commit(nil, open.Key())
+}
+
+func (p *parts) Publish(ctx context.Context, _ registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error) {
 	if err := p.step(ctx, v.VolumeKey(), "publish %s %s", v.External, k.Alloc); err != nil {
-		return registry.Tree{}, err
+		return hooks.Published{}, err
 	}
 	at := registry.Tree{Host: "/host/" + string(v.External), Task: "/task/" + string(v.External)}
-	return at, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(), Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
+	return hooks.Published{Target: at, Usage: u}, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(), Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
 }
 
 func (p *parts) Unpublish(ctx context.Context, _ registry.Call, k registry.ClaimKey) error {

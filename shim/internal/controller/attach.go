@@ -20,7 +20,7 @@ func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Vo
 	if p.Attach == registry.MarkDone && p.Attached.Staging() == u.Staging() && p.Node == node {
 		return nil
 	}
-	inst, has, err := m.controller(ctx, v.Plugin, v.Created || p.Attaches)
+	inst, has, err := m.attacher(ctx, v, p)
 	if err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
 	}
@@ -45,12 +45,20 @@ func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Vo
 	return nil
 }
 
+// attacher is the plugin's controller; false: it has none that would have to be waited for.
+func (m *Mediator) attacher(ctx context.Context, v registry.Volume, p registry.Placement) (inst registry.Instance, has bool, err error) {
+	if v.Unattached && !p.Attaches && !m.there(v.Plugin) {
+		return inst, false, nil
+	}
+	return m.controller(ctx, v.Plugin, m.attaches(v, p))
+}
+
 // placed is the volume's placement, and whether it may be attached at all: what was staged or published without being attached
 // was so by a plugin that did not attach, and stays so.
 func (m *Mediator) placed(ctx context.Context, v registry.Volume) (p registry.Placement, wanted bool, err error) {
 	err = m.log.View(ctx, func(view registry.View) error {
 		p, _ = view.Placement(v.VolumeKey())
-		wanted = p.Attach != registry.MarkNone || p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0
+		wanted = !v.Ephemeral && (p.Attach != registry.MarkNone || p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0)
 		return nil
 	})
 	return p, wanted, err

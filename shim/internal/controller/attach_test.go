@@ -112,7 +112,7 @@ func TestAttachRefuses(t *testing.T) {
 
 // Whatever became of an attach, its undo goes to the node that was recorded before it was sent.
 func TestWhateverWasSentIsDetached(t *testing.T) {
-	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("NOT_FOUND", true), uncertain("NOT_FOUND", false)} {
+	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true), uncertain("ALREADY_EXISTS", false)} {
 		d := open(t, of(registry.AttachDetach), ready(), claimed())
 		d.faults = []fault{f}
 		if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); err == nil {

@@ -102,7 +102,9 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	if request.Secrets, err = m.resolve(ctx, spec); err != nil {
 		return err
 	}
-	made := registry.Volume{VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now()}
+	made := registry.Volume{
+		VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(), Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
+	}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
 	var clash error // two creations were answered with one volume at the same time: the second stays a creation

@@ -95,7 +95,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	if err != nil || !found {
 		return err == nil, err
 	}
-	if err := m.there(ctx, v.Plugin); err != nil {
+	if err := m.comes(ctx, v.Plugin); err != nil {
 		return false, err
 	}
 	leave, err := m.Lanes.Enter(ctx, name, "what nobody waits for any more")
@@ -118,8 +118,8 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	return false, err
 }
 
-// there waits for the plugin's controller, for as long as one pause lasts: the volume may be forgotten meanwhile.
-func (m *Mediator) there(ctx context.Context, id registry.PluginID) error {
+// comes waits for the plugin's controller, for as long as one pause lasts: the volume may be forgotten meanwhile.
+func (m *Mediator) comes(ctx context.Context, id registry.PluginID) error {
 	ctx, cancel := context.WithTimeout(ctx, pace.Max)
 	defer cancel()
 	_, err := m.plugins.Await(ctx, registry.RoleController, id)
@@ -128,9 +128,7 @@ func (m *Mediator) there(ctx context.Context, id registry.PluginID) error {
 
 // once is the policy of a call that is sent once: whoever sends it tries again by himself.
 func once(rpc registry.RPC) intent.Policy {
-	p := intent.PolicyOf(rpc)
-	p.Retry = nil
-	return p
+	return intent.PolicyOf(rpc).Once()
 }
 
 func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {

@@ -17,10 +17,6 @@ var modes = map[registry.AccessMode]csi.VolumeCapability_AccessMode_Mode{
 	registry.SingleNodeMultiWriter:  csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
 }
 
-func usageCapability(u registry.Usage) *csi.VolumeCapability {
-	return volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType, u.MountFlags)
-}
-
 func volumeCapability(c registry.VolumeCapability, fs string, flags registry.Flags) *csi.VolumeCapability {
 	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: modes[c.Access]}}
 	if c.Attachment == registry.BlockDevice {
@@ -28,6 +24,15 @@ func volumeCapability(c registry.VolumeCapability, fs string, flags registry.Fla
 		return out
 	}
 	out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fs, MountFlags: flags.List()}}
+	return out
+}
+
+// usageCapability is the capability that a usage is, with its mount group.
+func usageCapability(u registry.Usage) *csi.VolumeCapability {
+	out := volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType, u.MountFlags)
+	if mount := out.GetMount(); mount != nil {
+		mount.VolumeMountGroup = u.MountGroup
+	}
 	return out
 }
 

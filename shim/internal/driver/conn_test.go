@@ -3,6 +3,7 @@ package driver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -348,8 +349,9 @@ func TestOutdated(t *testing.T) {
 
 // TestUnknownStatus: an error that is no status at all is no answer.
 func TestUnknownStatus(t *testing.T) {
-	v, text := judge(fmt.Errorf("wrapped: %w", context.DeadlineExceeded), nil)
-	if v.outcome != registry.OutcomeUncertain || text == "" || codeName(status.Error(codes.OK, "")) != "UNKNOWN" {
-		t.Errorf("verdict is %+v: %q", v, text)
+	err := failure(registry.NodeStageRPC, registry.InstanceKey{}, fmt.Errorf("wrapped: %w", context.DeadlineExceeded), true, nil)
+	call, ok := errors.AsType[*registry.CallError](err)
+	if !ok || call.Outcome != registry.OutcomeUncertain || call.Detail == "" || codeName(status.Error(codes.OK, "")) != "UNKNOWN" {
+		t.Errorf("%+v", call)
 	}
 }

@@ -13,37 +13,30 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // maxDetail bounds what is kept of a plugin's error text, in bytes.
 const maxDetail = 1 << 10
 
-// verdict is what a gRPC code says of a call: whether it may still take effect, and what kind of error it is.
-type verdict struct {
-	outcome registry.Outcome
-	kind    error
-}
-
-// verdicts is by code (CSI spec "Error Scheme"). UNKNOWN, INTERNAL and DATA_LOSS count as uncertain: nothing says that what failed so was
-// not applied, and a recovered panic answers so. RESOURCE_EXHAUSTED is also what an answer over the size limit looks like, and the plugin has
-// acted by then.
-var verdicts = map[codes.Code]verdict{
-	codes.Canceled:           {registry.OutcomeUncertain, registry.ErrUnavailable},
-	codes.Unknown:            {registry.OutcomeUncertain, registry.ErrInternal},
-	codes.InvalidArgument:    {registry.OutcomeFailed, registry.ErrInvalid},
-	codes.DeadlineExceeded:   {registry.OutcomeUncertain, registry.ErrUnavailable},
-	codes.NotFound:           {registry.OutcomeFailed, registry.ErrNotFound},
-	codes.AlreadyExists:      {registry.OutcomeFailed, registry.ErrExists},
-	codes.PermissionDenied:   {registry.OutcomeFailed, registry.ErrDenied},
-	codes.ResourceExhausted:  {registry.OutcomeUncertain, registry.ErrExhausted},
-	codes.FailedPrecondition: {registry.OutcomeFailed, registry.ErrConflict},
-	codes.Aborted:            {registry.OutcomeUncertain, registry.ErrUnavailable},
-	codes.OutOfRange:         {registry.OutcomeFailed, registry.ErrInvalid},
-	codes.Unimplemented:      {registry.OutcomeFailed, registry.ErrUnsupported},
-	codes.Internal:           {registry.OutcomeUncertain, registry.ErrInternal},
-	codes.Unavailable:        {registry.OutcomeUncertain, registry.ErrUnavailable},
-	codes.DataLoss:           {registry.OutcomeUncertain, registry.ErrInternal},
-	codes.Unauthenticated:    {registry.OutcomeFailed, registry.ErrDenied},
+// kinds is what kind of error a gRPC code is (CSI spec "Error Scheme"). What it says of the call is in the retry table (package intent).
+var kinds = map[codes.Code]error{
+	codes.Canceled:           registry.ErrUnavailable,
+	codes.Unknown:            registry.ErrInternal,
+	codes.InvalidArgument:    registry.ErrInvalid,
+	codes.DeadlineExceeded:   registry.ErrUnavailable,
+	codes.NotFound:           registry.ErrNotFound,
+	codes.AlreadyExists:      registry.ErrExists,
+	codes.PermissionDenied:   registry.ErrDenied,
+	codes.ResourceExhausted:  registry.ErrExhausted,
+	codes.FailedPrecondition: registry.ErrConflict,
+	codes.Aborted:            registry.ErrUnavailable,
+	codes.OutOfRange:         registry.ErrInvalid,
+	codes.Unimplemented:      registry.ErrUnsupported,
+	codes.Internal:           registry.ErrInternal,
+	codes.Unavailable:        registry.ErrUnavailable,
+	codes.DataLoss:           registry.ErrInternal,
+	codes.Unauthenticated:    registry.ErrDenied,
 }
 
 // names of the codes as the CSI spec writes them.
@@ -64,21 +57,22 @@ func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, hi
 	if err == nil {
 		return nil
 	}
-	v, text := judge(err, hide)
+	kind, text := judge(err, hide)
+	outcome := intent.OutcomeOf(rpc, codeName(err))
 	if !left {
-		v.outcome = registry.OutcomeFailed
+		outcome = registry.OutcomeFailed
 	}
-	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: v.outcome, Kind: v.kind, Detail: text}
+	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text}
 }
 
-// judge is the verdict on err, and what it says.
-func judge(err error, hide []string) (verdict, string) {
+// judge is the kind of err, and what it says.
+func judge(err error, hide []string) (kind error, text string) {
 	st := status.Convert(err)
-	v, known := verdicts[st.Code()]
+	kind, known := kinds[st.Code()]
 	if !known {
-		v = verdict{registry.OutcomeUncertain, registry.ErrInternal}
+		kind = registry.ErrInternal
 	}
-	return v, Redact(st.Message(), hide)
+	return kind, Redact(st.Message(), hide)
 }
 
 // Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go, JSON, base64 and URLs write them.

@@ -61,6 +61,6 @@ func (c *Conn) ask(ctx context.Context, rpc registry.RPC, call func(context.Cont
 	if err == nil {
 		return nil
 	}
-	v, text := judge(err, c.hide())
-	return registry.Errorf(v.kind, "%s: %s: %s", rpc, codeName(err), text)
+	kind, text := judge(err, c.hide())
+	return registry.Errorf(kind, "%s: %s: %s", rpc, codeName(err), text)
 }

@@ -52,11 +52,11 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		if err == nil {
 			return d.settle(ctx)
 		}
-		again := ctx.Err() == nil && try < d.Policy.Tries(err.Code)
-		if !again {
+		row := d.Policy.Row(err.Code)
+		if ctx.Err() != nil || try >= row.Tries {
 			return d.giveUp(ctx, err)
 		}
-		delay := d.Policy.Backoff.Delay(uint64(try), rand.Float64())
+		delay := row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 		if store := d.keep(ctx, err, now().Add(delay)); store != nil {
 			return errors.Join(err, store)
 		}

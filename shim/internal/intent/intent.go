@@ -89,6 +89,14 @@ func answers(code string) bool {
 	return true
 }
 
+// Settled is nil if the error of a call says that it has come to a certain end, whichever: it does not run any more.
+func Settled(err error) error {
+	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed && !errors.Is(err, registry.ErrUncertain) {
+		return nil
+	}
+	return err
+}
+
 // maxDetail bounds a stored error text that is not a plugin's, in bytes.
 const maxDetail = 1024
 

@@ -40,6 +40,16 @@ func (l *Lanes) Enter(ctx context.Context, k Key, who string) (leave func(), err
 	}, nil
 }
 
+// Busy says what is under way in the lane of k; empty: nothing.
+func (l *Lanes) Busy(k Key) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ln := l.lanes[k]; ln != nil {
+		return ln.who
+	}
+	return ""
+}
+
 func (l *Lanes) join(k Key) *lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/volume"
@@ -32,6 +33,14 @@ func newMachine(report errorf) *machine {
 
 func (m *machine) Boot() string                      { return m.boot }
 func (m *machine) Mounted(path string) (bool, error) { return m.mounts[path], nil }
+
+func (m *machine) Look(_ context.Context, paths ...string) (map[string]volume.Seen, error) {
+	seen := map[string]volume.Seen{}
+	for _, path := range paths {
+		seen[path] = volume.Seen{Block: m.mounts[path], Device: hooks.DeviceNumber{Major: 7, Minor: 1}}
+	}
+	return seen, nil
+}
 
 func (m *machine) Below(root string) (found []string, err error) {
 	for path := range m.mounts {

@@ -3,6 +3,7 @@ package volume
 import (
 	"context"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -37,6 +38,13 @@ type Kernel interface {
 	RemoveDir(path string) error
 	// Boot is the boot id of this boot.
 	Boot() string
+}
+
+// Seen is what lies at a path.
+type Seen struct {
+	Block   bool               // a block device
+	Device  hooks.DeviceNumber // its number
+	Trouble string             // why it cannot be used, for people: it hangs, or its server is gone; empty: nothing is known to be wrong
 }
 
 // Secrets resolves references to secrets, for one call.

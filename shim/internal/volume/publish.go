@@ -2,10 +2,12 @@ package volume
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"time"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
@@ -14,62 +16,71 @@ import (
 // usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
 func (s *Stager) Publish(
 	ctx context.Context, call registry.Call, v registry.Volume, key registry.ClaimKey, u registry.Usage,
-) (registry.Tree, error) {
+) (hooks.Published, error) {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
-		return registry.Tree{}, err
+		return hooks.Published{}, err
 	}
-	old, _ := st.ref(key)
-	if old.Publish == registry.MarkDone && old.Usage == u && old.Boot == s.kernel.Boot() {
-		if stands, err := s.published(old); err != nil || stands {
-			return old.Target, err
+	r, _ := st.ref(key)
+	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.kernel.Boot() {
+		if at, stands, err := s.published(ctx, r); err != nil || stands {
+			return at, err
 		}
 	}
 	inst, err := s.await(ctx, v.Plugin)
 	if err != nil {
-		return registry.Tree{}, err
+		return hooks.Published{}, err
 	}
-	if err := demands(inst, u.Access); err != nil {
-		return registry.Tree{}, err
+	if err := demands(inst, u); err != nil {
+		return hooks.Published{}, err
 	}
-	r := registry.Ref{
-		Volume: key.Volume, Alloc: key.Alloc, Request: key.Request, Usage: u, Publish: registry.MarkSent, Boot: s.kernel.Boot(),
-		Target: old.Target,
+	if r.Publish == registry.MarkNone {
+		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request, Target: s.Layout.Target(key, inst.Volumes)}
 	}
-	if old.Publish == registry.MarkNone {
-		r.Target = s.Layout.Target(key, inst.Volumes)
+	r.Usage = u
+	at, err := s.publish(ctx, call, v, r, st, inst)
+	if err != nil {
+		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
 	}
-	if err := s.publish(ctx, call, v, r, st, inst); err != nil {
-		return registry.Tree{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w",
-			v.VolumeName(), key.Alloc, key.Request, err)
-	}
-	return r.Target, nil
+	return at, nil
 }
 
-// published asks the mount table. Only a file system has to be a mount; a block device may be a node that the plugin made.
-func (s *Stager) published(r registry.Ref) (bool, error) {
-	if r.Usage.Attachment != registry.FileSystem {
-		return true, nil
+// published asks whether what was published is there: the mount table for a file system, the node itself for a block device, which may be one
+// that the plugin has made.
+func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
+	at = hooks.Published{Target: r.Target, Usage: r.Usage}
+	if r.Usage.Attachment != registry.BlockDevice {
+		stands, err = s.mounted(r.Target.Host, true)
+		return at, stands, err
 	}
-	return s.mounted(r.Target.Host, true)
+	if !s.Check || s.Look == nil {
+		return at, true, nil
+	}
+	seen, err := s.Look(ctx, r.Target.Host)
+	if err != nil {
+		return at, false, err
+	}
+	at.Device = seen[r.Target.Host].Device
+	return at, seen[r.Target.Host].Block, nil
 }
 
 func (s *Stager) publish(
 	ctx context.Context, call registry.Call, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
-) error {
-	stages := st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st)
+) (at hooks.Published, err error) {
+	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
+	stages := !v.Ephemeral && (st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
 	secrets, err := s.resolve(ctx, v)
 	if err != nil {
-		return err
+		return at, err
 	}
-	request := PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: v.Context, Secrets: secrets}
+	request := PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
 	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
-		return err
+		return at, err
 	}
 	open := s.intent(registry.NodePublishRPC, call, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
 	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
-	return s.drive(ctx, intent.Call{
+	err = s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
 		Do: func(ctx context.Context) error {
@@ -84,13 +95,15 @@ func (s *Stager) publish(
 			if err := s.node.Publish(ctx, inst.InstanceKey, request); err != nil {
 				return err
 			}
-			return s.appeared(inst.InstanceKey, r)
+			at, err = s.appeared(ctx, inst.InstanceKey, r)
+			return err
 		},
 		Done: func(view registry.View) registry.Change {
 			r.Publish = registry.MarkDone
 			return registry.Change{Put: []registry.Record{r}, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
 		},
 	})
+	return at, err
 }
 
 // unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage then.
@@ -98,14 +111,34 @@ func unstagedUsers(st state) bool {
 	return st.place.Stage == registry.MarkNone && len(st.refs) > 0
 }
 
-// appeared is nil if something is mounted where the plugin said so.
-func (s *Stager) appeared(at registry.InstanceKey, r registry.Ref) error {
-	mounted, err := s.published(r)
-	if err != nil || mounted {
-		return err
+// inlineKey tells a plugin that a volume is an inline one, as plugins know it from other orchestrators.
+const inlineKey = "csi.storage.k8s.io/ephemeral"
+
+// contextOf is volume_context. CSI has no field that says that a volume is inline.
+func contextOf(v registry.Volume) map[string]string {
+	if !v.Ephemeral {
+		return v.Context
 	}
-	return lied(registry.NodePublishRPC, at, "the plugin answered OK, but nothing is mounted at %s on the host: is the plugin's mount of %s bidirectional?",
-		r.Target.Host, filepath.Dir(r.Target.Host))
+	out := maps.Clone(v.Context)
+	if out == nil {
+		out = map[string]string{}
+	}
+	out[inlineKey] = "true"
+	return out
+}
+
+// appeared is what the plugin has published, if what it says to have published is there.
+func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r registry.Ref) (hooks.Published, error) {
+	at, stands, err := s.published(ctx, r)
+	switch {
+	case err != nil || stands:
+	case r.Usage.Attachment == registry.BlockDevice:
+		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but there is no block device at %s on the host", r.Target.Host)
+	default:
+		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but nothing is mounted at %s on the host: is the plugin's mount of %s bidirectional?",
+			r.Target.Host, filepath.Dir(r.Target.Host))
+	}
+	return at, err
 }
 
 // publishing makes the ref a record, unless it contradicts what is.
@@ -139,39 +172,13 @@ func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry
 	if !found {
 		return nil
 	}
-	inst, err := s.await(ctx, key.Volume.Plugin)
-	if err != nil {
+	if _, err := s.await(ctx, key.Volume.Plugin); err != nil {
 		return err
 	}
-	name, err := s.settled(ctx, call, st, inst)
-	if err != nil {
-		return err
-	}
-	if err := s.unpublish(ctx, call, r, name); err != nil {
-		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", name, key.Alloc, key.Request, err)
+	if err := s.unpublish(ctx, call, r, st.volume.VolumeName()); err != nil {
+		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request, err)
 	}
 	return nil
-}
-
-// settled waits for the certain answer of a stage that was repeated under the publishes which stand on it: nothing but the same call
-// again is legal then, as its undo would take the volume from under them. It returns the volume's name, for people.
-func (s *Stager) settled(ctx context.Context, call registry.Call, st state, inst registry.Instance) (name registry.VolumeName, err error) {
-	var v registry.Volume
-	var staging bool
-	key := st.refs[0].Volume
-	err = s.log.View(ctx, func(view registry.View) error {
-		v, _ = view.VolumeByKey(key)
-		open, _ := view.Intent(key)
-		staging = open.RPC == registry.NodeStageRPC
-		return nil
-	})
-	if err != nil || !staging {
-		return v.VolumeName(), err
-	}
-	if err = s.stage(ctx, call, v, st.place.Staged, st.place, inst); errors.Is(err, registry.ErrUncertain) {
-		return v.VolumeName(), fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
-	}
-	return v.VolumeName(), nil // one that failed for certain is undone after the publishes
 }
 
 func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {

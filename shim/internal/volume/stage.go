@@ -9,9 +9,12 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME). What is staged already for an equal usage
+// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one. What is staged already for an equal usage
 // stays as it is. The volume has a claim and, where its plugin attaches, is attached. ErrConflict says who uses it otherwise.
 func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error {
+	if v.Ephemeral {
+		return nil
+	}
 	st, err := s.state(ctx, v.VolumeKey())
 	if err != nil {
 		return err
@@ -30,7 +33,7 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 	if st.place.Stage == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
 		return nil // it does not stage, or did not when the volume was put up
 	}
-	if err := demands(inst, u.Access); err != nil {
+	if err := demands(inst, u); err != nil {
 		return err
 	}
 	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
@@ -120,8 +123,11 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
 		return p.Attaches && p.Attach != registry.MarkDone
 	}
-	if inst, found := s.plugins.Find(registry.RoleController, v.Plugin); found {
+	if inst, found := s.plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
 		return inst.Fingerprint.Has(registry.AttachDetach)
+	}
+	if v.Unattached || v.Ephemeral {
+		return false
 	}
 	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)
 }

@@ -19,6 +19,8 @@ type Options struct {
 	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there is: for
 	// plugins that share no mounts with us.
 	Check bool
+	// Look says what lies at each of the paths, as another process sees it, for a limited time: a dead mount freezes nobody. nil: nobody can.
+	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
 	// Now tells the wall time, for people.
 	Now func() time.Time
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
@@ -42,14 +44,16 @@ func New(log registry.Log, node Node, plugins Plugins, kernel Kernel, secrets Se
 
 // state is all that is recorded of one volume.
 type state struct {
+	volume registry.Volume // zero: it is not known any more
 	place  registry.Placement
 	refs   []registry.Ref
 	claims []registry.Claim
 }
 
 func stateOf(view registry.View, key registry.VolumeKey) state {
+	v, _ := view.VolumeByKey(key)
 	p, _ := view.Placement(key)
-	return state{p, view.Refs(key), view.Claims(key)}
+	return state{v, p, view.Refs(key), view.Claims(key)}
 }
 
 func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
@@ -106,12 +110,16 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 	return filepath.Join(inst.Volumes.Task, rel)
 }
 
-// demands is nil if the node plugin can be asked for the access mode.
-func demands(inst registry.Instance, m registry.AccessMode) error {
-	newer := m == registry.SingleNodeSingleWriter || m == registry.SingleNodeMultiWriter
-	if newer && !inst.Fingerprint.Has(registry.SingleNodeMulti) {
+// demands is nil if the node plugin can be asked for the usage.
+func demands(inst registry.Instance, u registry.Usage) error {
+	newer := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
+	switch {
+	case newer && !inst.Fingerprint.Has(registry.SingleNodeMulti):
 		return registry.Errorf(registry.ErrUnsupported, "plugin %s does not know the access mode %s (it lacks %s); use %s",
-			inst.Plugin, m, registry.SingleNodeMulti, registry.SingleNodeWriter)
+			inst.Plugin, u.Access, registry.SingleNodeMulti, registry.SingleNodeWriter)
+	case u.MountGroup != "" && !inst.Fingerprint.Has(registry.VolumeMountGroup):
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot give a volume to a group (it lacks %s); remove mount_group",
+			inst.Plugin, registry.VolumeMountGroup)
 	}
 	return nil
 }

@@ -94,10 +94,12 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 	}
 	var at registry.Tree
 	err = w.steps(ctx,
+		func(ctx context.Context) error { return w.settled(ctx, key, registry.NodePublishRPC) },
 		func(ctx context.Context) error { return w.mediator.Attach(ctx, call, v, c.Usage, "i-1") },
 		func(ctx context.Context) error { return w.stager.Stage(ctx, call, v, c.Usage) },
 		func(ctx context.Context) (err error) {
-			at, err = w.stager.Publish(ctx, call, v, key, c.Usage)
+			published, err := w.stager.Publish(ctx, call, v, key, c.Usage)
+			at = published.Target
 			return err
 		},
 	)
@@ -108,6 +110,9 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.AllocID) error {
 	key, call := keyOf(id, a), registry.Call{}
 	return w.steps(ctx,
+		func(ctx context.Context) error {
+			return w.settled(ctx, key, registry.NodePublishRPC, registry.NodeUnpublishRPC)
+		},
 		func(ctx context.Context) error { return w.stager.Unpublish(ctx, call, key) },
 		func(ctx context.Context) error { return w.stager.Unstage(ctx, call, key.Volume) },
 		func(ctx context.Context) error { return w.mediator.Detach(ctx, call, key.Volume) },
@@ -116,6 +121,24 @@ func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.Alloc
 			return err
 		},
 	)
+}
+
+// settled has the volume's open call end first, as an alloc does, unless it is one for the claim that what comes may follow, or the last user's.
+func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...registry.RPC) error {
+	var open registry.Intent
+	var found, used bool
+	w.view(func(v registry.View) {
+		open, found = v.Intent(key.Volume)
+		used = len(v.Refs(key.Volume)) > 0
+	})
+	own := open.Alloc == key.Alloc && open.Request == key.Request && slices.Contains(follows, open.RPC)
+	switch {
+	case !found || own || open.Alloc == "" && !used && len(follows) == 2:
+		return nil
+	case open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC:
+		return w.mediator.Settle(ctx, registry.Call{}, open)
+	}
+	return w.stager.Settle(ctx, registry.Call{}, open)
 }
 
 // steps takes one after another until one fails.

@@ -1,0 +1,140 @@
+package intent
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/registry"
+)
+
+var update = flag.Bool("update", false, "write the golden document anew")
+
+// rpcs are the calls that change something, in the order of a volume's life.
+var rpcs = []registry.RPC{
+	registry.CreateVolumeRPC, registry.ControllerPublishRPC, registry.NodeStageRPC, registry.NodePublishRPC,
+	registry.NodeUnpublishRPC, registry.NodeUnstageRPC, registry.ControllerUnpublishRPC, registry.DeleteVolumeRPC,
+}
+
+// tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what it says of each call.
+func tries(rpc registry.RPC, code string) int {
+	switch code {
+	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
+		return Forever
+	case "RESOURCE_EXHAUSTED": // a creation or an attachment may fit elsewhere
+		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC {
+			return few
+		}
+		return Forever
+	case "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAUTHENTICATED", "", "CODE_99":
+		return few
+	case "NOT_FOUND": // "verify, and retry with exponential back off"
+		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC {
+			return few
+		}
+	case "FAILED_PRECONDITION": // attached elsewhere: "wait for it to be detached, and retry with exponential back off"
+		if rpc == registry.ControllerPublishRPC {
+			return Forever
+		}
+	}
+	return 1
+}
+
+// stays is the codes that say nothing certain of a call.
+var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "CODE_99"}
+
+// Every code of every call: how often it is sent in an hour, and whether its intent stays open.
+func TestRetryTable(t *testing.T) {
+	codes := append(slices.Collect(maps.Keys(common)), "CODE_99")
+	if len(rpcs) != len(Policies) || len(common) != 18 {
+		t.Fatalf("the table has %d calls and %d codes", len(Policies), len(common))
+	}
+	for _, rpc := range rpcs {
+		if PolicyOf(rpc).Deadline <= 0 {
+			t.Errorf("%s has no deadline", rpc)
+		}
+		for _, code := range codes {
+			want := tries(rpc, code)
+			sent, open := sentInAnHour(t, rpc, code, OutcomeOf(rpc, code))
+			if want == Forever && sent < 50 || want != Forever && sent != want {
+				t.Errorf("%s that answers %q was sent %d times", rpc, code, sent)
+			}
+			if open != slices.Contains(stays, code) {
+				t.Errorf("%s that answers %q leaves its intent open: %v", rpc, code, open)
+			}
+			if code != "" && Advice(rpc, code) == "" {
+				t.Errorf("%s: nothing is advised about %q", rpc, code)
+			}
+		}
+	}
+}
+
+const document = "../../../docs/retries.md"
+
+// TestDocument holds docs/retries.md, which is printed from the table.
+func TestDocument(t *testing.T) {
+	want := drawn()
+	if *update {
+		if err := os.WriteFile(document, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(document)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("docs/retries.md is not what the table says (%v); run go test ./shim/internal/intent -run Document -update", err)
+	}
+}
+
+func drawn() []byte {
+	var b bytes.Buffer
+	b.WriteString(`# What is done about a driver's answer
+
+Printed from the retry table (` + "`intent.Policies`" + `). *Failed*: the call does not run any more; what it may have done is undone. *Uncertain*: it may
+still take effect, so only the same call again or its undo is sent for that volume. Between two tries the wait doubles, from the first to the
+last given, less up to half of it by chance. What is tried "until it succeeds" ends with the deadline of who asked, or when the alloc is stopped.
+A try that did not leave, as the plugin could not be reached, has failed for certain.
+
+`)
+	for _, rpc := range rpcs {
+		p := Policies[rpc]
+		some := p.Rows["ABORTED"]
+		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | what a person may do |\n|---|---|---|---|\n",
+			rpc, short(p.Deadline), short(some.Backoff.First), short(some.Backoff.Max))
+		for _, code := range slices.Sorted(maps.Keys(p.Rows)) {
+			row := p.Row(code)
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", named(code), row.Outcome, often(row.Tries), row.Advice)
+		}
+		b.WriteString("\n")
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+func named(code string) string {
+	switch code {
+	case "":
+		return "no answer"
+	case "OK":
+		return "`OK`, which is not so"
+	}
+	return "`" + code + "`"
+}
+
+func often(tries int) string {
+	switch tries {
+	case 1:
+		return "once"
+	case Forever:
+		return "until it succeeds"
+	}
+	return fmt.Sprintf("%d times", tries)
+}
+
+func short(d time.Duration) string {
+	return strings.TrimSuffix(strings.TrimSuffix(d.String(), "0s"), "0m")
+}
