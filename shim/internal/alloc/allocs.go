@@ -39,9 +39,11 @@ type Allocs struct {
 	logger     hclog.Logger
 
 	crew crew
-	mu   sync.Mutex // guards busy; held for no longer than a look-up
+	mu   sync.Mutex // guards busy and loose; held for no longer than a look-up
 	// busy is what is under way for each alloc: one Prepare, or one teardown.
 	busy map[registry.AllocID]*work
+	// loose is the volumes that nobody claims and that are being taken down.
+	loose map[registry.VolumeKey]bool
 }
 
 // work is a Prepare or a teardown under way.
@@ -58,11 +60,11 @@ var errReleased = errors.New("the alloc is being released")
 func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, lanes *lane.Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
 	return &Allocs{
 		log: log, plugins: p, claims: cl, controller: co, node: n, lanes: lanes, host: h, clock: c, logger: logger,
-		busy: map[registry.AllocID]*work{},
+		busy: map[registry.AllocID]*work{}, loose: map[registry.VolumeKey]bool{},
 	}
 }
 
-// Run takes down what the last shim had begun to take down, and what is released from now on, until ctx ends.
+// Run takes down what the last shim had begun to take down, what nobody claims, and what is released from now on, until ctx ends.
 func (a *Allocs) Run(ctx context.Context) error {
 	var releasing []registry.AllocID
 	err := a.log.View(ctx, func(v registry.View) error {
@@ -78,6 +80,9 @@ func (a *Allocs) Run(ctx context.Context) error {
 	}
 	for _, id := range releasing {
 		a.teardown(id)
+	}
+	if err := a.TakeDownUnclaimed(ctx); err != nil {
+		return err
 	}
 	return a.crew.run(ctx)
 }

@@ -398,3 +398,27 @@ func TestOpenCallIsSettledFirst(t *testing.T) {
 		end()
 	}
 }
+
+// What is staged or attached without a claim is taken down by itself, and left alone where somebody claims it.
+func TestUnclaimedIsTakenDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		p.volume("b")
+		var records []registry.Record
+		for _, id := range []registry.ExternalID{"x-a", "x-b"} {
+			records = append(records, registry.Placement{
+				Volume: registry.VolumeKey{Plugin: "p", External: id}, Attach: registry.MarkDone, Stage: registry.MarkSent,
+			})
+		}
+		claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "x-b"}, Alloc: "alloc-1", Request: "b"}
+		if err := p.commit(append(records, claim)); err != nil {
+			t.Fatal(err)
+		}
+		p.fail["unstage"] = 1
+		_, end := p.allocs()
+		defer end()
+		time.Sleep(time.Minute)
+		expect(t, p.said(), "unstage x-a failed", "unstage x-a", "detach x-a")
+	})
+}
