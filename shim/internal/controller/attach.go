@@ -74,6 +74,7 @@ func (m *Mediator) attach(ctx context.Context, call registry.Call, v registry.Vo
 	return m.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, node) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.plugins.Await(ctx, registry.RoleController, v.Plugin)
 			if err != nil {
@@ -162,6 +163,7 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 	return m.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return detaching(view, p.Volume) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.plugins.Await(ctx, registry.RoleController, p.Volume.Plugin)
 			if err != nil {

@@ -111,6 +111,7 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	err = m.drive(ctx, intent.Call{
 		Intent: opened, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.plugins.Await(ctx, registry.RoleController, spec.Plugin)
 			if err != nil {

@@ -102,6 +102,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 			v.State = registry.VolumeDeleting
 			return registry.Change{Put: []registry.Record{v}}, err
 		},
+		Renew: func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.plugins.Await(ctx, registry.RoleController, v.Plugin)
 			if err != nil {

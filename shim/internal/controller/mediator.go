@@ -138,6 +138,16 @@ func (m *Mediator) resolve(ctx context.Context, s registry.VolumeSpec) (map[stri
 	return values, nil
 }
 
+// renewed is the secrets for a further try of a call: those of now, as one that was refused may have been replaced, or the same again if
+// nobody can be asked.
+func (m *Mediator) renewed(ctx context.Context, s registry.VolumeSpec, last map[string]registry.SecretValue) map[string]registry.SecretValue {
+	values, err := m.resolve(ctx, s)
+	if err != nil {
+		return last
+	}
+	return values
+}
+
 // volume is the volume of that name as it is stored.
 func (m *Mediator) volume(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	err = m.log.View(ctx, func(view registry.View) error {

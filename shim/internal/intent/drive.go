@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// Grace is how long an outcome may take to be stored after its caller has gone.
+// Grace is how long an outcome may take to be stored after its caller has gone, and what Renew waits for before the last known has to do.
 const Grace = 5 * time.Second
 
 // Call is one CSI call to drive.
@@ -22,6 +22,9 @@ type Call struct {
 	Before func(registry.View) (registry.Change, error)
 	// Do sends the call. Its context ends with the policy's deadline.
 	Do func(context.Context) error
+	// Renew makes anew what may have changed since the last try, such as a secret, before each further one. Its context ends after Grace. It
+	// may be nil.
+	Renew func(context.Context)
 	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
 	Done func(registry.View) registry.Change
 	// Failed is part of the commit that closes the intent after the call failed for certain; clean: no earlier try of it may have
@@ -45,8 +48,11 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		return err
 	}
 	for try := 1; ; try++ {
-		if try > 1 && !d.stands(ctx) {
-			return d.forgotten()
+		if try > 1 {
+			d.renew(ctx)
+			if !d.stands(ctx) {
+				return d.forgotten()
+			}
 		}
 		err := d.send(ctx)
 		if err == nil {
@@ -111,6 +117,15 @@ func (d *drive) send(ctx context.Context) *registry.CallError {
 	}
 	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
 	return err
+}
+
+func (d *drive) renew(ctx context.Context) {
+	if d.Renew == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, Grace)
+	defer cancel()
+	d.Renew(ctx)
 }
 
 // stands says whether the intent is open as this drive has opened it. What cannot be read is not known to have changed.

@@ -83,6 +83,7 @@ func (s *Stager) publish(
 	err = s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := s.await(ctx, v.Plugin)
 			if err != nil {

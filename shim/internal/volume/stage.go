@@ -80,6 +80,7 @@ func (s *Stager) stage(
 	return s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := s.await(ctx, v.Plugin)
 			if err != nil {

@@ -135,6 +135,16 @@ func (s *Stager) resolve(ctx context.Context, v registry.Volume) (map[string]reg
 	return values, nil
 }
 
+// renewed is the secrets for a further try of a call: those of now, as one that was refused may have been replaced, or the same again if
+// nobody can be asked.
+func (s *Stager) renewed(ctx context.Context, v registry.Volume, last map[string]registry.SecretValue) map[string]registry.SecretValue {
+	values, err := s.resolve(ctx, v)
+	if err != nil {
+		return last
+	}
+	return values
+}
+
 // askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
 const askLimit = time.Second
 

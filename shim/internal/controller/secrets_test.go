@@ -1,0 +1,75 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/lane"
+)
+
+// safe tells one secret after another, then fails.
+type safe []registry.SecretValue
+
+func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+	if len(*s) == 0 {
+		return nil, registry.Errorf(registry.ErrUnavailable, "the host answers no questions")
+	}
+	value := (*s)[0]
+	*s = (*s)[1:]
+	return map[string]registry.SecretValue{"token": value}, nil
+}
+
+// A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays what it was.
+func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
+	placed := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Attached: usage(), Node: "i-1"}
+	for rpc, c := range map[registry.RPC]struct {
+		records []registry.Record
+		do      func(*Mediator, context.Context) error
+	}{
+		registry.CreateVolumeRPC: {nil, func(m *Mediator, ctx context.Context) error {
+			_, err := m.Create(ctx, call, spec())
+			return err
+		}},
+		registry.DeleteVolumeRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error { return m.Delete(ctx, call, name) }},
+		registry.ControllerPublishRPC: {[]registry.Record{ready(), claimed()}, func(m *Mediator, ctx context.Context) error {
+			return m.Attach(ctx, call, ready(), usage(), "i-1")
+		}},
+		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Mediator, ctx context.Context) error { return m.Detach(ctx, call, key) }},
+	} {
+		for what, values := range map[string]safe{"rotated": {"canary-old", "canary-new"}, "nobody to be asked": {"canary-old"}} {
+			t.Run(string(rpc)+" "+what, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d := open(t, of(registry.CreateDelete, registry.AttachDetach), c.records...)
+					last := values[len(values)-1].Reveal()
+					d.Mediator = New(d.log, d.plugin, d.plugins, &values, Options{
+						Lanes: &lane.Lanes{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger(),
+					})
+					d.faults = []fault{failed("UNAUTHENTICATED")}
+					if err := c.do(d.Mediator, t.Context()); err != nil {
+						t.Error(err)
+					}
+					if want := []string{string(rpc) + " canary-old", string(rpc) + " " + last}; !slices.Equal(d.plugin.secrets, want) {
+						t.Errorf("secrets were sent with %q, want %q", d.plugin.secrets, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Without any secret at all nothing is sent.
+func TestFirstTryNeedsItsSecrets(t *testing.T) {
+	d := open(t, of(registry.AttachDetach), ready(), claimed())
+	d.Mediator = New(d.log, d.plugin, d.plugins, &safe{}, Options{Lanes: &lane.Lanes{}, Now: time.Now})
+	if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+	d.expect()
+}
