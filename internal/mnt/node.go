@@ -67,16 +67,12 @@ func (d Device) open(path string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	mode := d.mode(uint32(st.Mode))
-	err = unix.Mknod(path, uint32(st.Mode)&unix.S_IFMT|mode, int(unix.Mkdev(st.Rdev_major, st.Rdev_minor)))
+	err = makeNode(path, st, d.UID, d.mode(uint32(st.Mode)))
 	if errors.Is(err, unix.EPERM) {
 		return clone(procFD(source), 0)
 	}
-	if err == nil {
-		err = errors.Join(unix.Chown(path, d.UID, int(st.Gid)), unix.Chmod(path, mode))
-	}
 	if err != nil {
-		return -1, fmt.Errorf("make a node: %w", err)
+		return -1, err
 	}
 	return clone(path, 0)
 }
@@ -87,6 +83,29 @@ func (d Device) mode(source uint32) uint32 {
 		return source&0o555 | 0o400
 	}
 	return source&0o777 | 0o600
+}
+
+// rehang mounts what is of the host's directory dir at its place in a copy of that. The node of the terminals' multiplexer finds the
+// terminals beside itself, and one that is bound has nothing beside it; so it is made anew. Where the kernel lets nobody make a node,
+// it is bound as all else, and of no use to the task.
+func (t *tree) rehang(fd int, dir, at string) error {
+	if st, err := deviceStat(fd); err == nil && dir == "/dev" && filepath.Base(at) == "ptmx" {
+		if err := makeNode(at, st, int(st.Uid), uint32(st.Mode)&0o777); !errors.Is(err, unix.EPERM) {
+			return err
+		}
+	}
+	return hang(fd, at)
+}
+
+// makeNode makes another node of a device. EPERM: there is none.
+func makeNode(at string, of unix.Statx_t, uid int, mode uint32) error {
+	if err := unix.Mknod(at, uint32(of.Mode)&unix.S_IFMT|mode, int(unix.Mkdev(of.Rdev_major, of.Rdev_minor))); err != nil {
+		return fmt.Errorf("make the node %s: %w", at, err)
+	}
+	if err := errors.Join(unix.Chown(at, uid, int(of.Gid)), unix.Chmod(at, mode)); err != nil {
+		return fmt.Errorf("give the node %s its owner and mode: %v", at, err)
+	}
+	return nil
 }
 
 // deviceStat is of an open path, and an error if that is no device.

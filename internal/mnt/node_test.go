@@ -19,7 +19,8 @@ func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	source := dir + "/zero"
-	if err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660), unix.Chown(source, 0, 6)); err != nil {
+	err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660), unix.Chown(source, 0, 6))
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Open(source); !errors.Is(err, unix.EACCES) {
@@ -58,9 +59,27 @@ func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
 	}
 }
 
+// A node that is bound finds no terminals: it looks for them beside itself.
+func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
+	if os.Getenv(inside) != "" {
+		t.Skip("a user namespace makes no nodes, and without a node there are no terminals")
+	}
+	f, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("the host has no terminals: %v", err)
+	}
+	f.Close()
+	out := sh(t, Space{Layers: []Layer{Device{Source: "/dev/null", Target: "/dev/mine/null"}}}, `
+		: 3<> /dev/ptmx; echo open; stat -c "%t:%T %a %u:%g" /dev/ptmx; if mknod /dev/more c 1 3 2> /dev/null; then echo more; fi`)
+	if want := "open\n" + sh(t, Space{}, `stat -c "%t:%T %a %u:%g" /dev/ptmx`); out != want {
+		t.Errorf("the task says %q, want %q", out, want)
+	}
+}
+
 func TestDevicesThatAreRefused(t *testing.T) {
 	dir := tempDir(t)
 	write(t, "", dir, "file")
+	null := Device{Source: "/dev/null", Target: "/x"}
 	for what, c := range map[string]struct {
 		layers []Layer
 		want   error
@@ -69,11 +88,11 @@ func TestDevicesThatAreRefused(t *testing.T) {
 		"a directory":            {[]Layer{Device{Source: dir, Target: "/x"}}, ErrNoDevice, dir},
 		"a file":                 {[]Layer{Device{Source: dir + "/file", Target: "/x"}}, ErrNoDevice, dir + "/file"},
 		"nothing":                {[]Layer{Device{Source: dir + "/none", Target: "/x"}}, unix.ENOENT, dir + "/none"},
-		"a target twice":         {[]Layer{Device{Source: "/dev/null", Target: "/x"}, Device{Source: "/dev/zero", Target: "/x"}}, nil, "target of two"},
-		"a bind's target":        {[]Layer{Device{Source: "/dev/null", Target: "/x"}, Bind{Source: dir, Target: "/x"}}, nil, "target of two"},
+		"a target twice":         {[]Layer{null, Device{Source: "/dev/zero", Target: "/x"}}, nil, "target of two"},
+		"a bind's target":        {[]Layer{null, Bind{Source: dir, Target: "/x"}}, nil, "target of two"},
 		"a directory as target":  {[]Layer{Device{Source: "/dev/null", Target: dir}}, nil, "directory"},
 		"a relative target":      {[]Layer{Device{Source: "/dev/null", Target: "x"}}, nil, "absolute"},
-		"a target below a bound": {[]Layer{Bind{Source: "/dev/null", Target: "/x"}, Device{Source: "/dev/null", Target: "/x/y"}}, nil, "not a directory"},
+		"a target below a bound": {[]Layer{null, Device{Source: "/dev/null", Target: "/x/y"}}, nil, "not a directory"},
 	} {
 		_, err := try(t, Space{Layers: c.layers}, `true`)
 		if err == nil || !strings.Contains(err.Error(), c.text) || c.want != nil && !errors.Is(err, c.want) {

@@ -139,7 +139,11 @@ func (t *tree) mimic(dir, at string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=4m,mode=755"); err != nil {
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
+	if dir == "/dev" {
+		flags = unix.MS_NOSUID // for ptmx
+	}
+	if err := unix.Mount("tmpfs", at, "tmpfs", flags, "size=4m,mode=755"); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s: %w", at, err)
 	}
 	copy, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -154,7 +158,7 @@ func (t *tree) mimic(dir, at string) error {
 		}
 	}
 	for name, fd := range clones {
-		if err := hang(fd, filepath.Join(at, name)); err != nil {
+		if err := t.rehang(fd, dir, filepath.Join(at, name)); err != nil {
 			return err
 		}
 		t.areas[filepath.Join(dir, name)] = host
