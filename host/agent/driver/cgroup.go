@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/hooks"
 	"holdfast/internal/mnt"
 )
 
@@ -21,7 +20,7 @@ import (
 // missing, and notes says so: nothing depends on them but what the notes name.
 type group struct {
 	unified string // version 2, or the unified half of a hybrid: kills all at once
-	devices string // version 1: device rules
+	devices string // version 1: device rules; without it they are the unified one's
 	memory  string // version 1: tells of the kernel's out-of-memory kills
 	notes   []string
 }
@@ -134,62 +133,6 @@ func (m membership) close() {
 	for _, f := range m.v1 {
 		f.Close()
 	}
-}
-
-// apply makes the plan's devices and device rules true. Every device is allowed to start with, as exec is no sandbox: what a
-// plan's device does not grant is taken away, then what its rules allow is given.
-func (g *group) apply(p hooks.Plan) error {
-	for _, d := range p.Devices {
-		if err := g.restrict(d); err != nil {
-			return fmt.Errorf("device %s: %w", d.Source, err)
-		}
-	}
-	for _, r := range p.Rules {
-		if g.devices == "" {
-			continue // nothing is denied
-		}
-		rule := fmt.Sprintf("%s %s:%s %s", r.Type, number(r.Major), number(r.Minor), r.Access)
-		if err := os.WriteFile(filepath.Join(g.devices, "devices.allow"), []byte(rule), 0); err != nil {
-			g.note("the device rule %q could not be applied: %v", rule, err)
-		}
-	}
-	return nil
-}
-
-func (g *group) restrict(d hooks.Device) error {
-	denied := strings.Map(func(r rune) rune {
-		if strings.ContainsRune(d.Access, r) {
-			return -1
-		}
-		return r
-	}, "rwm")
-	var st unix.Stat_t
-	if err := unix.Stat(d.Source, &st); err != nil {
-		return err
-	}
-	kind := map[uint32]string{unix.S_IFBLK: "b", unix.S_IFCHR: "c"}[st.Mode&unix.S_IFMT]
-	if kind == "" {
-		return errors.New("it is no device")
-	}
-	if denied == "" || denied == "m" {
-		return nil
-	}
-	rule := fmt.Sprintf("%s %d:%d %s", kind, unix.Major(st.Rdev), unix.Minor(st.Rdev), denied)
-	if g.devices == "" {
-		g.note("the access %q to device %s is not enforced: there is no cgroup version 1 for devices", d.Access, d.Source)
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(g.devices, "devices.deny"), []byte(rule), 0); err != nil {
-		g.note("the access %q to device %s is not enforced: %v", d.Access, d.Source, err)
-	}
-	return nil
-}
-
-func number(n int64) string {
-	if n < 0 {
-		return "*"
-	}
-	return strconv.FormatInt(n, 10)
 }
 
 // oom says whether the kernel killed a process of the group for memory.

@@ -143,7 +143,7 @@ func space(t Task, who *syscall.Credential) mnt.Space {
 		s.Layers = append(s.Layers, mnt.Bind{Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly, Propagation: propagations[b.Propagation]})
 	}
 	for _, d := range t.Plan.Devices {
-		s.Layers = append(s.Layers, mnt.Bind{Source: d.Source, Target: d.Target})
+		s.Layers = append(s.Layers, mnt.Device{Source: d.Source, Target: d.Target, UID: uid, ReadOnly: !strings.Contains(d.Access, "w")})
 	}
 	return s
 }

@@ -5,6 +5,16 @@
 // top. It keeps file systems apart; it is no sandbox, and a task that runs as root can do what root can. raw_exec gives it nothing
 // but the plan's environment; a plan that needs more is refused.
 //
+// Devices: a task of exec whose plan has devices or device rules can use those, with the access that the plan gives, and what every
+// program needs (null, zero, full, random, urandom, tty, console, ptmx, pts), and no other device, by whatever node and also as
+// root. Its cgroup sees to that, by the list of a version 1 group (devices) or a program in a version 2 group; both belong to the
+// group, so they hold while the orchestrator or the parent is gone, and end with the task. At its target it has a node of its own
+// that belongs to the user it runs as. A plan without any device leaves it all of the host's, and so does one that binds /dev, as
+// plugins get it that mount: there a device of the plan is held to its access, and the others are free. The kernel knows devices by
+// number, so one that a plan gives for reading here and for writing there is refused. Where no cgroup can be had the Handle's notes
+// say so, and root of the machine is given no device that it may only read. A root task that means to can leave its cgroup: this
+// keeps programs from each other's volumes, not an attacker.
+//
 // Each task has a small parent process: this same binary, called under another name, which is why a main (and a TestMain) calls
 // Main first. The parent starts the task, writes its output to bounded log files, ends what the task leaves behind, and writes how
 // it ended. It does not depend on the process that started it: tasks go on when the orchestrator is killed, and a later one adopts

@@ -20,15 +20,20 @@ import (
 
 // What this binary does when a test runs it again.
 const (
-	roleEnv = "DRIVER_TEST_ROLE"
-	starter = "starter" // starts the task on its standard input, prints its handle, and lives until it is killed
-	inside  = "inside"  // runs the tests in a user namespace
+	roleEnv  = "DRIVER_TEST_ROLE"
+	starter  = "starter"  // starts the task on its standard input, prints its handle, and lives until it is killed
+	inside   = "inside"   // runs the tests in a user namespace
+	version2 = "version2" // runs tests without cgroups of version 1
+	nogroups = "nogroups" // runs tests without any cgroup
 )
 
 func TestMain(m *testing.M) {
 	Main()
 	if os.Getenv(roleEnv) == starter {
 		startAndStay()
+	}
+	if types, some := leaves[os.Getenv(roleEnv)]; some {
+		leave(types...)
 	}
 	// The parents of tasks whose starter was killed come to us, not to a pid 1 that may be no init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 
 	"holdfast/hooks"
 	"holdfast/registry"
@@ -44,8 +45,8 @@ type RawExec struct{ runner }
 // NewRawExec makes the raw_exec driver.
 func NewRawExec() RawExec { return RawExec{runner{name: "raw_exec"}} }
 
-// Start applies the plan's environment. Binds and devices that would show a file where it is already ask for nothing; any other
-// part of a plan is refused, as the task would run without it.
+// Start applies the plan's environment. Binds and devices that would show a file where it is already ask for nothing, nor do device
+// rules, as no device is denied; any other part of a plan is refused, as the task would run without it.
 func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 	p := t.Plan
 	for _, b := range p.Binds {
@@ -54,8 +55,8 @@ func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 		}
 	}
 	for _, d := range p.Devices {
-		if d.Source != d.Target {
-			return Handle{}, unsupported("device %s at %s", d.Source, d.Target)
+		if d.Source != d.Target || !strings.Contains(d.Access, "r") || !strings.Contains(d.Access, "w") {
+			return Handle{}, unsupported("device %s at %s with access %q", d.Source, d.Target, d.Access)
 		}
 	}
 	if len(p.Dirs) > 0 {

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,12 @@ import (
 )
 
 func binds(b ...hooks.Bind) hooks.Plan { return hooks.Plan{Binds: b} }
+
+func devices(d ...hooks.Device) hooks.Plan   { return hooks.Plan{Devices: d} }
+func rules(r ...hooks.DeviceRule) hooks.Plan { return hooks.Plan{Rules: r} }
+
+// hostDevices is what the shim gives to plugins that mount.
+var hostDevices = binds(hooks.Bind{Source: "/dev", Target: "/dev", Propagation: hooks.Private})
 
 func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
 	needMounts(t)
@@ -145,29 +150,6 @@ func TestReadOnlyRoot(t *testing.T) {
 	}
 }
 
-func TestDevices(t *testing.T) {
-	needMounts(t)
-	task := shell(t, `head -c 4 /dev/of-plan/zero | od -An -tx1; if echo x > /dev/of-plan/zero; then echo writable; fi; echo > /dev/null`)
-	task.Plan = hooks.Plan{
-		Devices: []hooks.Device{{Source: "/dev/zero", Target: "/dev/of-plan/zero", Access: "r"}},
-		Rules:   []hooks.DeviceRule{{Type: "c", Major: 1, Minor: 3, Access: "rw"}},
-	}
-	d := NewExec()
-	h := start(t, d, task)
-	wait(t, d, h)
-	out := logs(t, d, h, Stdout)
-	if !strings.HasPrefix(out, " 00 00 00 00\n") {
-		t.Errorf("the task reads %q, %q", out, logs(t, d, h, Stderr))
-	}
-	// Where there is no cgroup for devices the handle says that the access is not enforced.
-	if denied, noted := !strings.Contains(out, "writable"), strings.Contains(fmt.Sprint(h.Notes), "not enforced"); denied == noted {
-		t.Errorf("writing is denied: %t, notes: %q", denied, h.Notes)
-	}
-	if exists("/dev/of-plan") {
-		t.Error("the host has the device's target")
-	}
-}
-
 func TestUser(t *testing.T) {
 	if os.Getenv(roleEnv) == inside {
 		t.Skip("a user namespace with one user has no second one")
@@ -199,10 +181,18 @@ func TestPlansThatAreRefused(t *testing.T) {
 		{NewExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: "sideways"}), registry.ErrUnsupported},
 		{NewExec(), binds(hooks.Bind{Source: private + "/none", Target: "/csi", Propagation: hooks.Private}), registry.ErrInvalid},
 		{NewExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "relative"}}}, registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: private + "/none", Target: "/x", Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: private, Target: "/x", Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x", Access: "rx"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "a", Major: 1, Minor: 5, Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "c", Major: 1 << 12, Minor: 5, Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 5}), registry.ErrInvalid},
 		{NewRawExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: hooks.Private}), registry.ErrUnsupported},
 		{NewRawExec(), binds(hooks.Bind{Source: private, Target: private, ReadOnly: true, Propagation: hooks.Private}), registry.ErrUnsupported},
 		{NewRawExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "/made"}}}, registry.ErrUnsupported},
-		{NewRawExec(), hooks.Plan{Devices: []hooks.Device{{Source: "/dev/null", Target: "/dev/x"}}}, registry.ErrUnsupported},
+		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/x", Access: "rw"}), registry.ErrUnsupported},
+		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/null", Access: "r"}), registry.ErrUnsupported},
 	} {
 		task := shell(t, `exit 0`)
 		task.Plan = c.plan
@@ -213,6 +203,28 @@ func TestPlansThatAreRefused(t *testing.T) {
 		if _, found, err := Find(t.Context(), task.Dir); found || err != nil || len(withMark(t, task.ID)) > 0 {
 			t.Errorf("%+v left something: %t, %v", c.plan, found, err)
 		}
+	}
+}
+
+// A cgroup knows a device by its number: what a plan gives twice, with more than one access, cannot be given.
+func TestContradictingDevicesAreRefused(t *testing.T) {
+	needMounts(t)
+	zero := func(at, access string) hooks.Device {
+		return hooks.Device{Source: "/dev/zero", Target: at, Access: access}
+	}
+	for what, plan := range map[string]hooks.Plan{
+		"two devices":    devices(zero("/a", "r"), zero("/b", "rw")),
+		"a rule":         devices(zero("/a", "r")).And(rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 5, Access: "rw"})),
+		"a rule for all": devices(zero("/a", "r")).And(rules(hooks.DeviceRule{Type: "c", Major: -1, Minor: -1, Access: "w"})),
+		"with /dev":      devices(zero("/a", "rw"), zero("/b", "r")).And(hostDevices),
+	} {
+		task := shell(t, `exit 0`)
+		task.Plan = plan
+		_, err := NewExec().Start(t.Context(), task)
+		if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "mount the volume with one access only") {
+			t.Errorf("%s: %v", what, err)
+		}
+		noGroups(t, task.ID)
 	}
 }
 

@@ -352,15 +352,7 @@ func TestRecycledPidsAreNotTouched(t *testing.T) {
 	both(t, func(t *testing.T, d Driver) {
 		h := start(t, d, shell(t, `exit 4`))
 		wait(t, d, h)
-		innocent := exec.Command("sleep", "1000")
-		if err := innocent.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = innocent.Process.Kill(); _ = innocent.Wait() }()
-		s, err := readStat(innocent.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := strangerSince(t, h.StartTime)
 		other := h
 		other.PID, other.TaskPID, other.Dir = s.pid, s.pid, mkdir(t, tempDir(t), "other")
 		if alive, err := d.Adopt(t.Context(), other); alive || err != nil {
@@ -385,6 +377,25 @@ func TestRecycledPidsAreNotTouched(t *testing.T) {
 			t.Errorf("after a boot: alive %t, %v", alive, err)
 		}
 	})
+}
+
+// strangerSince starts a process that is not the task's, later than a start time: those have ticks of a hundredth of a second.
+func strangerSince(t *testing.T, start uint64) stat {
+	t.Helper()
+	for {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		s, err := readStat(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.start != start {
+			return s
+		}
+	}
 }
 
 func TestOneTaskPerDirectory(t *testing.T) {

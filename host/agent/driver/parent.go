@@ -129,7 +129,7 @@ func (p *parent) start() error {
 	p.group = newGroup(t.ID)
 	err := p.name()
 	if err == nil {
-		err = p.group.apply(t.Plan)
+		err = p.confine()
 	}
 	if err == nil {
 		// Before the task is there, so that nothing is lost if we and the starter are killed right then.
@@ -148,6 +148,19 @@ func (p *parent) start() error {
 		return errors.Join(err, removeGroups(p.group.dirs()))
 	}
 	return nil
+}
+
+// confine gives the task's group the plan's devices. Without any in its plan a task keeps all, as one of raw_exec always does.
+func (p *parent) confine() error {
+	plan := p.order.Task.Plan
+	if !p.order.Isolated || len(plan.Devices)+len(plan.Rules) == 0 {
+		return nil
+	}
+	policy, err := newPolicy(plan)
+	if err != nil {
+		return err
+	}
+	return p.group.confine(policy)
 }
 
 // launch starts the program, its output going to log files.
