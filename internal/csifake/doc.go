@@ -30,9 +30,9 @@
 // # The rules
 //
 //	R0   a journal is readable and has calls in it
-//	R1   capabilities are learnt, from every instance, before anything else, and only advertised RPCs are called;
-//	     what was set up under a capability may be taken down after it has vanished
-//	R2   order up: ControllerPublish OK, NodeStage OK, NodePublish
+//	R1   capabilities are learnt, from every instance, before anything else, and only advertised RPCs, access modes,
+//	     sources and mount groups are asked for; what was set up under a capability may be taken down after it has vanished
+//	R2   order up: ControllerPublish OK, NodeStage OK, NodePublish; an ephemeral volume is only published and unpublished
 //	R3   at most one call in flight per volume, across instances (Options.Strict, Options.ByNode)
 //	R4   order down: NodeUnpublish all OK, NodeUnstage OK, ControllerUnpublish OK, DeleteVolume
 //	R6   a retry after an uncertain outcome has identical fields, secrets aside
@@ -40,16 +40,31 @@
 //	R9   the staging path is absolute and is a directory as NodeStage arrives
 //	R10  one staging path per volume and node, of that volume alone
 //	R11  target paths are unique; the parent exists and the target does not as NodePublish arrives
-//	R12  staging_target_path is set on NodePublish if and only if the plugin stages
+//	R12  staging_target_path is set on NodePublish, stats, health and NodeExpand if and only if the plugin stages;
+//	     volume_path is where the volume is
 //	R13  publish_context and volume_context are passed on unchanged
-//	R14  node_id is what NodeGetInfo said, and never empty: an empty one detaches from every node
+//	R14  node_id is what NodeGetInfo said, at most 256 bytes, and never empty: an empty one detaches from every node
 //	R15  readonly is set on ControllerPublish only with PUBLISH_READONLY
+//	R16  a capability that ValidateVolumeCapabilities did not confirm is not used
+//	R17  a volume of a single-node mode is on one node, and at one target unless many may write; publications that are
+//	     beside each other have one capability
+//	R18  no field is longer than CSI allows; an undo may name a volume by a longer id
 //	R19  no path is longer than Options.MaxPath
-//	R30  NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published
+//	R20  a plugin whose name breaks the rules gets no volumes
+//	R21  names have no control characters
+//	R23  keys of secrets are of A-Z, a-z, 0-9, dot, underscore and dash
+//	R25  ControllerUnpublish gets the secrets that ControllerPublish got, as far as their keys tell
+//	R26  topology is asked for only if advertised; a volume goes only to nodes that it can be reached from
+//	R27  Probe is not called more often than Options.ProbesPerMinute
+//	R28  no node has more volumes attached than it said
+//	R29  a list goes on with a token that the plugin gave, for no more than Options.MaxPages pages
+//	R30  NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published; OFFLINE expansion
+//	     only of a volume that is not in use
+//	R31  CSI_ENDPOINT is unix:// and an absolute path that ends in .sock
 //	RU   from an uncertain outcome only the same call or its negation; what was sent is undone in the end
 //
 // The numbers are those of the project's table of CSI rules; those that are missing cannot be seen from the plugin. R5,
-// that publications are counted across restarts, is R4 seen from outside.
+// that publications are counted across restarts, is R4 seen from outside; R7, that an ambiguous creation is cleared up, is RU.
 //
 // # What a script can do
 //

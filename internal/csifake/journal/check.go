@@ -6,12 +6,10 @@ import (
 	"slices"
 )
 
-// Check holds a journal against the CSI automaton and says what broke it, in the order of the lines.
+// Check holds a journal against the CSI automaton and says what broke it, in the order of the lines. It takes time in proportion to
+// their number.
 func Check(lines []Line, o Options) []Violation {
-	c := &checker{opts: o, last: map[string]int{}, stopped: map[string]bool{}, open: map[callID]*flight{},
-		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
-		creates: map[volumeKey]*edge{}, stagings: map[placeKey]string{},
-		gone: map[callID]int64{}}
+	c := newChecker(o)
 	for i, l := range lines {
 		c.last[l.Run] = i + 1
 		if l.Kind == Stop {
@@ -42,7 +40,8 @@ func Check(lines []Line, o Options) []Violation {
 	return c.found
 }
 
-// checker reads a journal from top to bottom, as the client's knowledge grows.
+// checker reads a journal from top to bottom, as the client's knowledge grows. Whatever a line needs is found by a key, never by a look
+// through all that came before.
 type checker struct {
 	opts  Options
 	found []Violation
@@ -52,16 +51,39 @@ type checker struct {
 	stopped map[string]bool  // runs that said that they ended
 	gone    map[callID]int64 // when the caller of a call went away
 	open    map[callID]*flight
+	busy    map[subjectKey]map[callID]*flight // the open ones again, by what they are about
 
-	learnt   map[string]*learnt // by instance
-	plugins  map[string]*plugin
-	volumes  map[volumeKey]*volume
-	creates  map[volumeKey]*edge // CreateVolume by name: the id is not known yet
-	stagings map[placeKey]string // staging path -> the volume that it is of
+	learnt      map[string]*learnt // by instance
+	plugins     map[string]*plugin
+	volumes     map[volumeKey]*volume
+	creates     map[volumeKey]*edge   // CreateVolume by name: the id is not known yet
+	snaps       map[volumeKey]*edge   // CreateSnapshot by name
+	snapshots   map[volumeKey]*edge   // the same edges by the id of the snapshot
+	stagings    map[placeKey]string   // staging path -> the volume that it is of
+	targets     map[placeKey]string   // target path -> the volume that was last published there
+	tokens      map[listKey]bool      // that a list may go on with
+	pages       map[listKey]int       // how many the list has had
+	probes      map[string][]int64    // run -> when it was probed, the newest ones
+	attachments map[nodeKey]volumeSet // volumes that are certainly attached to a node
 }
 
-type volumeKey struct{ plugin, id string }
-type placeKey struct{ plugin, node, path string }
+type (
+	volumeKey  struct{ plugin, id string }
+	nodeKey    struct{ plugin, node string }
+	placeKey   struct{ plugin, node, path string }
+	subjectKey struct{ plugin, subject string }
+	listKey    struct{ of, rpc, token string } // of a plugin for its tokens, of an instance for pages
+	volumeSet  map[string]bool
+)
+
+func newChecker(o Options) *checker {
+	return &checker{opts: o, last: map[string]int{}, stopped: map[string]bool{}, gone: map[callID]int64{},
+		open: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
+		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
+		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
+		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{}, pages: map[listKey]int{},
+		probes: map[string][]int64{}, attachments: map[nodeKey]volumeSet{}}
+}
 
 func (c *checker) report(rule, format string, args ...any) {
 	if slices.Contains(c.opts.Allow, rule) {
@@ -82,7 +104,10 @@ func (c *checker) line(l Line) {
 		c.end(l)
 	case Reboot:
 		c.reboot(l)
-	case Start, Stop:
+	case Start:
+		c.endpoint(l)
+		c.cut(l)
+	case Stop:
 		c.cut(l)
 	}
 }
@@ -90,9 +115,15 @@ func (c *checker) line(l Line) {
 func (c *checker) begin(l Line) {
 	c.inFlight(l)
 	c.knowsCapabilities(l)
+	c.identity(l)
+	c.limits(l)
+	c.lists(l)
+	c.probed(l)
 	c.paths(l)
 	c.contexts(l)
 	c.nodeID(l)
+	c.access(l)
+	c.topology(l)
 	f := &flight{Line: l, at: c.at}
 	if e, up := c.edge(l); e != nil {
 		c.order(l)
@@ -100,22 +131,51 @@ func (c *checker) begin(l Line) {
 		f.edge, f.up, f.before = e, up, e.state
 		e.begin(l, up)
 	}
-	c.open[callID{l.Run, l.Call}] = f
+	c.takeOff(f)
 }
 
-// end applies an answer that the caller saw. An answer to a caller that had gone teaches nobody anything.
+// end applies an answer that the caller saw. An answer to a caller that had gone teaches nobody anything, nor does one that cannot be
+// read. A volume or snapshot that was made and has no id leaves its caller as wise as before.
 func (c *checker) end(l Line) {
-	id := callID{l.Run, l.Call}
-	f := c.open[id]
-	delete(c.open, id)
-	if f == nil || f.abandoned {
+	f := c.land(callID{l.Run, l.Call})
+	if f == nil || f.abandoned || l.Lost || l.nameless(f.RPC) {
 		return
 	}
 	if f.edge != nil {
 		f.edge.end(l, f)
+		c.arrived(f)
 	}
 	if l.Code == "OK" && l.Answer != nil {
 		c.learn(f.Line, *l.Answer)
+	}
+}
+
+func (l Line) nameless(rpc string) bool {
+	if l.Code != "OK" || l.Answer == nil {
+		return false
+	}
+	return rpc == "CreateVolume" && l.Answer.Volume == "" || rpc == "CreateSnapshot" && l.Answer.Snapshot == ""
+}
+
+// arrived keeps what is known by key in step with the edge that a call has moved.
+func (c *checker) arrived(f *flight) {
+	switch f.RPC {
+	case "ControllerPublishVolume", "ControllerUnpublishVolume":
+		key := nodeKey{f.Plugin, f.Node}
+		if c.attachments[key] == nil {
+			c.attachments[key] = volumeSet{}
+		}
+		if f.edge.state == up {
+			c.attachments[key][f.Volume] = true
+		} else {
+			delete(c.attachments[key], f.Volume)
+		}
+	case "NodePublishVolume", "NodeUnpublishVolume":
+		if f.edge.state == down && f.edge.flights == 0 {
+			v := c.volume(f.Plugin, f.Volume)
+			v.node(c.nodeOf(f.Line)).forget(f.Target, f.edge)
+			v.ephemeral = v.ephemeral && v.anyPublished()
+		}
 	}
 }
 
@@ -128,6 +188,7 @@ func (c *checker) reboot(l Line) {
 		if n := v.nodes[l.Node]; n != nil {
 			n.stage, n.publish = edge{}, map[string]*edge{}
 		}
+		v.ephemeral = v.ephemeral && v.anyPublished()
 	}
 }
 
@@ -135,7 +196,7 @@ func (c *checker) reboot(l Line) {
 func (c *checker) cut(l Line) {
 	for id := range c.open {
 		if id.run == l.Run {
-			delete(c.open, id)
+			c.land(id)
 		}
 	}
 }

@@ -105,13 +105,16 @@ func overlap(s *story, a, b Line) *story {
 	return s.end(first, "OK", nil).end(second, "OK", nil)
 }
 
-// illegal are journals that break one rule.
-var illegal = []struct {
+// offence is a journal that breaks one rule.
+type offence struct {
 	rule string
 	name string
 	told *story
 	opts Options
-}{
+}
+
+// illegal are offences against the order of calls. Those against what a call holds are in fields_test.go.
+var illegal = []offence{
 	{"R0", "nothing was called", &story{lines: []Line{{Kind: Start, Run: "a1"}}}, Options{}},
 	{"R1", "a call before capabilities are known",
 		tell().ok(with(publish, func(l *Line) { l.Staging = "" })), Options{}},
@@ -234,7 +237,7 @@ var illegal = []struct {
 // TestIllegal: every rule has a journal that breaks it, and Check says so.
 func TestIllegal(t *testing.T) {
 	covered := map[string]bool{}
-	for _, c := range illegal {
+	for _, c := range slices.Concat(illegal, misfilled) {
 		covered[c.rule] = true
 		t.Run(c.rule+" "+c.name, func(t *testing.T) {
 			found := Check(c.told.lines, c.opts)

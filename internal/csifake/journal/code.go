@@ -1,6 +1,10 @@
 package journal
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
 
 // codeNames are the gRPC codes by number, as the CSI spec writes them.
 var codeNames = [...]string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -15,12 +19,16 @@ func CodeName(code uint32) string {
 	return fmt.Sprintf("CODE_%d", code)
 }
 
-// CodeNumber is the gRPC code of a name.
+// CodeNumber is the gRPC code of a name; CODE_99 is one that nobody knows.
 func CodeNumber(name string) (uint32, bool) {
 	for n, s := range codeNames {
 		if s == name {
 			return uint32(n), true
 		}
+	}
+	if digits, ok := strings.CutPrefix(name, "CODE_"); ok {
+		n, err := strconv.ParseUint(digits, 10, 32)
+		return uint32(n), err == nil
 	}
 	return 0, false
 }

@@ -1,5 +1,7 @@
 package journal
 
+import "strings"
+
 // state is what a client knows of one edge of the automaton: one volume's existence, its attachment to one node, its
 // staging on one node, one publication.
 type state string
@@ -16,6 +18,9 @@ type edge struct {
 	state    state
 	upHash   string // of the call upwards that is unsure
 	downHash string // of the call downwards that is unsure
+	flights  int    // calls that move it just now
+	usage    string // that the last call upwards asked for
+	secrets  string // keys of the secrets that the last call upwards had
 }
 
 // hashOf is the hash of the unsure call in a direction, empty if there is none.
@@ -29,7 +34,7 @@ func (e *edge) hashOf(upwards bool) string {
 func (e *edge) begin(l Line, upwards bool) {
 	e.state = unsure
 	if upwards {
-		e.upHash = l.Hash
+		e.upHash, e.usage, e.secrets = l.Hash, l.Usage, strings.Join(l.SecretKeys, " ")
 	} else {
 		e.downHash = l.Hash
 	}
@@ -56,15 +61,17 @@ func (e *edge) end(l Line, f *flight) {
 // it may be used again.
 func (f *flight) afterRefusal(code string) state {
 	switch {
-	case f.RPC == "CreateVolume" && f.before != up, code == "UNIMPLEMENTED" && f.before == down:
+	case (f.RPC == "CreateVolume" || f.RPC == "CreateSnapshot") && f.before != up, code == "UNIMPLEMENTED" && f.before == down:
 		return down
 	case code == "NOT_FOUND" && (f.RPC == "NodeUnstageVolume" || f.RPC == "NodeUnpublishVolume"):
 		return down
-	case f.up && f.before == up, f.RPC == "DeleteVolume" && f.before == up && code != "NOT_FOUND":
+	case f.up && f.before == up, f.deletes() && f.before == up && code != "NOT_FOUND":
 		return up
 	}
 	return failed
 }
+
+func (f *flight) deletes() bool { return f.RPC == "DeleteVolume" || f.RPC == "DeleteSnapshot" }
 
 // volume is what a client knows of one volume.
 type volume struct {
@@ -73,6 +80,10 @@ type volume struct {
 	other   map[string]*edge // calls without a negation, by RPC, node and name
 	context *string          // volume_context as CreateVolume answered it
 	grown   *bool            // what ControllerExpand last said of the node's part
+
+	ephemeral bool                // published without having been made
+	denied    map[string]bool     // usages that the plugin did not confirm
+	segments  []map[string]string // where it can be reached from; nil is from everywhere
 }
 
 // node is one volume on one node.
@@ -113,10 +124,45 @@ func (n *node) target(path string) *edge {
 	return e
 }
 
+// forget an edge that says nothing any more.
+func (n *node) forget(path string, e *edge) {
+	if n.publish[path] == e {
+		delete(n.publish, path)
+	}
+}
+
+// inUse tells whether the volume is on this node, or may be.
+func (n *node) inUse() bool {
+	return n.attach.state != down || n.stage.state != down || n.mayBePublished()
+}
+
+func (n *node) mayBePublished() bool {
+	for _, e := range n.publish {
+		if e.state != down {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *volume) anyPublished() bool {
+	for _, n := range v.nodes {
+		if n.mayBePublished() {
+			return true
+		}
+	}
+	return false
+}
+
 // edge that a call moves, and whether upwards; nil for a call that moves none.
 func (c *checker) edge(l Line) (*edge, bool) {
-	if l.RPC == "CreateVolume" {
-		return c.creation(l.Plugin, l.Name), true
+	switch l.RPC {
+	case "CreateVolume":
+		return named(c.creates, volumeKey{l.Plugin, l.Name}, down), true
+	case "CreateSnapshot":
+		return named(c.snaps, volumeKey{l.Plugin, l.Name}, down), true
+	case "DeleteSnapshot":
+		return named(c.snapshots, volumeKey{l.Plugin, l.Snapshot}, up), false
 	}
 	if l.Volume == "" || !Mutates(l.RPC) {
 		return nil, false
@@ -139,10 +185,10 @@ func (c *checker) edge(l Line) (*edge, bool) {
 	return v.other[key], upwards
 }
 
-func (c *checker) creation(plugin, name string) *edge {
-	key := volumeKey{plugin, name}
-	if c.creates[key] == nil {
-		c.creates[key] = &edge{}
+// named is the edge of a key; one that was never seen is as the last argument says.
+func named(edges map[volumeKey]*edge, key volumeKey, unseen state) *edge {
+	if edges[key] == nil {
+		edges[key] = &edge{state: unseen}
 	}
-	return c.creates[key]
+	return edges[key]
 }

@@ -15,7 +15,8 @@ import (
 // Writer appends the lines of one run of one plugin.
 type Writer struct {
 	mu       sync.Mutex
-	file     *os.File
+	file     *os.File // nil: memory
+	memory   *Memory
 	seq      uint64
 	run      string
 	plugin   string
@@ -29,8 +30,10 @@ func Open(path, plugin, instance string) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
-	return &Writer{file: f, run: rand.Text()[:12], plugin: plugin, instance: instance}, nil
+	return &Writer{file: f, run: newRun(), plugin: plugin, instance: instance}, nil
 }
+
+func newRun() string { return rand.Text()[:12] }
 
 // Write appends one line. It is one write(2) on a file opened with O_APPEND: lines of several processes never mix, and
 // a line that was written survives the death of its writer.
@@ -39,7 +42,13 @@ func (w *Writer) Write(l Line) error {
 	defer w.mu.Unlock()
 	w.seq++
 	l.Seq, l.Run, l.PID, l.Plugin, l.Instance = w.seq, w.run, os.Getpid(), w.plugin, w.instance
-	l.Wall, l.Mono = time.Now().UTC(), monotonic()
+	l.Wall = time.Now().UTC()
+	if w.memory != nil {
+		l.Mono = l.Wall.UnixNano()
+		w.memory.append(l)
+		return nil
+	}
+	l.Mono = monotonic()
 	b, err := json.Marshal(l)
 	if err != nil {
 		return fmt.Errorf("encode journal line: %w", err)
@@ -51,7 +60,12 @@ func (w *Writer) Write(l Line) error {
 }
 
 // Close closes the file and writes nothing.
-func (w *Writer) Close() error { return w.file.Close() }
+func (w *Writer) Close() error {
+	if w.memory != nil {
+		return nil
+	}
+	return w.file.Close()
+}
 
 // Read reads a whole journal. A line that cannot be read is an error: lines are never torn.
 func Read(path string) ([]Line, error) {

@@ -1,5 +1,7 @@
 package journal
 
+import "maps"
+
 // flight is a call that has begun and not ended.
 type flight struct {
 	Line
@@ -14,14 +16,45 @@ type flight struct {
 // at one process and turned to another is seen by the two in either order.
 const skew = 20_000_000 // nanoseconds
 
+func (f *flight) key() subjectKey { return subjectKey{f.Plugin, f.subject()} }
+
+func (c *checker) takeOff(f *flight) {
+	id := callID{f.Run, f.Call}
+	c.open[id] = f
+	if c.busy[f.key()] == nil {
+		c.busy[f.key()] = map[callID]*flight{}
+	}
+	c.busy[f.key()][id] = f
+	if f.edge != nil {
+		f.edge.flights++
+	}
+}
+
+// land is the end of a call, whatever it was; nil if there is none.
+func (c *checker) land(id callID) *flight {
+	f := c.open[id]
+	if f == nil {
+		return nil
+	}
+	delete(c.open, id)
+	if delete(c.busy[f.key()], id); len(c.busy[f.key()]) == 0 {
+		delete(c.busy, f.key())
+	}
+	if f.edge != nil {
+		f.edge.flights--
+	}
+	return f
+}
+
 // inFlight is R3. A call that its caller gave up is no longer in flight for the caller, though it may still run.
 func (c *checker) inFlight(l Line) {
 	subject := l.subject()
 	if subject == "" {
 		return
 	}
-	for id, f := range c.open {
-		if f.Plugin != l.Plugin || f.subject() != subject || c.dead(id.run) {
+	for id, f := range maps.Clone(c.busy[subjectKey{l.Plugin, subject}]) {
+		if c.dead(id.run) {
+			c.land(id)
 			continue
 		}
 		if c.opts.ByNode && l.Role == "node" && f.Role == "node" && l.Node != f.Node {

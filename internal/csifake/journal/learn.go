@@ -30,14 +30,22 @@ func (s *caps) learn(names []string) {
 type learnt struct {
 	service, controller, group, node caps
 	nodeID                           string
+	badNode, badName                 string // why what it told of itself breaks the rules, if it does
 }
 
 // plugin is what all instances of one plugin have told.
 type plugin struct {
-	nodeIDs    map[string]bool
+	nodes      map[string]place // what NodeGetInfo has told, by node id
+	expansion  map[string]bool
 	controller bool // a controller has told its capabilities
 	attaches   bool // the newest answer of a controller has PUBLISH_UNPUBLISH_VOLUME
 	expands    bool // the newest answer of a controller has EXPAND_VOLUME
+}
+
+// place is a node, as it told.
+type place struct {
+	most     int64 // volumes
+	segments map[string]string
 }
 
 func (c *checker) of(l Line) *learnt {
@@ -52,7 +60,7 @@ func (c *checker) of(l Line) *learnt {
 func (c *checker) plugin(name string) *plugin {
 	p := c.plugins[name]
 	if p == nil {
-		p = &plugin{nodeIDs: map[string]bool{}}
+		p = &plugin{nodes: map[string]place{}}
 		c.plugins[name] = p
 	}
 	return p
@@ -72,6 +80,12 @@ func (c *checker) learn(l Line, a Answer) {
 	switch l.RPC {
 	case "GetPluginCapabilities":
 		k.service.learn(a.Caps)
+		p.expansion = map[string]bool{}
+		for _, how := range a.Expansion {
+			p.expansion[how] = true
+		}
+	case "GetPluginInfo":
+		k.badName = badName(a.Name)
 	case "ControllerGetCapabilities":
 		k.controller.learn(a.Caps)
 		p.controller = true
@@ -81,10 +95,18 @@ func (c *checker) learn(l Line, a Answer) {
 	case "NodeGetCapabilities":
 		k.node.learn(a.Caps)
 	case "NodeGetInfo":
-		k.nodeID, p.nodeIDs[a.Node] = a.Node, true
+		k.nodeID, k.badNode = a.Node, badNode(a.Node)
+		p.nodes[a.Node] = place{a.MaxVolumes, first(a.Segments)}
 	case "CreateVolume":
 		v := c.volume(l.Plugin, a.Volume)
-		v.create, v.context, v.grown = c.creation(l.Plugin, l.Name), &a.VolumeContext, nil
+		v.create, v.context, v.grown = named(c.creates, volumeKey{l.Plugin, l.Name}, down), &a.VolumeContext, nil
+		v.segments, v.denied = a.Segments, nil
+	case "CreateSnapshot":
+		c.snapshots[volumeKey{l.Plugin, a.Snapshot}] = named(c.snaps, volumeKey{l.Plugin, l.Name}, down)
+	case "ValidateVolumeCapabilities":
+		c.volume(l.Plugin, l.Volume).confirmed(l.Usages, a.Denied)
+	case "ListVolumes", "ListSnapshots", "ControllerListVolumeHealth":
+		c.tokens[listKey{l.Plugin, l.RPC, a.Next}] = true
 	case "ControllerPublishVolume":
 		c.volume(l.Plugin, l.Volume).node(l.Node).context = &a.PublishContext
 	case "ControllerExpandVolume":
@@ -104,6 +126,34 @@ func (c *checker) knowsCapabilities(l Line) {
 		if !k.node.known {
 			c.report("R1", "%s before %s has told its node capabilities", l.RPC, l.Instance)
 		}
+	}
+	c.knowsDetails(l, k)
+}
+
+// knowsDetails is R1 for what is optional within an RPC.
+func (c *checker) knowsDetails(l Line, k *learnt) {
+	lacks := func(service, name, what string) {
+		if set := k.of(service); set.known && !set.now[name] {
+			c.report("R1", "%s of %s, but %s does not advertise %s/%s", l.RPC, what, l.Instance, service, name)
+		}
+	}
+	service := l.Role
+	if service == "" {
+		service = "controller"
+	}
+	for _, usage := range append([]string{l.Usage}, l.Usages...) {
+		if strings.HasSuffix(usage, " SINGLE_NODE_SINGLE_WRITER") || strings.HasSuffix(usage, " SINGLE_NODE_MULTI_WRITER") {
+			lacks(service, "SINGLE_NODE_MULTI_WRITER", "the access mode in "+usage)
+		}
+	}
+	if l.MountGroup && service == "node" {
+		lacks("node", "VOLUME_MOUNT_GROUP", "a mount group")
+	}
+	switch from, _, _ := strings.Cut(l.Source, " "); from {
+	case "snapshot":
+		lacks("controller", "CREATE_DELETE_SNAPSHOT", "a snapshot")
+	case "volume":
+		lacks("controller", "CLONE_VOLUME", "another volume")
 	}
 }
 

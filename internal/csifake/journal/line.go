@@ -12,6 +12,7 @@ const (
 	End       Kind = "end"       // the call ended, its answer is about to leave
 	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
 	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
+	Late      Kind = "late"      // what a call asked for that was answered long ago has come to be now, or has failed: see Effect
 )
 
 // Line is one line of a journal. Fields that say nothing are left out.
@@ -41,6 +42,13 @@ type Line struct {
 	PublishContext string   `json:"publish_context,omitempty"` // hash; empty for an empty map
 	VolumeContext  string   `json:"volume_context,omitempty"`  // hash; empty for an empty map
 	SecretKeys     []string `json:"secret_keys,omitempty"`     // never a value
+	Usages         []string `json:"usages,omitempty"`          // of a request with several volume capabilities
+	Source         string   `json:"source,omitempty"`          // what a new volume is to be filled from: "snapshot <id>", "volume <id>"
+	Token          string   `json:"token,omitempty"`           // starting_token
+	Ephemeral      bool     `json:"ephemeral,omitempty"`       // volume_context asks for an ephemeral inline volume
+	MountGroup     bool     `json:"mount_group,omitempty"`     // volume_mount_group is set
+	Topology       bool     `json:"topology,omitempty"`        // accessibility_requirements or accessible_topology is set
+	Over           []string `json:"over,omitempty"`            // fields that are longer than CSI allows: "name: 129 bytes"
 	Look           *Look    `json:"look,omitempty"`
 	Flight         int      `json:"flight,omitempty"` // calls running in this plugin as this one began, itself included
 	Beside         []uint64 `json:"beside,omitempty"` // calls for the same volume that ran as this one arrived
@@ -50,7 +58,10 @@ type Line struct {
 	Code   string  `json:"code,omitempty"`     // name of the gRPC code as the CSI spec writes it
 	Effect bool    `json:"effect,omitempty"`   // what the call asks for is the case now, whatever the code says
 	Answer *Answer `json:"answered,omitempty"` // what the caller learnt
+	Lost   bool    `json:"lost,omitempty"`     // the answer is one that no caller can read: too long, or no protobuf
 	Killed bool    `json:"killed,omitempty"`
+
+	Endpoint string `json:"endpoint,omitempty"` // of a start: CSI_ENDPOINT as it was given
 }
 
 // Look is what lstat said of the paths in a request as it arrived: "absent", "dir", "file", "link", "device", "other"
@@ -70,6 +81,14 @@ type Answer struct {
 	Caps           []string `json:"caps,omitempty"`
 	NodeExpand     bool     `json:"node_expand,omitempty"`
 	Ready          *bool    `json:"ready,omitempty"`
+
+	Name       string              `json:"name,omitempty"` // of the provider
+	Snapshot   string              `json:"snapshot,omitempty"`
+	Next       string              `json:"next,omitempty"`        // token of the next page
+	MaxVolumes int64               `json:"max_volumes,omitempty"` // of the node
+	Expansion  []string            `json:"expansion,omitempty"`   // ONLINE, OFFLINE
+	Segments   []map[string]string `json:"segments,omitempty"`    // where the node or the new volume is
+	Denied     []string            `json:"denied,omitempty"`      // usages that were asked for and not confirmed
 }
 
 // Call is one call with both its ends.

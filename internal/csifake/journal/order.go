@@ -3,17 +3,27 @@ package journal
 import (
 	"maps"
 	"slices"
+	"strings"
 )
 
 // order is R2 and R4: what must be the case, determinately, before a call may be sent.
 func (c *checker) order(l Line) {
+	if l.RPC == "CreateVolume" {
+		c.source(l)
+	}
 	if l.Volume == "" {
 		return
 	}
 	v := c.volume(l.Plugin, l.Volume)
+	if c.ephemeral(l, v) {
+		return
+	}
 	switch l.RPC {
-	case "ControllerPublishVolume":
+	case "ControllerPublishVolume", "ControllerModifyVolume", "CreateSnapshot":
 		c.mustBeUp(l, "R2", v.create, "the volume")
+	case "ControllerExpandVolume":
+		c.mustBeUp(l, "R2", v.create, "the volume")
+		c.offline(l, v)
 	case "NodeStageVolume":
 		c.attached(l, v)
 	case "NodePublishVolume":
@@ -36,6 +46,34 @@ func (c *checker) order(l Line) {
 	case "NodeExpandVolume":
 		c.expandable(l, v)
 	}
+}
+
+// source is what a new volume is filled from.
+func (c *checker) source(l Line) {
+	from, id, _ := strings.Cut(l.Source, " ")
+	switch from {
+	case "volume":
+		c.mustBeUp(l, "R2", c.volume(l.Plugin, id).create, "its source")
+	case "snapshot":
+		c.mustBeUp(l, "R2", named(c.snapshots, volumeKey{l.Plugin, id}, up), "its source")
+	}
+}
+
+// ephemeral tells whether the call is for an ephemeral volume: nobody has made it, and all that happens to it is publish and unpublish.
+func (c *checker) ephemeral(l Line, v *volume) bool {
+	switch l.RPC {
+	case "NodePublishVolume":
+		if l.Ephemeral && v.context != nil && v.create.state == up {
+			c.report("R2", "volume %s is published as an ephemeral one, but CreateVolume has made it", l.Volume)
+		}
+		v.ephemeral = v.ephemeral || l.Ephemeral
+	case "NodeUnpublishVolume":
+	default:
+		if v.ephemeral && Mutates(l.RPC) {
+			c.report("R2", "%s for volume %s, which is ephemeral", l.RPC, l.Volume)
+		}
+	}
+	return v.ephemeral
 }
 
 func (c *checker) attached(l Line, v *volume) {
@@ -62,9 +100,9 @@ func (c *checker) mustBeUp(l Line, rule string, e *edge, what string) {
 	switch e.state {
 	case up:
 	case unsure:
-		c.report("RU", "%s for volume %s while %s is uncertain", l.RPC, l.Volume, what)
+		c.report("RU", "%s for %s while %s is uncertain", l.RPC, l.subject(), what)
 	default:
-		c.report(rule, "%s for volume %s before %s was there", l.RPC, l.Volume, what)
+		c.report(rule, "%s for %s before %s was there", l.RPC, l.subject(), what)
 	}
 }
 
@@ -101,6 +139,20 @@ func (c *checker) expandable(l Line, v *volume) {
 	}
 }
 
+// offline is the other half of R30: a plugin that expands OFFLINE only must not find the volume in use.
+func (c *checker) offline(l Line, v *volume) {
+	p := c.plugin(l.Plugin)
+	if !p.expansion["OFFLINE"] || p.expansion["ONLINE"] {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(v.nodes)) {
+		n := v.nodes[id]
+		if p.attaches && n.attach.state != down || !p.attaches && n.inUse() {
+			c.report("R30", "ControllerExpandVolume for volume %s, which is in use on %s, but the plugin expands OFFLINE only", l.Volume, id)
+		}
+	}
+}
+
 func (n *node) isPublished() bool {
 	for _, e := range n.publish {
 		if e.state == up {
@@ -126,6 +178,11 @@ func (c *checker) settled() {
 	for _, key := range slices.SortedFunc(maps.Keys(c.creates), volumeKey.compare) {
 		if c.creates[key].state == unsure {
 			c.report("RU", "nobody knows whether the volume named %q exists", key.id)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(c.snaps), volumeKey.compare) {
+		if c.snaps[key].state == unsure {
+			c.report("RU", "nobody knows whether the snapshot named %q exists", key.id)
 		}
 	}
 }

@@ -1,9 +1,8 @@
 package journal
 
 import (
-	"maps"
 	"path/filepath"
-	"slices"
+	"strings"
 )
 
 // paths are R9, R10, R11, R12 and R19: what a request says about places.
@@ -24,12 +23,25 @@ func (c *checker) paths(l Line) {
 			c.report("R11", "the target path %q of volume %s is not absolute", l.Target, l.Volume)
 		}
 	case "NodeGetVolumeStats", "NodeGetVolumeHealth", "NodeExpandVolume":
-		if l.Staging != "" && c.of(l).node.known && !c.of(l).node.ever["STAGE_UNSTAGE_VOLUME"] {
-			c.report("R12", "%s with a staging path, but %s does not stage", l.RPC, l.Instance)
-		}
+		c.whereItIs(l, c.volume(l.Plugin, l.Volume), n)
 	}
 	if l.Staging != "" {
 		c.oneStagingPath(l, n)
+	}
+}
+
+// whereItIs is R12 for calls about a volume that is there already.
+func (c *checker) whereItIs(l Line, v *volume, n *node) {
+	k := c.of(l).node
+	switch {
+	case !k.known:
+	case l.Staging != "" && !k.ever["STAGE_UNSTAGE_VOLUME"]:
+		c.report("R12", "%s with a staging path, but %s does not stage", l.RPC, l.Instance)
+	case l.Staging == "" && k.now["STAGE_UNSTAGE_VOLUME"] && !v.ephemeral:
+		c.report("R12", "%s of %s without its staging path, but %s stages", l.RPC, l.Volume, l.Instance)
+	}
+	if e := n.publish[l.Path]; l.Path != n.staging && (e == nil || e.state == down) {
+		c.report("R12", "%s of %s at %s, where the volume is not", l.RPC, l.Volume, l.Path)
 	}
 }
 
@@ -54,6 +66,9 @@ func (c *checker) stagingIffStages(l Line) {
 	k := c.of(l).node
 	switch {
 	case !k.known:
+	case l.Ephemeral && l.Staging != "":
+		c.report("R12", "NodePublishVolume of the ephemeral volume %s with a staging path", l.Volume)
+	case l.Ephemeral:
 	case k.now["STAGE_UNSTAGE_VOLUME"] && l.Staging == "":
 		c.report("R12", "NodePublishVolume of %s without a staging path, but %s stages", l.Volume, l.Instance)
 	case !k.ever["STAGE_UNSTAGE_VOLUME"] && l.Staging != "":
@@ -101,15 +116,16 @@ func (c *checker) target(l Line, n *node) {
 // targetOwner is another volume of the same plugin and node that is, or may be, published at the same path.
 func (c *checker) targetOwner(l Line) string {
 	id := c.nodeOf(l)
-	for _, key := range slices.SortedFunc(maps.Keys(c.volumes), volumeKey.compare) {
-		if key.plugin != l.Plugin || key.id == l.Volume || c.volumes[key].nodes[id] == nil {
-			continue
-		}
-		if e := c.volumes[key].nodes[id].publish[l.Target]; e != nil && e.state != down {
-			return key.id
-		}
+	place := placeKey{l.Plugin, id, l.Target}
+	owner := c.targets[place]
+	c.targets[place] = l.Volume
+	if owner == "" || owner == l.Volume {
+		return ""
 	}
-	return ""
+	if e := c.volume(l.Plugin, owner).node(id).publish[l.Target]; e == nil || e.state == down {
+		return ""
+	}
+	return owner
 }
 
 // contexts are R13 and R15: what a request passes on.
@@ -124,7 +140,12 @@ func (c *checker) contexts(l Line) {
 			c.report("R15", "ControllerPublishVolume of %s with readonly, which is not advertised", l.Volume)
 		}
 		c.volumeContext(l, v)
+	case "ControllerUnpublishVolume":
+		c.sameSecrets(l, v)
 	case "NodeStageVolume", "NodePublishVolume":
+		if l.Ephemeral {
+			break // it has a volume_context that no CreateVolume knows
+		}
 		c.volumeContext(l, v)
 		c.publishContext(l, v.node(c.nodeOf(l)))
 	case "ValidateVolumeCapabilities":
@@ -147,18 +168,30 @@ func (c *checker) publishContext(l Line, n *node) {
 	}
 }
 
+// sameSecrets is R25. A journal knows the keys only.
+func (c *checker) sameSecrets(l Line, v *volume) {
+	n := v.nodes[l.Node]
+	if n == nil || n.attach.state == down {
+		return
+	}
+	if now := strings.Join(l.SecretKeys, " "); now != n.attach.secrets {
+		c.report("R25", "ControllerUnpublishVolume of %s has the secrets %q, ControllerPublishVolume had %q", l.Volume, now, n.attach.secrets)
+	}
+}
+
 // nodeID is R14.
 func (c *checker) nodeID(l Line) {
 	if l.RPC != "ControllerPublishVolume" && l.RPC != "ControllerUnpublishVolume" {
 		return
 	}
-	ids := c.plugin(l.Plugin).nodeIDs
+	known := c.plugin(l.Plugin).nodes
+	_, told := known[l.Node]
 	switch {
 	case l.Node == "":
 		c.report("R14", "%s of %s without a node id: from every node", l.RPC, l.Volume)
 	case len(l.Node) > 256:
 		c.report("R14", "%s of %s with a node id of %d bytes", l.RPC, l.Volume, len(l.Node))
-	case len(ids) > 0 && !ids[l.Node]:
+	case len(known) > 0 && !told:
 		c.report("R14", "%s of %s with the node id %q, which no node has told", l.RPC, l.Volume, l.Node)
 	}
 }

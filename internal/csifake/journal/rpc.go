@@ -41,7 +41,7 @@ func Needs(rpc string) string { return needs[rpc] }
 
 // undoes are the calls that take something down.
 var undoes = map[string]bool{"DeleteVolume": true, "ControllerUnpublishVolume": true, "NodeUnstageVolume": true,
-	"NodeUnpublishVolume": true}
+	"NodeUnpublishVolume": true, "DeleteSnapshot": true}
 
 // Mutates tells whether an RPC changes something of a volume.
 func Mutates(rpc string) bool {

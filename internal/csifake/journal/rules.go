@@ -11,8 +11,8 @@ type Rule struct {
 // Rules are those that Check judges. The numbers are those of the project's table of CSI rules.
 var Rules = []Rule{
 	{"R0", "a journal is readable and has calls in it"},
-	{"R1", "capabilities are learnt before anything else, and only advertised RPCs are called"},
-	{"R2", "order up: ControllerPublish OK, NodeStage OK, NodePublish"},
+	{"R1", "capabilities are learnt before anything else, and only advertised RPCs, modes, sources and mount groups are asked for"},
+	{"R2", "order up: ControllerPublish OK, NodeStage OK, NodePublish; an ephemeral volume is only published"},
 	{"R3", "at most one call in flight per volume, across instances"},
 	{"R4", "order down: NodeUnpublish all OK, NodeUnstage OK, ControllerUnpublish OK, DeleteVolume"},
 	{"R6", "a retry after an uncertain outcome has identical fields"},
@@ -20,12 +20,24 @@ var Rules = []Rule{
 	{"R9", "the staging path is absolute and is a directory as NodeStage arrives"},
 	{"R10", "one staging path per volume and node, of that volume alone"},
 	{"R11", "target paths are unique; the parent exists and the target does not as NodePublish arrives"},
-	{"R12", "staging_target_path is set on NodePublish if and only if the plugin stages"},
+	{"R12", "staging_target_path is set on NodePublish, stats, health and NodeExpand if and only if the plugin stages; volume_path is where the volume is"},
 	{"R13", "publish_context and volume_context are passed on unchanged"},
-	{"R14", "node_id is what NodeGetInfo said, and never empty"},
+	{"R14", "node_id is what NodeGetInfo said, never empty, and at most 256 bytes long"},
 	{"R15", "readonly is set on ControllerPublish only with PUBLISH_READONLY"},
+	{"R16", "a capability that the plugin did not confirm is not used"},
+	{"R17", "a volume of a single-node mode is on one node, and at one target unless many may write; one capability for all targets"},
+	{"R18", "no field is longer than CSI allows"},
 	{"R19", "no path is longer than the limit that was asked for"},
-	{"R30", "NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published"},
+	{"R20", "a plugin whose name breaks the rules gets no volumes"},
+	{"R21", "names have no control characters"},
+	{"R23", "keys of secrets are of A-Z, a-z, 0-9, dot, underscore and dash"},
+	{"R25", "ControllerUnpublish gets the secrets that ControllerPublish got"},
+	{"R26", "topology is asked for only if advertised; a volume goes only to nodes that it can be reached from"},
+	{"R27", "Probe is not called more often than Options.ProbesPerMinute"},
+	{"R28", "no node has more volumes attached than it said"},
+	{"R29", "a list goes on with a token that the plugin gave, for no more than Options.MaxPages pages"},
+	{"R30", "NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published; OFFLINE expansion of one that is not"},
+	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
 	{"RU", "from an uncertain outcome only the same call or its negation; what was sent is undone in the end"},
 }
 
@@ -51,4 +63,7 @@ type Options struct {
 	MaxPath int      // R19: longest legal path in bytes; 0 is any
 	Empty   bool     // R0: a journal without a call is fine
 	Allow   []string // ids of rules that are not judged
+
+	ProbesPerMinute int // R27: most probes of one run in any minute; 0 is any number
+	MaxPages        int // R29: most pages of one list; 0 is any number
 }

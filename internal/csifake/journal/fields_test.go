@@ -1,0 +1,191 @@
+package journal
+
+import (
+	"slices"
+	"testing"
+)
+
+const (
+	writer  = "mount(ext4,0 flags) SINGLE_NODE_WRITER"
+	sole    = "mount(ext4,0 flags) SINGLE_NODE_SINGLE_WRITER"
+	several = "mount(ext4,0 flags) SINGLE_NODE_MULTI_WRITER"
+	shared  = "mount(ext4,0 flags) MULTI_NODE_MULTI_WRITER"
+)
+
+func using(usage string, l Line) Line { return with(l, func(l *Line) { l.Usage = usage }) }
+
+func at2(l Line) Line { return with(l, func(l *Line) { l.Target = "/t/2" }) }
+
+var (
+	inline  = Line{RPC: "NodePublishVolume", Volume: "e1", Target: "/t/e", Ephemeral: true, VolumeContext: "own"}
+	outline = Line{RPC: "NodeUnpublishVolume", Volume: "e1", Target: "/t/e"}
+	stats   = Line{RPC: "NodeGetVolumeStats", Volume: "v1", Staging: "/s/v1", Path: "/t/1"}
+	list    = Line{RPC: "ListVolumes"}
+	probe   = Line{RPC: "Probe"}
+	snap    = Line{RPC: "CreateSnapshot", Volume: "v1", Name: "snap"}
+	unsnap  = Line{RPC: "DeleteSnapshot", Snapshot: "s1"}
+)
+
+// everything is what a plugin can announce.
+var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES", "CREATE_DELETE_SNAPSHOT",
+	"EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP", "CLONE_VOLUME"}
+
+func (s *story) called(name string) *story {
+	return s.call(Line{RPC: "GetPluginInfo"}, "OK", &Answer{Name: name})
+}
+
+func (s *story) validated(usage string, denied ...string) *story {
+	return s.call(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1", VolumeContext: "vc", Usages: []string{usage}}, "OK", &Answer{Denied: denied})
+}
+
+// elsewhere is a second node.
+func (s *story) elsewhere() *story {
+	return s.at("b", "b1").knows(everything...).call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"})
+}
+
+func on2(l Line) Line { return with(l, func(l *Line) { l.Node = "n2" }) }
+
+// zoned is a volume of zone z1 that is made while node n1 is in the zone given.
+func zoned(zone string) *story {
+	zone1 := []map[string]string{{"Zone": "z1"}}
+	return tell().knows(everything...).call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1", Segments: []map[string]string{{"zone": zone}}}).
+		call(create, "OK", &Answer{Volume: "v1", VolumeContext: "vc", Segments: zone1})
+}
+
+func room(most int64) *story {
+	return tell().knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1", MaxVolumes: most}).
+		ok(create, attach, with(attach, func(l *Line) { l.Volume = "v2" }))
+}
+
+func expanding(how ...string) *story {
+	return tell().call(Line{RPC: "GetPluginCapabilities"}, "OK", &Answer{Caps: []string{"CONTROLLER_SERVICE"}, Expansion: how}).
+		call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{Caps: everything}).
+		call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{Caps: everything}).call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1"})
+}
+
+func probes(n int, apart int64) *story {
+	s := tell()
+	for i := range n {
+		s.ok(with(probe, func(l *Line) { l.Mono = int64(i) * apart }))
+	}
+	return s
+}
+
+const aSecond = 1_000_000_000
+
+// misfilled are offences against what a call holds, and by whom it is made.
+var misfilled = []offence{
+	{"R1", "a mode that is not advertised", tell().knows().ok(create, using(sole, attach)), Options{}},
+	{"R1", "a mode at creation that is not advertised",
+		tell().knows().ok(with(create, func(l *Line) { l.Usages = []string{writer, several} })), Options{}},
+	{"R1", "a mount group that is not advertised",
+		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.MountGroup = true })), Options{}},
+	{"R1", "a clone that is not advertised", tell().knows().ok(with(create, func(l *Line) { l.Source = "volume v0" })), Options{}},
+	{"R1", "a restored snapshot that is not advertised",
+		tell().knows().ok(with(create, func(l *Line) { l.Source = "snapshot s0" })), Options{}},
+	{"R2", "an ephemeral volume is staged", tell().knows().ok(inline, with(stage, func(l *Line) { l.Volume, l.Staging = "e1", "/s/e" })), Options{}},
+	{"R2", "an ephemeral volume that was created",
+		tell().knows().ok(create, with(inline, func(l *Line) { l.Volume = "v1" })), Options{}},
+	{"R2", "a snapshot of a deleted volume", tell().knows(everything...).ok(create, remove, snap), Options{}},
+	{"R2", "a volume of a deleted snapshot", tell().knows(everything...).ok(create).call(snap, "OK", &Answer{Snapshot: "s1"}).
+		ok(unsnap, with(create, func(l *Line) { l.Name, l.Source = "two", "snapshot s1" })), Options{}},
+	{"R6", "another request after an answer without an id", tell().knows().call(create, "OK", &Answer{}).
+		call(with(create, func(l *Line) { l.Hash = "other" }), "OK", &Answer{Volume: "v1"}), Options{}},
+	{"R6", "another request after an answer that could not be read", func() *story {
+		s := tell().knows().ok(create)
+		n := s.begin(attach)
+		s.add(Line{Kind: End, Call: n, Run: s.run, Code: "OK", Lost: true})
+		return s.ok(with(attach, func(l *Line) { l.Hash = "other" }))
+	}(), Options{}},
+	{"R8", "an ephemeral volume in the end", tell().knows().ok(inline), Options{Settled: true}},
+	{"R12", "an ephemeral volume with a staging path", tell().knows().ok(with(inline, func(l *Line) { l.Staging = "/s/e" })), Options{}},
+	{"R12", "stats without the staging path", tell().knows(everything...).ok(create, attach, stage, publish).
+		ok(with(stats, func(l *Line) { l.Staging = "" })), Options{}},
+	{"R12", "stats where the volume is not", tell().knows(everything...).ok(create, attach, stage, publish, unpublish, stats), Options{}},
+	{"R14", "a node without an id gets a volume",
+		tell().knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{}).ok(create, stage), Options{}},
+	{"R16", "a capability that was not confirmed", tell().knows().ok(create).validated(writer, writer).ok(using(writer, attach)), Options{}},
+	{"R17", "a single-node volume on two nodes", tell().knows().ok(create, using(writer, attach)).elsewhere().ok(on2(using(writer, attach))), Options{}},
+	{"R17", "a second publication with another capability",
+		tell().knows().ok(create, attach, stage, using(shared, publish), at2(using("block MULTI_NODE_MULTI_WRITER", publish))), Options{}},
+	{"R17", "a single-node volume at two targets", tell().knows().ok(create, attach, stage, using(writer, publish), at2(using(writer, publish))), Options{}},
+	{"R17", "a single writer at two targets",
+		tell().knows(everything...).ok(create, attach, stage, using(sole, publish), at2(using(sole, publish))), Options{}},
+	{"R18", "a name of 129 bytes", tell().knows().ok(with(create, func(l *Line) { l.Over = []string{"name: 129 bytes"} })), Options{}},
+	{"R18", "an undo with more in it than the id",
+		tell().knows().ok(with(detach, func(l *Line) { l.Over = []string{"node_id: 257 bytes"} })), Options{}},
+	{"R20", "a plugin with a name of 64 bytes", tell().knows().called(string(slices.Repeat([]byte("n"), 64))).ok(create), Options{}},
+	{"R20", "a plugin with a name that is none", tell().knows().called("no name").ok(create), Options{}},
+	{"R20", "a plugin without a name", tell().knows().called("").ok(create), Options{}},
+	{"R21", "a name with a control character", tell().knows().ok(with(create, func(l *Line) { l.Name = "a\x7fb" })), Options{}},
+	{"R23", "a key with a slash", tell().knows().ok(with(create, func(l *Line) { l.SecretKeys = []string{"a/b"} })), Options{}},
+	{"R25", "a detach without secrets",
+		tell().knows().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }), detach), Options{}},
+	{"R26", "topology that is not advertised", tell().knows().ok(with(create, func(l *Line) { l.Topology = true })), Options{}},
+	{"R26", "a node that is elsewhere", zoned("z2").ok(attach), Options{}},
+	{"R27", "a probe every second", probes(7, aSecond), Options{ProbesPerMinute: 6}},
+	{"R28", "one volume too many", room(1), Options{}},
+	{"R29", "a token out of nowhere", tell().knows(everything...).ok(with(list, func(l *Line) { l.Token = "t" })), Options{}},
+	{"R29", "a list without end", tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
+		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}).
+		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}), Options{MaxPages: 2}},
+	{"R30", "offline expansion of an attached volume", expanding("OFFLINE").ok(create, attach, enlarge), Options{}},
+	{"R31", "an endpoint that is no socket", &story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "tcp://localhost:1"}, {Kind: Begin, RPC: "Probe"}}},
+		Options{}},
+	{"R31", "a socket without its suffix", &story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "unix:///run/csi"}, {Kind: Begin, RPC: "Probe"}}},
+		Options{}},
+	{"RU", "a snapshot of which nobody knows",
+		tell().knows(everything...).ok(create).call(snap, "DEADLINE_EXCEEDED", nil), Options{Settled: true}},
+	{"RU", "a volume without an id", tell().knows().call(create, "OK", &Answer{}), Options{Settled: true}},
+}
+
+// TestLegalFields: what breaks a rule when it is wrong breaks none when it is right.
+func TestLegalFields(t *testing.T) {
+	cases := map[string]struct {
+		told *story
+		opts Options
+	}{
+		"an ephemeral volume":       {tell().knows().ok(inline).call(outline, "ABORTED", nil).ok(outline), Options{}},
+		"twice an ephemeral volume": {tell().knows().ok(inline, outline, with(inline, func(l *Line) { l.VolumeContext = "x" }), outline), Options{}},
+		"details that are advertised": {tell().knows(everything...).ok(with(create, func(l *Line) { l.Usages, l.Source = []string{several}, "volume v0" }),
+			using(several, attach), with(using(several, stage), func(l *Line) { l.MountGroup = true }), using(several, publish),
+			at2(using(several, publish)), at2(unpublish)).ok(fall()...), Options{}},
+		"stats where it is": {tell().knows(everything...).ok(create, attach, stage, publish, stats,
+			with(stats, func(l *Line) { l.Path = "/s/v1" })).ok(fall()...), Options{}},
+		"stats of an ephemeral volume": {tell().knows(everything...).ok(inline,
+			with(stats, func(l *Line) { l.Volume, l.Staging, l.Path = "e1", "", "/t/e" }), outline), Options{}},
+		"confirmed after all":           {tell().knows().ok(create).validated(writer, writer).validated(writer).ok(using(writer, attach), detach, remove), Options{}},
+		"another capability was denied": {tell().knows().ok(create).validated(shared, shared).ok(using(writer, attach), detach, remove), Options{}},
+		"one node after the other": {tell().knows().ok(create, using(writer, attach), detach).elsewhere().
+			ok(on2(using(writer, attach)), on2(detach), remove), Options{}},
+		"many nodes at once": {tell().knows().ok(create, using(shared, attach)).elsewhere().
+			ok(on2(using(shared, attach)), on2(detach), detach, remove), Options{}},
+		"one target after the other": {tell().knows().ok(create, attach, stage, using(writer, publish), unpublish, at2(using(writer, publish)), at2(unpublish)).
+			ok(unstage, detach, remove), Options{}},
+		"an undo under a long id": {tell().knows().ok(with(detach, func(l *Line) { l.Over = []string{"volume_id: 129 bytes"} })), Options{}},
+		"a good name":             {tell().knows().called("csi.example-1.org").ok(create, remove), Options{}},
+		"a name that became good": {tell().knows().called("").called("good").ok(create, remove), Options{}},
+		"the same secrets": {tell().knows().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }),
+			with(detach, func(l *Line) { l.SecretKeys = []string{"k"} }), remove), Options{}},
+		"the right zone":        {zoned("z1").ok(attach, detach, remove), Options{}},
+		"few probes":            {probes(100, 11*aSecond), Options{ProbesPerMinute: 6}},
+		"many probes unlimited": {probes(100, 1), Options{}},
+		"as many as there is room for": {room(2).ok(with(detach, func(l *Line) { l.Volume = "v2" }),
+			with(attach, func(l *Line) { l.Volume = "v3" }), with(detach, func(l *Line) { l.Volume = "v3" }), detach, remove), Options{}},
+		"pages": {tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
+			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK", &Answer{}), Options{MaxPages: 2}},
+		"offline expansion": {expanding("OFFLINE").ok(create, attach, detach, enlarge, remove), Options{}},
+		"online expansion":  {expanding("OFFLINE", "ONLINE").ok(create, attach, enlarge, detach, remove), Options{}},
+		"a socket":          {&story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "unix:///run/csi.sock"}, {Kind: Begin, RPC: "Probe"}}}, Options{}},
+		"a snapshot": {tell().knows(everything...).ok(create).call(snap, "INTERNAL", nil).call(snap, "OK", &Answer{Snapshot: "s1"}).
+			call(unsnap, "ABORTED", nil).ok(unsnap, remove), Options{}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			c.opts.Settled, c.opts.Strict = true, true
+			for _, v := range Check(c.told.lines, c.opts) {
+				t.Error(v)
+			}
+		})
+	}
+}
