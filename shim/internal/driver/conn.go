@@ -32,17 +32,18 @@ const (
 type Conn struct {
 	Task  registry.TaskKey
 	path  string
+	dial  Dial
 	cc    *grpc.ClientConn
 	hide  func() []string // what must not appear in its texts
 	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, answers RESOURCE_EXHAUSTED
 	known atomic.Uint64   // news at the last good Describe
 }
 
-func newConn(t registry.TaskKey, path string, hide func() []string) (*Conn, error) {
-	c := &Conn{Task: t, path: path, hide: hide}
+func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
+	c := &Conn{Task: t, path: path, dial: d, hide: hide}
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(dial),
+		grpc.WithContextDialer(d),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
@@ -84,7 +85,7 @@ func (c *Conn) ready(ctx context.Context) error {
 func (c *Conn) knock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	conn, err := dial(ctx, c.path)
+	conn, err := c.dial(ctx, c.path)
 	if err == nil {
 		return conn.Close()
 	}

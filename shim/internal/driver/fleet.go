@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"context"
+	"net"
 	"sync"
 
 	"holdfast/registry"
@@ -17,15 +19,22 @@ type Instances interface {
 // Fleet holds the connections to plugins: one per task, whatever roles it serves.
 type Fleet struct {
 	instances Instances
+	dial      Dial
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	conns     map[registry.TaskKey]*Conn
 	memories  map[registry.PluginID]*memory
 	ended     bool
 }
 
+// Dial connects to a socket by its path.
+type Dial func(ctx context.Context, path string) (net.Conn, error)
+
 // New is a fleet without connections. instances may be nil where only Open and Connect are used.
-func New(instances Instances) *Fleet {
-	return &Fleet{conns: map[registry.TaskKey]*Conn{}, memories: map[registry.PluginID]*memory{}, instances: instances}
+func New(instances Instances) *Fleet { return Dialling(instances, dial) }
+
+// Dialling is a fleet that connects by d.
+func Dialling(instances Instances, d Dial) *Fleet {
+	return &Fleet{conns: map[registry.TaskKey]*Conn{}, memories: map[registry.PluginID]*memory{}, instances: instances, dial: d}
 }
 
 // Open is the connection to the task's socket; it is made if there is none. Nothing is dialled before the first call.
@@ -38,7 +47,7 @@ func (f *Fleet) Open(t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	if c := f.conns[t]; c != nil && c.path == at.Host {
 		return c, nil
 	}
-	c, err := newConn(t, at.Host, f.everything)
+	c, err := newConn(t, at.Host, f.dial, f.everything)
 	if err != nil {
 		return nil, err
 	}
