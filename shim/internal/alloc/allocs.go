@@ -21,7 +21,7 @@ import (
 // Waits and back-offs of this package.
 const (
 	pluginWait   = time.Minute            // for a plugin, where the caller sets no deadline
-	roundLimit   = 30 * time.Second       // of one try to take a volume back
+	roundLimit   = 30 * time.Second       // of waits and further tries, while a volume is taken back
 	retryFirst   = 200 * time.Millisecond // between two tries to take an alloc down
 	retryCeiling = 30 * time.Second
 )

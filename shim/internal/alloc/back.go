@@ -2,14 +2,11 @@ package alloc
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
-
-// errRound is why a try to take a volume back ends: others get its lane, and people see what is waited for.
-var errRound = errors.New("no success within this try")
 
 // use is how a volume is used on this node, as one request sees it.
 type use struct {
@@ -32,16 +29,15 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 	return u, err
 }
 
-// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. It has
-// the volume's lane for one round at most.
+// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
+// a round of tries it gives the volume's lane back.
 func (h *hold) back(ctx context.Context) error {
 	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	ctx, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
-	defer cancel()
+	ctx = intent.Round(ctx, roundLimit)
 	u, err := h.use(ctx)
 	if err != nil {
 		return err

@@ -47,11 +47,13 @@ func (h *hold) awaits(ctx context.Context) func(what string) {
 	}
 }
 
-// bounded is ctx with the deadline that a wait for a plugin has where the caller has set none.
+// bounded is ctx for a wait for a plugin: it ends with the round on the way down, and has a deadline where the caller has set none.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, has := ctx.Deadline(); has {
-		return ctx, func() {}
+	waiting, cancel := intent.Waiting(ctx)
+	if _, has := waiting.Deadline(); has {
+		return waiting, cancel
 	}
+	cancel()
 	return context.WithTimeout(ctx, pluginWait)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on until it is done,
@@ -85,8 +86,7 @@ func (h *hold) clear(ctx context.Context) error {
 	if err != nil || !still {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
-	defer cancel()
+	ctx = intent.Round(ctx, roundLimit)
 	if p.Stage != registry.MarkNone {
 		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
 			return err

@@ -76,7 +76,7 @@ func (m *Mediator) attach(ctx context.Context, call registry.Call, v registry.Vo
 		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, node) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.plugins.Await(ctx, registry.RoleController, v.Plugin)
+			inst, err := m.await(ctx, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -153,7 +153,7 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 		VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets,
 		Private: Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
 	}
-	if _, err := m.plugins.Await(ctx, registry.RoleController, p.Volume.Plugin); err != nil {
+	if _, err := m.await(ctx, p.Volume.Plugin); err != nil {
 		return err
 	}
 	open := registry.Intent{
@@ -165,7 +165,7 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 		Before: func(view registry.View) (registry.Change, error) { return detaching(view, p.Volume) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.plugins.Await(ctx, registry.RoleController, p.Volume.Plugin)
+			inst, err := m.await(ctx, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}

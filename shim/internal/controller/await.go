@@ -41,10 +41,21 @@ func (m *Mediator) AwaitDetach(ctx context.Context, key registry.VolumeKey, wait
 		return nil
 	}
 	waits(fmt.Sprintf("the controller of plugin %s", key.Plugin))
-	if _, err := m.plugins.Await(ctx, registry.RoleController, key.Plugin); err != nil {
-		return fmt.Errorf("detach volume %s: controller of plugin %s: %w", p.Name, key.Plugin, err)
+	if _, err := m.await(ctx, key.Plugin); err != nil {
+		return fmt.Errorf("detach volume %s: %w", p.Name, err)
 	}
 	return nil
+}
+
+// await is the plugin's healthy controller.
+func (m *Mediator) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	ctx, cancel := intent.Waiting(ctx)
+	defer cancel()
+	inst, err := m.plugins.Await(ctx, registry.RoleController, id)
+	if err != nil {
+		return inst, fmt.Errorf("controller of plugin %s: %w", id, err)
+	}
+	return inst, nil
 }
 
 // there says whether a healthy controller can be asked now.

@@ -113,7 +113,7 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.plugins.Await(ctx, registry.RoleController, spec.Plugin)
+			inst, err := m.await(ctx, spec.Plugin)
 			if err != nil {
 				return err
 			}

@@ -104,7 +104,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		},
 		Renew: func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.plugins.Await(ctx, registry.RoleController, v.Plugin)
+			inst, err := m.await(ctx, v.Plugin)
 			if err != nil {
 				return err
 			}

@@ -59,8 +59,8 @@ func (m *Mediator) controller(ctx context.Context, id registry.PluginID, certain
 			return inst, false, nil
 		}
 	}
-	if inst, err = m.plugins.Await(ctx, registry.RoleController, id); err != nil {
-		return inst, false, fmt.Errorf("controller of plugin %s: %w", id, err)
+	if inst, err = m.await(ctx, id); err != nil {
+		return inst, false, err
 	}
 	return inst, true, nil
 }

@@ -34,7 +34,7 @@ type Call struct {
 	Policy Policy
 }
 
-// Drive opens the intent, sends the call, tries it again as its policy says until ctx ends, and stores what became of it. It
+// Drive opens the intent, sends the call, tries it again as its policy says until ctx or its Round ends, and stores what became of it. It
 // returns nil when the call is done. Any error that is not ErrUncertain means that the call does not run any more or never ran.
 func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) error {
 	if ctx.Err() != nil {
@@ -63,6 +63,9 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 			return d.giveUp(ctx, err)
 		}
 		delay := row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
+		if over(ctx, delay) {
+			return d.giveUp(ctx, err)
+		}
 		if store := d.keep(ctx, err, now().Add(delay)); store != nil {
 			return errors.Join(err, store)
 		}

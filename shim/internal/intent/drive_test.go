@@ -94,7 +94,7 @@ func TestUncertainCallStays(t *testing.T) {
 		code string
 	}{
 		{"a code that does not say", answer("FAILED_PRECONDITION", registry.OutcomeUncertain), "FAILED_PRECONDITION"},
-		{"an outcome that nobody declared", answer("NOT_FOUND", ""), "NOT_FOUND"},
+		{"an outcome that nobody declared", answer("PERMISSION_DENIED", ""), "PERMISSION_DENIED"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
@@ -178,7 +178,7 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
-			lost := func(context.Context) error { return answer("NOT_FOUND", registry.OutcomeUncertain) }
+			lost := func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) }
 			_ = Drive(t.Context(), log, time.Now, Call{Intent: c.open, Do: lost})
 			sent := false
 			err := Drive(t.Context(), log, time.Now, Call{Intent: c.next, Do: func(context.Context) error { sent = true; return nil }})
@@ -194,7 +194,7 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 
 func TestTheSameCallAgainCountsOn(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
-	lost := stage(func(context.Context) error { return answer("NOT_FOUND", registry.OutcomeUncertain) })
+	lost := stage(func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) })
 	_ = Drive(t.Context(), log, time.Now, lost)
 	first, _, _, _ := look(t, log)
 	_ = Drive(t.Context(), log.Reopen(), time.Now, lost)
@@ -323,8 +323,8 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 // A call whose intent somebody has closed is not sent again, and what becomes of it is not stored: the volume may be another one by then.
 func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	for what, ends := range map[string]error{
-		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain), "failed": answer("NOT_FOUND", registry.OutcomeFailed),
-		"uncertain": answer("NOT_FOUND", registry.OutcomeUncertain), "done": nil,
+		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain), "failed": answer("PERMISSION_DENIED", registry.OutcomeFailed),
+		"uncertain": answer("PERMISSION_DENIED", registry.OutcomeUncertain), "done": nil,
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -348,4 +348,35 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A round ends the tries of a call, and does not cut off one that is under way.
+func TestRoundCutsNoCallOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, start, sent := registrytest.NewLog(time.Now), time.Now(), 0
+		err := Drive(Round(t.Context(), 30*time.Second), log, time.Now, stage(func(ctx context.Context) error {
+			sent++
+			select {
+			case <-time.After(4 * time.Minute):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}))
+		if took := time.Since(start); err != nil || took != 4*time.Minute || sent != 1 {
+			t.Errorf("sent %d times in %s: %v", sent, took, err)
+		}
+		start = time.Now()
+		err = Drive(Round(t.Context(), 30*time.Second), log, time.Now, stage(func(context.Context) error {
+			return answer("UNAVAILABLE", registry.OutcomeUncertain)
+		}))
+		if took := time.Since(start); !errors.Is(err, registry.ErrUncertain) || took > 30*time.Second || took < 10*time.Second {
+			t.Errorf("tried for %s: %v", took, err)
+		}
+		waiting, cancel := Waiting(Round(t.Context(), time.Second))
+		defer cancel()
+		if end, has := waiting.Deadline(); !has || time.Until(end) != time.Second {
+			t.Errorf("a wait ends at %s", end)
+		}
+	})
 }

@@ -108,6 +108,7 @@ var Policies = map[registry.RPC]Policy{
 		"ALREADY_EXISTS":     failed(1, "another volume of that name exists at the plugin: change the name, or ask for the same"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
+		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
 		"FAILED_PRECONDITION": failed(1, "end what uses the volume at the plugin: snapshots, clones, other nodes"),
 	})},
 	registry.ControllerPublishRPC: {2 * time.Minute, rows(slow, map[string]Row{

@@ -93,6 +93,8 @@ func (st state) users() string {
 
 // await is the plugin's active node instance.
 func (s *Stager) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	ctx, cancel := intent.Waiting(ctx)
+	defer cancel()
 	inst, err := s.plugins.Await(ctx, registry.RoleNode, id)
 	if err != nil {
 		return inst, fmt.Errorf("node plugin %s: %w", id, err)
