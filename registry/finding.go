@@ -22,6 +22,7 @@ const (
 	FoundAttached  FindingKind = "attached"  // the plugin says that it is attached to this node, and no record knows
 	FoundMissing   FindingKind = "missing"   // the plugin does not list the volume
 	FoundDamage    FindingKind = "damage"    // the state file contradicts itself
+	FoundUnseen    FindingKind = "unseen"    // something could not be looked at
 )
 
 // FindingAction is what repair does about a finding.
@@ -38,25 +39,28 @@ const (
 
 // Finding is one thing in which records, mount table, directories and plugins differ.
 type Finding struct {
-	Kind    FindingKind
-	Action  FindingAction
-	Volume  VolumeKey
-	Name    VolumeName
-	Alloc   AllocID
-	Request RequestName
-	Path    string // on the host
-	Detail  string // for people
-	Advice  string // what a person may do
-	Result  string // of the repair: "done", or why not; empty: not tried
+	Kind    FindingKind   `json:"kind"`
+	Action  FindingAction `json:"action,omitempty"`
+	Volume  VolumeKey     `json:"volume,omitzero"`
+	Name    VolumeName    `json:"name,omitzero"`
+	Alloc   AllocID       `json:"alloc,omitempty"`
+	Request RequestName   `json:"request,omitempty"`
+	Path    string        `json:"path,omitempty"`   // on the host
+	Detail  string        `json:"detail,omitempty"` // for people
+	Advice  string        `json:"advice,omitempty"` // what a person may do
+	Result  string        `json:"result,omitempty"` // of the repair: RepairDone, or how far it came and why; empty: not tried
 }
 
 func (f Finding) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s: %s %s", f.Kind, f.Path, f.Detail))
 }
 
-// Diagnosis is everything that was found. Digest names what repair would do.
+// RepairDone is the Result of what was repaired for good.
+const RepairDone = "done"
+
+// Diagnosis is everything that was found. Digest names what repair would do; it is empty if that is nothing.
 type Diagnosis struct {
-	Findings []Finding
-	Digest   string
-	Repaired bool
+	Findings []Finding `json:"findings"`
+	Digest   string    `json:"digest,omitempty"`
+	Repaired bool      `json:"repaired,omitempty"`
 }

@@ -105,6 +105,7 @@ const (
 	AttachDetach     Capability = "controller.PUBLISH_UNPUBLISH_VOLUME"
 	AttachReadOnly   Capability = "controller.PUBLISH_READONLY"
 	ListVolumes      Capability = "controller.LIST_VOLUMES"
+	ListPublished    Capability = "controller.LIST_VOLUMES_PUBLISHED_NODES"
 	GetCapacity      Capability = "controller.GET_CAPACITY"
 	StageUnstage     Capability = "node.STAGE_UNSTAGE_VOLUME"
 	VolumeStats      Capability = "node.GET_VOLUME_STATS"
