@@ -35,7 +35,7 @@ type Conn struct {
 	dial  Dial
 	cc    *grpc.ClientConn
 	hide  func() []string // what must not appear in its texts
-	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, answers RESOURCE_EXHAUSTED
+	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, and some answers (send)
 	known atomic.Uint64   // news at the last good Describe
 }
 
@@ -149,5 +149,5 @@ func (c *Conn) Lost(ctx context.Context) error {
 }
 
 // Outdated says whether something has happened since the last good Describe after which what it told may not hold any more: another
-// connection, which may lead to another process, or an answer RESOURCE_EXHAUSTED.
+// connection, which may lead to another process, or an answer RESOURCE_EXHAUSTED or UNIMPLEMENTED.
 func (c *Conn) Outdated() bool { return c.news.Load() != c.known.Load() }

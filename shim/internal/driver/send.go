@@ -27,8 +27,10 @@ func (f *Fleet) send(ctx context.Context, rpc registry.RPC, at registry.Instance
 	if err == nil {
 		return nil
 	}
-	if status.Code(err) == codes.ResourceExhausted {
-		c.news.Add(1) // its node may be full: what it said of max_volumes_per_node is asked for again
+	switch status.Code(err) {
+	case codes.ResourceExhausted, // its node may be full: what it said of max_volumes_per_node is asked for again
+		codes.Unimplemented: // it announced what it does not know: it may be another process, of another version
+		c.news.Add(1)
 	}
 	words, all := f.unsaid(at.Plugin, v, letter.left.Load())
 	if all {

@@ -112,6 +112,9 @@ type plugin struct {
 	stages          bool
 	mountsStaging   bool
 	keepsTargetDirs bool
+	blind           bool // does not know how full a volume is
+	absent          bool // no instance of it is there
+	health          registry.Health
 	fault           func(registry.RPC) fault
 	state           map[registry.ExternalID]*disk
 	journal         []string
@@ -119,7 +122,9 @@ type plugin struct {
 		stage   volume.StageRequest
 		publish volume.PublishRequest
 		private volume.Private
+		stats   volume.StatsRequest
 	}
+	measure func(context.Context) ([]registry.VolumeUsage, error) // what it answers to Stats; nil: something
 }
 
 // disk is what a plugin knows of one volume on one node.
@@ -301,6 +306,22 @@ func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r volume
 	})
 }
 
+func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.StatsRequest) ([]registry.VolumeUsage, error) {
+	at, d := p.host(r.Path), p.disk(r.VolumeID)
+	p.journal = append(p.journal, "NodeGetVolumeStats "+string(r.VolumeID)+" "+at)
+	p.last.stats = r
+	switch {
+	case !d.targets[at] && d.staged != at || !p.mounts[at] && p.mountsStaging:
+		p.errorf("%s is not at %s", r.VolumeID, at)
+	case p.stages && (r.StagingPath == "" || p.host(r.StagingPath) != d.staged), !p.stages && r.StagingPath != "":
+		p.errorf("%q is not where it is staged: %q", r.StagingPath, d.staged)
+	}
+	if p.measure == nil {
+		return []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}}, nil
+	}
+	return p.measure(ctx)
+}
+
 // reboot loses what the node's part knew.
 func (p *plugin) reboot() {
 	p.machine.reboot()
@@ -341,11 +362,14 @@ func (p *plugin) Find(role registry.Role, id registry.PluginID) (registry.Instan
 	if p.stages {
 		caps = append(caps, registry.StageUnstage)
 	}
+	if !p.blind {
+		caps = append(caps, registry.VolumeStats)
+	}
 	slices.Sort(caps)
 	return registry.Instance{
 		InstanceKey: registry.InstanceKey{Role: role, Plugin: id, Alloc: "p", Task: "p"}, Volumes: p.volumes,
-		Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps},
-	}, true
+		Fingerprint: registry.Fingerprint{NodeID: "i-1", Capabilities: caps}, Health: p.health,
+	}, !p.absent
 }
 
 func (p *plugin) Await(_ context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {

@@ -14,6 +14,8 @@ type Node interface {
 	Unstage(context.Context, registry.InstanceKey, UnstageRequest) error
 	Publish(context.Context, registry.InstanceKey, PublishRequest) error
 	Unpublish(context.Context, registry.InstanceKey, UnpublishRequest) error
+	// Stats changes nothing: it may be under way beside another call, and its error never means that something is uncertain.
+	Stats(context.Context, registry.InstanceKey, StatsRequest) ([]registry.VolumeUsage, error)
 }
 
 // Plugins answers which instance of a plugin is the active one.
@@ -93,4 +95,12 @@ type UnpublishRequest struct {
 	VolumeID   registry.ExternalID           `json:"volume_id"`
 	TargetPath string                        `json:"-"` // target_path
 	Private    func(context.Context) Private `json:"-"` // is called only when the plugin has said something; nil: nothing is
+}
+
+// StatsRequest is NodeGetVolumeStatsRequest.
+type StatsRequest struct {
+	VolumeID    registry.ExternalID
+	Path        string                        // volume_path: where it is published or staged
+	StagingPath string                        // staging_target_path; empty: the plugin does not stage
+	Private     func(context.Context) Private // is called only when the plugin has said something; nil: nothing is
 }

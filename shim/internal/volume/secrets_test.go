@@ -33,8 +33,10 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 			sent   []string
 			good   bool
 		}{
-			"rotated":            {safe{"canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-new"}, true},
-			"rotated late":       {safe{"canary-old", "canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-old", "canary-new"}, true},
+			"rotated": {safe{"canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-new"}, true},
+			"rotated late": {
+				safe{"canary-old", "canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-old", "canary-new"}, true,
+			},
 			"nobody to be asked": {safe{"canary-old"}, "canary-new", []string{"canary-old", "canary-old", "canary-old"}, false},
 		} {
 			t.Run(string(rpc)+" "+what, func(t *testing.T) {

@@ -1,0 +1,69 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/volume"
+)
+
+// statsRPC changes nothing.
+const statsRPC registry.RPC = "NodeGetVolumeStats"
+
+// maxUnits bounds the units of one answer; CSI 1.13 has two.
+const maxUnits = 8
+
+// Stats is NodeGetVolumeStats. A call that changes nothing has failed if it has not succeeded, whatever its error says.
+func (f *Fleet) Stats(ctx context.Context, at registry.InstanceKey, r volume.StatsRequest) (out []registry.VolumeUsage, err error) {
+	var reply *csi.NodeGetVolumeStatsResponse
+	err = f.send(ctx, statsRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) (err error) {
+		reply, err = csi.NewNodeClient(cc).NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+			VolumeId: string(r.VolumeID), VolumePath: r.Path, StagingTargetPath: r.StagingPath,
+		})
+		return err
+	})
+	if call, is := errors.AsType[*registry.CallError](err); is {
+		call.Outcome = registry.OutcomeFailed
+	}
+	if err != nil {
+		return nil, err
+	}
+	if out, err = usages(reply.GetUsage()); err != nil {
+		err = &registry.CallError{
+			RPC: statsRPC, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal, Detail: err.Error(),
+		}
+	}
+	return out, err
+}
+
+// usages is what the plugin says, unit by unit, without what says nothing. No number may be negative (CSI VolumeUsage).
+func usages(list []*csi.VolumeUsage) (out []registry.VolumeUsage, err error) {
+	for _, u := range list {
+		total, used, available := u.GetTotal(), u.GetUsed(), u.GetAvailable()
+		switch {
+		case total < 0 || used < 0 || available < 0:
+			return nil, fmt.Errorf("the plugin's answer cannot be used: total %d, used %d, available %d %s, and none may be negative",
+				total, used, available, unit(u.GetUnit()))
+		case total == 0 && used == 0 && available == 0 && u.GetUnit() == csi.VolumeUsage_UNKNOWN:
+			continue
+		case len(out) == maxUnits:
+			return out, nil
+		}
+		out = append(out, registry.VolumeUsage{Unit: unit(u.GetUnit()), Total: total, Used: used, Available: available})
+	}
+	return out, nil
+}
+
+// unit names a unit, also one that this build does not know.
+func unit(u csi.VolumeUsage_Unit) string {
+	if name, known := csi.VolumeUsage_Unit_name[int32(u)]; known {
+		return strings.ToLower(name)
+	}
+	return fmt.Sprintf("unknown-%d", u)
+}
