@@ -57,7 +57,7 @@ func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, hi
 	if err == nil {
 		return nil
 	}
-	kind, text := judge(err, hide)
+	text, kind := judge(err, hide)
 	outcome := intent.OutcomeOf(rpc, codeName(err))
 	if !left {
 		outcome = registry.OutcomeFailed
@@ -65,14 +65,14 @@ func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, hi
 	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text}
 }
 
-// judge is the kind of err, and what it says.
-func judge(err error, hide []string) (kind error, text string) {
+// judge is what err says, and its kind.
+func judge(err error, hide []string) (text string, kind error) {
 	st := status.Convert(err)
 	kind, known := kinds[st.Code()]
 	if !known {
 		kind = registry.ErrInternal
 	}
-	return kind, Redact(st.Message(), hide)
+	return Redact(st.Message(), hide), kind
 }
 
 // Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go, JSON, base64 and URLs write them.

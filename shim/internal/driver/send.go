@@ -63,6 +63,6 @@ func (c *Conn) ask(ctx context.Context, rpc registry.RPC, call func(context.Cont
 	if err == nil {
 		return nil
 	}
-	kind, text := judge(err, c.hide())
+	text, kind := judge(err, c.hide())
 	return registry.Errorf(kind, "%s: %s: %s", rpc, codeName(err), text)
 }
