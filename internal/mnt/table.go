@@ -65,14 +65,23 @@ func Table(pid int) (Mounts, error) {
 		}
 		return mountsOf(infos), nil
 	}
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+	return tableFrom("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+}
+
+func tableFrom(file string) (Mounts, error) {
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
+	return tableIn(f)
+}
+
+// tableIn closes the file.
+func tableIn(f *os.File) (Mounts, error) {
 	defer f.Close()
 	infos, err := mountinfo.GetMountsFromReader(bufio.NewReader(f), nil)
 	if err != nil {
-		return nil, fmt.Errorf("read the mount table of process %d: %w", pid, err)
+		return nil, fmt.Errorf("read the mount table %s: %w", f.Name(), err)
 	}
 	return mountsOf(infos), nil
 }
@@ -125,18 +134,62 @@ func (ms Mounts) At(path string) (Mount, bool) {
 
 // Holding is the mount in which a lookup of path ends: the one that a file of this path lies on.
 func (ms Mounts) Holding(path string) (Mount, bool) {
-	at, found := ms.root()
+	root, found := ms.root()
 	if !found || !filepath.IsAbs(path) {
 		return Mount{}, false
 	}
-	path = filepath.Clean(path)
-	for end := 0; end <= len(path); end++ {
-		if end > 1 && end < len(path) && path[end] != '/' || end == 0 {
+	return ms.climb(root, filepath.Clean(path), ms.on), true
+}
+
+// Visible is what At says of each mount point at root or below it, for many at once.
+func (ms Mounts) Visible(root string) map[string]Mount {
+	type seat struct {
+		parent int
+		point  string
+	}
+	seats, found := make(map[seat]Mount, len(ms)), map[string]Mount{}
+	for _, m := range ms {
+		if m.Parent != m.ID {
+			seats[seat{m.Parent, m.Point}] = m
+		}
+	}
+	on := func(parent Mount, point string) (Mount, bool) {
+		m, is := seats[seat{parent.ID, point}]
+		return m, is
+	}
+	lowest, rooted := ms.root()
+	for _, m := range ms.Below(root) {
+		if top := ms.climb(lowest, m.Point, on); rooted && top.Point == m.Point {
+			found[m.Point] = top
+		}
+	}
+	return found
+}
+
+// climb goes from a mount along a path, up each stack of mounts on the way, with a function that says what is mounted on one at a point.
+func (ms Mounts) climb(at Mount, path string, on func(Mount, string) (Mount, bool)) Mount {
+	for end := 1; end <= len(path); end++ {
+		if end > 1 && end < len(path) && path[end] != '/' {
 			continue
 		}
-		at = ms.top(at, path[:end])
+		for range ms { // a stack is not higher
+			upper, more := on(at, path[:end])
+			if !more {
+				break
+			}
+			at = upper
+		}
 	}
-	return at, true
+	return at
+}
+
+// on is the mount on another at a point.
+func (ms Mounts) on(parent Mount, point string) (Mount, bool) {
+	i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == parent.ID && m.ID != parent.ID && m.Point == point })
+	if i < 0 {
+		return Mount{}, false
+	}
+	return ms[i], true
 }
 
 // root is the lowest mount at /.
@@ -150,18 +203,6 @@ func (ms Mounts) root() (Mount, bool) {
 		return Mount{}, false
 	}
 	return ms[i], true
-}
-
-// top is what covers point, seen from mount at: the end of the stack of mounts there, or at itself.
-func (ms Mounts) top(at Mount, point string) Mount {
-	for range ms {
-		i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == at.ID && m.ID != at.ID && m.Point == point })
-		if i < 0 {
-			break
-		}
-		at = ms[i]
-	}
-	return at
 }
 
 // Stack lists all mounts at exactly this path, those that are hidden too.
