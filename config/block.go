@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,14 +122,18 @@ type shape struct{ attrs, blocks []string }
 type fields struct {
 	*decoder
 	block
-	blocks []block
+	blocks   []block
+	constant bool // its maps hold no run-time references either
 }
 
 // open checks the names in the block.
 func (d *decoder) open(b block, s shape) *fields {
 	d.checkNames(b, s)
-	return &fields{d, b, d.inner(b)}
+	return d.fields(b)
 }
+
+// fields reads the block as it is.
+func (d *decoder) fields(b block) *fields { return &fields{decoder: d, block: b, blocks: d.inner(b)} }
 
 func (d *decoder) checkNames(b block, s shape) {
 	for _, attr := range b.body.Attributes {
@@ -171,7 +174,15 @@ func (f *fields) one(kind string) (block, bool) {
 	if len(found) > 1 {
 		f.errorf(found[1].head, "keep one of them", "%s has more than one %s block", f.kind, kind)
 	}
+	if len(found[0].labels) > 0 {
+		f.errorf(found[0].head, "write "+kind+" { ... }", "%s has no name", kind)
+	}
 	return found[0], true
+}
+
+// misspelt says whether there is a block whose type is nearly the one.
+func (f *fields) misspelt(kind string) bool {
+	return slices.ContainsFunc(f.blocks, func(b block) bool { return b.kind != kind && nearest(b.kind, []string{kind}) != "" })
 }
 
 // at is where the attribute's value stands, or the block's head.
@@ -182,7 +193,16 @@ func (f *fields) at(name string) hcl.Range {
 	return f.head
 }
 
-func (f *fields) has(name string) bool { return f.body.Attributes[name] != nil }
+// has says whether the attribute is given. As everywhere in HCL, null is as good as nothing.
+func (f *fields) has(name string) bool {
+	attr := f.body.Attributes[name]
+	if attr == nil {
+		return false
+	}
+	v, ok := f.decoder.value(attr.Expr, f.ctx)
+	v, _ = v.Unmark()
+	return !ok || !v.IsNull()
+}
 
 // need reports the attributes that are not there.
 func (f *fields) need(names ...string) {
@@ -344,76 +364,4 @@ func (f *fields) flags(name string) registry.Flags {
 		}
 	}
 	return registry.FlagsOf(list)
-}
-
-// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it.
-func (f *fields) stringMap(name string) map[string]string {
-	out := map[string]string{}
-	for _, part := range f.stringMaps(name) {
-		maps.Copy(out, part)
-	}
-	if len(out) == 0 {
-		return nil
-	}
-	return out
-}
-
-// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left out.
-func (f *fields) stringMaps(name string) []map[string]string {
-	var parts []map[string]string
-	if v, ok := f.valueAtRunTime(name); ok {
-		out := map[string]string{}
-		f.addAll(out, name, v)
-		parts = append(parts, out)
-	}
-	for _, b := range f.all(name) {
-		out := map[string]string{}
-		for _, attr := range b.body.Attributes {
-			if v, ok := f.decoder.value(attr.Expr, b.ctx); ok {
-				f.add(out, attr.Name, v, attr.Expr.Range())
-			}
-		}
-		for _, inner := range b.body.Blocks {
-			f.errorf(inner.DefRange(), "write name = value lines", "%s holds no blocks", name)
-		}
-		parts = append(parts, out)
-	}
-	return slices.DeleteFunc(parts, func(part map[string]string) bool { return len(part) == 0 })
-}
-
-func (f *fields) addAll(out map[string]string, name string, v cty.Value) {
-	marked, _ := v.Unmark()
-	if !marked.Type().IsMapType() && !marked.Type().IsObjectType() {
-		f.wrongType(name, "a map: "+name+" = { key = \"value\" }", v)
-		return
-	}
-	for key, value := range marked.Elements() {
-		key, _ = key.Unmark()
-		f.add(out, key.AsString(), value, f.atKey(name, key.AsString()))
-	}
-}
-
-// atKey is where the key's value stands, if the map is written out.
-func (f *fields) atKey(name, key string) hcl.Range {
-	if object, ok := f.body.Attributes[name].Expr.(*hclsyntax.ObjectConsExpr); ok {
-		for _, item := range object.Items {
-			if k, ok := constantKey(item.KeyExpr); ok && k == key {
-				return item.ValueExpr.Range()
-			}
-		}
-	}
-	return f.at(name)
-}
-
-func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Range) {
-	raw, _ := v.Unmark()
-	if raw.IsNull() || !raw.IsKnown() {
-		return
-	}
-	s, ok := stringOf(v)
-	if !ok {
-		f.errorf(at, "give a string; jsonencode() makes one of anything", "%s cannot be %s here", key, kindOf(v))
-		return
-	}
-	out[key] = s
 }

@@ -89,12 +89,29 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// told is the diagnostics as people read them.
+func told(ds registry.Diagnostics) string {
+	text := ""
+	for _, d := range ds {
+		text += d.String() + "\n"
+		if d.Snippet != "" {
+			text += "    " + d.Snippet + "\n"
+		}
+	}
+	return text
+}
+
+// TestGood: what is not warned of has no .want file.
 func TestGood(t *testing.T) {
 	for _, name := range matches(t, "testdata/good/*.hcl", 8) {
 		got, ds := parse(name, read(t, name))
-		if len(ds) > 0 {
+		if ds.Err() != nil {
 			t.Errorf("%v", ds.Err())
 			continue
+		}
+		want := strings.TrimSuffix(name, ".hcl") + ".want"
+		if _, err := os.Stat(want); err == nil || len(ds) > 0 {
+			golden(t, want, told(ds))
 		}
 		text, err := json.MarshalIndent(got, "", "  ")
 		if err != nil {
@@ -113,13 +130,7 @@ func TestBad(t *testing.T) {
 		if !errors.Is(ds.Err(), registry.ErrInvalid) {
 			t.Errorf("%s: %v is not an ErrInvalid", name, ds.Err())
 		}
-		text := ""
-		for _, d := range ds {
-			text += d.String() + "\n"
-			if d.Snippet != "" {
-				text += "    " + d.Snippet + "\n"
-			}
-		}
+		text := told(ds)
 		if strings.Contains(text, "hunter2") {
 			t.Errorf("%s: a secret is told: %s", name, text)
 		}

@@ -38,6 +38,11 @@ func (d *decoder) errorf(at hcl.Range, detail, summary string, args ...any) {
 	d.report(registry.SeverityError, at, fmt.Sprintf(summary, args...), detail)
 }
 
+// warnf reports what works, but not as it reads.
+func (d *decoder) warnf(at hcl.Range, detail, summary string, args ...any) {
+	d.report(registry.SeverityWarning, at, fmt.Sprintf(summary, args...), detail)
+}
+
 func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
 	diag := registry.Diagnostic{
 		Severity: severity, Summary: shortened(summary, maxSentence), Detail: shortened(detail, maxSentence), File: at.Filename,

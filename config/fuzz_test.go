@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -54,6 +55,11 @@ func FuzzParseJob(f *testing.F) {
 		if job == nil {
 			return
 		}
+		for _, g := range job.Groups {
+			if len(g.Sealed) > 0 {
+				checkGroup(t, g)
+			}
+		}
 		first, err := json.Marshal(job)
 		if err != nil {
 			t.Fatal(err)
@@ -63,6 +69,33 @@ func FuzzParseJob(f *testing.F) {
 			t.Errorf("the same text gives\n%s\nand\n%s", first, second)
 		}
 	})
+}
+
+// checkGroup holds for what is accepted: each request says which volume, and how it is used; no two mounts of a task meet.
+func checkGroup(t *testing.T, g hooks.Group) {
+	spec, err := OpenGroup(g.Sealed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range spec.Volumes {
+		u := v.Usage
+		block, inline := u.Attachment == registry.BlockDevice, v.Ephemeral != nil
+		switch {
+		case !slices.Contains(registry.AccessModes, u.Access), !block && u.Attachment != registry.FileSystem,
+			block && (u.FSType != "" || u.MountFlags != "" || u.MountGroup != ""), u.Access.ReaderOnly() && !u.ReadOnly,
+			inline == (v.Source != ""), inline && (v.PerAlloc || v.Ephemeral.Plugin == "" || strings.HasPrefix(string(u.Access), "multi-node")),
+			!inline && !v.PerAlloc && g.Count > 1 && strings.HasPrefix(string(u.Access), "single-node"):
+			t.Errorf("accepted with count %d: %+v %+v", g.Count, v, v.Ephemeral)
+		}
+	}
+	for task, mounts := range spec.Mounts {
+		for i, m := range mounts {
+			taken := slices.ContainsFunc(mounts[:i], func(o hooks.VolumeMount) bool { return o.Destination == m.Destination })
+			if !strings.HasPrefix(m.Destination, "/") || taken {
+				t.Errorf("task %q: mounts %+v", task, mounts)
+			}
+		}
+	}
 }
 
 func FuzzParseVolume(f *testing.F) {

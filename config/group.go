@@ -14,13 +14,13 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 		return hooks.Group{}, false
 	}
 	f.checkCarried(b, groupLevel)
-	at := &fields{f.decoder, b, f.inner(b)}
+	at := f.fields(b)
 	g := hooks.Group{Name: string(name), Count: int(at.integer("count", 0, maxCount, 1))}
 	if g.Count > 1 && perNode(job.kind) {
 		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most", job.kind)
 	}
 	job.canary = job.canary || f.canary(at)
-	asked := f.requests(at, g.Count, job)
+	asked := f.requests(at, groupFacts{job, g.Name, g.Count})
 	spec := hooks.GroupSpec{Volumes: asked.ours, Mounts: map[string][]hooks.VolumeMount{}}
 	for _, inner := range at.all("task") {
 		task, mounts, ok := f.task(inner, asked)

@@ -98,7 +98,7 @@ type jobFacts struct {
 
 func (f *file) jobBlock(b block, id string) *hooks.Job {
 	f.checkCarried(b, jobLevel)
-	at := &fields{f.decoder, b, f.inner(b)}
+	at := f.fields(b)
 	job := &hooks.Job{ID: id, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
 	if at.has("namespace") {
 		job.Namespace = parsed(at, "namespace", registry.ParseNamespace)

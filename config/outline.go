@@ -29,8 +29,9 @@ type brace struct {
 
 // outline is what one pass over the bytes tells of a text. It is made in O(n) and without recursion.
 type outline struct {
-	faults []fault
-	braces []brace
+	faults  []fault
+	braces  []brace
+	secrets []span // of secrets that do not stand in a brace of that word
 }
 
 // frame is something open: '(' '[' '{', '"' a string, 'T' a template's ${ or %{, 'H' a heredoc.
@@ -39,6 +40,7 @@ type frame struct {
 	open   int
 	word   string
 	at     int
+	label  string // of a '{': the text before it
 	marker []byte // of a heredoc
 }
 
@@ -49,8 +51,10 @@ type scanner struct {
 	stack   []frame
 	word    string // the identifier just read
 	wordAt  int    // and where
+	label   string // the string just read
 	starts  bool   // a statement may start here
 	suspect int    // a { whose } stands further left; -1: none
+	hiding  hiding
 	outline
 }
 
@@ -61,6 +65,7 @@ func outlineOf(src []byte) outline {
 	}
 	for s.at < len(s.src) && s.step() {
 	}
+	s.hide(len(s.src))
 	if s.at >= len(s.src) {
 		s.checkClosed()
 	}
@@ -149,8 +154,8 @@ func (s *scanner) text(end byte) bool {
 			s.endOfBrokenString()
 			return true
 		case c == '"' && end == '"':
+			s.label = string(s.src[s.pop().open+1 : s.at])
 			s.at++
-			s.pop()
 			return true
 		case c == '\n':
 			s.at++
@@ -193,14 +198,15 @@ func (s *scanner) pop() frame {
 // code reads one token outside strings.
 func (s *scanner) code() bool {
 	c, rest := s.src[s.at], s.src[s.at:]
-	word, starts := s.word, s.starts
-	s.word = ""
+	word, label, starts := s.word, s.label, s.starts
+	s.word, s.label = "", ""
 	switch {
 	case c == '\n':
+		s.hide(s.at)
 		s.at, s.starts = s.at+1, true
 		return true
 	case c == ' ' || c == '\t' || c == '\r':
-		s.at, s.tokens, s.word = s.at+1, s.tokens-1, word
+		s.at, s.tokens, s.word, s.label = s.at+1, s.tokens-1, word, label
 		return true
 	case c == '#' || bytes.HasPrefix(rest, []byte("//")):
 		s.skipTo("\n", false)
@@ -220,11 +226,12 @@ func (s *scanner) code() bool {
 		return s.heredoc()
 	case strings.IndexByte("([{", c) >= 0:
 		s.at, s.starts = s.at+1, c == '{'
-		return s.push(frame{kind: c, open: s.at - 1, word: word, at: s.wordAt})
+		return s.push(frame{kind: c, open: s.at - 1, word: word, at: s.wordAt, label: label})
 	case strings.IndexByte(")]}", c) >= 0:
 		return s.close(c)
 	case c == '=':
 		s.word = word // `secrets = {` is secrets too
+		s.mayHide(word)
 	}
 	s.at++
 	return true
@@ -314,6 +321,9 @@ func (s *scanner) close(c byte) bool {
 	s.at++
 	if f.kind == '{' {
 		s.braces = append(s.braces, brace{f.word, f.at, f.open, s.at})
+		if f.label == secretsName { // dynamic "secrets" {
+			s.secrets = append(s.secrets, span{f.open, s.at})
+		}
 		if s.suspect < 0 && s.leftOf(s.at-1, f.open) {
 			s.suspect = f.open
 		}

@@ -10,13 +10,15 @@ import (
 
 const canary = "hunter2hunter2"
 
-var canaryFile = `id        = "v"
+const canaryHead = `id        = "v"
 plugin_id = "p"
 capability {
   access_mode     = "single-node-writer"
   attachment_mode = "file-system"
 }
-secrets {
+`
+
+var canaryFile = canaryHead + `secrets {
   password   = "` + canary + `"
   "quoted/k" = "` + canary + ` and more"
   reference  = { env = "` + canary + ` x" }
@@ -29,13 +31,62 @@ parameters {
 }
 `
 
-// TestSecretsAreNeverTold: whatever is wrong with a file, at any place, what stands in its secrets block is not repeated.
+var canaryJob = `job "x" {
+  group "g" {
+    volume "v" {
+      type = "csi"
+      ephemeral {
+        plugin_id = "p"
+        secrets {
+          password   = "` + canary + `"
+          "quoted/k" = "` + canary + ` and more"
+          reference  = { env = "` + canary + ` x" }
+        }
+        context { after = "x" }
+      }
+    }
+    task "t" { driver = "exec" }
+  }
+}
+`
+
+// canaryStatements are secrets that do not stand in a block of that name.
+var canaryStatements = []string{
+	`secrets = { password = "` + canary + `" }`,
+	`secrets = "` + canary + `"`,
+	"secrets = [\n  1, \"" + canary + "\"]",
+	"secrets = upper(<<EOT\n" + canary + "\nEOT\n)",
+	"secrets = merge({\n  a = 1\n}, { b = \"" + canary + "\" })",
+	"dynamic \"secrets\" {\n  for_each = [1]\n  content {\n    password = \"" + canary + "\"\n    inner {}\n  }\n}",
+}
+
+// TestSecretsAreNeverTold: whatever is wrong with a file, at any place, what stands as its secrets is not repeated.
 func TestSecretsAreNeverTold(t *testing.T) {
-	text := canaryFile
+	volume := func(text string) registry.Diagnostics {
+		_, ds := ParseVolume(Source{"v.hcl", []byte(text)}, Options{})
+		return ds
+	}
+	job := func(text string) registry.Diagnostics {
+		_, ds := ParseJob(Source{"j.hcl", []byte(text)}, Options{})
+		return ds
+	}
+	t.Run("volume", func(t *testing.T) { neverTold(t, canaryFile, volume) })
+	t.Run("job", func(t *testing.T) { neverTold(t, canaryJob, job) })
+	for _, statement := range canaryStatements {
+		t.Run("statement", func(t *testing.T) {
+			neverTold(t, canaryHead+statement+"\nparameters { after = 1 }\n", volume)
+			start, end := strings.Index(canaryJob, "secrets {"), strings.Index(canaryJob, "context {")
+			neverTold(t, canaryJob[:start]+statement+"\n"+canaryJob[end:], job)
+		})
+	}
+}
+
+// neverTold breaks the text at each place, in several ways.
+func neverTold(t *testing.T, text string, parse func(string) registry.Diagnostics) {
 	for i := range text {
-		for _, broken := range []string{text[:i], text[:i] + text[i+1:], text[:i] + `"` + text[i:], text[:i] + "{" + text[i:], text[:i] + "$" + text[i:], text[:i] + "=" + text[i:]} {
-			_, ds := ParseVolume(Source{"v.hcl", []byte(broken)}, Options{})
-			for _, d := range ds {
+		before, after := text[:i], text[i:]
+		for _, broken := range []string{before, before + after[1:], before + `"` + after, before + "{" + after, before + "$" + after, before + "=" + after} {
+			for _, d := range parse(broken) {
 				if told := fmt.Sprintf("%#v", d); strings.Contains(told, "hunter2") {
 					t.Fatalf("at byte %d of\n%s\nit says %s", i, broken, told)
 				}

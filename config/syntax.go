@@ -37,11 +37,12 @@ var bom = []byte("\ufeff")
 // them, which HCL 2 allows in objects only.
 type mapNames struct {
 	names      []string
-	quotedOnly bool // only those with quoted keys are read as objects
+	quotedOnly bool     // only those with quoted keys are read as objects
+	inline     []string // in an ephemeral block, which is written as a volume file is
 }
 
 var (
-	jobMaps    = mapNames{names: []string{"env", "meta"}, quotedOnly: true}
+	jobMaps    = mapNames{names: []string{"env", "meta"}, quotedOnly: true, inline: []string{"context", "secrets"}}
 	volumeMaps = mapNames{names: []string{"parameters", "context", "secrets", "segments"}}
 )
 
@@ -120,38 +121,38 @@ func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
 	return true
 }
 
-// hideSecrets notes where secrets blocks are, also misspelt ones. In a text that is broken everything behind the first one counts
-// as secret.
-func (d *decoder) hideSecrets(out outline, shift int) {
-	for _, b := range out.braces {
-		if levenshtein.Distance(b.word, "secrets", nil) <= 2 {
-			d.secrets = append(d.secrets, span{b.open + shift, b.close + shift})
-		}
-	}
-	if at := bytes.Index(d.src.Text, []byte("secret")); at >= 0 && len(out.faults) > 0 {
-		d.secrets = append(d.secrets, span{at + len("secret"), len(d.src.Text) + 1})
-	}
-}
-
 // cutMaps blanks the blocks that are maps and returns them with their text.
 func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
+	var inline []brace
+	for _, b := range braces {
+		if len(maps.inline) > 0 && levenshtein.Distance(b.word, "ephemeral", nil) <= 2 {
+			inline = append(inline, b)
+		}
+	}
 	var cut []cutMap
 	for _, b := range braces {
-		inner := bytes.TrimLeft(text[b.open+1:b.close-1], " \t\r\n")
 		isBlock := !bytes.Contains(text[b.at:b.open], []byte("="))
-		if isBlock && slices.Contains(maps.names, b.word) && (!maps.quotedOnly || bytes.HasPrefix(inner, []byte(`"`))) {
+		if isBlock && (maps.has(b, text) || slices.Contains(maps.inline, b.word) && slices.ContainsFunc(inline, b.within)) {
 			cut = append(cut, cutMap{b, bytes.Clone(text[b.open:b.close])})
 		}
 	}
 	// Maps are not within maps: what one contains was cut with it, when its own brace closed first.
 	cut = slices.DeleteFunc(cut, func(m cutMap) bool {
-		return slices.ContainsFunc(cut, func(o cutMap) bool { return o.open < m.at && m.close < o.close })
+		return slices.ContainsFunc(cut, func(o cutMap) bool { return m.within(o.brace) })
 	})
 	for _, m := range cut {
 		blank(text[m.at:m.close])
 	}
 	return cut
 }
+
+// has says whether the brace is a map wherever it stands.
+func (m mapNames) has(b brace, text []byte) bool {
+	quoted := bytes.HasPrefix(bytes.TrimLeft(text[b.open+1:b.close-1], " \t\r\n"), []byte(`"`))
+	return slices.Contains(m.names, b.word) && (quoted || !m.quotedOnly)
+}
+
+func (b brace) within(o brace) bool { return o.open < b.at && b.close < o.close }
 
 type cutMap struct {
 	brace

@@ -20,7 +20,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 		return hooks.Task{}, nil, false
 	}
 	f.checkCarried(b, taskLevel)
-	at := &fields{f.decoder, b, f.inner(b)}
+	at := f.fields(b)
 	at.need("driver")
 	driver, _ := at.text("driver")
 	task := hooks.Task{Name: name, Driver: driver, Env: at.stringMap("env")}
@@ -39,58 +39,6 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	return task, mounts, true
 }
 
-var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label"}}
-
-var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
-
-// mounts reads a task's volume_mount blocks. Those of volumes that are not ours are carried.
-func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hooks.VolumeMount {
-	var mounts []hooks.VolumeMount
-	taken := map[string]bool{}
-	for _, b := range task.all("volume_mount") {
-		at := f.open(b, mountShape)
-		at.need("volume")
-		name, ok := at.text("volume")
-		if !ok {
-			continue
-		}
-		if _, exists := asked.at[name]; !exists {
-			detail := didYouMean(name, asked.names())
-			if len(asked.at) == 0 {
-				detail = fmt.Sprintf("add volume %q { ... } to the group", name)
-			}
-			f.errorf(at.at("volume"), detail, "the group asks for no volume %q", name)
-			f.mount(at, name) // what else is wrong with it is said at once
-			continue
-		}
-		if asked.other[name] {
-			f.carryInto(rest, b)
-			continue
-		}
-		m := f.mount(at, name)
-		if m.Destination != "" && taken[m.Destination] {
-			f.errorf(at.at("destination"), "mount it elsewhere", "two volumes are mounted at %s", m.Destination)
-		}
-		taken[m.Destination] = true
-		mounts = append(mounts, m)
-	}
-	return mounts
-}
-
-func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
-	at.need("destination")
-	m := hooks.VolumeMount{Volume: registry.RequestName(volume), Propagation: hooks.Private}
-	m.Destination, _ = at.destination("destination")
-	m.ReadOnly, _ = at.truth("read_only")
-	if at.has("propagation_mode") {
-		m.Propagation = oneOf(at, "propagation_mode", propagations)
-	}
-	if at.has("selinux_label") {
-		m.SELinux = oneOf(at, "selinux_label", []string{"z", "Z", ""})
-	}
-	return m
-}
-
 // taskDirs are the references that stand for a directory of every task's own file system.
 var taskDirs = map[string]string{
 	"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets",
@@ -106,9 +54,15 @@ func (f *fields) path(name string) (string, bool) {
 	return s, ok && f.checkPath(name, s)
 }
 
-// destination is such a path too. A relative one is meant from the task's root, where local, alloc and secrets are, and it need
-// not be clean.
+// destination is such a path too.
 func (f *fields) destination(name string) (string, bool) {
+	s, ok := f.destinationText(name)
+	return s, ok && f.checkPath(name, s)
+}
+
+// destinationText is a destination as it is meant. A relative one is meant from the task's root, where local, alloc and secrets are, and
+// it need not be clean.
+func (f *fields) destinationText(name string) (string, bool) {
 	s, ok := f.pathText(name)
 	if !ok {
 		return "", false
@@ -116,7 +70,7 @@ func (f *fields) destination(name string) (string, bool) {
 	if s != "" && !strings.Contains(s, "${") && !slices.Contains(strings.Split(s, "/"), "..") {
 		s = path.Join("/", s)
 	}
-	return s, f.checkPath(name, s)
+	return s, true
 }
 
 // pathText is the text of a path, without a slash at its end; references to a task's directories are resolved.

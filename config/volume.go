@@ -2,14 +2,12 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"math/big"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclsyntax"
-	"github.com/zclconf/go-cty/cty"
 
 	"holdfast/registry"
 )
@@ -43,14 +41,25 @@ func (f *file) volume() *registry.VolumeSpec {
 	if spec.Name = string(spec.ID); at.has("name") {
 		spec.Name = string(parsed(at, "name", registry.ParseExternalID))
 	}
-	if options, ok := at.one("mount_options"); ok {
-		spec.FSType, spec.MountFlags = f.mountOptions(options)
-	}
 	spec.Capabilities = f.capabilities(at)
+	if options, ok := at.one("mount_options"); ok {
+		f.volumeOptions(options, spec)
+	}
 	spec.Required, spec.Preferred = f.topologies(at)
-	spec.Secrets = f.secretReferences(at)
+	spec.Secrets = at.secretReferences()
 	f.checkVolume(at, spec)
 	return spec
+}
+
+// volumeOptions reads the options that hold where a job gives none. They are for the volume as a file system; that Nomad's files have them
+// for block devices too is no mistake of their authors.
+func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
+	o := f.mountOptions(b)
+	spec.FSType, spec.MountFlags, spec.MountGroup = o.fsType, o.flags, o.group
+	mounted := func(c registry.VolumeCapability) bool { return c.Attachment != registry.BlockDevice }
+	if len(spec.Capabilities) > 0 && !slices.ContainsFunc(spec.Capabilities, mounted) {
+		f.warnf(b.head, "remove it, or add a capability with file-system", "mount_options has no effect: the volume is never anything but a block device")
+	}
 }
 
 func (f *file) checkType(at *fields) {
@@ -66,6 +75,8 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 	if at.has("snapshot_id") && at.has("clone_id") {
 		f.errorf(at.at("clone_id"), "keep one of them", "a volume is made of a snapshot or of a volume, not of both")
 	}
+	f.checkSize(at, "parameters", spec.Parameters)
+	f.checkSize(at, "context", spec.Context)
 }
 
 // capabilities reads the capability blocks; two modes at the top level are one capability, as older files have it.
@@ -172,91 +183,3 @@ func parseCapacity(s string) (int64, error) {
 	}
 	return whole.Int64(), nil
 }
-
-// secretForm is what to write instead of a secret.
-const secretForm = `say where it is to be had: name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
-
-// secretReferences reads secrets. Nothing of what is written there becomes part of a diagnostic, but for the keys.
-func (f *file) secretReferences(at *fields) map[string]registry.Secret {
-	out := map[string]registry.Secret{}
-	if attr := f.body.Attributes["secrets"]; attr != nil {
-		f.secretObject(out, attr.Expr)
-	}
-	for _, b := range at.all("secrets") {
-		for name, attr := range b.body.Attributes {
-			f.secretItem(out, name, attr.Expr)
-		}
-		for _, inner := range b.body.Blocks {
-			f.errorf(inner.TypeRange, secretForm, "secrets holds no blocks")
-		}
-	}
-	if len(out) == 0 {
-		return nil
-	}
-	return out
-}
-
-func (f *file) secretObject(out map[string]registry.Secret, expr hclsyntax.Expression) {
-	object, ok := expr.(*hclsyntax.ObjectConsExpr)
-	if !ok {
-		f.errorf(expr.Range(), secretForm, "secrets must be written out")
-		return
-	}
-	for _, item := range object.Items {
-		name, ok := constantKey(item.KeyExpr)
-		if !ok {
-			f.errorf(item.KeyExpr.Range(), secretForm, "the key of a secret must be a plain text")
-			continue
-		}
-		f.secretItem(out, name, item.ValueExpr)
-	}
-}
-
-// secretItem reads one reference. A literal is refused even if it is what people had in such files for years.
-func (f *file) secretItem(out map[string]registry.Secret, name string, expr hclsyntax.Expression) {
-	object, ok := expr.(*hclsyntax.ObjectConsExpr)
-	if !ok {
-		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: values do not belong into files", name)
-		return
-	}
-	v, ok := f.value(object, f.ctx)
-	if !ok {
-		return
-	}
-	s, wrong := secretOf(v)
-	if wrong != "" {
-		f.errorf(object.SrcRange, secretForm, "the secret %q %s", name, wrong)
-		return
-	}
-	out[name] = s
-}
-
-// secretOf makes a reference of the object, or says what is wrong with it.
-func secretOf(v cty.Value) (s registry.Secret, wrong string) {
-	fields := map[string]*string{"env": &s.Env, "file": &s.File, "callback": &s.Callback}
-	elements := v.AsValueMap()
-	for _, name := range slices.Sorted(maps.Keys(elements)) {
-		field, known := fields[name]
-		text, ok := stringOf(elements[name])
-		switch {
-		case !known:
-			return s, "has a field that is none of env, file and callback"
-		case !ok && !elements[name].IsKnown():
-			text = "unknown"
-		case !ok || text == "" || strings.Contains(text, "${"):
-			return s, "has an empty " + name
-		}
-		*field = text
-	}
-	switch {
-	case len(elements) != 1:
-		return s, "must have exactly one of env, file and callback"
-	case s.Env != "" && !envName.MatchString(s.Env):
-		return s, "names no environment variable"
-	case s.File != "" && !strings.HasPrefix(s.File, "/"):
-		return s, "must give the file as an absolute path"
-	}
-	return s, ""
-}
-
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)

@@ -10,13 +10,13 @@ job "x" {
     }
     volume "modes" {
       type            = "csi"
-      source          = "s"
+      source          = "modes"
       access_mode     = "read-write"
       attachment_mode = "filesystem"
     }
     volume "block" {
       type            = "csi"
-      source          = "s"
+      source          = "block"
       access_mode     = "multi-node-multi-writer"
       attachment_mode = "block-device"
       mount_options {
@@ -25,26 +25,26 @@ job "x" {
     }
     volume "canary" {
       type            = "csi"
-      source          = "s"
+      source          = "canary"
       access_mode     = "single-node-writer"
       attachment_mode = "file-system"
       per_alloc       = true
     }
     volume "reader" {
       type            = "csi"
-      source          = "s"
+      source          = "reader"
       access_mode     = "multi-node-reader-only"
       attachment_mode = "file-system"
     }
     volume "single" {
       type            = "csi"
-      source          = "s"
+      source          = "single"
       access_mode     = "single-node-writer"
       attachment_mode = "file-system"
     }
     volume "one-writer" {
       type            = "csi"
-      source          = "s"
+      source          = "one-writer"
       access_mode     = "multi-node-single-writer"
       attachment_mode = "file-system"
     }
@@ -53,7 +53,7 @@ job "x" {
     }
     volume "other" {
       type   = "nfs"
-      source = "s"
+      source = "other"
     }
     task "t" {
       driver = "exec"

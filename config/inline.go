@@ -1,0 +1,43 @@
+package config
+
+import (
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+var ephemeralShape = shape{attrs: []string{"plugin_id", "context", "secrets"}, blocks: []string{"context", "secrets"}}
+
+// inline reads a volume block's ephemeral block, and how the volume is used. Nothing of it is resolved at run time: what the plugin is
+// given stands in the file.
+func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
+	if volume.has("source") {
+		f.errorf(volume.at("source"), "remove source, or the ephemeral block", "an inline volume has no source: its plugin makes it")
+	}
+	if each, _ := volume.truth("per_alloc"); each {
+		f.errorf(volume.at("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
+	}
+	at := f.open(b, ephemeralShape)
+	at.constant = true
+	at.need("plugin_id")
+	e := &hooks.Ephemeral{
+		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), Context: at.stringMap("context"), Secrets: at.secretReferences(),
+	}
+	f.checkSize(at, "context", e.Context)
+	return e, f.inlineUsage(volume)
+}
+
+// inlineUsage is a single-node-writer's file system, unless the block says otherwise.
+func (f *file) inlineUsage(volume *fields) registry.Usage {
+	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+	if volume.has("access_mode") {
+		u.Access = oneOf(volume, "access_mode", registry.AccessModes)
+	}
+	if volume.has("attachment_mode") {
+		u.Attachment = oneOf(volume, "attachment_mode", attachmentModes)
+	}
+	if u.Access != "" && !singleNode(u.Access) {
+		f.errorf(volume.at("access_mode"), "use single-node-writer, or leave it out",
+			"an inline volume is never on several nodes: it belongs to its alloc")
+	}
+	return u
+}

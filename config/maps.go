@@ -1,0 +1,94 @@
+package config
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it, unless f is constant.
+func (f *fields) stringMap(name string) map[string]string {
+	out := map[string]string{}
+	for _, part := range f.stringMaps(name) {
+		maps.Copy(out, part)
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left out.
+func (f *fields) stringMaps(name string) []map[string]string {
+	var parts []map[string]string
+	if v, ok := f.valueAtRunTime(name); ok {
+		out := map[string]string{}
+		f.addAll(out, name, v)
+		parts = append(parts, out)
+	}
+	for _, b := range f.all(name) {
+		out := map[string]string{}
+		for _, attr := range b.body.Attributes {
+			if v, ok := f.decoder.value(attr.Expr, b.ctx); ok {
+				f.add(out, attr.Name, v, attr.Expr.Range())
+			}
+		}
+		for _, inner := range b.body.Blocks {
+			f.errorf(inner.DefRange(), "write name = value lines", "%s holds no blocks", name)
+		}
+		parts = append(parts, out)
+	}
+	return slices.DeleteFunc(parts, func(part map[string]string) bool { return len(part) == 0 })
+}
+
+func (f *fields) addAll(out map[string]string, name string, v cty.Value) {
+	plain, marks := v.Unmark()
+	if !plain.Type().IsMapType() && !plain.Type().IsObjectType() {
+		f.wrongType(name, "a map: "+name+" = { key = \"value\" }", v)
+		return
+	}
+	for key, value := range plain.Elements() {
+		key, _ = key.Unmark()
+		f.add(out, key.AsString(), value.WithMarks(marks), f.atKey(name, key.AsString()))
+	}
+}
+
+// atMap is where the map stands, as an attribute or as a block.
+func (f *fields) atMap(name string) hcl.Range {
+	if blocks := f.all(name); f.body.Attributes[name] == nil && len(blocks) > 0 {
+		return blocks[0].head
+	}
+	return f.at(name)
+}
+
+// atKey is where the key's value stands, if the map is written out.
+func (f *fields) atKey(name, key string) hcl.Range {
+	if object, ok := f.body.Attributes[name].Expr.(*hclsyntax.ObjectConsExpr); ok {
+		for _, item := range object.Items {
+			if k, ok := constantKey(item.KeyExpr); ok && k == key {
+				return item.ValueExpr.Range()
+			}
+		}
+	}
+	return f.at(name)
+}
+
+func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Range) {
+	raw, _ := v.Unmark()
+	if raw.IsNull() || !raw.IsKnown() {
+		return
+	}
+	s, ok := stringOf(v)
+	switch {
+	case !ok:
+		f.errorf(at, "give a string; jsonencode() makes one of anything", "%s cannot be %s here", key, kindOf(v))
+	case f.constant && atRunTime(v):
+		f.errorf(at, "use a variable, or write it out; with $${ instead of ${ the plugin reads the reference as it is written",
+			"%s cannot depend on the run time: nobody resolves references here", key)
+	default:
+		out[key] = s
+	}
+}

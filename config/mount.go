@@ -1,0 +1,127 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label"}}
+
+var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
+
+// place is a destination in a task, and what will be there.
+type place struct {
+	hooks.VolumeMount // of a device: ReadOnly also if the request is
+	device            bool
+	at                hcl.Range
+}
+
+// mounts reads a task's volume_mount blocks. Those of volumes that are not ours are carried.
+func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hooks.VolumeMount {
+	var mounts []hooks.VolumeMount
+	var places []place
+	for _, b := range task.all("volume_mount") {
+		at := f.open(b, mountShape)
+		at.need("volume")
+		name, ok := at.text("volume")
+		if !ok {
+			continue
+		}
+		if asked.other[name] {
+			f.carryInto(rest, b)
+			if to, ok := at.destinationText("destination"); ok {
+				places = append(places, place{VolumeMount: hooks.VolumeMount{Destination: to}, at: at.at("destination")})
+			}
+			continue
+		}
+		f.checkAsked(at, name, asked)
+		m := f.mount(at, name) // also of an unknown volume: what else is wrong with it is said at once
+		mounts = append(mounts, m)
+		p := place{VolumeMount: m, at: at.at("destination")}
+		if r, found := asked.find(m.Volume); found && r.Usage.Attachment == registry.BlockDevice {
+			f.checkDevice(at, m)
+			p.device, p.ReadOnly = true, m.ReadOnly || r.Usage.ReadOnly
+		}
+		places = append(places, p)
+	}
+	f.checkPlaces(places)
+	return mounts
+}
+
+func (f *file) checkAsked(at *fields, name string, asked *requests) {
+	if _, exists := asked.at[name]; exists {
+		return
+	}
+	detail := didYouMean(name, asked.names())
+	if len(asked.at) == 0 {
+		detail = fmt.Sprintf("add volume %q { ... } to the group", name)
+	}
+	f.errorf(at.at("volume"), detail, "the group asks for no volume %q", name)
+}
+
+func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
+	at.need("destination")
+	m := hooks.VolumeMount{Volume: registry.RequestName(volume), Propagation: hooks.Private}
+	m.Destination, _ = at.destination("destination")
+	m.ReadOnly, _ = at.truth("read_only")
+	if at.has("propagation_mode") {
+		m.Propagation = oneOf(at, "propagation_mode", propagations)
+	}
+	if at.has("selinux_label") {
+		m.SELinux = oneOf(at, "selinux_label", []string{"z", "Z", ""})
+	}
+	return m
+}
+
+// taskDevices are the nodes in /dev that every task has (OCI runtime specification, "Default Devices").
+var taskDevices = []string{
+	"console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero",
+}
+
+// checkDevice says what a block device's volume_mount cannot have. Nomad reads and ignores what is warned of.
+func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
+	if name, inDev := strings.CutPrefix(m.Destination, "/dev/"); inDev && slices.Contains(taskDevices, name) {
+		f.errorf(at.at("destination"), `use a name of its own, as in "/dev/data"`, "%s is there in every task already", m.Destination)
+	}
+	if m.Propagation != hooks.Private && m.Propagation != "" {
+		f.warnf(at.at("propagation_mode"), "remove it", "propagation_mode has no effect on a block device: nothing is mounted below it")
+	}
+	if m.SELinux != "" {
+		f.warnf(at.at("selinux_label"), "label the device on the host", "selinux_label has no effect on a block device: a node is not labelled")
+	}
+}
+
+// checkPlaces refuses destinations that meet.
+func (f *file) checkPlaces(places []place) {
+	for i, b := range places {
+		for _, a := range places[:i] {
+			if wrong, advice := meet(a, b); wrong != "" {
+				f.errorf(b.at, advice, "%s", wrong)
+				break
+			}
+		}
+	}
+}
+
+// meet says why a task cannot have both, and what to do; nothing: it can. What a task may do to a device it may do at each of its nodes.
+func meet(a, b place) (wrong, advice string) {
+	switch {
+	case a.Destination == "" || b.Destination == "":
+	case a.Destination == b.Destination:
+		return fmt.Sprintf("two volumes are mounted at %s", b.Destination), "mount it elsewhere"
+	case a.device && within(b.Destination, a.Destination):
+		return fmt.Sprintf("nothing can be mounted at %s: %s is a block device", b.Destination, a.Destination), "mount it elsewhere"
+	case b.device && within(a.Destination, b.Destination):
+		return fmt.Sprintf("%s cannot be a block device: %s is mounted below it", b.Destination, a.Destination), "use a path of its own"
+	case b.device && a.Volume == b.Volume && a.ReadOnly != b.ReadOnly:
+		return fmt.Sprintf("volume %q is a block device: it is as writable at %s as at %s", b.Volume, a.Destination, b.Destination),
+			"give both the same read_only"
+	}
+	return "", ""
+}

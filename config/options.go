@@ -1,0 +1,69 @@
+package config
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+
+	"holdfast/registry"
+)
+
+// maxMap is how many bytes a map, and a list of mount flags, may have in a CSI call (CSI "Size Limits").
+const maxMap = 4096
+
+// options is a mount_options block, of a job or of a volume file.
+type options struct {
+	fsType string
+	flags  registry.Flags
+	group  string
+}
+
+func (o options) overlay(u *registry.Usage) {
+	u.FSType, u.MountFlags, u.MountGroup = o.fsType, o.flags, o.group
+}
+
+func (d *decoder) mountOptions(b block) options {
+	at := d.open(b, shape{attrs: []string{"fs_type", "mount_flags", "mount_group"}})
+	fs, _ := at.text("fs_type")
+	if len(fs) > 128 || strings.ContainsFunc(fs, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", fs)
+	}
+	o := options{fsType: fs, flags: at.flags("mount_flags")}
+	if len(o.flags) > maxMap {
+		d.errorf(at.at("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(o.flags), maxMap)
+	}
+	o.group, _ = at.text("mount_group")
+	if wrong := wrongGroup(o.group); wrong != "" {
+		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`, "mount_group %s", wrong)
+	}
+	return o
+}
+
+// groupName is what useradd(8) takes, and what no mount command reads as two options.
+var groupName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9._-]{0,126}\$?$`)
+
+// wrongGroup says why the text names no group of a system, or nothing.
+func wrongGroup(s string) string {
+	if s == "" || groupName.MatchString(s) {
+		return ""
+	}
+	switch n, err := strconv.ParseUint(s, 10, 32); {
+	case err != nil || strconv.FormatUint(n, 10) != s:
+		return "is neither the number nor the name of a group"
+	case n == 1<<32-1:
+		return "cannot be 4294967295: that number means no group"
+	}
+	return ""
+}
+
+// checkSize refuses a map that no CSI call can carry.
+func (d *decoder) checkSize(at *fields, name string, m map[string]string) {
+	size := 0
+	for key, value := range m {
+		size += len(key) + len(value)
+	}
+	if size > maxMap {
+		d.errorf(at.atMap(name), "shorten it, or give the plugin the name of a file instead",
+			"%s has %d bytes; CSI allows %d", name, size, maxMap)
+	}
+}

@@ -1,0 +1,141 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// fill gives everything below v a value of its own that is not zero.
+func fill(v reflect.Value, n *int) {
+	*n++
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), n)
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		fill(v.Index(0), n)
+		fill(v.Index(1), n)
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		for range 2 {
+			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			fill(key, n)
+			fill(value, n)
+			v.SetMapIndex(key, value)
+		}
+	case reflect.String:
+		v.SetString(fmt.Sprintf("text\n%d", *n))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(int64(*n))
+	default:
+		panic("a spec has a " + v.Kind().String())
+	}
+}
+
+// leaves notes for each field below v whether it is set anywhere.
+func leaves(v reflect.Value, path string, set map[string]bool) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			leaves(v.Field(i), path+"."+v.Type().Field(i).Name, set)
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			leaves(v.Elem(), path, set)
+		} else {
+			leaves(reflect.Zero(v.Type().Elem()), path, set)
+		}
+	case reflect.Slice, reflect.Map:
+		if v.Type().Elem().Kind() != reflect.Struct && v.Type().Elem().Kind() != reflect.Slice {
+			set[path] = set[path] || v.Len() > 0
+			return
+		}
+		elements := []reflect.Value{reflect.Zero(v.Type().Elem())}
+		for _, e := range v.Seq2() {
+			elements = append(elements, e)
+		}
+		for _, e := range elements {
+			leaves(e, path+"[]", set)
+		}
+	default:
+		set[path] = set[path] || !v.IsZero()
+	}
+}
+
+// unset lists the fields that none of the values sets.
+func unset(values ...any) []string {
+	set := map[string]bool{}
+	for _, v := range values {
+		leaves(reflect.ValueOf(v), fmt.Sprintf("%T", v), set)
+	}
+	var out []string
+	for path, is := range set {
+		if !is {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestSealedComesBackWhole: whatever field a spec has, or will have, it is in what OpenGroup and OpenTask read.
+func TestSealedComesBackWhole(t *testing.T) {
+	var group hooks.GroupSpec
+	var task hooks.TaskSpec
+	n := 0
+	fill(reflect.ValueOf(&group).Elem(), &n)
+	fill(reflect.ValueOf(&task).Elem(), &n)
+	if missing := unset(group, task); len(missing) > 0 {
+		t.Errorf("not filled: %v", missing)
+	}
+	if got, err := OpenGroup(seal(sealed{Group: &group})); err != nil || !reflect.DeepEqual(got, group) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, group)
+	}
+	if got, err := OpenTask(seal(sealed{Task: &task})); err != nil || !reflect.DeepEqual(got, task) {
+		t.Errorf("got  %+v, %v\nwant %+v", got, err, task)
+	}
+}
+
+// TestTextSaysAllThereIs: the good files set every field that a group, a plugin's task and a volume can have.
+func TestTextSaysAllThereIs(t *testing.T) {
+	var all []any
+	for _, name := range matches(t, "testdata/good/*.hcl", 8) {
+		src := Source{name, read(t, name)}
+		if strings.Contains(name, "volume") {
+			spec, _ := ParseVolume(src, testOptions())
+			all = append(all, *spec)
+			continue
+		}
+		job, _ := ParseJob(src, testOptions())
+		for _, g := range job.Groups {
+			if spec, err := OpenGroup(g.Sealed); err == nil {
+				all = append(all, spec)
+			}
+			for _, task := range g.Tasks {
+				if spec, err := OpenTask(task.Sealed); err == nil {
+					all = append(all, spec)
+				}
+			}
+		}
+	}
+	if missing := unset(all...); len(missing) > 0 {
+		t.Errorf("no good file sets %v", missing)
+	}
+	missing := unset(registry.VolumeSpec{ID: "x"})
+	if !slices.Contains(missing, "registry.VolumeSpec.MountGroup") || slices.Contains(missing, "registry.VolumeSpec.ID") {
+		t.Errorf("the check says of a spec with nothing but an id that %v is unset", missing)
+	}
+}

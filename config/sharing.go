@@ -1,0 +1,103 @@
+package config
+
+import (
+	"fmt"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// groupFacts are what a volume block has to know of its group.
+type groupFacts struct {
+	jobFacts
+	group string
+	count int
+}
+
+// checkUse refuses what could never work, whatever the volume is. The rules are Nomad's.
+func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
+	if sticky, _ := at.truth("sticky"); sticky {
+		f.errorf(at.at("sticky"), "remove it", "sticky is for host volumes")
+	}
+	if v.Usage.Access.ReaderOnly() && !v.Usage.ReadOnly {
+		f.errorf(at.at("access_mode"), "add read_only = true", "the access mode %s never allows a write", v.Usage.Access)
+	}
+	switch {
+	case v.Ephemeral != nil:
+	case v.PerAlloc:
+		f.checkPerAlloc(at, facts)
+	case facts.count > 1:
+		f.checkShared(at, v.Usage, facts)
+	}
+}
+
+func (f *file) checkPerAlloc(at *fields, facts groupFacts) {
+	if perNode(facts.kind) {
+		f.errorf(at.at("per_alloc"), "remove it, or use a job of type service", "per_alloc is not possible in a job of type %s", facts.kind)
+	}
+	if facts.canary {
+		f.errorf(at.at("per_alloc"), "remove canary from the update block",
+			"per_alloc is not possible with canaries: the old and the new alloc would want one volume")
+	}
+}
+
+// checkShared refuses more users than the mode allows: all allocs of the group want the one volume.
+func (f *file) checkShared(at *fields, u registry.Usage, facts groupFacts) {
+	switch mode := u.Access; {
+	case singleNode(mode):
+		f.errorf(at.at("access_mode"), "use per_alloc = true for a volume per alloc, a multi-node access mode, or count = 1",
+			"the %d allocs of group %q cannot share a volume with the access mode %s", facts.count, facts.group, mode)
+	case mode == registry.MultiNodeSingleWriter && !u.ReadOnly:
+		f.errorf(at.at("access_mode"), "use read_only = true, per_alloc = true, or count = 1",
+			"only one of the %d allocs of group %q could write with the access mode %s", facts.count, facts.group, mode)
+	}
+}
+
+func singleNode(mode registry.AccessMode) bool {
+	switch mode {
+	case registry.SingleNodeWriter, registry.SingleNodeReaderOnly, registry.SingleNodeSingleWriter, registry.SingleNodeMultiWriter:
+		return true
+	}
+	return false
+}
+
+// checkTogether refuses requests of one volume that exclude each other: the alloc would wait for itself. That it asks for a volume under
+// two names is legal.
+func (f *file) checkTogether(asked *requests) {
+	for i, b := range asked.ours {
+		for _, a := range asked.ours[:i] {
+			if a.Ephemeral != nil || b.Ephemeral != nil || a.Source == "" || a.Source != b.Source || a.PerAlloc != b.PerAlloc {
+				continue
+			}
+			if why, advice := exclude(a.Usage, b.Usage); why != "" {
+				f.errorf(asked.at[string(b.Name)], advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name, a.Source, why)
+				break
+			}
+		}
+	}
+}
+
+// exclude says why one alloc cannot have a volume for both usages, and what to do; nothing: for all that is known here, it can. What one of
+// them leaves to the volume is not known here.
+func exclude(a, b registry.Usage) (why, advice string) {
+	mode := a.Access
+	switch {
+	case a.Access == "" || b.Access == "" || a.Attachment == "" || b.Attachment == "":
+		return "", "" // reported, or unknown
+	case a.Attachment != b.Attachment:
+		return "it is either a block device or a file system", "give both the same attachment_mode"
+	case a.Access != b.Access:
+		return fmt.Sprintf("it has one access mode at a time, not %s and %s", a.Access, b.Access), "give both the same access_mode"
+	case singleNode(mode) && mode != registry.SingleNodeMultiWriter:
+		return fmt.Sprintf("%s allows one user at a time", mode),
+			"keep one: a task may mount it twice, once with read_only = true; or use single-node-multi-writer"
+	case mode == registry.MultiNodeSingleWriter && !a.ReadOnly && !b.ReadOnly:
+		return fmt.Sprintf("%s allows one writer at a time", mode), "add read_only = true to one of them"
+	case differ(a.FSType, b.FSType) || differ(a.MountFlags, b.MountFlags) || differ(a.MountGroup, b.MountGroup):
+		return "it is staged once, with one set of mount options", "give both the same mount_options"
+	}
+	return "", ""
+}
+
+// differ says whether both are given, and not alike.
+func differ[T ~string](a, b T) bool { return a != "" && b != "" && a != b }

@@ -1,0 +1,71 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+// twice is a group whose count allocs ask for one volume under two names.
+func twice(count int, mode registry.AccessMode, first, second bool) string {
+	const request = `    volume %q {
+      type            = "csi"
+      source          = "s"
+      access_mode     = %q
+      attachment_mode = "file-system"
+      read_only       = %t
+    }
+`
+	return fmt.Sprintf("job \"x\" {\n  group \"g\" {\n    count = %d\n", count) + fmt.Sprintf(request, "a", mode, first) +
+		fmt.Sprintf(request, "b", mode, second) + "    task \"t\" { driver = \"exec\" }\n  }\n}"
+}
+
+// TestVolumeUnderTwoNames: one alloc may have two requests of a volume, unless the modes say that nobody ever can.
+func TestVolumeUnderTwoNames(t *testing.T) {
+	for mode, want := range map[registry.AccessMode]string{ // the matrix of package claim, for one alloc
+		registry.SingleNodeWriter:       "one user",
+		registry.SingleNodeReaderOnly:   "one user",
+		registry.SingleNodeSingleWriter: "one user",
+		registry.SingleNodeMultiWriter:  "",
+		registry.MultiNodeReaderOnly:    "",
+		registry.MultiNodeSingleWriter:  "one writer",
+		registry.MultiNodeMultiWriter:   "",
+	} {
+		for _, ro := range [][2]bool{{false, false}, {false, true}, {true, false}, {true, true}} {
+			legal := want == "" || want == "one writer" && (ro[0] || ro[1])
+			_, ds := ParseJob(Source{"x.hcl", []byte(twice(1, mode, ro[0], ro[1]))}, Options{})
+			if got := strings.Contains(fmt.Sprint(ds), "are the same volume"); got == legal {
+				t.Errorf("%s, read-only %v: %v", mode, ro, ds)
+			}
+			writes := mode.ReaderOnly() && !(ro[0] && ro[1])
+			if (ds.Err() == nil) != (legal && !writes) {
+				t.Errorf("%s, read-only %v: %v", mode, ro, ds)
+			}
+		}
+	}
+}
+
+// TestCountSharesAVolume: what a group of several allocs may have without per_alloc (CSI spec, VolumeCapability.AccessMode).
+func TestCountSharesAVolume(t *testing.T) {
+	for mode, want := range map[registry.AccessMode]string{
+		registry.SingleNodeWriter:       `the 2 allocs of group "g" cannot share`,
+		registry.SingleNodeReaderOnly:   `the 2 allocs of group "g" cannot share`,
+		registry.SingleNodeSingleWriter: `the 2 allocs of group "g" cannot share`,
+		registry.SingleNodeMultiWriter:  `the 2 allocs of group "g" cannot share`,
+		registry.MultiNodeSingleWriter:  `only one of the 2 allocs of group "g" could write`,
+		registry.MultiNodeReaderOnly:    "",
+		registry.MultiNodeMultiWriter:   "",
+	} {
+		text := strings.Replace(twice(2, mode, mode.ReaderOnly(), true), `volume "b"`, `volume "a"`, 1) // the second is no request
+		_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
+		if got := fmt.Sprint(ds); strings.Contains(got, "allocs of group") != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %v\nwant %s", mode, ds, want)
+		}
+		each := strings.ReplaceAll(text, `source          = "s"`, "source = \"s\"\nper_alloc = true")
+		if _, ds := ParseJob(Source{"x.hcl", []byte(each)}, Options{}); strings.Contains(fmt.Sprint(ds), "allocs of group") {
+			t.Errorf("%s with per_alloc: %v", mode, ds)
+		}
+	}
+}
