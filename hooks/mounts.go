@@ -66,6 +66,7 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 			return Plan{}, registry.Invalid("task %q: volumes %q and %q would share the variable %s; rename one", task, other, m.Volume, name)
 		}
 	}
+	plan.Rules = merged(plan.Rules)
 	return plan, nil
 }
 
@@ -90,6 +91,8 @@ func mountPlan(m VolumeMount, from Published) Plan {
 	}}}
 }
 
+// devicePlan makes the device's node appear, and allows the device. That a node is read-only keeps nobody from writing to the device: the
+// rule does.
 func devicePlan(m VolumeMount, from Published) Plan {
 	access := "rw"
 	if from.Usage.ReadOnly {
@@ -100,6 +103,21 @@ func devicePlan(m VolumeMount, from Published) Plan {
 		plan.Rules = []DeviceRule{{Type: "b", Major: from.Device.Major, Minor: from.Device.Minor, Access: access}}
 	}
 	return plan
+}
+
+// merged has one rule per device: what a task may do to a device it may do at each of its nodes.
+func merged(rules []DeviceRule) []DeviceRule {
+	var out []DeviceRule
+	for _, r := range rules {
+		same := slices.IndexFunc(out, func(o DeviceRule) bool { return o.Type == r.Type && o.Major == r.Major && o.Minor == r.Minor })
+		switch {
+		case same < 0:
+			out = append(out, r)
+		case strings.Contains(r.Access, "w"):
+			out[same].Access = r.Access
+		}
+	}
+	return out
 }
 
 // VolumeVariable is the variable that tells where the volume of a request is: its name in upper case, with '_' for whatever a

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -175,6 +176,47 @@ func TestMountsGolden(t *testing.T) {
 	}
 }
 
+// One device is there twice, as "disk" and read-only as "copy"; "image" is another, "new" one whose number is not known.
+func TestBlockDevicesGolden(t *testing.T) {
+	device := registry.Usage{Access: registry.MultiNodeSingleWriter, Attachment: registry.BlockDevice}
+	readOnly := device
+	readOnly.ReadOnly = true
+	spec := GroupSpec{
+		Volumes: []VolumeRequest{
+			{Name: "disk", Usage: device}, {Name: "copy", Usage: readOnly}, {Name: "image", Usage: device}, {Name: "new", Usage: device},
+		},
+		Mounts: map[string][]VolumeMount{
+			"writer": {
+				{Volume: "copy", Destination: "/dev/copy"}, {Volume: "disk", Destination: "/dev/disk"}, {Volume: "new", Destination: "/srv/new"},
+			},
+			"reader": {
+				{Volume: "copy", Destination: "/dev/copy"}, {Volume: "image", Destination: "/dev/image", ReadOnly: true, Propagation: Bidirectional},
+			},
+			"bare": {{Volume: "disk", Destination: "/dev/disk"}, {Volume: "image", Destination: "/dev/image", ReadOnly: true}},
+		},
+	}
+	place := func(name string, u registry.Usage, n DeviceNumber) Published {
+		return Published{Target: registry.Tree{Host: "/state/mnt/p/publish/" + name + "/v", Task: "/local/csi/publish/" + name + "/v"}, Usage: u, Device: n}
+	}
+	plans, err := Mounts(spec, map[registry.RequestName]Published{
+		"disk": place("a", device, DeviceNumber{7, 3}), "copy": place("b", readOnly, DeviceNumber{7, 3}),
+		"image": place("c", device, DeviceNumber{253, 0}), "new": place("d", device, DeviceNumber{}),
+	}, map[string]bool{"writer": true, "reader": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for task, plan := range plans {
+		golden(t, "testdata/block-"+task+".golden", render(t, plan))
+	}
+	for task, want := range map[string][]Operation{
+		"writer": {OpDevice, OpDeviceRule, OpEnv}, "reader": {OpDevice, OpDeviceRule, OpEnv}, "bare": {OpEnv},
+	} {
+		if got := plans[task].Needs(); !slices.Equal(got, want) {
+			t.Errorf("task %s needs %v, want %v", task, got, want)
+		}
+	}
+}
+
 func TestReadOnlyIsTheOr(t *testing.T) {
 	for _, c := range []struct {
 		request, mount, published bool
@@ -185,7 +227,9 @@ func TestReadOnlyIsTheOr(t *testing.T) {
 		{true, false, false, registry.SingleNodeWriter, true},
 		{false, true, false, registry.SingleNodeWriter, true},
 		{false, false, true, registry.SingleNodeWriter, true},
+		{true, true, true, registry.MultiNodeMultiWriter, true},
 		{false, false, false, registry.SingleNodeReaderOnly, true},
+		{false, false, false, registry.MultiNodeReaderOnly, true},
 	} {
 		plans, err := Mounts(GroupSpec{
 			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
@@ -193,6 +237,16 @@ func TestReadOnlyIsTheOr(t *testing.T) {
 		}, map[registry.RequestName]Published{"v": {Usage: registry.Usage{ReadOnly: c.published, Access: c.access}}}, map[string]bool{"t": true})
 		if err != nil || plans["t"].Binds[0].ReadOnly != c.want {
 			t.Errorf("%+v: %+v, %v", c, plans, err)
+		}
+		plans, err = Mounts(GroupSpec{
+			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
+			Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/dev/v", ReadOnly: c.mount}}},
+		}, map[registry.RequestName]Published{"v": {
+			Usage: registry.Usage{Attachment: registry.BlockDevice, ReadOnly: c.published, Access: c.access}, Device: DeviceNumber{8, 1},
+		}}, map[string]bool{"t": true})
+		want := map[bool]string{true: "r", false: "rw"}[c.want]
+		if p := plans["t"]; err != nil || len(p.Binds) != 0 || p.Devices[0].Access != want || p.Rules[0] != (DeviceRule{"b", 8, 1, want}) {
+			t.Errorf("block device %+v: %+v, %v", c, plans, err)
 		}
 	}
 }
