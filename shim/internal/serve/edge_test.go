@@ -113,6 +113,14 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 			_, err := volumes.Deregister(ctx, &pb.DeregisterVolumeRequest{Call: call, Name: &pb.VolumeName{Id: bad}})
 			return err
 		},
+		"stats": func(bad string) error {
+			_, err := volumes.Stats(ctx, &pb.VolumeStatsRequest{Name: &pb.VolumeName{Id: bad}})
+			return err
+		},
+		"stats namespace": func(bad string) error {
+			_, err := volumes.Stats(ctx, &pb.VolumeStatsRequest{Name: &pb.VolumeName{Namespace: bad, Id: "v"}})
+			return err
+		},
 		"list volumes": func(bad string) error {
 			_, err := volumes.List(ctx, &pb.ListVolumesRequest{Namespace: bad})
 			return err

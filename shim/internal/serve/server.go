@@ -67,7 +67,22 @@ type Active struct {
 	Tasks      *alloc.Tasks
 	Allocs     *alloc.Allocs
 	Volumes    *controller.Mediator
+	Meter      Meter           // nil: there is none
+	Doctor     Doctor          // nil: there is none
 	Context    context.Context // ends, with its cause, when the shim ceases to be active
+}
+
+// Meter says how full a volume is that is mounted here.
+type Meter interface {
+	Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error)
+}
+
+// Doctor compares what is recorded with what is.
+type Doctor interface {
+	// Examine changes nothing.
+	Examine(ctx context.Context) (registry.Diagnosis, error)
+	// Repair does what the plan of that digest says; an empty digest means the plan of now. ErrConflict: it is another one by now.
+	Repair(ctx context.Context, digest string) (registry.Diagnosis, error)
 }
 
 // Server serves every service. It is a candidate's until Set gives it something active.
@@ -156,6 +171,26 @@ func (a *Active) status(ctx context.Context, err error) error {
 		return errNotActive
 	}
 	return wire.Status(err)
+}
+
+// look asks what is active for something that changes nothing, for as long as it is active and the caller waits.
+func look[T any](
+	ctx context.Context, s *Server, req interface{ GetCall() *pb.Call }, ask func(context.Context, *Active) (T, error),
+) (T, *pb.Answer, error) {
+	var none T
+	a, err := s.now(req)
+	if err != nil {
+		return none, nil, err
+	}
+	caller, end := limited(ctx)
+	defer end()
+	bound, cancel := a.bound(caller)
+	defer cancel()
+	answer, err := ask(bound, a)
+	if err != nil {
+		return none, nil, a.status(ctx, err)
+	}
+	return answer, a.latest(ctx), nil
 }
 
 // bound is ctx, ended also when the shim ceases to be active.

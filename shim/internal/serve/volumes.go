@@ -105,6 +105,28 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	return &pb.ListVolumesReply{Answer: a.answer(at), Volumes: part, NextToken: next}, nil
 }
 
+// Stats asks a plugin. The answer is of the moment, and no lane is held for it.
+func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.VolumeStatsReply, error) {
+	name, err := volumeName(req.GetName())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	usage, at, err := look(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
+		if a.Meter == nil {
+			return nil, registry.Errorf(registry.ErrUnsupported, "this shim cannot say how full a volume is: use a newer one")
+		}
+		return a.Meter.Stats(ctx, name)
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply := &pb.VolumeStatsReply{Answer: at}
+	for _, u := range usage {
+		reply.Usage = append(reply.Usage, wire.VolumeUsageProto(u))
+	}
+	return reply, nil
+}
+
 type claims struct {
 	pb.UnimplementedClaimsServer
 	s *Server

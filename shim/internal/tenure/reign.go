@@ -35,6 +35,7 @@ type reign struct {
 	tasks   *alloc.Tasks
 	allocs  *alloc.Allocs
 	volumes *controller.Mediator
+	meter   serve.Meter
 
 	ctx       context.Context // of the use cases
 	cancel    context.CancelCauseFunc
@@ -123,6 +124,7 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Now: time.Now, Expected: expected,
 	})
+	r.meter = stager
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
@@ -182,7 +184,7 @@ func (r *reign) close() error {
 func (r *reign) active() *serve.Active {
 	return &serve.Active{
 		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Context: r.ctx,
+		Volumes: r.volumes, Meter: r.meter, Context: r.ctx,
 	}
 }
 
