@@ -72,6 +72,21 @@ func (h *Host) Volumes(ctx context.Context, q VolumeQuery) ([]VolumeStatus, Seq,
 	})
 }
 
+// VolumeStats asks a volume's node plugin how full it is, one answer per unit ("bytes", "inodes"). ErrConflict: it is not mounted on this
+// node, or something is happening to it. ErrUnsupported: its plugin cannot say. The index is that of the shim after the plugin has answered.
+func (h *Host) VolumeStats(ctx context.Context, n VolumeName) ([]VolumeUsage, Seq, error) {
+	req := &pb.VolumeStatsRequest{Call: &pb.Call{}, Name: wire.VolumeNameProto(n)}
+	var reply *pb.VolumeStatsReply
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		reply, err = pb.NewVolumesClient(conn).Stats(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return convert(reply.GetUsage(), wire.VolumeUsage), Seq(reply.GetAnswer().GetIndex()), nil
+}
+
 // Allocs lists allocs that hold or wait for volumes; only says which one, empty all.
 func (h *Host) Allocs(ctx context.Context, only AllocID) ([]AllocStatus, Seq, error) {
 	return pages(ctx, h, func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]AllocStatus, *pb.Answer, string, error) {

@@ -12,10 +12,14 @@ type (
 	AllocStatus       = registry.AllocStatus
 	BootTime          = registry.BootTime
 	Claim             = registry.Claim
+	Diagnosis         = registry.Diagnosis
 	Diagnostic        = registry.Diagnostic
 	Diagnostics       = registry.Diagnostics
 	Event             = registry.Event
 	EventKind         = registry.EventKind
+	Finding           = registry.Finding
+	FindingAction     = registry.FindingAction
+	FindingKind       = registry.FindingKind
 	Instance          = registry.Instance
 	InstanceKey       = registry.InstanceKey
 	PendingRestart    = registry.PendingRestart
@@ -30,6 +34,7 @@ type (
 	VolumeSpec        = registry.VolumeSpec
 	VolumeID          = registry.VolumeID
 	VolumeStatus      = registry.VolumeStatus
+	VolumeUsage       = registry.VolumeUsage
 
 	AllocGroup  = hooks.AllocGroup
 	AllocTask   = hooks.AllocTask
