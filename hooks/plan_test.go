@@ -196,7 +196,7 @@ func TestBlockDevicesGolden(t *testing.T) {
 		},
 	}
 	place := func(name string, u registry.Usage, n DeviceNumber) Published {
-		return Published{Target: registry.Tree{Host: "/state/mnt/p/publish/" + name + "/v", Task: "/local/csi/publish/" + name + "/v"}, Usage: u, Device: n}
+		return Published{Target: registry.Tree{Host: "/state/mnt/p/publish/" + name + "/v"}, Usage: u, Device: n}
 	}
 	plans, err := Mounts(spec, map[registry.RequestName]Published{
 		"disk": place("a", device, DeviceNumber{7, 3}), "copy": place("b", readOnly, DeviceNumber{7, 3}),

@@ -1,0 +1,33 @@
+# Uses a volume that was made with xfs, and says which mount it has got.
+
+job "archive" {
+  type = "batch"
+
+  group "archive" {
+    volume "archive" {
+      type            = "csi"
+      source          = "archive"
+      access_mode     = "single-node-writer"
+      attachment_mode = "file-system"
+    }
+
+    task "store" {
+      driver = "exec"
+
+      config {
+        command = "/bin/sh"
+        args    = ["-c", "date >>/archive/log && grep ' /archive xfs .*noatime' /proc/self/mounts"]
+      }
+
+      restart {
+        attempts = 0
+        mode     = "fail"
+      }
+
+      volume_mount {
+        volume      = "archive"
+        destination = "/archive"
+      }
+    }
+  }
+}
