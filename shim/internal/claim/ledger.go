@@ -81,6 +81,9 @@ func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	if u.MountFlags == "" {
 		u.MountFlags = v.MountFlags
 	}
+	if u.MountGroup == "" {
+		u.MountGroup = v.MountGroup
+	}
 	return u
 }
 

@@ -23,7 +23,8 @@ var (
 // volume is one that was made for every pair of modes.
 func volume() registry.Volume {
 	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{
-		Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External, FSType: "xfs", MountFlags: "noatime",
+		Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External,
+		FSType: "xfs", MountFlags: "noatime", MountGroup: "2000",
 	}}
 	for _, m := range registry.AccessModes {
 		for _, a := range []registry.AttachmentMode{registry.FileSystem, registry.BlockDevice} {
@@ -81,7 +82,8 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Usage.FSType != "xfs" || first.Usage.MountFlags != "noatime" || first.Name != name || first.Since.IsZero() || first.CreateIndex == 0 {
+	u := first.Usage
+	if u.FSType != "xfs" || u.MountFlags != "noatime" || u.MountGroup != "2000" || first.Name != name || first.Since.IsZero() || first.CreateIndex == 0 {
 		t.Errorf("taken: %+v", first)
 	}
 	again, err := l.Take(t.Context(), want("a1", registry.SingleNodeWriter))
@@ -97,7 +99,7 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 func TestOwnMountOptionsStay(t *testing.T) {
 	l, _ := ledger(t, volume())
 	c := want("a1", registry.SingleNodeWriter)
-	c.Usage.FSType, c.Usage.MountFlags = "ext4", "sync"
+	c.Usage.FSType, c.Usage.MountFlags, c.Usage.MountGroup = "ext4", "sync", "0"
 	if got, err := l.Take(t.Context(), c); err != nil || got.Usage != c.Usage {
 		t.Errorf("%+v, %v", got.Usage, err)
 	}

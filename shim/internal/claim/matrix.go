@@ -62,7 +62,7 @@ func Compatible(a, b registry.Claim) string {
 	case r.writers == one && !a.Usage.ReadOnly && !b.Usage.ReadOnly:
 		return fmt.Sprintf("%s allows one user that writes at a time", a.Usage.Access)
 	case sameNode && a.Usage.Staging() != b.Usage.Staging():
-		return "on one node, the file system type and mount flags of all users are the same"
+		return "on one node, the file system type, mount flags and mount group of all users are the same"
 	}
 	return ""
 }
