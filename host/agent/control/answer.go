@@ -217,25 +217,65 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	return struct{}{}, s.inTime(r, "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
 }
 
+// getStats is how full a volume is. Nothing goes on behind a question that was not answered in time.
+func (s *Server) getStats(r *http.Request) (any, error) {
+	out := []Usage{}
+	wait, late, err := limited(r, func(ctx context.Context) error {
+		list, _, err := s.host.VolumeStats(ctx, volumeName(r))
+		for _, u := range list {
+			out = append(out, Usage(u))
+		}
+		return err
+	})
+	if late {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait, s.unanswered(r.Context(), ""))
+	}
+	return out, err
+}
+
+// postDoctor examines or repairs. What waits is tried again after a repair.
+func (s *Server) postDoctor(r *http.Request) (any, error) {
+	var ask Consultation
+	if err := readBody(r, &ask); err != nil {
+		return nil, err
+	}
+	var found host.Diagnosis
+	err := s.inTime(r, "", func(ctx context.Context) (err error) {
+		found, err = s.host.Doctor(ctx, ask.Repair, ask.Digest)
+		return err
+	})
+	if err == nil && ask.Repair {
+		s.agent.Retry()
+	}
+	return found, err
+}
+
 // skew is how much earlier than ours the shim's timer for a call's deadline may go off.
 const skew = 100 * time.Millisecond
 
 // inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
 func (s *Server) inTime(r *http.Request, plugin host.PluginID, do func(context.Context) error) error {
-	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	wait, late, err := limited(r, do)
+	if !late {
+		return err
+	}
+	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), plugin))
+}
+
+// limited does something within the time that the request sets, if it sets one. late: that time was over first.
+func limited(r *http.Request, do func(context.Context) error) (wait time.Duration, late bool, err error) {
+	wait, err = time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
-		return registry.Invalid("wait: %q is no duration", r.URL.Query().Get("wait"))
+		return 0, false, registry.Invalid("wait: %q is no duration", r.URL.Query().Get("wait"))
 	}
 	if wait == 0 {
-		return do(r.Context())
+		return 0, false, do(r.Context())
 	}
 	until := time.Now().Add(wait)
 	ctx, cancel := context.WithDeadline(r.Context(), until)
 	defer cancel()
-	if err = do(ctx); err == nil || time.Until(until) > skew || r.Context().Err() != nil {
-		return err
-	}
-	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), plugin))
+	err = do(ctx)
+	return wait, err != nil && time.Until(until) <= skew && r.Context().Err() == nil, err
 }
 
 // unanswered says to a person who it is that has not answered.

@@ -173,17 +173,28 @@ func (c *Client) Volumes(ctx context.Context, plugin string) ([]Volume, error) {
 	return get[[]Volume](ctx, c, "/volumes?"+url.Values{"plugin": {plugin}}.Encode())
 }
 
-func volumePath(n host.VolumeName, more url.Values) string {
+func volumePath(n host.VolumeName, below string, more url.Values) string {
 	q := url.Values{"namespace": {string(n.Namespace)}}
 	for k, v := range more {
 		q[k] = v
 	}
-	return "/volume/" + segment(string(n.ID)) + "?" + q.Encode()
+	return "/volume/" + segment(string(n.ID)) + below + "?" + q.Encode()
 }
 
 // Volume is one of them.
 func (c *Client) Volume(ctx context.Context, n host.VolumeName) (Volume, error) {
-	return get[Volume](ctx, c, volumePath(n, nil))
+	return get[Volume](ctx, c, volumePath(n, "", nil))
+}
+
+// VolumeStats asks a volume's plugin how full it is, unit by unit.
+func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]Usage, error) {
+	return get[[]Usage](ctx, c, volumePath(n, "/stats", c.wait()))
+}
+
+// Doctor has the shim examine what it recorded, or repair it by the plan of that digest.
+func (c *Client) Doctor(ctx context.Context, ask Consultation) (out host.Diagnosis, err error) {
+	err = c.do(ctx, http.MethodPost, "/doctor?"+c.wait().Encode(), ask, &out)
+	return out, err
 }
 
 func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}} }
@@ -202,14 +213,14 @@ func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume
 
 // DeleteVolume has the plugin delete a volume; DeregisterVolume only forgets it.
 func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
-	return c.do(ctx, http.MethodDelete, volumePath(n, c.wait()), nil, &struct{}{})
+	return c.do(ctx, http.MethodDelete, volumePath(n, "", c.wait()), nil, &struct{}{})
 }
 
 // DeregisterVolume forgets a volume, which its plugin keeps.
 func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error {
 	q := c.wait()
 	q.Set("deregister", "true")
-	return c.do(ctx, http.MethodDelete, volumePath(n, q), nil, &struct{}{})
+	return c.do(ctx, http.MethodDelete, volumePath(n, "", q), nil, &struct{}{})
 }
 
 // Events calls fn with each event after a number, until all are told or, if it follows, ctx ends.

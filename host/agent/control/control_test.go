@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -256,6 +259,64 @@ func TestKindsOfErrorsSurvive(t *testing.T) {
 		if _, err := get[any](t.Context(), c, path); !errors.Is(err, want) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+func (s *shim) VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error) {
+	if n.ID == "slow" {
+		<-ctx.Done()
+		return nil, 0, context.Cause(ctx)
+	}
+	if s.refuse != nil || n != (host.VolumeName{Namespace: "ns", ID: ".."}) {
+		return nil, 0, cmp.Or(s.refuse, error(registry.Invalid("asked for %v", n)))
+	}
+	return []host.VolumeUsage{{Unit: "bytes", Total: 9, Used: 4, Available: 5}, {Unit: "inodes", Total: 3}}, 1, nil
+}
+
+func TestStatsOfAVolume(t *testing.T) {
+	s := &shim{}
+	_, c := serve(t, s)
+	name := host.VolumeName{Namespace: "ns", ID: ".."} // an id may be all dots
+	usage, err := c.VolumeStats(t.Context(), name)
+	if err != nil || !slices.Equal(usage, []Usage{{"bytes", 9, 4, 5}, {"inodes", 3, 0, 0}}) {
+		t.Errorf("%+v, %v", usage, err)
+	}
+	s.refuse = registry.Errorf(registry.ErrUnsupported, "the plugin cannot say")
+	if _, err := c.VolumeStats(t.Context(), name); !errors.Is(err, registry.ErrUnsupported) || err.Error() != "the plugin cannot say" {
+		t.Errorf("%v", err)
+	}
+	c.Wait = 50 * time.Millisecond
+	_, err = c.VolumeStats(t.Context(), host.VolumeName{ID: "slow"})
+	if !errors.Is(err, registry.ErrUnavailable) || err.Error() != "waited 50ms: its plugin has not answered (see holdfast plugin status)" {
+		t.Errorf("%v", err)
+	}
+}
+
+func (s *shim) Doctor(_ context.Context, repair bool, digest string) (host.Diagnosis, error) {
+	if s.refuse != nil {
+		return host.Diagnosis{}, s.refuse
+	}
+	d := host.Diagnosis{Digest: "d1", Repaired: repair, Findings: []host.Finding{
+		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/mnt/x", Detail: "asked with " + digest},
+	}}
+	return d, nil
+}
+
+func TestDoctorLooksAndRepairs(t *testing.T) {
+	s := &shim{}
+	_, c := serve(t, s)
+	for _, ask := range []Consultation{{}, {Repair: true, Digest: "d1"}} {
+		d, err := c.Doctor(t.Context(), ask)
+		if want, _ := s.Doctor(t.Context(), ask.Repair, ask.Digest); err != nil || !reflect.DeepEqual(d, want) {
+			t.Errorf("%+v: %+v, %v", ask, d, err)
+		}
+	}
+	s.refuse = registry.Errorf(registry.ErrConflict, "the plan is another one by now")
+	if _, err := c.Doctor(t.Context(), Consultation{Repair: true, Digest: "d0"}); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	if err := c.do(t.Context(), "POST", "/doctor", "no object", &struct{}{}); !errors.Is(err, registry.ErrInvalid) {
+		t.Errorf("a body that is no object: %v", err)
 	}
 }
 

@@ -41,6 +41,12 @@ type States interface {
 	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	Status(ctx context.Context) (host.ShimStatus, error)
+	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
+}
+
+// Doctors compares what is recorded with what is.
+type Doctors interface {
+	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
 }
 
 // Host is the part of a *host.Host that the API serves.
@@ -49,6 +55,7 @@ type Host interface {
 	Texts
 	Volumes
 	States
+	Doctors
 }
 
 var _ Host = (*host.Host)(nil)
@@ -106,7 +113,9 @@ func (s *Server) handler() http.Handler {
 		"POST /v1/volumes/create":   s.postVolume(s.host.CreateVolume),
 		"POST /v1/volumes/register": s.postVolume(s.register),
 		"GET /v1/volume/{id}":       s.getVolume,
+		"GET /v1/volume/{id}/stats": s.getStats,
 		"DELETE /v1/volume/{id}":    s.deleteVolume,
+		"POST /v1/doctor":           s.postDoctor,
 		"GET /v1/shim":              s.getShim,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {

@@ -46,22 +46,22 @@ type Group struct {
 
 // Alloc is a placement of a group.
 type Alloc struct {
-	ID        string       `json:"id"`
-	Job       string       `json:"job"`
-	Group     string       `json:"group"`
-	Index     uint64       `json:"index"`
-	Version   uint64       `json:"version"` // of the job, as it was placed
-	Namespace string       `json:"namespace"`
-	State     string       `json:"state"`
-	Reason    string       `json:"reason,omitempty"`
-	Waits     string       `json:"waits,omitempty"` // what the shim says that its volumes wait for, in one line
+	ID        string `json:"id"`
+	Job       string `json:"job"`
+	Group     string `json:"group"`
+	Index     uint64 `json:"index"`
+	Version   uint64 `json:"version"` // of the job, as it was placed
+	Namespace string `json:"namespace"`
+	State     string `json:"state"`
+	Reason    string `json:"reason,omitempty"`
+	Waits     string `json:"waits,omitempty"` // what the shim says that its volumes wait for, in one line
 
 	Waiting []registry.Wait `json:"waiting,omitempty"` // the same, volume by volume
-	Created   time.Time    `json:"created"`
-	Ended     time.Time    `json:"ended,omitzero"`
-	Tasks     []Task       `json:"tasks"`
-	Volumes   []Use        `json:"volumes,omitempty"`
-	Notes     []agent.Note `json:"notes,omitempty"`
+	Created time.Time       `json:"created"`
+	Ended   time.Time       `json:"ended,omitzero"`
+	Tasks   []Task          `json:"tasks"`
+	Volumes []Use           `json:"volumes,omitempty"`
+	Notes   []agent.Note    `json:"notes,omitempty"`
 }
 
 // Task is a task of an alloc.
@@ -150,6 +150,18 @@ type Volume struct {
 	StagedAt string           `json:"staged_at,omitempty"`
 	Holders  []Holder         `json:"holders"`
 	Intent   *registry.Intent `json:"intent,omitempty"`
+
+	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
+	Usage      []Usage `json:"usage,omitempty"`
+	Unmeasured string  `json:"unmeasured,omitempty"`
+}
+
+// Usage is how full a volume is, in one unit: "bytes" or "inodes". A plugin may leave out what is used and available.
+type Usage struct {
+	Unit      string `json:"unit"`
+	Total     int64  `json:"total"`
+	Used      int64  `json:"used"`
+	Available int64  `json:"available"`
 }
 
 // Holder is a claim on a volume, and its publish.
@@ -162,6 +174,12 @@ type Holder struct {
 	Published string    `json:"publish"`
 	Target    string    `json:"target,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
+}
+
+// Consultation asks a doctor: to look only, or to carry out the plan of that digest; an empty one means the plan of now.
+type Consultation struct {
+	Repair bool   `json:"repair"`
+	Digest string `json:"digest,omitempty"`
 }
 
 // Shim is the shim that serves the agent.

@@ -87,6 +87,9 @@ func volume() control.Volume {
 	}}
 	v.ID, v.Namespace, v.Name, v.Plugin, v.External, v.State, v.Capacity, v.Since = "data", "default", "data", "loopfs", "vol-1", "ready", 1<<25, noon
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
+	v.Usage = []control.Usage{
+		{Unit: "bytes", Total: 1 << 25, Used: 5 << 20, Available: 27 << 20}, {Unit: "inodes", Total: 1000, Used: 11, Available: 989},
+	}
 	return v
 }
 
@@ -99,6 +102,11 @@ func TestTables(t *testing.T) {
 	golden(t, "plugin", func(w io.Writer) error { return writePlugin(w, plugin) })
 	golden(t, "volumes", func(w io.Writer) error { return writeVolumes(w, []control.Volume{volume()}) })
 	golden(t, "volume", func(w io.Writer) error { return writeVolume(w, volume()) })
+	golden(t, "volume_unmeasured", func(w io.Writer) error {
+		v := volume()
+		v.Usage, v.Unmeasured = nil, "waited 1.8s: its plugin has not answered\n(see holdfast plugin status)"
+		return writeVolume(w, v)
+	})
 	golden(t, "shim", func(w io.Writer) error {
 		return writeShim(w, control.Shim{Version: "1", PID: 5, Generation: 3, SHA256: "ab"})
 	})

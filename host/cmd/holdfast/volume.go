@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -102,12 +104,43 @@ func newVolumeStatus(io streams, p *places) *cobra.Command {
 				list, err := p.client().Volumes(c.Context(), "")
 				return show(io, p, err, list, writeVolumes)
 			}
-			v, err := p.client().Volume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
+			client := p.client()
+			v, err := client.Volume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
+			if err == nil {
+				v = measured(c.Context(), client, v, measureLimit)
+			}
 			return show(io, p, err, v, writeVolume)
 		},
 	}
 	namespaceFlag(c, &namespace)
 	return c
+}
+
+// measureLimit is how long a volume's status waits for its plugin.
+const measureLimit = 2 * time.Second
+
+// measured is the volume with how full it is, or why that is not known. One that is not mounted here nobody can measure.
+func measured(ctx context.Context, client *control.Client, v control.Volume, limit time.Duration) control.Volume {
+	if !mounted(v) {
+		return v
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the agent has not answered within %v", limit))
+	defer cancel()
+	client.Wait = limit - limit/10 // who has not answered is told before our own time is up
+	usage, err := client.VolumeStats(ctx, v.VolumeName())
+	switch {
+	case err != nil:
+		v.Unmeasured = err.Error()
+	case len(usage) == 0:
+		v.Unmeasured = "its plugin tells nothing"
+	}
+	v.Usage = usage
+	return v
+}
+
+func mounted(v control.Volume) bool {
+	return v.Staged == string(registry.MarkDone) ||
+		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == string(registry.MarkDone) })
 }
 
 func writeVolumes(to io.Writer, list []control.Volume) error {
@@ -123,8 +156,10 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	if v.Intent != nil {
 		call = fmt.Sprintf("%s, %s, try %d: %s", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt, v.Intent.Detail)
 	}
-	err := facts(to, "ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State,
-		"Capacity", size(v.Capacity), "Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since))
+	err := facts(to, slices.Concat(
+		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State},
+		[]any{"Capacity", size(v.Capacity)}, used(v),
+		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
 	for _, c := range v.Capabilities {
 		modes.add(c.Access, c.Attachment)
@@ -137,4 +172,32 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err = errors.Join(err, modes.write(to, "no capabilities"))
 	fmt.Fprintln(to)
 	return errors.Join(err, users.write(to, "nobody uses it"))
+}
+
+// used is the facts of how full a volume is.
+func used(v control.Volume) (facts []any) {
+	names := map[string]string{"bytes": "Used", "inodes": "Inodes used"}
+	for _, u := range v.Usage {
+		facts = append(facts, cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), share(u))
+	}
+	if v.Unmeasured != "" {
+		facts = append(facts, "Used", "not known: "+v.Unmeasured)
+	}
+	return facts
+}
+
+// share says how much of a unit is used.
+func share(u control.Usage) string {
+	amount := func(n int64) string { return fmt.Sprint(n) }
+	if u.Unit == "bytes" {
+		amount = func(n int64) string { return cmp.Or(size(n), "0 B") }
+	}
+	if u.Used == 0 && u.Available == 0 {
+		return fmt.Sprintf("not told, of %s", amount(u.Total)) // a block device (CSI NodeGetVolumeStats)
+	}
+	percent := ""
+	if u.Total > 0 {
+		percent = fmt.Sprintf(" (%.0f%%)", 100*float64(u.Used)/float64(u.Total))
+	}
+	return fmt.Sprintf("%s of %s%s, %s free", amount(u.Used), amount(u.Total), percent, amount(u.Available))
 }
