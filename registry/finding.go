@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -63,4 +64,9 @@ type Diagnosis struct {
 	Findings []Finding `json:"findings"`
 	Digest   string    `json:"digest,omitempty"`
 	Repaired bool      `json:"repaired,omitempty"`
+}
+
+// Well says whether nothing was found, or all that was found is repaired for good.
+func (d Diagnosis) Well() bool {
+	return !slices.ContainsFunc(d.Findings, func(f Finding) bool { return f.Result != RepairDone })
 }

@@ -20,9 +20,11 @@ import (
 const version = "0.1.0"
 
 func main() {
+	tenure.Helper() // this binary is also the process that does what may hang
 	level := flag.String("log-level", "info", "what is logged: trace, debug, info, warn or error")
 	show := flag.Bool("version", false, "print the version and exit")
 	check := flag.String("check", "", "look at a state file, say what is wrong with it, and exit")
+	d := doctorFlags()
 	flag.Parse()
 	if *show {
 		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's
@@ -30,6 +32,9 @@ func main() {
 	}
 	if *check != "" {
 		os.Exit(checkState(*check))
+	}
+	if d.wanted {
+		os.Exit(d.run())
 	}
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
 	shim := tenure.New(version, log)

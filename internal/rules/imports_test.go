@@ -57,7 +57,7 @@ func all(t *testing.T) map[string]pkg {
 
 // The parts of the shim, as the design names them.
 var (
-	useCases = []string{"alloc", "supervise", "volume", "controller", "claim"}
+	useCases = []string{"alloc", "supervise", "volume", "controller", "claim", "reconcile"}
 	adapters = []string{"driver", "store", "disk", "facade"}
 )
 

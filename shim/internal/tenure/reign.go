@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/driver"
 	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/reconcile"
 	"holdfast/shim/internal/serve"
 	"holdfast/shim/internal/store"
 	"holdfast/shim/internal/supervise"
@@ -36,6 +38,10 @@ type reign struct {
 	allocs  *alloc.Allocs
 	volumes *controller.Mediator
 	meter   serve.Meter
+	doctor  *reconcile.Doctor
+
+	// Rung when an instance of a plugin comes, goes, sickens or recovers.
+	watchBell, rollBell reconcile.Bell
 
 	ctx       context.Context // of the use cases
 	cancel    context.CancelCauseFunc
@@ -56,7 +62,7 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello) (*reign, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reign{node: hello.Node, pulse: &serve.Pulse{}}
+	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
 	r.ctx, r.cancel = context.WithCancelCause(t.life)
 	if err := d.Share(); err != nil {
 		t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
@@ -106,6 +112,16 @@ func (r *reign) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
 	r.pulse.Applied(a)
+	if ofInstances(a.Change) {
+		r.watchBell.Ring()
+		r.rollBell.Ring()
+	}
+}
+
+// ofInstances says whether the table of instances changes.
+func ofInstances(c registry.Change) bool {
+	return slices.ContainsFunc(c.Put, func(r registry.Record) bool { return r.Key().Bucket == registry.BucketInstances }) ||
+		slices.ContainsFunc(c.Delete, func(k registry.Key) bool { return k.Bucket == registry.BucketInstances })
 }
 
 // build wires the use cases and the adapters, reconciles, and starts their loops.
@@ -121,19 +137,20 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
 		Lanes: lanes, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
+	m := newMachine(d, layout)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
-		Layout: layout, Check: true, Now: time.Now, Expected: expected,
+		Layout: layout, Check: true, Look: m.devices, Now: time.Now, Expected: expected,
 	})
 	r.meter = stager
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
-	findings, err := stager.Reconcile(ctx)
-	if err != nil {
-		return fmt.Errorf("reconcile volumes with the mount table: %w", err)
-	}
-	for _, f := range findings {
-		t.log.Warn("found at start", "kind", f.Kind, "path", f.Path, "detail", f.Detail)
+	r.doctor = reconcile.New(r.store, m, reconcile.Options{
+		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
+		Check: func() []string { return contradictions(r.store) },
+	})
+	if _, err := r.doctor.Start(ctx); err != nil {
+		return fmt.Errorf("compare the records with this machine: %w", err)
 	}
 	if err := r.tasks.Sweep(ctx); err != nil {
 		t.log.Warn("directories of sockets are left", "error", err)
@@ -142,6 +159,8 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.loop(t, "tasks", r.tasks.Run)
 	r.loop(t, "allocs", r.allocs.Run)
 	r.loop(t, "volumes", r.volumes.Run)
+	r.loop(t, "mounts", reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts")).Run)
+	r.loop(t, "lists of volumes", reconcile.NewRollcall(r.doctor, r.rollBell).Run)
 	return nil
 }
 
@@ -184,7 +203,7 @@ func (r *reign) close() error {
 func (r *reign) active() *serve.Active {
 	return &serve.Active{
 		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Context: r.ctx,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx,
 	}
 }
 

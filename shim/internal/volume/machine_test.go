@@ -42,25 +42,6 @@ func (m *machine) Look(_ context.Context, paths ...string) (map[string]volume.Se
 	return seen, nil
 }
 
-func (m *machine) Below(root string) (found []string, err error) {
-	for path := range m.mounts {
-		if strings.HasPrefix(path, root+"/") {
-			found = append(found, path)
-		}
-	}
-	return found, nil
-}
-
-func (m *machine) Dirs(root string) (found []string, err error) {
-	for path := range m.dirs {
-		if strings.HasPrefix(path, root+"/") && !m.covered(filepath.Dir(path)) {
-			found = append(found, path)
-		}
-	}
-	slices.SortFunc(found, func(a, b string) int { return strings.Compare(b, a) })
-	return found, nil
-}
-
 // covered says whether path is a mount or lies in one.
 func (m *machine) covered(path string) bool {
 	for ; path != "/"; path = filepath.Dir(path) {

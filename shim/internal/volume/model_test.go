@@ -126,12 +126,12 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 const patience = 270 * time.Millisecond
 
 func (w *world) reconcile(t *rapid.T) {
-	findings, err := w.stager.Reconcile(context.Background())
+	findings, err := w.reconciled(context.Background())
 	if err != nil {
 		t.Fatalf("reconcile: %v", err)
 	}
 	for _, f := range findings {
-		if f.Kind == "foreign" {
+		if f.Kind == registry.FoundOrphan {
 			t.Fatalf("a mount of ours is not known: %s", f)
 		}
 	}

@@ -30,10 +30,6 @@ type Plugins interface {
 type Kernel interface {
 	// Mounted says whether path, as the host sees it, is a mount point.
 	Mounted(path string) (bool, error)
-	// Below lists the mount points strictly below root.
-	Below(root string) ([]string, error)
-	// Dirs lists the directories strictly below root, children before their parents, without entering a mount.
-	Dirs(root string) ([]string, error)
 	// MakeDir makes the directory and its parents, with mode 0700. It may exist.
 	MakeDir(path string) error
 	// RemoveDir removes an empty directory that is no mount point (rmdir(2)). It may be gone.

@@ -206,7 +206,7 @@ func (s *Stager) makeDir(path string) error {
 }
 
 // tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it was sent. What cannot
-// be removed now is found by Reconcile.
+// be removed now is found by package reconcile.
 func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.place.Stage != registry.MarkNone && st.place.StagedAt.Host == dir
@@ -219,7 +219,7 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 }
 
 // tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what
-// somebody wrote into it, is no reason to keep a volume; Reconcile reports it.
+// somebody wrote into it, is no reason to keep a volume; package reconcile reports it.
 func (s *Stager) tidy(paths ...string) string {
 	left := ""
 	for _, path := range paths {

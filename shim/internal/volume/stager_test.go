@@ -3,7 +3,6 @@ package volume_test
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -337,8 +336,8 @@ func TestBootMakesTheNodesPartUncertain(t *testing.T) {
 		w.reboot()
 		w.crash()
 		if reconciled {
-			findings, err := w.stager.Reconcile(t.Context())
-			if err != nil || len(findings) != 2 || findings[0].Kind != volume.FoundRebooted || findings[1].Kind != volume.FoundRebooted {
+			findings, err := w.reconciled(t.Context())
+			if err != nil || len(findings) != 2 || findings[0].Kind != registry.FoundRebooted || findings[1].Kind != registry.FoundRebooted {
 				t.Errorf("%v, %v", findings, err)
 			}
 		}
@@ -419,54 +418,6 @@ func TestHungPlugin(t *testing.T) {
 		w.mustDown("a1")
 		w.empty()
 	})
-}
-
-func TestReconcile(t *testing.T) {
-	w := open(t)
-	at := w.mustUp("a1", shared())
-	root := layout.PluginRoot("ebs")
-	stray, litter := filepath.Join(root, "publish/stray/v"), filepath.Join(root, "publish/full/v")
-	for _, dir := range []string{stray, filepath.Join(litter, "file-like"), filepath.Join(root, "stage/empty"), filepath.Join(root, "publish/gone/v")} {
-		_ = w.MakeDir(dir)
-	}
-	w.mounts[stray] = true
-	delete(w.mounts, at.Host) // behind our back
-	w.crash()
-	findings, err := w.stager.Reconcile(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, f := range findings {
-		got = append(got, string(f.Kind)+" "+f.Path)
-	}
-	slices.Sort(got)
-	want := []string{"foreign " + stray, "left " + litter, "left " + filepath.Dir(litter), "lost " + at.Host}
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("found %q, want %q", got, want)
-	}
-	if w.dirs[filepath.Join(root, "stage/empty")] || w.dirs[filepath.Join(root, "publish/gone")] || !w.dirs[root] || !w.mounts[stray] {
-		t.Errorf("directories %v, mounts %v", w.dirs, w.mounts)
-	}
-	w.take()
-	w.mustUp("a1", shared())
-	w.expect(publish)
-}
-
-func TestReconcileOfASoundNodeFindsNothing(t *testing.T) {
-	for _, mounts := range []bool{true, false} { // not every plugin mounts at the staging path
-		w := open(t)
-		w.mountsStaging = mounts
-		w.mustUp("a1", shared())
-		w.crash()
-		if findings, err := w.stager.Reconcile(t.Context()); err != nil || len(findings) != 0 {
-			t.Errorf("%v, %v", findings, err)
-		}
-		w.take()
-		w.mustUp("a2", shared())
-		w.expect(publish)
-	}
 }
 
 func TestNewerModesNeedTheirCapability(t *testing.T) {

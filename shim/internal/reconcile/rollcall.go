@@ -1,0 +1,95 @@
+package reconcile
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Rollcall asks each plugin for its volumes once whenever its controller has become healthy, and tells in what that differs from the records. It
+// changes nothing: a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
+type Rollcall struct {
+	*Doctor
+	bell  Bell
+	asked map[registry.PluginID]turn
+
+	mu   sync.Mutex                            // guards said
+	said map[registry.PluginID]map[string]bool // what was found of the plugin's last list
+}
+
+// turn is one time in which a controller is healthy.
+type turn struct {
+	instance registry.InstanceKey
+	since    time.Time
+}
+
+// NewRollcall starts nothing; Run does. Whoever rings the bell has it see whether a controller has become healthy.
+func NewRollcall(d *Doctor, bell Bell) *Rollcall {
+	return &Rollcall{Doctor: d, bell: bell, asked: map[registry.PluginID]turn{}, said: map[registry.PluginID]map[string]bool{}}
+}
+
+// Run asks until ctx ends. Plugins are asked beside each other: one that hangs holds up no other.
+func (c *Rollcall) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		records, err := c.records(ctx)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		for _, in := range c.due(records) {
+			wg.Go(func() { c.call(ctx, in, records) })
+		}
+		select {
+		case <-c.bell:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// due are the controllers that have become healthy and were not asked since.
+func (c *Rollcall) due(records Records) (list []registry.Instance) {
+	for _, in := range listers(records) {
+		if now := (turn{in.InstanceKey, in.Health.Since}); c.asked[in.Plugin] != now {
+			c.asked[in.Plugin] = now
+			list = append(list, in)
+		}
+	}
+	return list
+}
+
+// call asks one plugin and tells what is new.
+func (c *Rollcall) call(ctx context.Context, in registry.Instance, before Records) {
+	l, err := ask(ctx, c.Lister, in, before)
+	if err != nil {
+		c.Logger.Info("a plugin does not list its volumes; nothing is concluded of that", "plugin", in.Plugin, "error", err)
+		return
+	}
+	_, err = c.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		j := newJudge(Facts{Layout: c.Layout, Records: RecordsOf(v)})
+		j.listing(l)
+		return registry.Change{Events: c.fresh(in.Plugin, j.findings)}, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		c.Logger.Warn("what a plugin says of its volumes is not among the events", "plugin", in.Plugin, "error", err)
+	}
+}
+
+// fresh are the events of what the plugin's last list has not said already.
+func (c *Rollcall) fresh(id registry.PluginID, findings []registry.Finding) (events []registry.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	said := map[string]bool{}
+	for _, f := range findings {
+		said[f.Detail] = true
+		if !c.said[id][f.Detail] {
+			c.Logger.Warn("a plugin says otherwise", "plugin", id, "kind", f.Kind, "detail", f.Detail)
+			events = append(events, told(f, c.Now()))
+		}
+	}
+	c.said[id] = said
+	return bounded(events, c.Now())
+}

@@ -1,0 +1,65 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"holdfast/registry"
+)
+
+// maxEvents bounds the events of one look: the log of events keeps a limited number.
+const maxEvents = 100
+
+// Start does what needs no judgement, before anything else happens: it marks what is not certain any more, and removes empty directories. The
+// rest it tells, in the log and in an event each. It unmounts nothing and asks nobody.
+func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
+	root := d.Layout.MountRoot()
+	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now()}
+	var err error
+	if f.Mounts, err = d.machine.Mounts(root); err != nil {
+		return nil, fmt.Errorf("look at %s: %w", root, err)
+	}
+	if f.Dirs, err = d.machine.Dirs(root); err != nil {
+		return nil, fmt.Errorf("look at %s: %w", root, err)
+	}
+	var findings []registry.Finding
+	_, err = d.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		f.Records = RecordsOf(v)
+		findings = Examine(f)
+		change := Marked(f.Records, findings, f.Now)
+		change.Events = bounded(append(change.Events, rest(findings, f.Now)...), f.Now)
+		return change, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record what is not certain: %w", err)
+	}
+	for _, found := range d.inOrder(findings, registry.ActRemove) {
+		found.Result = result(d.machine.RemoveDir(found.Path))
+	}
+	for _, found := range findings {
+		if found.Kind != registry.FoundEmpty || found.Result != registry.RepairDone {
+			d.Logger.Warn("found at start", "kind", found.Kind, "path", found.Path, "detail", found.Detail, "result", found.Result)
+		}
+	}
+	return findings, nil
+}
+
+// rest are the events of what is only told.
+func rest(findings []registry.Finding, now time.Time) (events []registry.Event) {
+	for _, f := range findings {
+		if f.Action != registry.ActMark && f.Action != registry.ActRemove {
+			events = append(events, told(f, now))
+		}
+	}
+	return events
+}
+
+func bounded(events []registry.Event, now time.Time) []registry.Event {
+	if len(events) <= maxEvents {
+		return events
+	}
+	return append(events[:maxEvents:maxEvents], registry.Event{
+		Kind: registry.EventReconciled, Detail: fmt.Sprintf("and %d more: see holdfast doctor", len(events)-maxEvents), At: now,
+	})
+}

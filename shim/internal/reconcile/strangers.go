@@ -1,0 +1,143 @@
+package reconcile
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// place is what a path below the mount root is for.
+type place int
+
+const (
+	elsewhere place = iota // not for volumes: a plugin's own, or what somebody wrote
+	staging                // a staging path
+	target                 // a target path
+	parent                 // the directory of one target
+)
+
+// placeOf goes by the shape of paths that Layout makes, whatever ids are hashed into them.
+func placeOf(l hooks.Layout, path string) place {
+	rel, below := strings.CutPrefix(path, l.MountRoot()+"/")
+	if !below {
+		return elsewhere
+	}
+	plugin, _, _ := strings.Cut(rel, "/")
+	root := registry.Tree{Host: filepath.Join(l.MountRoot(), plugin)}
+	stage, publish := l.Staging(registry.VolumeKey{}, root).Host, l.Target(registry.ClaimKey{}, root).Host
+	switch {
+	case filepath.Dir(path) == filepath.Dir(stage):
+		return staging
+	case filepath.Dir(path) == filepath.Dir(filepath.Dir(publish)):
+		return parent
+	case filepath.Base(path) == filepath.Base(publish) && filepath.Dir(filepath.Dir(path)) == filepath.Dir(filepath.Dir(publish)):
+		return target
+	}
+	return elsewhere
+}
+
+// Unknown lists the mounts that no record knows and no claim explains, the oldest first: of them repair has to know who uses them. What is
+// mounted inside one of them is not listed: it is a use.
+func Unknown(f Facts) []Mount { return newJudge(f).unknown() }
+
+func (j *judge) unknown() (found []Mount) {
+	seen, outer := map[string]bool{}, map[string]bool{}
+	for _, m := range j.Mounts {
+		if placeOf(j.Layout, m.Point) != elsewhere {
+			outer[m.Point] = true
+		}
+	}
+	for _, m := range j.Mounts {
+		if !seen[m.Point] && !covered(m.Point, j.known) && !covered(m.Point, j.expected) && !covered(filepath.Dir(m.Point), outer) {
+			seen[m.Point] = true
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// strangers judges the mounts that no record knows.
+func (j *judge) strangers() {
+	list := j.unknown()
+	free := j.unused(list)
+	for _, m := range list {
+		f := registry.Finding{Kind: registry.FoundOrphan, Path: m.Point}
+		what := fmt.Sprintf("%s of %s is mounted here", m.FSType, m.Source)
+		if n := j.stacks[m.Point]; n > 1 {
+			what += fmt.Sprintf(" on top of %d more", n-1)
+		}
+		v, adoptable := j.adoptable(m.Point)
+		name := v.VolumeName()
+		switch at := placeOf(j.Layout, m.Point); {
+		case at == elsewhere || at == parent:
+			f.Detail = what + ", and this is no place for volumes: no record can know it"
+			f.Advice = "leave it if a plugin made it for itself; else unmount it: umount " + m.Point
+		case !free[m.Point]:
+			f.Kind = registry.FoundUsed
+			f.Detail = what + ", no record knows it, and " + j.usedBy(m.Point)
+			f.Advice = "end what uses it, then look again; it is not touched while it is used"
+		case adoptable:
+			f.Action, f.Volume, f.Name = registry.ActAdopt, v.VolumeKey(), name
+			f.Detail = fmt.Sprintf("%s, where volume %s is staged: no record says that it is, and nobody claims it", what, name)
+			f.Advice = fmt.Sprintf("have it recorded, so that plugin %s is asked to take it down: holdfast doctor --repair", v.Plugin)
+		case v.External != "":
+			f.Volume, f.Name = v.VolumeKey(), name
+			f.Detail = fmt.Sprintf("%s, where volume %s is staged, and no record says that it is", what, name)
+			f.Advice = fmt.Sprintf("wait for the call that is open for the volume, then look again: holdfast volume status %s", name.ID)
+		default:
+			f.Action = registry.ActUnmount
+			f.Detail = what + ", and no record knows it"
+			f.Advice = "have it unmounted if nobody uses it: holdfast doctor --repair"
+		}
+		j.found(f)
+	}
+}
+
+// adoptable is the volume that is staged at the path, if it is known, and nobody is about to use it.
+func (j *judge) adoptable(path string) (registry.Volume, bool) {
+	v, known := j.stageable[path]
+	return v, known && !j.open[v.VolumeKey()] && j.placed[v.VolumeKey()].Stage == registry.MarkNone
+}
+
+// unused are those mounts at places of volumes that nobody uses but others of them, which go first.
+func (j *judge) unused(list []Mount) map[string]bool {
+	free := map[string]bool{}
+	for _, m := range list {
+		if at := placeOf(j.Layout, m.Point); j.Unasked == "" && (at == staging || at == target) {
+			free[m.Point] = true
+		}
+	}
+	for again := true; again; {
+		again = false
+		for point := range free {
+			for _, u := range j.Users[point] {
+				if u.Mount == "" || !free[u.Mount] {
+					delete(free, point)
+					again = true
+				}
+			}
+		}
+	}
+	return free
+}
+
+// named is how many users are named.
+const named = 3
+
+func (j *judge) usedBy(point string) string {
+	users := j.Users[point]
+	if j.Unasked != "" {
+		return "it cannot be said who uses it: " + j.Unasked
+	}
+	var names []string
+	for _, u := range users[:min(named, len(users))] {
+		names = append(names, u.Text)
+	}
+	if more := len(users) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return "it is used: " + strings.Join(names, "; ")
+}
