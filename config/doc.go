@@ -9,7 +9,7 @@
 // The same text with the same Options gives the same answer: nothing here reads a clock, an environment or, except through
 // Options.ReadFile, a file. Text is not trusted: its size, tokens and nesting are counted before it is parsed, and the
 // work of its expressions is bounded. All mistakes are reported at once, at most 20, in the order of the text; text
-// that stands in a secrets block is never part of a diagnostic.
+// that stands as somebody's secrets is never part of a diagnostic.
 //
 // The package knows no running thing, logs nothing and keeps no state. Any goroutine may call it.
 package config

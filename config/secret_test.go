@@ -70,22 +70,25 @@ func TestSecretsAreNeverTold(t *testing.T) {
 		_, ds := ParseJob(Source{"j.hcl", []byte(text)}, Options{})
 		return ds
 	}
-	t.Run("volume", func(t *testing.T) { neverTold(t, canaryFile, volume) })
-	t.Run("job", func(t *testing.T) { neverTold(t, canaryJob, job) })
+	t.Run("volume", func(t *testing.T) { neverTold(t, "", canaryFile, "", volume) })
+	t.Run("job", func(t *testing.T) { neverTold(t, "", canaryJob, "", job) })
+	head, rest, _ := strings.Cut(canaryJob, "secrets {")
+	_, tail, _ := strings.Cut(rest, "context {")
 	for _, statement := range canaryStatements {
 		t.Run("statement", func(t *testing.T) {
-			neverTold(t, canaryHead+statement+"\nparameters { after = 1 }\n", volume)
-			start, end := strings.Index(canaryJob, "secrets {"), strings.Index(canaryJob, "context {")
-			neverTold(t, canaryJob[:start]+statement+"\n"+canaryJob[end:], job)
+			neverTold(t, canaryHead, statement+"\n", "parameters { after = 1 }\n", volume)
+			neverTold(t, head, statement+"\n", "context {"+tail, job)
 		})
 	}
 }
 
-// neverTold breaks the text at each place, in several ways.
-func neverTold(t *testing.T, text string, parse func(string) registry.Diagnostics) {
+// neverTold breaks the text between head and tail at each place, in several ways.
+func neverTold(t *testing.T, head, text, tail string, parse func(string) registry.Diagnostics) {
 	for i := range text {
-		before, after := text[:i], text[i:]
-		for _, broken := range []string{before, before + after[1:], before + `"` + after, before + "{" + after, before + "$" + after, before + "=" + after} {
+		before, after := head+text[:i], text[i:]+tail
+		for _, broken := range []string{
+			before, before + after[1:], before + `"` + after, before + "{" + after, before + "$" + after, before + "=" + after,
+		} {
 			for _, d := range parse(broken) {
 				if told := fmt.Sprintf("%#v", d); strings.Contains(told, "hunter2") {
 					t.Fatalf("at byte %d of\n%s\nit says %s", i, broken, told)

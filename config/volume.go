@@ -58,7 +58,8 @@ func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 	spec.FSType, spec.MountFlags, spec.MountGroup = o.fsType, o.flags, o.group
 	mounted := func(c registry.VolumeCapability) bool { return c.Attachment != registry.BlockDevice }
 	if len(spec.Capabilities) > 0 && !slices.ContainsFunc(spec.Capabilities, mounted) {
-		f.warnf(b.head, "remove it, or add a capability with file-system", "mount_options has no effect: the volume is never anything but a block device")
+		f.warnf(b.head, "remove it, or add a capability with file-system",
+			"mount_options has no effect: the volume is never anything but a block device")
 	}
 }
 
