@@ -7,9 +7,11 @@
 //	holdfast plugin status [ID]
 //	holdfast volume create FILE | register FILE | status [ID] | delete ID | deregister ID
 //	holdfast alloc status [ID] | logs ID TASK
+//	holdfast doctor [--repair]                          what is not as it is recorded, with or without an agent
 //	holdfast events | shim status | version
 //
-// Exit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; 3 no agent answers; 130 ended by a second signal.
+// Exit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; 3 no agent answers; 4 doctor could not look; 130
+// ended by a second signal.
 package main
 
 import (

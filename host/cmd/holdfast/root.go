@@ -24,6 +24,7 @@ const (
 	exitFailed  = 1   // it failed, or was refused
 	exitUsage   = 2   // the command line is wrong
 	exitNoAgent = 3   // nobody answers at the control socket
+	exitBlind   = 4   // doctor could not look, or not repair
 	exitForced  = 130 // ended by a second signal: something may be left
 )
 
@@ -69,6 +70,7 @@ func run(args []string, out, errs io.Writer) int {
 
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
+	_, blind := errors.AsType[blindError](err)
 	switch {
 	case err == nil:
 		return exitOK
@@ -76,6 +78,8 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, control.ErrNoAgent):
 		return exitNoAgent
+	case blind:
+		return exitBlind
 	case errors.Is(err, errForced):
 		return exitForced
 	}
@@ -90,7 +94,7 @@ func newRoot(io streams) *cobra.Command {
 	root := &cobra.Command{
 		Use: "holdfast", Short: "Run jobs with CSI storage on this machine", SilenceErrors: true, SilenceUsage: true,
 		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
-			"3 no agent answers; 130 ended by a second signal.",
+			"3 no agent answers; 4 doctor could not look; 130 ended by a second signal.",
 	}
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
@@ -104,7 +108,7 @@ func newRoot(io streams) *cobra.Command {
 	flags.StringVar(&p.logLevel, "log-level", "", "trace, debug, info, warn or error (default warn, of agent info)")
 	root.AddCommand(
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p), newAlloc(io, p),
-		newEvents(io, p), newShim(io, p), newVersion(io, p),
+		newEvents(io, p), newShim(io, p), newDoctor(io, p), newVersion(io, p),
 	)
 	root.CompletionOptions.DisableDefaultCmd = true
 	return root

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/registry"
+)
+
+// blindError: doctor could not look, or not repair.
+type blindError struct{ error }
+
+func (e blindError) Unwrap() error { return e.error }
+
+func newDoctor(io streams, p *places) *cobra.Command {
+	repair, shim := false, ""
+	c := &cobra.Command{
+		Use: "doctor", Short: "Say what is not as it is recorded, and put it right", Args: counted(cobra.NoArgs),
+		Long: "Compare the records with the mount table, the directories and what plugins say of their volumes: through the agent if one runs, else by the " +
+			"shim's binary alone, which then asks no plugin. Nothing is changed without --repair, which does exactly what is printed. What is used is " +
+			"never touched.\n\nExit codes: 0 all is well; 1 something needs attention; 2 the command line is wrong; 3 or 4 it could not be looked, or repaired.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			d, err := openDoctor(ctx, p, shim)
+			if err != nil {
+				return blindError{err}
+			}
+			return d.visit(ctx, io, p.json, repair)
+		},
+	}
+	c.Flags().BoolVar(&repair, "repair", false, "do what is printed as repair")
+	c.Flags().StringVar(&shim, "shim", "", "the shim's binary, if no agent runs (default holdfast-shim beside this program, else in PATH)")
+	return c
+}
+
+// doctor is whom to ask.
+type doctor struct {
+	ask  func(context.Context, control.Consultation) (host.Diagnosis, error)
+	from string // for people
+}
+
+// openDoctor finds the agent, or the shim's binary if no agent runs at that place.
+func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
+	client, state := p.client(), p.stateDir()
+	self, err := client.Self(ctx)
+	switch {
+	case err == nil && (p.state == "" || self.StateDir == state):
+		return doctor{client.Doctor, "the agent at " + self.StateDir}, nil
+	case err == nil: // of another place
+	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission), p.state == "" && p.address != "":
+		return doctor{}, err
+	}
+	binary, err := findShim(shim)
+	if err != nil {
+		return doctor{}, fmt.Errorf("no agent runs at %s, and without its shim nobody can look: %w", state, err)
+	}
+	v := visit{shim: binary.Path, state: state, run: p.socketDir(state)}
+	return doctor{v.ask, fmt.Sprintf("%s, as no agent runs at %s", binary.Path, state)}, nil
+}
+
+// socketDir is the directory of sockets that there is; nothing is made.
+func (p *places) socketDir(state string) string {
+	if p.run != "" {
+		return resolved(p.run)
+	}
+	for _, dir := range runDirs(state) {
+		if _, err := os.Lstat(dir); err == nil {
+			return dir
+		}
+	}
+	return runDirs(state)[0]
+}
+
+// visit is a look by the shim's binary.
+type visit struct{ shim, state, run string }
+
+// visitGrace is how long a shim may take to end that was told so.
+const visitGrace = 5 * time.Second
+
+func (v visit) ask(ctx context.Context, c control.Consultation) (found host.Diagnosis, err error) {
+	args := []string{"-doctor", "-json", "-state", v.state, "-run", v.run}
+	if c.Repair {
+		args = append(args, "-repair", "-digest", c.Digest)
+	}
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, v.shim, args...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, visitGrace
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	err = cmd.Run()
+	if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() == exitFailed { // something needs attention
+		err = nil
+	}
+	if err != nil {
+		said := strings.TrimSpace(strings.TrimPrefix(errs.String(), "holdfast-shim: "))
+		if said == "" {
+			said = err.Error()
+		}
+		return found, errors.New(said)
+	}
+	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
+		return found, fmt.Errorf("%s does not answer as a doctor: %w; name another one with --shim", v.shim, err)
+	}
+	return found, nil
+}
+
+// visit looks, and repairs if it is to. The error says how it is.
+func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) error {
+	found, err := d.ask(ctx, control.Consultation{})
+	if err != nil {
+		return blindError{err}
+	}
+	if !asJSON {
+		writeDiagnosis(io.out, d.from, found)
+	}
+	if repair && found.Digest != "" {
+		if found, err = d.ask(ctx, control.Consultation{Repair: true, Digest: found.Digest}); err != nil {
+			return blindError{fmt.Errorf("repair: %w", err)}
+		}
+		if !asJSON {
+			writeRepair(io.out, found)
+		}
+	}
+	if asJSON {
+		found.Findings = append([]host.Finding{}, found.Findings...) // a list also if there are none
+		if err := writeJSON(io.out, found); err != nil {
+			return blindError{err}
+		}
+	}
+	if !found.Well() {
+		return errSaid
+	}
+	return nil
+}
+
+// deeds say what repair does.
+var deeds = map[registry.FindingAction]string{
+	registry.ActNothing: "does nothing",
+	registry.ActMark:    "marks it as uncertain, so that it is done again or undone",
+	registry.ActAdopt:   "records it, so that its plugin is asked to take it down",
+	registry.ActUndo:    "has its plugin take it down",
+	registry.ActUnmount: "unmounts it, if nobody uses it then",
+	registry.ActRemove:  "removes the directory",
+}
+
+func deed(a registry.FindingAction) string {
+	if text, known := deeds[a]; known {
+		return text
+	}
+	return string(a) // of a newer shim
+}
+
+// writeDiagnosis writes a block for each finding.
+func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
+	fmt.Fprintf(to, "asked: %s\n", clean(from))
+	if len(d.Findings) == 0 {
+		fmt.Fprintln(to, "nothing to do: what is recorded is what is there")
+		return
+	}
+	for _, f := range d.Findings {
+		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+f.Path)))
+		for _, line := range [][2]string{{"what", f.Detail}, {"whose", whose(f)}, {"repair", deed(f.Action)}, {"you", f.Advice}} {
+			if line[1] != "" {
+				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
+			}
+		}
+	}
+	fmt.Fprintln(to)
+	if d.Digest == "" {
+		fmt.Fprintln(to, "there is nothing that repair would do")
+		return
+	}
+	fmt.Fprintln(to, "to have done what repair does: holdfast doctor --repair")
+}
+
+// whose is the volume and the alloc of a finding.
+func whose(f host.Finding) string {
+	var parts []string
+	switch {
+	case f.Name.ID != "":
+		parts = append(parts, fmt.Sprintf("volume %s, which plugin %s calls %s", f.Name, f.Volume.Plugin, f.Volume.External))
+	case f.Volume.External != "":
+		parts = append(parts, fmt.Sprintf("a volume that plugin %s calls %s", f.Volume.Plugin, f.Volume.External))
+	}
+	if f.Alloc != "" {
+		parts = append(parts, fmt.Sprintf("alloc %s as %q", f.Alloc, f.Request))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// writeRepair writes what became of each finding that something was to be done about, a line each.
+func writeRepair(to io.Writer, d host.Diagnosis) {
+	fmt.Fprintln(to, "\nrepaired:")
+	t := newTable("FINDING", "ACTION", "WHERE", "RESULT")
+	for _, f := range d.Findings {
+		if f.Action == registry.ActNothing {
+			continue
+		}
+		where := f.Path
+		if where == "" {
+			where = f.Volume.String()
+		}
+		t.add(f.Kind, f.Action, where, f.Result)
+	}
+	_ = t.write(to, "nothing")
+	if d.Well() {
+		fmt.Fprintln(to, "all is well now")
+	} else {
+		fmt.Fprintln(to, "something is left: look again")
+	}
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// ill is a finding for each kind of thing that repair does, and one for people.
+func ill() host.Diagnosis {
+	name, key := registry.VolumeName{Namespace: "default", ID: "data"}, registry.VolumeKey{Plugin: "loopfs", External: "vol-1"}
+	return host.Diagnosis{Digest: "d1", Findings: []host.Finding{
+		{Kind: registry.FoundDead, Volume: key, Name: name, Alloc: host.AllocID(alloc.ID), Request: "data", Path: "/s/mnt/p/publish/x/v",
+			Detail: "volume data is published here: its server is gone", Advice: "stop the alloc and place it anew"},
+		{Kind: registry.FoundLost, Action: registry.ActMark, Volume: key, Name: name, Path: "/s/mnt/p/stage/x", Detail: "nothing is mounted", Advice: "nothing"},
+		{Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: key, Name: name, Detail: "nobody claims it", Advice: "see that its plugin runs"},
+		{Kind: registry.FoundUsed, Path: "/s/mnt/p/stage/y", Detail: "it is used: process 7 (a\nb) works in it", Advice: "end what uses it"},
+		{Kind: registry.FoundOrphan, Action: registry.ActAdopt, Volume: key, Name: name, Path: "/s/mnt/p/stage/z", Detail: "staged", Advice: "have it recorded"},
+		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/s/mnt/p/stage/w", Detail: "ext4 of /dev/loop1 is mounted here", Advice: "have it unmounted"},
+		{Kind: registry.FoundAttached, Volume: registry.VolumeKey{Plugin: "loopfs", External: "vol-9"}, Detail: "no record says so", Advice: "detach it"},
+		{Kind: registry.FoundEmpty, Action: registry.ActRemove, Path: "/s/mnt/p/stage/e", Detail: "it is empty", Advice: "have it removed"},
+		{Kind: "later", Action: "heal", Path: "/s", Detail: "of a newer shim"},
+	}}
+}
+
+// healed is the same after a repair, of which one step failed.
+func healed(failed string) host.Diagnosis {
+	d := ill()
+	d.Repaired = true
+	for i := range d.Findings {
+		if d.Findings[i].Action != registry.ActNothing {
+			d.Findings[i].Result = registry.RepairDone
+		}
+	}
+	if failed != "" {
+		d.Findings[5].Result = failed
+		return d
+	}
+	return host.Diagnosis{Digest: "d1", Repaired: true, Findings: d.Findings[7:8]}
+}
+
+func TestDoctorReadsAsHelp(t *testing.T) {
+	golden(t, "doctor", func(w io.Writer) error { writeDiagnosis(w, "the agent at /s", ill()); return nil })
+	golden(t, "doctor_well", func(w io.Writer) error { writeDiagnosis(w, "/bin/holdfast-shim", host.Diagnosis{}); return nil })
+	golden(t, "doctor_advice", func(w io.Writer) error {
+		writeDiagnosis(w, "the agent at /s", host.Diagnosis{Findings: ill().Findings[:1]})
+		return nil
+	})
+	golden(t, "doctor_repaired", func(w io.Writer) error { writeRepair(w, healed("not done: it is used by now: process 7")); return nil })
+	golden(t, "doctor_healed", func(w io.Writer) error { writeRepair(w, healed("")); return nil })
+}
+
+// consultant is a shim's binary that answers as told, and notes how it was asked.
+func consultant(t *testing.T, dir string, found host.Diagnosis, code int) (path string) {
+	t.Helper()
+	text, err := json.Marshal(found)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(dir, fmt.Sprint("shim-", code))
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\ncat <<'E'\n%s\nE\necho 'holdfast-shim: the state is damaged' >&2\nexit %d\n", filepath.Join(dir, "asked"), text, code)
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func asked(t *testing.T, dir string) (lines []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "asked"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = os.Remove(filepath.Join(dir, "asked"))
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+func TestDoctorWithoutAnAgent(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HOLDFAST_ADDR", filepath.Join(dir, "nobody.sock")) // the agent of another place does not matter
+	state, sockets := filepath.Join(dir, "s"), filepath.Join(dir, "r")
+	call := "-doctor -json -state " + state + " -run " + sockets
+	for what, c := range map[string]struct {
+		found host.Diagnosis
+		ends  int // the shim's exit code
+		args  string
+		code  int
+		asked []string
+		says  string
+	}{
+		"well":                {host.Diagnosis{}, 0, "", exitOK, []string{call}, "nothing to do"},
+		"ill":                 {ill(), 1, "", exitFailed, []string{call}, "its server is gone"},
+		"repaired":            {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"}, "all is well now"},
+		"not all repaired":    {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "something is left"},
+		"nothing to repair":   {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call}, "nothing that repair would do"},
+		"JSON":                {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
+		"JSON when well":      {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
+		"it could not look":   {host.Diagnosis{}, 2, "", exitBlind, []string{call}, "holdfast: the state is damaged\n"},
+		"it was no such shim": {host.Diagnosis{}, 127, "", exitBlind, []string{call}, "the state is damaged"},
+	} {
+		var out, errs bytes.Buffer
+		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim", consultant(t, dir, c.found, c.ends)}, strings.Fields(c.args)...)
+		if got := run(args, &out, &errs); got != c.code {
+			t.Errorf("%s: exit code %d, want %d", what, got, c.code)
+		}
+		if got := asked(t, dir); strings.Join(got, "\n") != strings.Join(c.asked, "\n") {
+			t.Errorf("%s: asked %q", what, got)
+		}
+		if said := out.String() + errs.String(); !strings.Contains(said, c.says) {
+			t.Errorf("%s: says\n%s", what, said)
+		}
+	}
+	if names, _ := os.ReadDir(dir); len(names) != 4 {
+		t.Errorf("something was made: %v", names)
+	}
+}
+
+// Who names an agent that does not answer, and no state, is not told of another place.
+func TestDoctorDoesNotGuessAPlace(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HOLDFAST_STATE_DIR", "")
+	var errs bytes.Buffer
+	args := []string{"doctor", "--address", filepath.Join(dir, "nobody.sock"), "--shim", consultant(t, dir, ill(), 1)}
+	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent answers") {
+		t.Errorf("%d: %s", got, errs.String())
+	}
+	if got := run([]string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}, io.Discard, &errs); got != exitBlind {
+		t.Errorf("without a shim: %d: %s", got, errs.String())
+	}
+}
