@@ -215,6 +215,35 @@ func TestUsersOfAStagedVolume(t *testing.T) {
 	}
 }
 
+// The same where our directory is mounted a second time, so that each mount is a copy of another.
+func TestUsersOfAStagedVolumeSeenTwice(t *testing.T) {
+	dir := volumes(t, "staged")
+	if err := errors.Join(do("bind:"+dir+"/staged:"+mkdir(t, dir, "p")), do("rbind:"+dir+":"+tempDir(t))); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := usersOf(t, dir+"/staged"), []User{{Use: MountedAt, Path: dir + "/p"}}; !slices.Equal(got, want) {
+		t.Errorf("the staged one: %v", got)
+	}
+	if got := usersOf(t, dir+"/p"); len(got) > 0 {
+		t.Errorf("the published one: %v", got)
+	}
+}
+
+// And where it is staged on another mount than it is published on.
+func TestUsersOfAVolumeStagedElsewhere(t *testing.T) {
+	dir, elsewhere := volumes(t), tempDir(t)
+	mountTmpfs(t, elsewhere)
+	if err := do("bind:" + elsewhere + ":" + mkdir(t, dir, "p")); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := usersOf(t, elsewhere), []User{{Use: MountedAt, Path: dir + "/p"}}; !slices.Equal(got, want) {
+		t.Errorf("the staged one: %v", got)
+	}
+	if got := usersOf(t, dir+"/p"); len(got) > 0 {
+		t.Errorf("the published one: %v", got)
+	}
+}
+
 func TestUsersInside(t *testing.T) {
 	dir := volumes(t, "vol", "other")
 	for range 2 {
