@@ -24,7 +24,7 @@ func (c *controller) ControllerPublishVolume(_ context.Context, req *csi.Control
 	if !c.attach {
 		return nil, errNoAttach
 	}
-	id, badID := disk.ParseID(req.GetVolumeId())
+	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	a, badAccess := readAccess(req.GetVolumeCapability())
 	if err := refusal(badID, badAccess, c.knownNode(req.GetNodeId())); err != nil {
 		return nil, err
@@ -54,8 +54,8 @@ func (c *controller) knownNode(id string) error {
 
 // attachment is the one that the node has, or a new one if nothing speaks against it.
 func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (disk.Attachment, error) {
-	if !fits(r.Usage, usage) {
-		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for mode %s, not for %s", r.ID, r.Usage.Mode, usage.Mode)
+	if !r.Usage.Fits(usage) {
+		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage, usage)
 	}
 	have, ok := r.Attached[node]
 	if ok && (have.Usage != usage || have.ReadOnly != readOnly) {
@@ -75,7 +75,7 @@ func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.Contr
 	if !c.attach {
 		return nil, errNoAttach
 	}
-	id, err := disk.ParseID(req.GetVolumeId())
+	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if err != nil && !errors.Is(err, disk.ErrNotFound) {
 		return nil, err
 	}
@@ -94,15 +94,11 @@ func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.Contr
 }
 
 func (c *controller) detach(id disk.ID, node string) error {
-	h, err := c.pool.Lock(id)
+	h, r, err := c.pool.Take(id)
 	if err != nil {
 		return err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return err
-	}
 	next := r
 	for n := range r.Attached {
 		if node != "" && n != node {

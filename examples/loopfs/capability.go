@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -33,28 +36,30 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 	if c == nil {
 		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability is missing")
 	}
-	if c.GetBlock() != nil {
-		return access{}, disk.Errorf(disk.ErrInvalid, "raw block volumes are not supported yet: ask for access type mount")
-	}
-	m := c.GetMount()
-	if m == nil {
-		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability has no access type: ask for mount")
-	}
 	mode, ok := modes[c.GetAccessMode().GetMode()]
 	if !ok {
 		return access{}, disk.Errorf(disk.ErrInvalid, "access mode %s is not supported: loopfs volumes belong to one node",
 			c.GetAccessMode().GetMode())
 	}
-	if fs := m.GetFsType(); fs != "" && fs != "ext4" {
-		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported: loopfs makes ext4", fs)
+	switch {
+	case c.GetBlock() != nil:
+		return access{usage: disk.Usage{Mode: mode, Access: disk.Raw}}, nil
+	case c.GetMount() == nil:
+		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability has no access type: ask for mount or block")
 	}
-	if m.GetVolumeMountGroup() != "" {
-		return access{}, disk.Errorf(disk.ErrInvalid, "volume_mount_group is not supported")
-	}
-	return readFlags(mode, m.GetMountFlags())
+	return readMount(mode, c.GetMount())
 }
 
-func readFlags(mode disk.Mode, list []string) (access, error) {
+func readMount(mode disk.Mode, m *csi.VolumeCapability_MountVolume) (access, error) {
+	fs := m.GetFsType()
+	if fs != "" && !slices.Contains(disk.FileSystems(), fs) {
+		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported: loopfs makes %q", fs, disk.FileSystems())
+	}
+	group := m.GetVolumeMountGroup()
+	if gid, err := strconv.ParseUint(cmp.Or(group, "0"), 10, 31); err != nil || group != "" && strconv.FormatUint(gid, 10) != group {
+		return access{}, disk.Errorf(disk.ErrInvalid, "volume_mount_group %.16q is not the number of a group", group)
+	}
+	list := m.GetMountFlags()
 	if n := len(strings.Join(list, ",")); n > maxMap {
 		return access{}, disk.Errorf(disk.ErrInvalid, "the mount flags have %d bytes, at most %d are allowed", n, maxMap)
 	}
@@ -65,7 +70,7 @@ func readFlags(mode disk.Mode, list []string) (access, error) {
 	if mode == disk.Reader {
 		flags = flags.ReadOnly()
 	}
-	return access{usage: disk.Usage{Mode: mode, FileSystem: "ext4", Flags: flagsDigest(list)}, flags: flags}, nil
+	return access{usage: disk.Usage{Mode: mode, FileSystem: fs, Flags: flagsDigest(list), Group: group}, flags: flags}, nil
 }
 
 func flagsDigest(list []string) string {
@@ -81,20 +86,33 @@ func readAll(list []*csi.VolumeCapability) (disk.Usage, error) {
 	if len(list) == 0 {
 		return disk.Usage{}, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
 	}
-	sum := disk.Usage{Mode: disk.Reader, FileSystem: "ext4"}
-	for _, c := range list {
+	var sum disk.Usage
+	for i, c := range list {
 		a, err := readAccess(c)
 		if err != nil {
 			return disk.Usage{}, err
 		}
-		if a.usage.Mode.Includes(sum.Mode) {
-			sum.Mode = a.usage.Mode
+		if i == 0 {
+			sum.Mode, sum.Access = a.usage.Mode, a.usage.Access
+		}
+		if sum, err = widen(sum, a.usage); err != nil {
+			return disk.Usage{}, err
 		}
 	}
 	return sum, nil
 }
 
-// fits says whether a volume or stage made for one usage serves another that is asked for.
-func fits(have, asked disk.Usage) bool {
-	return have.Mode.Includes(asked.Mode) && have.FileSystem == asked.FileSystem
+// widen is a usage that serves both.
+func widen(sum, u disk.Usage) (disk.Usage, error) {
+	if sum.FileSystem != "" && u.FileSystem != "" && sum.FileSystem != u.FileSystem {
+		return sum, disk.Errorf(disk.ErrInvalid, "one volume cannot be both %s and %s", sum.FileSystem, u.FileSystem)
+	}
+	if u.Mode.Includes(sum.Mode) {
+		sum.Mode = u.Mode
+	}
+	if sum.Access != u.Access {
+		sum.Access = disk.Either
+	}
+	sum.FileSystem = cmp.Or(sum.FileSystem, u.FileSystem)
+	return sum, nil
 }

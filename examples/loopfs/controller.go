@@ -10,14 +10,12 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// controller makes, lists and removes volumes; with attach it also gives them to nodes (attach.go).
+// controller makes, lists and removes volumes and snapshots; with attach it also gives volumes to nodes (attach.go).
 type controller struct {
 	csi.UnimplementedControllerServer
 	pool       *disk.Pool
@@ -29,11 +27,18 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	types := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	if c.attach {
 		types = append(types, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+			csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 			csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
 	}
 	var caps []*csi.ControllerServiceCapability
@@ -73,15 +78,16 @@ func wanted(req *csi.CreateVolumeRequest) (disk.Wanted, error) {
 	if err != nil {
 		return disk.Wanted{}, err
 	}
-	if req.GetVolumeContentSource() != nil {
-		return disk.Wanted{}, disk.Errorf(disk.ErrInvalid, "a volume cannot be made from a snapshot or another volume yet")
+	source, err := readSource(req.GetVolumeContentSource())
+	if err != nil {
+		return disk.Wanted{}, err
 	}
 	if len(req.GetMutableParameters()) > 0 {
 		return disk.Wanted{}, disk.Errorf(disk.ErrInvalid, "mutable parameters are not supported")
 	}
 	parameters, err := mapDigest("parameters", req.GetParameters())
 	return disk.Wanted{
-		Name: name, Usage: usage, Parameters: parameters,
+		Name: name, Usage: usage, Parameters: parameters, Source: source,
 		AtLeast: req.GetCapacityRange().GetRequiredBytes(), AtMost: req.GetCapacityRange().GetLimitBytes(),
 	}, err
 }
@@ -134,13 +140,13 @@ func (c *controller) places() ([]*csi.Topology, error) {
 
 func volume(r disk.Record, places []*csi.Topology) *csi.Volume {
 	return &csi.Volume{
-		VolumeId: string(r.ID), CapacityBytes: r.Bytes, AccessibleTopology: places,
+		VolumeId: string(r.ID), CapacityBytes: r.Bytes, AccessibleTopology: places, ContentSource: contentSource(r.Source),
 		VolumeContext: map[string]string{backendKey: r.Backend},
 	}
 }
 
 func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	id, err := disk.ParseID(req.GetVolumeId())
+	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if err == nil {
 		err = c.pool.Delete(id)
 	}
@@ -150,54 +156,40 @@ func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeReques
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ListVolumes pages by id: the token is the last id of the page before, so that a token outlives its volume.
-func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	if req.GetMaxEntries() < 0 {
-		return nil, disk.Errorf(disk.ErrInvalid, "max_entries is negative")
+// ControllerExpandVolume enlarges the bytes. What is in them is enlarged on the node, as long as that is something.
+func (c *controller) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
+	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
+	var badRange error
+	if least == 0 && most == 0 {
+		badRange = disk.Errorf(disk.ErrInvalid, "the capacity range is missing")
 	}
-	after := req.GetStartingToken()
-	if _, err := disk.ParseID(after); after != "" && err != nil {
-		return nil, status.Error(codes.Aborted, "starting_token is not one that ListVolumes gave; start from the beginning")
+	if err := refusal(badID, badRange); err != nil {
+		return nil, err
 	}
-	all, err := c.pool.All()
+	r, err := c.pool.Expand(id, least, most, func(r disk.Record) error { return suits(r, req.GetVolumeCapability()) })
 	if err != nil {
 		return nil, err
 	}
-	places, err := c.places()
-	if err != nil {
-		return nil, err
-	}
-	answer := &csi.ListVolumesResponse{}
-	for _, r := range all {
-		if r.State != disk.Ready || string(r.ID) <= after {
-			continue
-		}
-		if n := len(answer.Entries); n > 0 && n == int(req.GetMaxEntries()) {
-			answer.NextToken = answer.Entries[n-1].Volume.VolumeId
-			break
-		}
-		answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{Volume: volume(r, places), Status: c.listStatus(r)})
-	}
-	return answer, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Bytes, NodeExpansionRequired: r.Backend == disk.LoopBackend}, nil
 }
 
-func (c *controller) listStatus(r disk.Record) *csi.ListVolumesResponse_VolumeStatus {
-	if !c.attach {
+// suits says whether the volume was made for the capability that a caller names, if it names one.
+func suits(r disk.Record, c *csi.VolumeCapability) error {
+	if c == nil {
 		return nil
 	}
-	s := &csi.ListVolumesResponse_VolumeStatus{}
-	for node := range r.Attached {
-		s.PublishedNodeIds = append(s.PublishedNodeIds, node)
+	a, err := readAccess(c)
+	if err == nil && !r.Usage.Fits(a.usage) {
+		err = disk.Errorf(disk.ErrInvalid, "volume %s was made for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
-	slices.Sort(s.PublishedNodeIds)
-	return s
+	return err
 }
 
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if caps := req.GetVolumeCapabilities(); len(caps) > 0 {
-		if _, err := readAll(caps); err != nil { // nothing can be made of that kind, which is an answer, not a failure
-			return &csi.GetCapacityResponse{}, nil
-		}
+	usage, possible, err := c.possible(req)
+	if !possible || err != nil { // nothing can be made of that kind, which is an answer, not a failure
+		return &csi.GetCapacityResponse{}, err
 	}
 	free, err := c.pool.Free()
 	if err != nil {
@@ -206,15 +198,32 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	return &csi.GetCapacityResponse{
 		AvailableCapacity: free,
 		MaximumVolumeSize: wrapperspb.Int64(free),
-		MinimumVolumeSize: wrapperspb.Int64(disk.MinBytes),
+		MinimumVolumeSize: wrapperspb.Int64(c.pool.Least(usage)),
 	}, nil
+}
+
+func (c *controller) possible(req *csi.GetCapacityRequest) (disk.Usage, bool, error) {
+	if place := req.GetAccessibleTopology(); place != nil {
+		nodes, err := c.pool.Nodes()
+		if err != nil || !slices.Contains(nodes, place.GetSegments()[topologyKey]) {
+			return disk.Usage{}, false, err
+		}
+	}
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return disk.Usage{}, true, nil
+	}
+	usage, err := readAll(req.GetVolumeCapabilities())
+	if err == nil {
+		err = c.pool.Backends[c.pool.Making].Takes(usage)
+	}
+	return usage, err == nil, nil
 }
 
 func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
 	}
-	id, err := disk.ParseID(req.GetVolumeId())
+	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -238,8 +247,8 @@ func mismatch(r disk.Record, req *csi.ValidateVolumeCapabilitiesRequest) string 
 	if err != nil {
 		return err.Error()
 	}
-	if !fits(r.Usage, usage) {
-		return fmt.Sprintf("the volume was made for mode %s, not for %s", r.Usage.Mode, usage.Mode)
+	if !r.Usage.Fits(usage) {
+		return fmt.Sprintf("the volume was made for %s, not for %s", r.Usage, usage)
 	}
 	if b, ok := req.GetVolumeContext()[backendKey]; ok && b != r.Backend {
 		return "the volume context is not this volume's"

@@ -19,6 +19,9 @@ const (
 	topologyKey = driverName + "/node"
 	backendKey  = driverName + "/backend"
 	tokenKey    = driverName + "/token"
+
+	ephemeralKey = "csi.storage.k8s.io/ephemeral" // of the caller: "true" for an inline volume
+	sizeKey      = "size"                         // of the caller, for an inline volume
 )
 
 // identity answers who this plugin is and whether it works.
@@ -43,6 +46,9 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
 		})
 	}
+	caps = append(caps, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
+		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+	}})
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: caps}, nil
 }
 

@@ -19,17 +19,18 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// slowMkfs is a mkfs.ext4 that says that it runs, waits, and then writes: a volume's making can be stopped in its middle.
-type slowMkfs struct{ dir string }
+// slow is a program that says that it runs, waits, and then writes to the file that it was given: what loopfs does with it can be
+// stopped in its middle.
+type slow struct{ dir string }
 
-func newSlowMkfs(t *testing.T, m *machine) slowMkfs {
+func newSlow(t *testing.T, m *machine, name string) slow {
 	t.Helper()
-	s := slowMkfs{filepath.Join(m.base, "bin")}
+	s := slow{filepath.Join(m.base, "bin")}
 	script := "#!/bin/sh\necho > " + s.dir + "/running\nread line < " + s.dir + "/go\n" +
 		"head -c 65536 /dev/urandom >&3\n: > " + s.dir + "/done\n"
 	for _, err := range []error{
 		os.Mkdir(s.dir, 0o700),
-		os.WriteFile(filepath.Join(s.dir, "mkfs.ext4"), []byte(script), 0o700),
+		os.WriteFile(filepath.Join(s.dir, name), []byte(script), 0o700),
 		unix.Mkfifo(filepath.Join(s.dir, "running"), 0o600),
 		unix.Mkfifo(filepath.Join(s.dir, "go"), 0o600),
 	} {
@@ -40,25 +41,25 @@ func newSlowMkfs(t *testing.T, m *machine) slowMkfs {
 	return s
 }
 
-func (s slowMkfs) env() []string { return []string{"PATH=" + s.dir + ":" + os.Getenv("PATH")} }
+func (s slow) env() []string { return []string{"PATH=" + s.dir + ":" + os.Getenv("PATH")} }
 
-// awaitRunning returns when a mkfs runs; letGo ends it.
-func (s slowMkfs) awaitRunning(t *testing.T) {
+// awaitRunning returns when it runs; letGo ends it.
+func (s slow) awaitRunning(t *testing.T) {
 	t.Helper()
 	if _, err := os.ReadFile(filepath.Join(s.dir, "running")); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (s slowMkfs) letGo(t *testing.T) {
+func (s slow) letGo(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(s.dir, "go"), []byte("\n"), 0); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// awaitDone returns when a mkfs has written.
-func (s slowMkfs) awaitDone(t *testing.T) {
+// awaitDone returns when it has written.
+func (s slow) awaitDone(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(s.dir, "done")); err == nil {
@@ -73,61 +74,87 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{writer}}
 }
 
-func TestKillWhileAVolumeIsMade(t *testing.T) {
+// begin makes a call that will not end by itself.
+func begin(call func() error) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- call() }()
+	return ended
+}
+
+func TestKillWhileAFileSystemIsMade(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
-	mkfs := newSlowMkfs(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
-	ended := make(chan error, 1)
-	go func() {
-		_, err := p.CreateVolume(within(t), createRequest("a"))
-		ended <- err
-	}()
+	id, s := p.create("a", writer).VolumeId, m.staging("s")
+	ended := begin(func() error { return p.stage(id, s, writer) })
 	mkfs.awaitRunning(t)
-	id := string(disk.IDFor("a"))
-	if ids, _ := p.list(0, ""); len(ids) > 0 {
-		t.Errorf("a half-made volume is listed: %q", ids)
-	}
-	step(t, "stage a half-made volume", p.stage(id, m.staging("early"), writer), codes.Aborted)
 	p.kill()
 	step(t, "the call that was killed", <-ended, codes.Unavailable)
-	if left := m.volumeFiles(); len(left) != 2 {
+	if left := m.volumeFiles(); len(left) != 3 {
 		t.Errorf("the kill was not in the middle: there are %q", left)
 	}
 
 	p = m.start("csi", "--backend", "loop") // the socket of the dead one is in the way, its mkfs still runs
-	if left := m.volumeFiles(); len(left) > 0 {
-		t.Errorf("after the next start there are %q", left)
-	}
-	p.create("a", writer)
+	step(t, "stage", p.stage(id, s, writer), codes.OK)
 	mkfs.letGo(t)
 	mkfs.awaitDone(t)
-	s := m.staging("s")
-	step(t, "stage", p.stage(id, s, writer), codes.OK)
 	write(t, s, "kept")
 	step(t, "unstage", p.unstage(id, s), codes.OK)
+	step(t, "stage again", p.stage(id, s, writer), codes.OK)
+	expectText(t, s, "kept")
+	step(t, "unstage", p.unstage(id, s), codes.OK)
 	step(t, "delete", p.delete(id), codes.OK)
+	if left := m.volumeFiles(); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+}
+
+func TestKillWhileACopyIsMade(t *testing.T) {
+	need(t, disk.DirBackend)
+	m := newMachine(t)
+	cp := newSlow(t, m, "cp")
+	p := m.startCommand("csi", []string{self(t)}, cp.env(), "--backend", "dir")
+	id := p.create("a", writer).VolumeId
+	before := m.volumeFiles()
+	ended := begin(func() error { _, err := p.snapshot("s", id); return err })
+	cp.awaitRunning(t)
+	if made := p.snapshots(&csi.ListSnapshotsRequest{}); len(made) > 0 {
+		t.Errorf("a half-made snapshot is listed: %v", made)
+	}
+	step(t, "delete the source", p.delete(id), codes.Aborted)
+	step(t, "delete the snapshot", p.deleteSnapshot(string(disk.IDFor(disk.Snapshot, "s"))), codes.Aborted)
+	p.kill()
+	step(t, "the call that was killed", <-ended, codes.Unavailable)
+
+	p = m.start("csi", "--backend", "dir")
+	if left := m.volumeFiles(); !slices.Equal(left, before) {
+		t.Errorf("after the next start there are %q, before there were %q", left, before)
+	}
+	_, err := p.snapshot("s", id)
+	step(t, "snapshot again", err, codes.OK)
 }
 
 // A second call for a volume is ABORTED at once; one for another volume goes on.
 func TestOneCallPerVolume(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
-	mkfs := newSlowMkfs(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
-	ended := make(chan error, 1)
-	go func() {
-		_, err := p.CreateVolume(within(t), createRequest("a"))
-		ended <- err
-	}()
+	id, s := p.create("a", writer).VolumeId, m.staging("s")
+	ended := begin(func() error { return p.stage(id, s, writer) })
 	mkfs.awaitRunning(t)
-	id := string(disk.IDFor("a"))
-	_, err := p.CreateVolume(t.Context(), createRequest("a"))
-	step(t, "second create", err, codes.Aborted)
-	step(t, "delete", p.delete(id), codes.Aborted)
-	step(t, "delete of another", p.delete(string(disk.IDFor("b"))), codes.OK)
+	_, again := p.CreateVolume(t.Context(), createRequest("a"))
+	_, snapped := p.snapshot("s", id)
+	for what, err := range map[string]error{
+		"create": again, "delete": p.delete(id), "stage": p.stage(id, s, writer), "unstage": p.unstage(id, s), "snapshot": snapped,
+		"expand": p.expand(id, 32<<20, 0), "expand on the node": p.expandOnNode(id, s),
+	} {
+		step(t, what, err, codes.Aborted)
+	}
+	step(t, "delete of another", p.delete(string(disk.IDFor(disk.Volume, "b"))), codes.OK)
 	mkfs.letGo(t)
-	step(t, "first create", <-ended, codes.OK)
+	step(t, "the first call", <-ended, codes.Internal) // that mkfs makes no ext4
 	step(t, "delete", p.delete(id), codes.OK)
 }
 
@@ -135,20 +162,21 @@ func TestOneCallPerVolume(t *testing.T) {
 func TestCallerGivesUp(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
-	mkfs := newSlowMkfs(t, m)
+	mkfs := newSlow(t, m, "mkfs.ext4")
 	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	id, s := p.create("a", writer).VolumeId, m.staging("s")
+	before := m.volumeFiles()
 	ctx, cancel := context.WithCancel(within(t))
-	ended := make(chan error, 1)
-	go func() {
-		_, err := p.CreateVolume(ctx, createRequest("a"))
-		ended <- err
-	}()
+	ended := begin(func() error {
+		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: s, VolumeCapability: writer})
+		return err
+	})
 	mkfs.awaitRunning(t)
 	cancel()
 	step(t, "the call that was given up", <-ended, codes.Canceled)
 	p.stop() // which waits for running calls
-	if left := m.volumeFiles(); len(left) > 0 {
-		t.Errorf("left are %q", left)
+	if left := m.volumeFiles(); !slices.Equal(left, before) {
+		t.Errorf("there were %q, are %q", before, left)
 	}
 }
 
@@ -159,7 +187,7 @@ type drill struct {
 }
 
 func lifeOf(m *machine, name, text string) []drill {
-	id, s, target := string(disk.IDFor(disk.Name(name))), m.staging(name+"-s"), m.target(name+"-t")
+	id, s, target := string(disk.IDFor(disk.Volume, disk.Name(name))), m.staging(name+"-s"), m.target(name+"-t")
 	return []drill{
 		{"create", func(p *process) error { _, err := p.CreateVolume(within(p.t), createRequest(name)); return err }},
 		{"stage", func(p *process) error { return p.stage(id, s, writer) }},

@@ -120,11 +120,15 @@ func TestUnknownVolume(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "dir")
 	s := m.staging("s")
-	for _, id := range []string{string(disk.IDFor("never made")), "somebody-elses"} {
+	for _, id := range []string{string(disk.IDFor(disk.Volume, "never made")), "somebody-elses"} {
 		step(t, "stage", p.stage(id, s, writer), codes.NotFound)
 		step(t, "publish", p.publish(id, s, m.target("x"), writer, false), codes.NotFound)
 		step(t, "unstage", p.unstage(id, s), codes.NotFound)
-		step(t, "unpublish", p.unpublish(id, m.target("x")), codes.NotFound)
+		if strings.HasPrefix(id, "vol-") {
+			step(t, "unpublish", p.unpublish(id, m.target("x")), codes.NotFound)
+		} else { // it may have been an ephemeral volume, which is gone by now
+			step(t, "unpublish", p.unpublish(id, m.target("x")), codes.OK)
+		}
 		step(t, "stage nowhere", p.stage(id, "", writer), codes.InvalidArgument)
 		step(t, "publish nothing", p.publish(id, s, m.target("x"), nil, false), codes.InvalidArgument)
 		step(t, "unstage nowhere", p.unstage(id, ""), codes.InvalidArgument)
@@ -223,8 +227,7 @@ func TestCapacity(t *testing.T) {
 		})
 		return err
 	}
-	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}, AccessMode: writer.AccessMode}
-	if free() != 40<<20 || free(writer) != 40<<20 || free(block) != 0 {
+	if free() != 40<<20 || free(writer) != 40<<20 || free(blockOf(writer)) != 0 || free(mountOf(writer, "xfs", "")) != 0 {
 		t.Error("an empty loopfs does not have its capacity free")
 	}
 	step(t, "create", create("a", 30<<20, 0), codes.OK)
@@ -238,7 +241,7 @@ func TestCapacity(t *testing.T) {
 	step(t, "again, larger", create("a", 31<<20, 0), codes.AlreadyExists)
 	step(t, "again, smaller", create("a", 0, 29<<20), codes.AlreadyExists)
 	step(t, "again", create("a", 20<<20, 40<<20), codes.OK)
-	step(t, "delete", p.delete(string(disk.IDFor("a"))), codes.OK)
+	step(t, "delete", p.delete(string(disk.IDFor(disk.Volume, "a"))), codes.OK)
 	step(t, "room again", create("b", 16<<20, 0), codes.OK)
 }
 

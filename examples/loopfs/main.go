@@ -20,10 +20,10 @@ import (
 
 // options are what the command line and the environment say.
 type options struct {
-	data, backend, node, mode, endpoint, logLevel string
-	capacity                                      byteSize
-	maxVolumes                                    int64
-	attach                                        bool
+	data, backend, fsType, node, mode, endpoint, logLevel string
+	capacity                                              byteSize
+	maxVolumes                                            int64
+	attach                                                bool
 }
 
 func main() {
@@ -54,6 +54,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.SetOutput(out)
 	f.StringVar(&o.data, "data", envOr("LOOPFS_DATA", "./loopfs-data"), "`directory` of images and records")
 	f.StringVar(&o.backend, "backend", "auto", "where new volumes live: loop, dir, or auto")
+	f.StringVar(&o.fsType, "fs-type", "ext4", "file system of volumes for which none is asked: ext4 or xfs")
 	f.StringVar(&o.node, "node-id", host, "`id` of this node")
 	f.StringVar(&o.mode, "mode", "all", "services to serve: node, controller, or monolith (also called all)")
 	f.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on (unix:///run/csi.sock)")
@@ -80,6 +81,8 @@ func (o options) check(rest []string) error {
 		return fmt.Errorf("%q is not a flag", rest[0])
 	case !slices.Contains([]string{"node", "controller", "monolith", "all"}, o.mode):
 		return fmt.Errorf("mode %q is not one of node, controller, monolith, all", o.mode)
+	case !slices.Contains(disk.FileSystems(), o.fsType):
+		return fmt.Errorf("fs-type %q is not one of %q", o.fsType, disk.FileSystems())
 	case o.maxVolumes < 0:
 		return errors.New("max-volumes is negative")
 	}

@@ -133,6 +133,8 @@ func (m *machine) volumeFiles() []string {
 	return found
 }
 
+func (m *machine) run(command ...string) error { return exec.Command(command[0], command[1:]...).Run() }
+
 // staging makes a staging directory, as an orchestrator does.
 func (m *machine) staging(name string) string {
 	m.t.Helper()
@@ -272,71 +274,6 @@ func need(t *testing.T, backend string) {
 	if err != nil {
 		t.Skip(err)
 	}
-}
-
-func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: flags}},
-	}
-}
-
-var (
-	reader = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)
-	writer = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
-	single = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)
-	multi  = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
-)
-
-func (p *process) create(name string, c *csi.VolumeCapability) *csi.Volume {
-	p.t.Helper()
-	answer, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
-	})
-	if err != nil {
-		p.t.Fatalf("create %q: %v", name, err)
-	}
-	return answer.Volume
-}
-
-func (p *process) delete(id string) error {
-	_, err := p.DeleteVolume(p.t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-	return err
-}
-
-func (p *process) stage(id, at string, c *csi.VolumeCapability) error {
-	_, err := p.NodeStageVolume(p.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at, VolumeCapability: c})
-	return err
-}
-
-func (p *process) unstage(id, at string) error {
-	_, err := p.NodeUnstageVolume(p.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: at})
-	return err
-}
-
-func (p *process) publish(id, from, to string, c *csi.VolumeCapability, readOnly bool) error {
-	_, err := p.NodePublishVolume(p.t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: id, StagingTargetPath: from, TargetPath: to, VolumeCapability: c, Readonly: readOnly,
-	})
-	return err
-}
-
-func (p *process) unpublish(id, at string) error {
-	_, err := p.NodeUnpublishVolume(p.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: at})
-	return err
-}
-
-func (p *process) list(max int32, token string) ([]string, string) {
-	p.t.Helper()
-	answer, err := p.ListVolumes(p.t.Context(), &csi.ListVolumesRequest{MaxEntries: max, StartingToken: token})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	var ids []string
-	for _, e := range answer.Entries {
-		ids = append(ids, e.Volume.VolumeId)
-	}
-	return ids, answer.NextToken
 }
 
 // step is one expectation on one call's code.

@@ -100,7 +100,7 @@ func TestAttach(t *testing.T) {
 	id, other := c.create("a", writer).VolumeId, c.create("b", writer).VolumeId
 	_, err := c.attach(id, "nowhere", writer, false)
 	step(t, "attach to an unknown node", err, codes.NotFound)
-	_, err = c.attach(string(disk.IDFor("none")), "n1", writer, false)
+	_, err = c.attach(string(disk.IDFor(disk.Volume, "none")), "n1", writer, false)
 	step(t, "attach an unknown volume", err, codes.NotFound)
 	_, err = c.attach(id, "n1", multi, false)
 	step(t, "attach wider than made", err, codes.FailedPrecondition)
@@ -157,7 +157,7 @@ func TestStageNeedsTheAttachment(t *testing.T) {
 	step(t, "unstage", n.unstage(id, s), codes.OK)
 	step(t, "detach", c.detach(id, "n1"), codes.OK)
 	step(t, "detach again", c.detach(id, ""), codes.OK)
-	step(t, "detach what never was", c.detach(string(disk.IDFor("none")), "n1"), codes.OK)
+	step(t, "detach what never was", c.detach(string(disk.IDFor(disk.Volume, "none")), "n1"), codes.OK)
 	step(t, "stage with the old token", n.stageWith(id, s, context), codes.FailedPrecondition)
 	fresh, err := c.attach(id, "n2", writer, false)
 	step(t, "attach to the other node", err, codes.OK)
@@ -213,11 +213,11 @@ func TestUserNamespace(t *testing.T) {
 	step(t, "delete", p.delete(id), codes.OK)
 
 	record := fmt.Sprintf(`{"id":%q,"name":"l","state":"ready","backend":"loop","bytes":16777216,
-		"usage":{"mode":"writer","file_system":"ext4"}}`, disk.IDFor("l"))
-	if err := os.WriteFile(filepath.Join(m.data, "volumes", string(disk.IDFor("l"))+".json"), []byte(record), 0o600); err != nil {
+		"usage":{"mode":"writer","file_system":"ext4"}}`, disk.IDFor(disk.Volume, "l"))
+	if err := os.WriteFile(filepath.Join(m.data, "volumes", string(disk.IDFor(disk.Volume, "l"))+".json"), []byte(record), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := p.stage(string(disk.IDFor("l")), s, writer)
+	err := p.stage(string(disk.IDFor(disk.Volume, "l")), s, writer)
 	step(t, "stage a loop volume", err, codes.FailedPrecondition)
 	if !strings.Contains(fmt.Sprint(err), "user namespace") {
 		t.Errorf("the error does not say why: %v", err)

@@ -16,24 +16,24 @@ type publication struct {
 	from, to mount.Place
 	access   access
 	readOnly bool
+	device   string // of a raw volume, when it is known
 }
 
 // NodePublishVolume shows a staged volume at a target path. The directory above has to be there; the target is made.
-func (n *node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	id, badID := disk.ParseID(req.GetVolumeId())
+func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if req.GetVolumeContext()[ephemeralKey] == "true" {
+		return &csi.NodePublishVolumeResponse{}, n.publishEphemeral(ctx, req)
+	}
+	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	p, badRest := n.publication(req)
 	if err := refusal(badID, badRest); err != nil {
 		return nil, err
 	}
-	h, err := n.pool.Lock(id)
+	h, r, err := n.pool.Take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return nil, err
-	}
 	if err := mayUse(r, n.id, n.attach, req.GetPublishContext()); err != nil {
 		return nil, err
 	}
@@ -41,6 +41,24 @@ func (n *node) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRe
 }
 
 func (n *node) publication(req *csi.NodePublishVolumeRequest) (publication, error) {
+	p, err := n.target(req)
+	if err != nil {
+		return publication{}, err
+	}
+	if req.GetStagingTargetPath() == "" {
+		return publication{}, disk.Errorf(disk.ErrInUse, "the staging target path is missing: stage the volume first")
+	}
+	if p.from, err = n.place("staging target path", req.GetStagingTargetPath()); err != nil {
+		return publication{}, missingParent(err)
+	}
+	if mount.Inside(p.to.String(), p.from.String()) || mount.Inside(p.from.String(), p.to.String()) {
+		return publication{}, disk.Errorf(disk.ErrInvalid, "the target path and the staging target path overlap")
+	}
+	return p, nil
+}
+
+// target is what every publish names: how, and where to.
+func (n *node) target(req *csi.NodePublishVolumeRequest) (publication, error) {
 	a, err := readAccess(req.GetVolumeCapability())
 	if err != nil {
 		return publication{}, err
@@ -49,17 +67,7 @@ func (n *node) publication(req *csi.NodePublishVolumeRequest) (publication, erro
 	if err != nil {
 		return publication{}, missingParent(err)
 	}
-	if req.GetStagingTargetPath() == "" {
-		return publication{}, disk.Errorf(disk.ErrInUse, "the staging target path is missing: stage the volume first")
-	}
-	from, err := n.place("staging target path", req.GetStagingTargetPath())
-	if err != nil {
-		return publication{}, missingParent(err)
-	}
-	if mount.Inside(to.String(), from.String()) || mount.Inside(from.String(), to.String()) {
-		return publication{}, disk.Errorf(disk.ErrInvalid, "the target path and the staging target path overlap")
-	}
-	return publication{from: from, to: to, access: a, readOnly: req.GetReadonly() || a.usage.Mode == disk.Reader}, nil
+	return publication{to: to, access: a, readOnly: req.GetReadonly() || a.usage.Mode == disk.Reader}, nil
 }
 
 func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
@@ -67,59 +75,73 @@ func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
 	if err != nil {
 		return err
 	}
-	st, err := n.stageOf(now, r, p)
-	if err != nil {
+	if err := now.stageFor(p); err != nil {
 		return err
 	}
-	if done, err := published(now, r, st, p); done || err != nil {
+	if p.device, err = now.deviceFor(p); err != nil {
 		return err
 	}
-	if err := alone(now, st, p); err != nil {
+	if done, err := now.published(p); done || err != nil {
 		return err
 	}
-	next := st.WithPublish(p.to.String(), &disk.Publish{Mode: p.access.usage.Mode, ReadOnly: p.readOnly})
+	if err := now.alone(p); err != nil {
+		return err
+	}
+	next := now.stage.WithPublish(p.to.String(), &disk.Publish{Mode: p.access.usage.Mode, ReadOnly: p.readOnly, Device: p.device})
 	if err := h.Save(r.WithStage(n.id, &next)); err != nil {
 		return err
 	}
-	if err := n.show(p); err != nil {
-		return errors.Join(err, n.giveUpPublish(h, r, st, p))
+	if err := show(p); err != nil {
+		return errors.Join(err, n.giveUpPublish(h, r, p))
 	}
 	return nil
 }
 
-// stageOf finds the stage that a publish builds on: mounted at the path that the caller names, and wide enough.
-func (n *node) stageOf(now here, r disk.Record, p publication) (disk.Stage, error) {
-	st, ok := r.Staged[n.id]
-	shown, err := now.shown(p.from.String())
+// stageFor says whether the volume is staged at the path that the caller names, and widely enough.
+func (h here) stageFor(p publication) error {
+	staged, err := h.staged()
 	if err != nil {
-		return st, err
+		return err
 	}
-	if !ok || !shown || st.Path != p.from.String() {
-		return st, disk.Errorf(disk.ErrInUse, "volume %s is not staged at %s: stage it first", r.ID, p.from)
+	if !staged || h.stage.Path != p.from.String() {
+		return disk.Errorf(disk.ErrInUse, "volume %s is not staged at %s: stage it first", h.record.ID, p.from)
 	}
-	if !fits(st.Usage, p.access.usage) || st.Usage.Flags != p.access.usage.Flags {
-		return st, disk.Errorf(disk.ErrInUse, "volume %s is staged with another capability (mode %s)", r.ID, st.Usage.Mode)
+	have, asked := h.stage.Usage, p.access.usage
+	if !have.Fits(asked) || have.Flags != asked.Flags || have.Group != asked.Group {
+		return disk.Errorf(disk.ErrInUse, "volume %s is staged with another capability (%s)", h.record.ID, have)
 	}
-	return st, nil
+	return nil
+}
+
+// deviceFor is the device that a publish of a raw volume shows: one for reading where nobody may write.
+func (h here) deviceFor(p publication) (string, error) {
+	if p.access.usage.Access != disk.Raw {
+		return "", nil
+	}
+	d, err := h.devices()
+	if err != nil {
+		return "", err
+	}
+	return d.Attach(h.record.ID, p.readOnly || h.readOnly())
 }
 
 // published says whether the volume is at the target exactly so. There otherwise is an error.
-func published(now here, r disk.Record, st disk.Stage, p publication) (bool, error) {
-	shown, err := now.shown(p.to.String())
+func (h here) published(p publication) (bool, error) {
+	shown, err := h.shown(p.to.String())
 	if err != nil || !shown {
 		return false, err
 	}
-	have, ok := st.Published[p.to.String()]
-	if !ok || have.Mode != p.access.usage.Mode || have.ReadOnly != p.readOnly {
-		return false, disk.Errorf(disk.ErrExists, "volume %s is published at %s for another usage", r.ID, p.to)
+	have, ok := h.stage.Published[p.to.String()]
+	if !ok || have.Mode != p.access.usage.Mode || have.ReadOnly != p.readOnly || have.Device != p.device {
+		return false, disk.Errorf(disk.ErrExists, "volume %s is published at %s for another usage", h.record.ID, p.to)
 	}
 	return true, nil
 }
 
 // alone refuses a second target, unless both are for many writers (the table under NodePublishVolume in the specification).
-func alone(now here, st disk.Stage, p publication) error {
-	for target, other := range st.Published {
-		if target == p.to.String() || now.table.At(target) == nil {
+func (h here) alone(p publication) error {
+	for target, other := range h.stage.Published {
+		if target == p.to.String() || len(h.table.Stack(target)) == 0 {
 			continue
 		}
 		if other.Mode != disk.MultiWriter || p.access.usage.Mode != disk.MultiWriter {
@@ -129,44 +151,52 @@ func alone(now here, st disk.Stage, p publication) error {
 	return nil
 }
 
-func (n *node) show(p publication) error {
-	if err := p.to.Make(); err != nil {
-		return err
-	}
+func show(p publication) error {
 	flags := mount.Flags{} // the staging mount's own flags come along
 	if p.readOnly {
 		flags = flags.ReadOnly()
 	}
+	if p.device != "" {
+		if err := p.to.MakeFile(); err != nil {
+			return err
+		}
+		return p.to.BindFile(p.device, flags)
+	}
+	if err := p.to.Make(); err != nil {
+		return err
+	}
 	return p.to.BindFrom(p.from, flags)
 }
 
-// giveUpPublish takes the record and the directory of a publish back that did not come to be.
-func (n *node) giveUpPublish(h *disk.Hold, r disk.Record, st disk.Stage, p publication) error {
-	if err := n.takeDown(r, p.to); err != nil {
+// giveUpPublish takes the record and the target of a publish back that did not come to be.
+func (n *node) giveUpPublish(h *disk.Hold, before disk.Record, p publication) error {
+	if err := n.takeDown(before, p.to); err != nil {
 		return err
 	}
-	if err := p.to.Remove(); err != nil && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ENOTEMPTY) {
-		return err // a file, or a directory with something in it, was there before and stays
+	if err := clean(before.Staged[n.id], p.to); err != nil && !foreign(err) {
+		return err
 	}
-	return h.Save(r.WithStage(n.id, &st))
+	return h.Save(before)
 }
 
+// foreign says whether a target is left because it is of another kind or has something in it: it was there before and stays.
+func foreign(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOTEMPTY) }
+
 // NodeUnpublishVolume takes a volume from a target path and removes the target.
-func (n *node) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	id, badID := disk.ParseID(req.GetVolumeId())
+func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, badID := known(req.GetVolumeId())
 	at, badPath := n.oldPlace("target path", req.GetTargetPath())
 	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
-	h, err := n.pool.Lock(id)
+	if id.Kind() == disk.Ephemeral {
+		return &csi.NodeUnpublishVolumeResponse{}, n.unpublishEphemeral(ctx, id, at)
+	}
+	h, r, err := n.pool.Take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return nil, err
-	}
 	return &csi.NodeUnpublishVolumeResponse{}, n.unpublish(h, r, at)
 }
 
@@ -181,7 +211,7 @@ func (n *node) unpublish(h *disk.Hold, r disk.Record, at mount.Place) error {
 	if _, recorded := st.Published[at.String()]; !recorded {
 		return nil // never published there, or taken down already: the directory is somebody else's
 	}
-	if err := at.Remove(); err != nil {
+	if err := clean(st, at); err != nil {
 		return err
 	}
 	st = st.WithPublish(at.String(), nil)

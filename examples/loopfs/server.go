@@ -4,18 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"holdfast/examples/loopfs/internal/disk"
+	"holdfast/internal/mnt"
 )
 
 // grace is how long calls that run at a SIGTERM may take to end. What they leave undone, the next start finishes.
@@ -55,12 +53,13 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 	if err != nil {
 		return nil, err
 	}
+	pool.FileSystem = o.fsType
 	server := grpc.NewServer(grpc.UnaryInterceptor(edge(log)))
 	csi.RegisterIdentityServer(server, &identity{store: store, controller: o.servesController()})
+	if err := recoverPool(pool, log); err != nil {
+		return nil, err
+	}
 	if o.servesController() {
-		if err := recoverPool(pool, log); err != nil {
-			return nil, err
-		}
 		csi.RegisterControllerServer(server, &controller{pool: pool, attach: o.attach, maxVolumes: o.maxVolumes})
 	}
 	if o.servesNode() {
@@ -126,36 +125,16 @@ func socketPath(endpoint string) (string, error) {
 
 // listen makes the socket. One of an earlier process is replaced, but only if nobody answers on it.
 func listen(ctx context.Context, path string) (net.Listener, error) {
-	if err := removeStale(ctx, path); err != nil {
+	answers, err := mnt.StaleSocket(path)
+	if err != nil {
 		return nil, err
+	}
+	if answers {
+		return nil, fmt.Errorf("another process serves on %s", path)
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return l, nil
-}
-
-func removeStale(ctx context.Context, path string) error {
-	st, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("look at the socket: %w", err)
-	}
-	if st.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket; it stays", path)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err == nil {
-		conn.Close()
-		return fmt.Errorf("another process serves on %s", path)
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return fmt.Errorf("a socket is at %s, and whether somebody serves on it is not known: %w", path, err)
-	}
-	return os.Remove(path)
 }

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"time"
 
@@ -13,30 +13,26 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// NodeStageVolume mounts a volume at its one staging path on this node.
-func (n *node) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	id, badID := disk.ParseID(req.GetVolumeId())
+// NodeStageVolume mounts a volume at its one staging path on this node. A raw volume gets its device; its staging path stays empty.
+func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	a, badAccess := readAccess(req.GetVolumeCapability())
 	at, badPath := n.place("staging target path", req.GetStagingTargetPath())
 	if err := refusal(badID, badAccess, missingParent(badPath)); err != nil {
 		return nil, err
 	}
-	h, err := n.pool.Lock(id)
+	h, r, err := n.pool.Take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return nil, err
-	}
 	if err := mayUse(r, n.id, n.attach, req.GetPublishContext()); err != nil {
 		return nil, err
 	}
 	if r.Attached[n.id].ReadOnly {
 		a.flags = a.flags.ReadOnly()
 	}
-	return &csi.NodeStageVolumeResponse{}, n.stage(h, r, at, a)
+	return &csi.NodeStageVolumeResponse{}, n.stage(ctx, h, r, at, a)
 }
 
 // missingParent gives an answer to a caller that did not make the directories which are its to make.
@@ -47,74 +43,131 @@ func missingParent(err error) error {
 	return err
 }
 
-func (n *node) stage(h *disk.Hold, r disk.Record, at mount.Place, a access) error {
-	if !fits(r.Usage, a.usage) {
-		return disk.Errorf(disk.ErrInUse, "volume %s was made for mode %s, not for %s", r.ID, r.Usage.Mode, a.usage.Mode)
+func (n *node) stage(ctx context.Context, h *disk.Hold, r disk.Record, at mount.Place, a access) error {
+	if !r.Usage.Fits(a.usage) {
+		return disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage, a.usage)
 	}
 	now, err := n.look(r)
 	if err != nil {
 		return err
 	}
-	done, err := n.staged(now, r, at, a.usage)
+	if a.usage.FileSystem, err = n.fileSystem(now, a.usage); err != nil {
+		return err
+	}
+	done, err := now.stagedAt(at, a.usage)
 	if err != nil || done {
 		return err
 	}
-	st := r.Staged[n.id] // publishes that were never taken down stay on record
+	st := now.stage // publishes that were never taken down stay on record
 	st.Path, st.Usage, st.Boot = at.String(), a.usage, n.pool.Boot()
-	if err := h.Save(r.WithStage(n.id, &st)); err != nil {
+	now.record, now.stage = r.WithStage(n.id, &st), st
+	if err := h.Save(now.record); err != nil {
 		return err
 	}
-	if err := now.backend.Mount(r.ID, at, a.flags); err != nil {
-		return errors.Join(missingParent(err), n.giveUpStage(h, r, at))
+	if err := n.bring(ctx, h, now, at, a); err != nil {
+		return errors.Join(missingParent(err), n.giveUpStage(h, r, now, at))
 	}
 	return nil
 }
 
-// staged says whether the volume is staged exactly so. Staged otherwise is an error.
-func (n *node) staged(now here, r disk.Record, at mount.Place, usage disk.Usage) (bool, error) {
-	st, recorded := r.Staged[n.id]
-	if recorded && st.Path != at.String() {
-		if shown, err := now.shown(st.Path); shown || err != nil {
-			return false, errors.Join(disk.Errorf(disk.ErrExists, "volume %s is staged at %s already", r.ID, st.Path), err)
-		}
+// fileSystem is the type that the volume is staged with: what is asked for, or what it was made for, or what it holds, or loopfs'
+// own choice.
+func (n *node) fileSystem(now here, u disk.Usage) (string, error) {
+	if u.Access == disk.Raw {
+		return "", nil
 	}
-	shown, err := now.shown(at.String())
-	if err != nil || !shown {
+	asked := cmp.Or(u.FileSystem, now.record.Usage.FileSystem)
+	if asked != "" {
+		return asked, nil
+	}
+	have, err := now.backend.FileSystem(now.record.ID)
+	return cmp.Or(have, n.pool.FileSystem), err
+}
+
+// stagedAt says whether the volume is staged exactly so. Staged otherwise is an error.
+func (h here) stagedAt(at mount.Place, usage disk.Usage) (bool, error) {
+	staged, err := h.staged()
+	switch {
+	case err != nil:
 		return false, err
+	case staged && h.stage.Path != at.String():
+		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s already", h.record.ID, h.stage.Path)
+	case staged && h.stage.Usage != usage:
+		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for another usage (%s)", h.record.ID, at, h.stage.Usage)
+	case staged:
+		return true, nil
 	}
-	if !recorded || st.Path != at.String() || st.Usage != usage {
-		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for another usage", r.ID, at)
+	shown, err := h.shown(at.String())
+	if shown {
+		err = disk.Errorf(disk.ErrExists, "volume %s is mounted at %s and not staged there; unstage it first", h.record.ID, at)
 	}
-	return true, nil
+	return false, err
+}
+
+// bring mounts the volume, or gives it its device.
+func (n *node) bring(ctx context.Context, h *disk.Hold, now here, at mount.Place, a access) error {
+	r := now.record
+	if a.usage.Access == disk.Raw {
+		return now.bringDevice()
+	}
+	how := disk.Mounting{Bytes: r.Bytes, FileSystem: a.usage.FileSystem, Flags: a.flags}
+	if a.usage.Group != r.Group && !now.readOnly() { // once: what workloads make of it later is theirs
+		how.Group = a.usage.Group
+	}
+	if err := now.backend.Mount(ctx, r.ID, at, how); err != nil || how.Group == "" {
+		return err
+	}
+	r.Group = how.Group
+	return h.Save(r)
+}
+
+func (h here) bringDevice() error {
+	d, err := h.devices()
+	if err != nil {
+		return err
+	}
+	if err := h.backend.Grow(h.record.ID, h.record.Bytes); err != nil { // which a kill may have prevented
+		return err
+	}
+	_, err = d.Attach(h.record.ID, h.readOnly())
+	return err
 }
 
 // giveUpStage takes the record of a stage back that did not come to be.
-func (n *node) giveUpStage(h *disk.Hold, r disk.Record, at mount.Place) error {
-	if err := n.takeDown(r, at); err != nil {
+func (n *node) giveUpStage(h *disk.Hold, before disk.Record, now here, at mount.Place) error {
+	if err := n.putAway(now, at); err != nil {
 		return err
 	}
-	if st := r.Staged[n.id]; len(st.Published) > 0 {
-		return h.Save(r)
+	if len(now.stage.Published) > 0 {
+		return h.Save(before)
 	}
-	return h.Save(r.WithStage(n.id, nil))
+	return h.Save(before.WithStage(n.id, nil))
 }
 
-// NodeUnstageVolume takes the staging mount away. The volume must not be published on this node any more.
+// putAway takes down what a stage brought.
+func (n *node) putAway(now here, at mount.Place) error {
+	if now.stage.Usage.Access != disk.Raw {
+		return n.takeDown(now.record, at)
+	}
+	devices, err := now.devices()
+	if err != nil {
+		return err
+	}
+	return devices.Detach(now.record.ID)
+}
+
+// NodeUnstageVolume takes the staging mount, or the device, away. The volume must not be published on this node any more.
 func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	id, badID := disk.ParseID(req.GetVolumeId())
+	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	at, badPath := n.oldPlace("staging target path", req.GetStagingTargetPath())
 	if err := refusal(badID, badPath); err != nil {
 		return nil, err
 	}
-	h, err := n.pool.Lock(id)
+	h, r, err := n.pool.Take(id)
 	if err != nil {
 		return nil, err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return nil, err
-	}
 	return &csi.NodeUnstageVolumeResponse{}, n.unstage(ctx, h, r, at)
 }
 
@@ -123,20 +176,20 @@ func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at moun
 	if err != nil {
 		return err
 	}
-	st, recorded := r.Staged[n.id]
-	if !recorded || st.Path != at.String() && now.table.At(st.Path) != nil {
+	staged, err := now.staged()
+	if now.stage.Path != at.String() && (staged || err != nil || now.stage.Path == "") {
 		return n.takeDown(r, at) // not staged here; a mount without a record is taken down all the same
 	}
-	for target := range st.Published {
-		if now.table.At(target) != nil {
+	for target := range now.stage.Published {
+		if len(now.table.Stack(target)) > 0 {
 			return disk.Errorf(disk.ErrInUse, "volume %s is still published at %s", r.ID, target)
 		}
 	}
-	if err := n.takeDown(r, at); err != nil {
+	if err := n.putAway(now, at); err != nil {
 		return err
 	}
-	for target := range st.Published {
-		if err := n.removeTarget(target); err != nil {
+	for target := range now.stage.Published {
+		if err := removeTarget(now.stage, target); err != nil {
 			return err
 		}
 	}
@@ -150,7 +203,7 @@ func awaitRelease(ctx context.Context, now here) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for {
-		if who, err := now.backend.HeldBy(now.id); who == "" || err != nil {
+		if who, err := now.backend.HeldBy(now.record.ID); who == "" || err != nil {
 			return
 		}
 		select {
@@ -159,16 +212,4 @@ func awaitRelease(ctx context.Context, now here) {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// removeTarget removes the directory of a publish that is mounted no more.
-func (n *node) removeTarget(target string) error {
-	at, err := mount.Resolve(target)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("target path: %w", err)
-	}
-	return at.Remove()
 }

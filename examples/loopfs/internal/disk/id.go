@@ -9,35 +9,52 @@ import (
 	"unicode/utf8"
 )
 
-// Name is what a caller calls a volume. It never becomes part of a path.
+// Name is what a caller calls a volume or a snapshot. It never becomes part of a path.
 type Name string
 
-// ID is a volume id: minted by IDFor, and safe as a file name.
+// ID is the id of a volume or a snapshot: minted here, and safe as a file name.
 type ID string
+
+// Kind says what an id is of.
+type Kind string
+
+// The kinds, as ids begin with them.
+const (
+	Volume    Kind = "vol"  // made by CreateVolume
+	Snapshot  Kind = "snap" // made by CreateSnapshot
+	Ephemeral Kind = "eph"  // made by the publish of a volume that has an id of the caller's
+)
 
 // maxText is the general limit of the CSI specification for strings, in bytes.
 const maxText = 128
 
-var mintedID = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
+var mintedID = regexp.MustCompile(`^(vol|snap|eph)-[0-9a-f]{32}$`)
 
-// IDFor mints the id of the volume of that name. The same name has the same id, so CreateVolume is idempotent by itself.
-func IDFor(name Name) ID { return ID("vol-" + digest(string(name))) }
+// IDFor mints the id of that kind for that name. The same name has the same id, so that making is idempotent by itself.
+func IDFor(k Kind, name Name) ID { return ID(string(k) + "-" + digest(string(name))) }
 
-// ParseName takes a volume name from a caller. What is refused is ErrInvalid.
+// Kind is what the id is of.
+func (id ID) Kind() Kind {
+	kind, _, _ := strings.Cut(string(id), "-")
+	return Kind(kind)
+}
+
+// ParseName takes the name of a volume or a snapshot from a caller. What is refused is ErrInvalid.
 func ParseName(s string) (Name, error) {
-	if err := CheckText("volume name", s, maxText); err != nil {
+	if err := CheckText("name", s, maxText); err != nil {
 		return "", err
 	}
 	return Name(s), nil
 }
 
-// ParseID takes a volume id from a caller. What could never be an id is ErrInvalid, what loopfs never minted ErrNotFound.
-func ParseID(s string) (ID, error) {
-	if err := CheckText("volume id", s, maxText); err != nil {
+// ParseID takes an id of that kind from a caller. What could never be an id is ErrInvalid, what loopfs never minted ErrNotFound.
+func ParseID(k Kind, s string) (ID, error) {
+	what := map[Kind]string{Volume: "volume", Snapshot: "snapshot"}[k]
+	if err := CheckText(what+" id", s, maxText); err != nil {
 		return "", err
 	}
-	if !mintedID.MatchString(s) {
-		return "", Errorf(ErrNotFound, "volume %q was not made by loopfs", s)
+	if !mintedID.MatchString(s) || ID(s).Kind() != k {
+		return "", Errorf(ErrNotFound, "%s %q was not made by loopfs", what, s)
 	}
 	return ID(s), nil
 }

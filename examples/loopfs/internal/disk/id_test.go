@@ -18,7 +18,7 @@ func TestHostileTextIsInvalid(t *testing.T) {
 		if _, err := ParseName(s); !errors.Is(err, ErrInvalid) {
 			t.Errorf("name %q: %v", s, err)
 		}
-		if _, err := ParseID(s); !errors.Is(err, ErrInvalid) {
+		if _, err := ParseID(Volume, s); !errors.Is(err, ErrInvalid) {
 			t.Errorf("id %q: %v", s, err)
 		}
 	}
@@ -26,14 +26,14 @@ func TestHostileTextIsInvalid(t *testing.T) {
 
 func TestForeignIDIsNotFound(t *testing.T) {
 	for _, s := range []string{"vol-1", "VOL-" + strings.Repeat("0", 32), "vol-" + strings.Repeat("g", 32), "other", "vol-" + strings.Repeat("0", 33)} {
-		if _, err := ParseID(s); !errors.Is(err, ErrNotFound) {
+		if _, err := ParseID(Volume, s); !errors.Is(err, ErrNotFound) {
 			t.Errorf("id %q: %v", s, err)
 		}
 	}
 }
 
 func TestSameNameSameID(t *testing.T) {
-	if again := IDFor("a"); again != IDFor("a") || again == IDFor("b") {
+	if again := IDFor(Volume, "a"); again != IDFor(Volume, "a") || again == IDFor(Volume, "b") {
 		t.Error("ids do not follow names")
 	}
 }
@@ -43,14 +43,14 @@ func FuzzIDs(f *testing.F) {
 		f.Add(s)
 	}
 	f.Add("a good name")
-	f.Add(string(IDFor("a good name")))
+	f.Add(string(IDFor(Volume, "a good name")))
 	f.Fuzz(func(t *testing.T, s string) {
 		if name, err := ParseName(s); err == nil {
-			if id, err := ParseID(string(IDFor(name))); err != nil || id != IDFor(name) {
+			if id, err := ParseID(Volume, string(IDFor(Volume, name))); err != nil || id != IDFor(Volume, name) {
 				t.Errorf("the id of name %q does not parse: %v", s, err)
 			}
 		}
-		id, err := ParseID(s)
+		id, err := ParseID(Volume, s)
 		if err != nil {
 			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrNotFound) {
 				t.Errorf("id %q: an error of no kind: %v", s, err)

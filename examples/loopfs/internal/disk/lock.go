@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold is the right to change one volume. It ends with Release, or with the process.
+// Hold is the right to change one volume or snapshot. It ends with Release, or with the process.
 type Hold struct {
 	store *Store
 	id    ID
@@ -17,7 +17,7 @@ type Hold struct {
 	gone  bool // there is no record, so the lock file goes too
 }
 
-// Lock takes the right to change a volume. It never waits: somebody else's is ErrBusy.
+// Lock takes the right to change a volume or snapshot. It never waits: somebody else's is ErrBusy.
 func (s *Store) Lock(id ID) (*Hold, error) {
 	if !s.enter(id) {
 		return nil, busy(id)
@@ -31,7 +31,7 @@ func (s *Store) Lock(id ID) (*Hold, error) {
 }
 
 func busy(id ID) error {
-	return Errorf(ErrBusy, "another call for volume %s is running; try again when it has ended", id)
+	return Errorf(ErrBusy, "another call for %s is running; try again when it has ended", id)
 }
 
 func (s *Store) enter(id ID) bool {
@@ -57,14 +57,14 @@ func (s *Store) lockFile(id ID) (*os.File, error) {
 	for {
 		f, err := s.root.OpenFile(lockName(id), os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
-			return nil, fmt.Errorf("lock volume %s: %w", id, err)
+			return nil, fmt.Errorf("lock %s: %w", id, err)
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, busy(id)
 			}
-			return nil, fmt.Errorf("lock volume %s: %w", id, err)
+			return nil, fmt.Errorf("lock %s: %w", id, err)
 		}
 		same, err := s.isNamed(f, lockName(id))
 		if same {
@@ -72,7 +72,7 @@ func (s *Store) lockFile(id ID) (*os.File, error) {
 		}
 		unlock(f)
 		if err != nil {
-			return nil, fmt.Errorf("lock volume %s: %w", id, err)
+			return nil, fmt.Errorf("lock %s: %w", id, err)
 		}
 	}
 }

@@ -4,34 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"os"
-	"strings"
+
+	"holdfast/internal/mnt"
 )
 
-// Limits of a volume's size. Sizes are whole blocks.
-const (
-	MinBytes     = 16 << 20
-	DefaultBytes = 64 << 20
-	blockBytes   = 4096
-)
-
-// Pool makes and removes volumes within a total size.
+// Pool makes and removes volumes and snapshots within a total size.
 type Pool struct {
 	*Store
-	Backends map[string]Backend
-	Making   string // the backend of new volumes
-	Capacity int64
-	boot     string
+	Backends   map[string]Backend
+	Making     string // the backend of new volumes
+	Capacity   int64
+	FileSystem string // of volumes for which none is asked
+	boot       string
 }
 
 // NewPool makes a pool over the store. Making is a key of backends.
 func NewPool(s *Store, backends map[string]Backend, making string, capacity int64) (*Pool, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := mnt.BootID()
 	if err != nil {
-		return nil, fmt.Errorf("read the boot id: %w", err)
+		return nil, err
 	}
-	return &Pool{Store: s, Backends: backends, Making: making, Capacity: capacity, boot: strings.TrimSpace(string(boot))}, nil
+	return &Pool{Store: s, Backends: backends, Making: making, Capacity: capacity, FileSystem: "ext4", boot: boot}, nil
 }
 
 // Boot identifies this boot of the machine.
@@ -46,75 +39,105 @@ func (p *Pool) Backend(r Record) (Backend, error) {
 	return b, nil
 }
 
-// Wanted is a volume as a caller asks for it.
-type Wanted struct {
-	Name       Name
-	AtLeast    int64 // bytes; 0: no wish
-	AtMost     int64 // bytes; 0: no limit
-	Usage      Usage
-	Parameters string // a digest
+// Take locks what is ready for use and reads its record. What a kill left frozen is thawed.
+func (p *Pool) Take(id ID) (*Hold, Record, error) {
+	h, err := p.Lock(id)
+	if err != nil {
+		return nil, Record{}, err
+	}
+	r, err := h.Find()
+	if err == nil && r.Frozen {
+		r, err = p.thaw(h, r)
+	}
+	if err != nil {
+		h.Release()
+		return nil, Record{}, err
+	}
+	return h, r, nil
 }
 
 // Create makes the volume, or finds that it is there already. It counts against the capacity from before it is made.
 func (p *Pool) Create(ctx context.Context, w Wanted) (Record, error) {
-	if w.AtLeast < 0 || w.AtMost < 0 || w.AtMost > 0 && w.AtMost < w.AtLeast {
-		return Record{}, Errorf(ErrRange, "no size is at least %d and at most %d bytes", w.AtLeast, w.AtMost)
+	if err := checkRange(w.AtLeast, w.AtMost); err != nil {
+		return Record{}, err
 	}
-	id := IDFor(w.Name)
-	h, err := p.Lock(id)
+	h, err := p.Lock(IDFor(Volume, w.Name))
 	if err != nil {
 		return Record{}, err
 	}
 	defer h.Release()
-	r, err := h.Load()
+	r, err := p.settled(h)
 	switch {
-	case err == nil && r.State == Ready:
+	case err == nil:
 		return r, r.satisfies(w)
-	case err == nil: // a kill interrupted its making or its removal
-		if err := p.clear(h, r); err != nil {
-			return Record{}, err
-		}
 	case !errors.Is(err, ErrNotFound):
 		return Record{}, err
+	case w.Source != "":
+		return p.createFrom(ctx, h, w)
 	}
-	bytes, err := w.size(p.Capacity)
+	b := p.Backends[p.Making]
+	if err := b.Takes(w.Usage); err != nil {
+		return Record{}, err
+	}
+	bytes, err := p.SizeOf(w)
 	if err != nil {
 		return Record{}, err
 	}
-	r = Record{ID: id, Name: w.Name, State: Making, Backend: p.Making, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters}
-	return p.make(ctx, h, r)
+	r = Record{ID: h.id, Name: w.Name, Backend: p.Making, Bytes: bytes, Usage: w.Usage, Parameters: w.Parameters}
+	return p.make(h, r, func() error { return b.Make(ctx, r.ID, r.Bytes) })
 }
 
-func (p *Pool) make(ctx context.Context, h *Hold, r Record) (Record, error) {
-	if err := p.reserve(h, r); err != nil {
-		return Record{}, err
-	}
-	b, err := p.Backend(r)
+// MakeEphemeral makes the bytes of a volume that a node is about to show; its record says where from the beginning. Under h there is
+// no such volume.
+func (p *Pool) MakeEphemeral(ctx context.Context, h *Hold, w Wanted, node string, st Stage) (Record, error) {
+	bytes, err := p.SizeOf(w)
 	if err != nil {
 		return Record{}, err
 	}
-	if err := b.Make(ctx, r.ID, r.Bytes); err != nil {
-		return Record{}, errors.Join(fmt.Errorf("make volume %s: %w", r.ID, err), p.clear(h, r))
+	r := Record{ID: h.id, Name: w.Name, Backend: p.Making, Bytes: bytes, Usage: w.Usage}.WithStage(node, &st)
+	return p.make(h, r, func() error { return p.Backends[p.Making].Make(ctx, r.ID, r.Bytes) })
+}
+
+// settled reads a record that is ready. What a kill interrupted is removed, and then it does not exist.
+func (p *Pool) settled(h *Hold) (Record, error) {
+	r, err := h.Load()
+	if err != nil || r.State == Ready {
+		return r, err
+	}
+	if err := p.Discard(h, r); err != nil {
+		return Record{}, err
+	}
+	return Record{}, Errorf(ErrNotFound, "%s does not exist", h.id)
+}
+
+// make keeps the record of something to be made, has it filled, and calls it ready. What fails is removed.
+func (p *Pool) make(h *Hold, r Record, fill func() error) (Record, error) {
+	r.State = Making
+	if err := p.reserve(r.Bytes, func() error { return h.Save(r) }); err != nil {
+		return Record{}, err
+	}
+	if err := fill(); err != nil {
+		return Record{}, errors.Join(fmt.Errorf("make %s: %w", r.ID, err), p.Discard(h, r))
 	}
 	r.State = Ready
 	return r, h.Save(r)
 }
 
-// reserve writes the record of a volume to be made, if there is room for it.
-func (p *Pool) reserve(h *Hold, r Record) error {
+// reserve has a record written that claims so many bytes more, if there is room for them.
+func (p *Pool) reserve(bytes int64, save func() error) error {
 	return p.accounting(func() error {
 		free, err := p.free()
 		if err != nil {
 			return err
 		}
-		if r.Bytes > free {
-			return Errorf(ErrFull, "%d bytes are asked for, %d of %d are free", r.Bytes, free, p.Capacity)
+		if bytes > free {
+			return Errorf(ErrFull, "%d bytes are asked for, %d of %d are free", bytes, free, p.Capacity)
 		}
-		return h.Save(r)
+		return save()
 	})
 }
 
-// Free is how many bytes may still be given to volumes.
+// Free is how many bytes may still be given to volumes and snapshots.
 func (p *Pool) Free() (int64, error) {
 	var free int64
 	err := p.accounting(func() (err error) {
@@ -136,39 +159,7 @@ func (p *Pool) free() (int64, error) {
 	return max(free, 0), nil
 }
 
-// size picks how many bytes a new volume gets.
-func (w Wanted) size(capacity int64) (int64, error) {
-	most := w.AtMost
-	if most == 0 {
-		most = math.MaxInt64
-	}
-	if w.AtLeast > capacity {
-		return 0, Errorf(ErrRange, "%d bytes are asked for, loopfs has %d in all", w.AtLeast, capacity)
-	}
-	bytes := min(DefaultBytes, most/blockBytes*blockBytes)
-	if w.AtLeast > 0 {
-		bytes = (max(w.AtLeast, MinBytes) + blockBytes - 1) / blockBytes * blockBytes
-	}
-	if bytes < MinBytes || bytes > most {
-		return 0, Errorf(ErrRange, "at most %d bytes are asked for, a volume here has at least %d, in blocks of %d", most, MinBytes, blockBytes)
-	}
-	return bytes, nil
-}
-
-// satisfies says whether the volume that exists is what is wanted.
-func (r Record) satisfies(w Wanted) error {
-	switch {
-	case r.Bytes < w.AtLeast || w.AtMost > 0 && r.Bytes > w.AtMost:
-		return Errorf(ErrExists, "volume %q exists with %d bytes", r.Name, r.Bytes)
-	case !r.Usage.Mode.Includes(w.Usage.Mode) || r.Usage.FileSystem != w.Usage.FileSystem:
-		return Errorf(ErrExists, "volume %q exists, made for mode %s", r.Name, r.Usage.Mode)
-	case r.Parameters != w.Parameters:
-		return Errorf(ErrExists, "volume %q exists, made with other parameters", r.Name)
-	}
-	return nil
-}
-
-// Delete removes the volume if nobody uses it; that there is none is no error.
+// Delete removes a volume that nobody uses, or a snapshot; that there is none is no error.
 func (p *Pool) Delete(id ID) error {
 	h, err := p.Lock(id)
 	if err != nil {
@@ -187,7 +178,7 @@ func (p *Pool) Delete(id ID) error {
 			return err
 		}
 	}
-	return p.clear(h, r)
+	return p.Discard(h, r)
 }
 
 func (p *Pool) unused(r Record) error {
@@ -208,8 +199,8 @@ func (p *Pool) unused(r Record) error {
 	return nil
 }
 
-// clear removes what there is of a volume. A kill in the middle leaves a record that says so.
-func (p *Pool) clear(h *Hold, r Record) error {
+// Discard removes what there is of a volume or a snapshot, whoever may use it. A kill in the middle leaves a record that says so.
+func (p *Pool) Discard(h *Hold, r Record) error {
 	b, err := p.Backend(r)
 	if err != nil {
 		return err
@@ -219,13 +210,13 @@ func (p *Pool) clear(h *Hold, r Record) error {
 		return err
 	}
 	if err := b.Remove(r.ID); err != nil {
-		return fmt.Errorf("remove volume %s: %w", r.ID, err)
+		return fmt.Errorf("remove %s: %w", r.ID, err)
 	}
 	return h.Drop()
 }
 
-// Recover removes the volumes that a kill left half made or half removed, unless another process is at them right now.
-// It returns their ids.
+// Recover removes what a kill left half made or half removed, and thaws what it left frozen, unless another process is at it right
+// now. It returns the ids of what was removed.
 func (p *Pool) Recover() ([]ID, error) {
 	all, err := p.All()
 	if err != nil {
@@ -233,45 +224,47 @@ func (p *Pool) Recover() ([]ID, error) {
 	}
 	var cleared []ID
 	for _, r := range all {
-		if r.State == Ready {
+		if r.State == Ready && !r.Frozen {
 			continue
 		}
-		err := p.recover(r.ID)
-		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrNotFound) {
+		gone, err := p.recover(r.ID)
+		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnavailable) {
 			return cleared, err
 		}
-		if err == nil {
+		if gone {
 			cleared = append(cleared, r.ID)
 		}
 	}
 	return cleared, nil
 }
 
-func (p *Pool) recover(id ID) error {
+func (p *Pool) recover(id ID) (gone bool, err error) {
 	h, err := p.Lock(id)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer h.Release()
 	r, err := h.Load()
-	if err != nil || r.State == Ready {
-		return err
+	switch {
+	case err != nil:
+		return false, err
+	case r.State != Ready:
+		err = p.Discard(h, r)
+		return err == nil, err
+	case r.Frozen:
+		_, err = p.thaw(h, r)
 	}
-	return p.clear(h, r)
+	return false, err
 }
 
 // Attach gives the node the right to the volume, if it has fewer than limit others (0: no limit). The caller's decide is
 // asked under the lock and returns the attachment to write, or an error.
 func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Attachment, error)) (Attachment, error) {
-	h, err := p.Lock(id)
+	h, r, err := p.Take(id)
 	if err != nil {
 		return Attachment{}, err
 	}
 	defer h.Release()
-	r, err := h.Find()
-	if err != nil {
-		return Attachment{}, err
-	}
 	a, err := decide(r)
 	if _, already := r.Attached[node]; already || err != nil {
 		return a, err
@@ -289,7 +282,7 @@ func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Atta
 }
 
 func (p *Pool) attachedTo(node string) (n int64, err error) {
-	all, err := p.All()
+	all, err := p.All(Volume)
 	for _, r := range all {
 		if _, ok := r.Attached[node]; ok {
 			n++

@@ -74,15 +74,23 @@ func loopReady() error {
 
 // MountPossible says why this process cannot mount anything, or nil.
 func MountPossible() error {
+	if capable(unix.CAP_SYS_ADMIN) {
+		return nil
+	}
+	return errors.New("mounting needs CAP_SYS_ADMIN: run as root, or without root under `unshare -Urm`")
+}
+
+// capable says whether this process has that capability.
+func capable(capability uint) bool {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return fmt.Errorf("read the capabilities: %w", err)
+		return false
 	}
 	for line := range strings.Lines(string(text)) {
 		var caps uint64
-		if n, _ := fmt.Sscanf(line, "CapEff: %x", &caps); n == 1 && caps&(1<<unix.CAP_SYS_ADMIN) != 0 {
-			return nil
+		if n, _ := fmt.Sscanf(line, "CapEff: %x", &caps); n == 1 {
+			return caps&(1<<capability) != 0
 		}
 	}
-	return errors.New("mounting needs CAP_SYS_ADMIN: run as root, or without root under `unshare -Urm`")
+	return false
 }

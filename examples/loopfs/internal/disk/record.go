@@ -1,9 +1,12 @@
 package disk
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
+	"time"
 )
 
 // State is how far a volume's life has come.
@@ -32,14 +35,43 @@ func (m Mode) Includes(n Mode) bool {
 	return rank[n] != 0 && rank[n] <= rank[m]
 }
 
+// Access says as what a volume is used.
+type Access string
+
+// The kinds of access. A volume is made for one or for both, and staged as one.
+const (
+	Mounted Access = ""       // a file system
+	Raw     Access = "block"  // a block device
+	Either  Access = "either" // the one or the other
+)
+
+// Includes says whether a volume that was made or staged for a may be used as b.
+func (a Access) Includes(b Access) bool { return a == b || a == Either }
+
 // Usage is how a volume is staged; compared by value.
 type Usage struct {
 	Mode       Mode   `json:"mode"`
-	FileSystem string `json:"file_system,omitempty"`
-	Flags      string `json:"flags,omitempty"` // a digest: mount flags may hold secrets
+	Access     Access `json:"access,omitempty"`
+	FileSystem string `json:"file_system,omitempty"` // ext4, xfs; "": none was asked for
+	Flags      string `json:"flags,omitempty"`       // a digest: mount flags may hold secrets
+	Group      string `json:"group,omitempty"`       // the number of the group that the mounted volume is for
 }
 
-// Record is all that is kept of a volume.
+// Fits says whether what was made or staged for u serves v.
+func (u Usage) Fits(v Usage) bool {
+	same := u.FileSystem == "" || v.FileSystem == "" || u.FileSystem == v.FileSystem
+	return u.Mode.Includes(v.Mode) && u.Access.Includes(v.Access) && same
+}
+
+func (u Usage) String() string {
+	words := []string{"mode " + string(u.Mode), "access " + cmp.Or(string(u.Access), "mount")}
+	if u.FileSystem != "" {
+		words = append(words, "file system "+u.FileSystem)
+	}
+	return strings.Join(words, ", ")
+}
+
+// Record is all that is kept of a volume or a snapshot.
 type Record struct {
 	ID         ID                    `json:"id"`
 	Name       Name                  `json:"name"`
@@ -48,6 +80,10 @@ type Record struct {
 	Bytes      int64                 `json:"bytes"`
 	Usage      Usage                 `json:"usage"`                // what it was made for
 	Parameters string                `json:"parameters,omitempty"` // a digest
+	Source     ID                    `json:"source,omitempty"`     // what it was copied from
+	Created    time.Time             `json:"created,omitzero"`     // of a snapshot
+	Group      string                `json:"group,omitempty"`      // whose the root directory was made last
+	Frozen     bool                  `json:"frozen,omitempty"`     // a copy is being made, or a kill ended that: Thaw it
 	Attached   map[string]Attachment `json:"attached,omitempty"`   // by node id
 	Staged     map[string]Stage      `json:"staged,omitempty"`     // by node id
 }
@@ -69,8 +105,9 @@ type Stage struct {
 
 // Publish is the wish that a staged volume is shown at a target path; written before, removed after, like Stage.
 type Publish struct {
-	Mode     Mode `json:"mode"`
-	ReadOnly bool `json:"read_only,omitempty"`
+	Mode     Mode   `json:"mode"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+	Device   string `json:"device,omitempty"` // of a raw volume: whose node is shown
 }
 
 // UsedBy says who stands in the way of the volume's removal, or "". A stage of an earlier boot is nobody.
@@ -84,6 +121,23 @@ func (r Record) UsedBy(boot string) string {
 		return fmt.Sprintf("it is attached to node %s", node)
 	}
 	return ""
+}
+
+// Written says where somebody may write to the volume, or "". What was published in an earlier boot is gone.
+func (r Record) Written(boot string) string {
+	for _, st := range r.Staged {
+		for target, p := range st.Published {
+			if st.Boot == boot && !p.ReadOnly {
+				return target
+			}
+		}
+	}
+	return ""
+}
+
+// ReadOnly says whether the volume is staged on the node so that nobody can write.
+func (r Record) ReadOnly(node string) bool {
+	return r.Staged[node].Usage.Mode == Reader || r.Attached[node].ReadOnly
 }
 
 // WithStage is the record with another stage on that node; nil takes it away.

@@ -63,32 +63,32 @@ func (s *Store) Check() error {
 
 func recordFile(id ID) string { return "volumes/" + string(id) + ".json" }
 
-// Load reads a volume's record, in whatever state it is.
+// Load reads a record, in whatever state it is.
 func (s *Store) Load(id ID) (Record, error) {
 	text, err := s.root.ReadFile(recordFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return Record{}, Errorf(ErrNotFound, "volume %s does not exist", id)
+		return Record{}, Errorf(ErrNotFound, "%s does not exist", id)
 	}
 	if err != nil {
-		return Record{}, fmt.Errorf("read the record of volume %s: %w", id, err)
+		return Record{}, fmt.Errorf("read the record of %s: %w", id, err)
 	}
 	return decode(id, text)
 }
 
-// Find reads the record of a volume that is ready for use.
+// Find reads the record of what is ready for use.
 func (s *Store) Find(id ID) (Record, error) {
 	r, err := s.Load(id)
 	if err == nil && r.State != Ready {
-		err = Errorf(ErrNotFound, "volume %s does not exist: it is only half made or half removed", id)
+		err = Errorf(ErrNotFound, "%s does not exist: it is only half made or half removed", id)
 	}
 	return r, err
 }
 
-// IDs lists the volumes that have a record, in order.
+// IDs lists what has a record, in order.
 func (s *Store) IDs() ([]ID, error) {
 	entries, err := fs.ReadDir(s.root.FS(), "volumes")
 	if err != nil {
-		return nil, fmt.Errorf("list the volumes: %w", err)
+		return nil, fmt.Errorf("list the records: %w", err)
 	}
 	var ids []ID
 	for _, e := range entries {
@@ -100,14 +100,17 @@ func (s *Store) IDs() ([]ID, error) {
 	return ids, nil
 }
 
-// All reads every record, in order of id. What is removed meanwhile is left out.
-func (s *Store) All() ([]Record, error) {
+// All reads the records of those kinds, of all if none is named, in order of id. What is removed meanwhile is left out.
+func (s *Store) All(kinds ...Kind) ([]Record, error) {
 	ids, err := s.IDs()
 	if err != nil {
 		return nil, err
 	}
 	var all []Record
 	for _, id := range ids {
+		if len(kinds) > 0 && !slices.Contains(kinds, id.Kind()) {
+			continue
+		}
 		r, err := s.Load(id)
 		if errors.Is(err, ErrNotFound) {
 			continue

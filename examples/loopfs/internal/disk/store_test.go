@@ -67,7 +67,7 @@ func TestRecordSurvivesReopen(t *testing.T) {
 func TestLockTellsHoldersApart(t *testing.T) {
 	dir := t.TempDir()
 	one, two := openStore(t, dir), openStore(t, dir) // two opens are to the kernel what two processes are
-	id := IDFor("a")
+	id := IDFor(Volume, "a")
 	h, err := one.Lock(id)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestLockTellsHoldersApart(t *testing.T) {
 			t.Errorf("second lock: %v", err)
 		}
 	}
-	other, err := two.Lock(IDFor("b"))
+	other, err := two.Lock(IDFor(Volume, "b"))
 	if err != nil {
 		t.Errorf("lock of another volume: %v", err)
 	}
@@ -93,7 +93,7 @@ func TestLockTellsHoldersApart(t *testing.T) {
 // A removed lock file must not let two holders in: one with the old file, one with the new.
 func TestLockFileIsTheNamedOne(t *testing.T) {
 	dir := t.TempDir()
-	id := IDFor("a")
+	id := IDFor(Volume, "a")
 	var inside, wrong int
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -135,7 +135,7 @@ func TestDamagedRecordIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"", "{", `{"id":"` + string(IDFor("b")) + `","state":"ready"}`, `{"id":"` + string(r.ID) + `"}`} {
+	for _, text := range []string{"", "{", `{"id":"` + string(IDFor(Volume, "b")) + `","state":"ready"}`, `{"id":"` + string(r.ID) + `"}`} {
 		if err := os.WriteFile(filepath.Join(dir, recordFile(r.ID)), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestRecoverRemovesWhatIsHalfDone(t *testing.T) {
 		if ids, err := p.Recover(); !slices.Equal(ids, []ID{r.ID}) || err != nil {
 			t.Errorf("%s: recovered %v, %v", state, ids, err)
 		}
-		whole := IDFor("whole")
+		whole := IDFor(Volume, "whole")
 		if got, keep := files(t, dir), []string{recordFile(whole), dirName(whole)}; !slices.Equal(got, keep) {
 			t.Errorf("%s: left are %q, not %q", state, got, keep)
 		}

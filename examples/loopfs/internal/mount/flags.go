@@ -41,12 +41,14 @@ var generalFlags = map[string]general{
 	"strictatime": {legacy: unix.MS_STRICTATIME, set: unix.MOUNT_ATTR_STRICTATIME},
 }
 
-// fsFlags are the words of ext4 that are passed on, without their value. What names another device or path
-// (journal_path, journal_dev) or stops the machine (errors=panic) is not among them.
+// fsFlags are the words of ext4 and xfs that are passed on, without their value. What names another device or path
+// (journal_path, journal_dev, logdev, rtdev) or stops the machine (errors=panic) is not among them.
 var fsFlags = []string{
 	"acl", "noacl", "user_xattr", "nouser_xattr", "barrier", "nobarrier", "discard", "nodiscard", "delalloc", "nodelalloc",
 	"commit", "data", "stripe", "auto_da_alloc", "noauto_da_alloc", "init_itable", "noinit_itable", "journal_checksum",
 	"errors=remount-ro", "errors=continue",
+	"allocsize", "attr2", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio", "logbsize", "logbufs", "noalign",
+	"nouuid", "swalloc", "wsync",
 }
 
 // ParseFlags reads mount flags as a volume capability carries them; one string may hold several, joined by commas.
@@ -84,6 +86,12 @@ func (f *Flags) add(word string) error {
 func (f Flags) ReadOnly() Flags {
 	f.legacy |= unix.MS_RDONLY
 	f.set |= unix.MOUNT_ATTR_RDONLY
+	return f
+}
+
+// With is the same and one more option of the file system.
+func (f Flags) With(option string) Flags {
+	f.fs = append(slices.Clone(f.fs), option)
 	return f
 }
 

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mnt"
 )
 
 func needMounts(t *testing.T) {
@@ -116,24 +118,21 @@ func TestBind(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(target, "g"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("write through a read-only mount: %v", err)
 	}
-	table, err := ReadTable()
+	table, err := mnt.Table(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := table.At(target)
-	if e == nil {
+	m, found := table.At(target)
+	if !found {
 		t.Fatal("the mount table does not show the mount")
 	}
 	for _, want := range []string{"ro", "nosuid", "noatime"} {
-		if !strings.Contains(","+e.Options+",", ","+want+",") {
-			t.Errorf("the mount has options %q, without %s", e.Options, want)
+		if !strings.Contains(","+m.Flags+",", ","+want+",") {
+			t.Errorf("the mount has options %q, without %s", m.Flags, want)
 		}
 	}
-	if o, err := table.Origin(open); err != nil || o.Root != e.Root || o.Major != e.Major || o.Minor != e.Minor {
-		t.Errorf("Origin gave %+v, %v; the table says %+v", o, err, e)
-	}
-	if len(table.Within(dir)) != 1 || len(table.Within(dir+"/targ")) != 0 {
-		t.Error("Within does not see exactly the one mount")
+	if o, err := Origin(table, open); err != nil || !SameOrigin(o, m) {
+		t.Errorf("Origin gave %+v, %v; the table says %+v", o, err, m)
 	}
 	if err := p.Unmount(); err != nil {
 		t.Fatal(err)
@@ -143,6 +142,61 @@ func TestBind(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(source, "f")); err != nil {
 		t.Errorf("the source lost its content: %v", err)
+	}
+}
+
+// A file is a place for a device node, and only an empty one is ever removed.
+func TestBindFile(t *testing.T) {
+	needMounts(t)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, full := filepath.Join(dir, "source"), filepath.Join(dir, "full")
+	if err := errors.Join(os.WriteFile(source, []byte("x"), 0o600), os.WriteFile(full, []byte("kept"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Resolve(filepath.Join(dir, "target"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := p.MakeFile(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.BindFile(source, Flags{}.ReadOnly()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(p.String(), unix.MNT_DETACH) })
+	if text, err := os.ReadFile(p.String()); string(text) != "x" || err != nil {
+		t.Errorf("through the mount: %q, %v", text, err)
+	}
+	if err := p.RemoveFile(); err == nil {
+		t.Error("a mounted file was removed")
+	}
+	if err := p.Unmount(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := p.RemoveFile(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, other := range []string{full, dir} {
+		p, err := Resolve(other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.RemoveFile(); !errors.Is(err, unix.ENOTEMPTY) {
+			t.Errorf("RemoveFile of %s: %v", other, err)
+		}
+	}
+	if p, err = Resolve(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.BindFile(source, Flags{}); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("BindFile at a directory: %v", err)
 	}
 }
 
@@ -176,13 +230,14 @@ func TestParseFlags(t *testing.T) {
 		{"ro,rw", 0, 0, ""},
 		{"noexec,discard,commit=30", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard,commit=30"},
 		{"errors=remount-ro", 0, 0, "errors=remount-ro"},
+		{"logbsize=64k,noalign", 0, 0, "logbsize=64k,noalign"},
 	} {
 		f, err := ParseFlags([]string{c.in})
 		if err != nil || f.legacy != c.legacy || f.set != c.set || strings.Join(f.fs, ",") != c.fs {
 			t.Errorf("%q gave %+v, %v", c.in, f, err)
 		}
 	}
-	for _, bad := range []string{"bind", "remount", "journal_path=/etc/passwd", "journal_dev=8", "errors=panic", "commit=1\x00", "password=hunter2"} {
+	for _, bad := range []string{"bind", "remount", "journal_path=/etc/passwd", "journal_dev=8", "errors=panic", "logdev=/dev/sda", "commit=1\x00", "password=hunter2"} {
 		_, err := ParseFlags([]string{"ro", bad})
 		if !errors.Is(err, ErrFlag) {
 			t.Errorf("%q was accepted", bad)

@@ -17,8 +17,8 @@ var ErrPath = errors.New("not a usable path")
 // maxPath is PATH_MAX without its NUL byte.
 const maxPath = 4095
 
-// Place is the address of a directory where something is or will be mounted. Its parents are free of symbolic links, so
-// that it compares with the mount table; the directory itself was not looked at.
+// Place is the address of a directory, or of a file, where something is or will be mounted. Its parents are free of symbolic
+// links, so that it compares with the mount table; what is there itself was not looked at.
 type Place struct{ path string }
 
 // Resolve makes a place of an absolute path. A missing parent is fs.ErrNotExist, and the place then is the path as given.
@@ -66,6 +66,31 @@ func (p Place) Make() error {
 	return nil
 }
 
+// MakeFile makes an empty file if nothing is there. The parent must exist.
+func (p Place) MakeFile() error {
+	err := unix.Mknod(p.path, unix.S_IFREG|0o600, 0)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make %s: %w", p, err)
+	}
+	return nil
+}
+
+// RemoveFile takes an empty file away; it is no error if it is gone already. Anything else stays, which is an error.
+func (p Place) RemoveFile() error {
+	var st unix.Stat_t
+	err := unix.Lstat(p.path, &st)
+	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > 0) {
+		err = unix.ENOTEMPTY
+	}
+	if err == nil {
+		err = unix.Unlink(p.path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", p, err)
+	}
+	return nil
+}
+
 // Remove takes the empty directory away; it is no error if it is gone already.
 func (p Place) Remove() error {
 	err := unix.Rmdir(p.path)
@@ -77,34 +102,39 @@ func (p Place) Remove() error {
 
 // MountDevice mounts the file system of that type on the device here.
 func (p Place) MountDevice(device, fstype string, f Flags) error {
-	return p.with(func(fd int) error {
+	return p.with(unix.S_IFDIR, func(fd int) error {
 		return unix.Mount(device, fmt.Sprintf("/proc/self/fd/%d", fd), fstype, f.mountFlags(), strings.Join(f.fs, ","))
 	})
 }
 
 // Bind shows an open directory here, with the flags set from the first moment on.
 func (p Place) Bind(source *os.File, f Flags) error {
-	return p.with(func(target int) error {
-		tree, err := unix.OpenTree(int(source.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
-		if err != nil {
-			return fmt.Errorf("clone the mount: %w", err)
-		}
-		defer unix.Close(tree)
-		return attach(tree, target, f)
+	return p.with(unix.S_IFDIR, func(target int) error {
+		return bind(int(source.Fd()), "", unix.AT_EMPTY_PATH, target, f)
 	})
 }
 
 // BindFrom shows what is mounted at another place here.
 func (p Place) BindFrom(source Place, f Flags) error {
-	return p.with(func(target int) error {
-		tree, err := unix.OpenTree(unix.AT_FDCWD, source.path,
-			unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
-		if err != nil {
-			return fmt.Errorf("clone the mount at %s: %w", source, err)
-		}
-		defer unix.Close(tree)
-		return attach(tree, target, f)
+	return p.with(unix.S_IFDIR, func(target int) error {
+		return bind(unix.AT_FDCWD, source.path, unix.AT_SYMLINK_NOFOLLOW, target, f)
 	})
+}
+
+// BindFile shows the file of that path, a device node, at this file.
+func (p Place) BindFile(source string, f Flags) error {
+	return p.with(unix.S_IFREG, func(target int) error {
+		return bind(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW, target, f)
+	})
+}
+
+func bind(dir int, path string, how uint, target int, f Flags) error {
+	tree, err := unix.OpenTree(dir, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|how)
+	if err != nil {
+		return fmt.Errorf("clone the mount of %q: %w", path, err)
+	}
+	defer unix.Close(tree)
+	return attach(tree, target, f)
 }
 
 func attach(tree, target int, f Flags) error {
@@ -117,13 +147,21 @@ func attach(tree, target int, f Flags) error {
 	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// with opens the directory itself, never through a symbolic link, and mounts on that descriptor.
-func (p Place) with(do func(fd int) error) error {
-	fd, err := unix.Open(p.path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// with opens the directory or file itself, never through a symbolic link, and mounts on that descriptor. Something of another
+// kind there is unix.ENOTDIR.
+func (p Place) with(kind uint32, do func(fd int) error) error {
+	fd, err := unix.Open(p.path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open %s as a directory: %w", p, err)
+		return fmt.Errorf("open %s: %w", p, err)
 	}
 	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("look at %s: %w", p, err)
+	}
+	if st.Mode&unix.S_IFMT != kind {
+		return fmt.Errorf("%s is not the directory or file that this mount needs: %w", p, unix.ENOTDIR)
+	}
 	if err := do(fd); err != nil {
 		return fmt.Errorf("mount at %s: %w", p, err)
 	}

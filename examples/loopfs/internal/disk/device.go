@@ -1,0 +1,228 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// There is never a second device for writing over one image: two file systems over the same bytes would destroy them.
+//
+// The kernel frees a mounted volume's device by itself when nothing uses it any more (LO_FLAGS_AUTOCLEAR): a kill between attaching
+// and mounting leaks nothing, and unmounting is all there is to detaching. A raw volume's devices stay until Detach: nobody may
+// have them open between two uses. One more, for reading only, is there for who may only read; it has a cache of its own, so such a reader
+// sees what a writer writes meanwhile only if it reads past that (O_DIRECT).
+
+// each opens the devices over the volume's image, one after the other. An open device is not freed.
+func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return fmt.Errorf("list the loop devices: %w", err)
+	}
+	for _, file := range files {
+		name, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(name), string(id)) { // freed meanwhile, or somebody else's
+			continue
+		}
+		if err := l.visit("/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file))), id, do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *loop) visit(path string, id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
+	dev, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open a loop device: %w", err)
+	}
+	defer dev.Close()
+	info, err := l.backs(dev, id)
+	if info == nil || err != nil {
+		return err
+	}
+	return do(dev, info)
+}
+
+// backs is what the kernel says of that device if it is over the volume's image, by device and inode number: names differ between
+// namespaces.
+func (l *loop) backs(dev *os.File, id ID) (*unix.LoopInfo64, error) {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if errors.Is(err, unix.ENXIO) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask %s for its file: %w", dev.Name(), err)
+	}
+	st, err := l.store.root.Stat(imageName(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look at the image: %w", err)
+	}
+	if !sameFile(st, info) {
+		return nil, nil
+	}
+	return info, nil
+}
+
+// deviceKind are the flags in which devices over one image differ.
+const deviceKind = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_READ_ONLY
+
+// attach opens the device of that kind over the image, a new one if there is none.
+func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
+	if err := LoopPossible(); err != nil {
+		return nil, Errorf(ErrUnavailable, "volume %s needs a loop device: %w", id, err)
+	}
+	var path string
+	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
+		switch {
+		case info.Flags&deviceKind == kind:
+			path = dev.Name()
+		case (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
+			return Errorf(ErrInUse, "%s still holds volume %s from another use; detach it: losetup -d %s", dev.Name(), id, dev.Name())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if path != "" {
+		if dev, err := l.again(path, id); dev != nil || err != nil {
+			return dev, err
+		}
+	}
+	mode := os.O_RDWR
+	if kind&unix.LO_FLAGS_READ_ONLY != 0 {
+		mode = os.O_RDONLY
+	}
+	image, err := l.image(id, mode)
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	return configure(image, id, kind)
+}
+
+// again opens a device that is over the image, or nil if it was freed meanwhile.
+func (l *loop) again(path string, id ID) (*os.File, error) {
+	dev, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open a loop device: %w", err)
+	}
+	info, err := l.backs(dev, id)
+	if info == nil || err != nil {
+		dev.Close()
+		return nil, err
+	}
+	return dev, nil
+}
+
+func configure(image *os.File, id ID, flags uint32) (*os.File, error) {
+	cfg := unix.LoopConfig{Fd: uint32(image.Fd()), Info: unix.LoopInfo64{Flags: flags}}
+	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], id)
+	for range 64 { // somebody else may take the free device between the two calls
+		dev, err := freeLoop()
+		if err != nil {
+			return nil, err
+		}
+		err = unix.IoctlLoopConfigure(int(dev.Fd()), &cfg)
+		if err == nil {
+			return dev, nil
+		}
+		dev.Close()
+		if !errors.Is(err, unix.EBUSY) {
+			return nil, fmt.Errorf("set up %s: %w", dev.Name(), err)
+		}
+	}
+	return nil, Errorf(ErrFull, "every free loop device was taken by somebody else at once")
+}
+
+func freeLoop() (*os.File, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("find a free loop device: %w", err)
+	}
+	defer control.Close()
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return nil, fmt.Errorf("find a free loop device: %w", err)
+	}
+	dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the free loop device: %w", err)
+	}
+	return dev, nil
+}
+
+func (l *loop) Attach(id ID, readOnly bool) (string, error) {
+	var flags uint32
+	if readOnly {
+		flags = unix.LO_FLAGS_READ_ONLY
+	}
+	dev, err := l.attach(id, flags)
+	if err != nil {
+		return "", err
+	}
+	return dev.Name(), dev.Close()
+}
+
+func (l *loop) Device(id ID, readOnly bool) (string, error) {
+	var path string
+	err := l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
+		if readOnly == (info.Flags&unix.LO_FLAGS_READ_ONLY != 0) {
+			path = dev.Name()
+		}
+		return nil
+	})
+	return path, err
+}
+
+func (l *loop) Size(id ID) (int64, error) {
+	var size int64
+	err := l.each(id, func(dev *os.File, _ *unix.LoopInfo64) (err error) {
+		size, err = dev.Seek(0, io.SeekEnd)
+		return err
+	})
+	return size, err
+}
+
+// Detach leaves a device that somebody has open: the kernel frees it with its last close.
+func (l *loop) Detach(id ID) error {
+	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
+		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+			return fmt.Errorf("detach %s: %w", dev.Name(), err)
+		}
+		return nil
+	})
+}
+
+// flush brings what was written to the volume's devices into the image.
+func (l *loop) flush(id ID) error {
+	return l.each(id, func(dev *os.File, info *unix.LoopInfo64) error {
+		if info.Flags&unix.LO_FLAGS_READ_ONLY != 0 {
+			return nil
+		}
+		if err := dev.Sync(); err != nil {
+			return fmt.Errorf("sync %s: %w", dev.Name(), err)
+		}
+		return nil
+	})
+}
+
+// resize makes the volume's devices as large as the image.
+func (l *loop) resize(id ID) error {
+	return l.each(id, func(dev *os.File, _ *unix.LoopInfo64) error {
+		if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+			return fmt.Errorf("resize %s: %w", dev.Name(), err)
+		}
+		return nil
+	})
+}

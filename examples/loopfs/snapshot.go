@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// CreateSnapshot copies what a volume holds at one moment; when it answers, the copy is complete.
+func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	name, badName := disk.ParseName(req.GetName())
+	source, badSource := disk.ParseID(disk.Volume, req.GetSourceVolumeId())
+	_, badParameters := mapDigest("parameters", req.GetParameters())
+	if err := refusal(badName, badSource, badParameters); err != nil {
+		return nil, err
+	}
+	r, err := c.pool.Snapshot(ctx, name, source)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: snapshot(r)}, nil
+}
+
+func snapshot(r disk.Record) *csi.Snapshot {
+	return &csi.Snapshot{
+		SnapshotId: string(r.ID), SourceVolumeId: string(r.Source), SizeBytes: r.Bytes,
+		CreationTime: timestamppb.New(r.Created), ReadyToUse: true,
+	}
+}
+
+func (c *controller) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
+	if err == nil {
+		err = c.pool.Delete(id)
+	}
+	if err != nil && !errors.Is(err, disk.ErrNotFound) {
+		return nil, err
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// readSource is the id of what a new volume begins with, "" if nothing is named.
+func readSource(s *csi.VolumeContentSource) (disk.ID, error) {
+	switch {
+	case s == nil:
+		return "", nil
+	case s.GetSnapshot() != nil:
+		return disk.ParseID(disk.Snapshot, s.GetSnapshot().GetSnapshotId())
+	case s.GetVolume() != nil:
+		return disk.ParseID(disk.Volume, s.GetVolume().GetVolumeId())
+	}
+	return "", disk.Errorf(disk.ErrInvalid, "the volume content source names neither a snapshot nor a volume")
+}
+
+func contentSource(id disk.ID) *csi.VolumeContentSource {
+	switch {
+	case id == "":
+		return nil
+	case id.Kind() == disk.Snapshot:
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: string(id)},
+		}}
+	}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: string(id)},
+	}}
+}
