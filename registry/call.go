@@ -8,6 +8,7 @@ type CallError struct {
 	Instance InstanceKey `json:"instance"`
 	Code     string      `json:"code"`    // gRPC code by name, "UNAVAILABLE"; empty: no gRPC answer at all
 	Outcome  Outcome     `json:"outcome"` // OutcomeFailed or OutcomeUncertain
+	Attempt  uint64      `json:"attempt"` // tries so far, with this one; 0: nobody counts
 	Detail   string      `json:"detail"`  // what the plugin said: bounded and redacted, for people
 	Kind     error       `json:"-"`       // one of Kinds
 }

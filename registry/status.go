@@ -8,7 +8,7 @@ type VolumeStatus struct {
 	Placement Placement // Attach, Node, Stage and StagedAt only
 	Holders   []Holder
 	Intent    *Intent // the CSI call that is open or uncertain; nil: none
-	Waiting   []Wait  // allocs that wait for it, or to be rid of it
+	Waiting   []Wait  // allocs that wait for it, or to be rid of it; without an alloc: its creation or deletion
 }
 
 // Holder is a claim, and the publish that goes with it.

@@ -82,6 +82,7 @@ func (h *hold) dismount(ctx context.Context) error {
 	if err := h.controller.AwaitDetach(ctx, h.key.Volume, h.awaits(ctx)); err != nil {
 		return err
 	}
+	h.waited(ctx)
 	h.step = registry.StepDetach
 	return h.controller.Detach(ctx, h.call, h.key.Volume)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -25,7 +26,11 @@ func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) 
 	if busy := h.lanes.Busy(h.key.Volume); busy != "" {
 		h.waits(ctx, registry.Wait{For: busy})
 	}
-	return h.lanes.Enter(ctx, h.key.Volume, what)
+	leave, err = h.lanes.Enter(ctx, h.key.Volume, what)
+	if err == nil {
+		h.waited(ctx)
+	}
+	return leave, err
 }
 
 // awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
@@ -36,7 +41,11 @@ func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registr
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	h.awaits(ctx)(fmt.Sprintf("plugin %s to be healthy on this node", plugin))
-	return h.plugins.Await(ctx, registry.RoleNode, plugin)
+	node, err := h.plugins.Await(ctx, registry.RoleNode, plugin)
+	if err == nil {
+		h.waited(ctx)
+	}
+	return node, err
 }
 
 // awaits is what a use case calls that has to wait for a plugin.
@@ -69,11 +78,16 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	h.waits(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC:
-		return h.controller.Settle(ctx, h.call, open)
+		err = h.controller.Settle(ctx, h.call, open)
 	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC:
-		return h.node.Settle(ctx, h.call, open)
+		err = h.node.Settle(ctx, h.call, open)
+	default:
+		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
 	}
-	return registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
+	if err == nil {
+		h.waited(ctx)
+	}
+	return err
 }
 
 // own says whether the call was made for this request.
@@ -87,52 +101,84 @@ func (h *hold) failed(ctx context.Context, err error, next time.Time) {
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		h.step = call.RPC.Step()
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(h.key.Volume.Plugin), call.RPC, call.Code, call.Detail
-		w.Attempt, w.Advice = max(h.attempts(ctx), 1), intent.Advice(call.RPC, call.Code)
+		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
 	}
 	h.waits(ctx, w)
 }
 
-// attempts is how often the volume's open call was sent.
-func (h *hold) attempts(ctx context.Context) (tries uint64) {
-	_ = h.log.View(context.WithoutCancel(ctx), func(v registry.View) error {
-		open, _ := v.Intent(h.key.Volume)
-		tries = open.Attempt
-		return nil
+// waited forgets a wait for a plugin or a turn that is over, also one that an earlier shim has left.
+func (h *hold) waited(ctx context.Context) {
+	over := func(w registry.Wait) bool {
+		return w.Request == h.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
+	}
+	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
+		next := slices.DeleteFunc(slices.Clone(list), over)
+		return next, len(next) < len(list)
 	})
-	return tries
 }
 
-// waits records for whom or what the step under way waits. It is for people: a failure to write it is not one of the alloc.
+// waits records for whom or what the step under way waits.
 func (h *hold) waits(ctx context.Context, w registry.Wait) {
 	w.Alloc, w.Request, w.Volume, w.Step, w.Since = h.key.Alloc, h.key.Request, h.name, h.step, h.clock.Now()
-	_, err := h.log.Commit(context.WithoutCancel(ctx), func(v registry.View) (registry.Change, error) {
+	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
+}
+
+// rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
+func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
+	ctx = context.WithoutCancel(ctx)
+	decide := func(v registry.View) (out registry.Change) {
 		al, known := v.Alloc(h.key.Alloc)
-		if !known {
-			return registry.Change{}, nil
+		if next, changed := change(al.Waiting); known && changed {
+			al.Waiting = next
+			out.Put = []registry.Record{al}
 		}
-		var change bool
-		if al.Waiting, change = waitingFor(al.Waiting, w); !change {
-			return registry.Change{}, nil
-		}
-		return registry.Change{Put: []registry.Record{al}}, nil
-	})
+		return out
+	}
+	needed := false
+	err := h.log.View(ctx, func(v registry.View) error { needed = len(decide(v).Put) > 0; return nil })
+	if err == nil && needed {
+		_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return decide(v), nil })
+	}
 	if err != nil {
 		h.logger.Warn("cannot record what an alloc waits for", "alloc", h.key.Alloc, "error", err)
 	}
 }
 
-// waitingFor is the list with w in place of what its request waited for before. Who waits in the same step goes on waiting since then.
-func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, change bool) {
-	change = true
+// waitingFor is the list with w in place of what its request waited for before.
+func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, changed bool) {
+	changed = true
 	for _, old := range list {
 		if old.Request != w.Request {
 			next = append(next, old)
 			continue
 		}
-		if old.Step == w.Step && old.RPC == w.RPC {
-			w.Since = old.Since
-		}
-		change = old != w
+		w = goesOn(old, w)
+		changed = old != w
 	}
-	return append(next, w), change
+	return append(next, w), changed
+}
+
+// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what was said last stands
+// until something else is.
+func goesOn(old, w registry.Wait) registry.Wait {
+	if old.Step != w.Step || old.RPC != w.RPC {
+		return w
+	}
+	if old.Since.Before(w.Since) {
+		w.Since = old.Since
+	}
+	if w.For == "" {
+		w.For = old.For
+	}
+	if w.RPC == "" {
+		return w
+	}
+	if intent.OutcomeOf(old.RPC, old.Code) == registry.OutcomeFailed {
+		w.Attempt += old.Attempt
+	}
+	w.Attempt = max(w.Attempt, old.Attempt)
+	if w.Code == "" && w.Detail == "" {
+		w.Code, w.Detail, w.Advice = old.Code, old.Detail, old.Advice
+	}
+	return w
 }

@@ -2,6 +2,7 @@ package alloc
 
 import (
 	"context"
+	"slices"
 
 	"holdfast/config"
 	"holdfast/registry"
@@ -41,14 +42,16 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 			use.Intent = &in
 		}
 		if use.Wait != nil {
-			out.Waiting, _ = waitingFor(out.Waiting, *use.Wait)
+			out.Waiting = slices.DeleteFunc(slices.Clone(out.Waiting), func(w registry.Wait) bool { return w.Request == use.Request })
+			out.Waiting = append(out.Waiting, *use.Wait)
 		}
 		out.Uses = append(out.Uses, use)
 	}
 	return out
 }
 
-// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded.
+// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded. Who waits for a
+// plugin or for its turn has no call open: the one that there may be is somebody else's.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
 	if al.State == registry.AllocReady {
 		return nil
@@ -60,11 +63,18 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 		}
 	}
 	open, found := v.Intent(c.Volume)
-	if !found || open.RPC.Step() == "" || open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request) {
+	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
+	if !found || open.RPC.Step() == "" || foreign || known != nil && (known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
 		return known
 	}
-	w := open.Waits()
-	w.Alloc, w.Request, w.Advice = al.ID, c.Request, intent.Advice(open.RPC, open.Code)
+	w := intent.Waits(open)
+	w.Alloc, w.Request = al.ID, c.Request
+	if known != nil && open.Outcome != registry.OutcomePending && w.Next.IsZero() {
+		w.Next = known.Next
+	}
+	if known != nil {
+		w = goesOn(*known, w)
+	}
 	return &w
 }
 
@@ -72,9 +82,16 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 func (a *Allocs) Volumes(ctx context.Context) (list []registry.VolumeStatus, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
-		waits := waitsOf(v)
+		waits, creations := waitsOf(v), creationsOf(v)
 		for _, vol := range v.Volumes() {
-			list = append(list, volumeStatus(v, vol, waits[vol.VolumeName()]))
+			st := volumeStatus(v, vol, waits[vol.VolumeName()])
+			if st.Intent == nil {
+				st.Intent = creations[vol.VolumeName()]
+			}
+			if st.Intent != nil && st.Intent.RPC.Step() == "" {
+				st.Waiting = append(st.Waiting, intent.Waits(*st.Intent))
+			}
+			list = append(list, st)
 		}
 		return nil
 	})
@@ -93,6 +110,17 @@ func waitsOf(v registry.View) map[registry.VolumeName][]registry.Wait {
 		}
 	}
 	return waits
+}
+
+// creationsOf is the open CreateVolume calls: a volume that is being made has no key yet to find its call by.
+func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
+	open := map[registry.VolumeName]*registry.Intent{}
+	for _, in := range v.Intents() {
+		if in.RPC == registry.CreateVolumeRPC {
+			open[in.Name] = &in
+		}
+	}
+	return open
 }
 
 func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {

@@ -162,9 +162,11 @@ func (d *drive) settle(ctx context.Context) error {
 	})
 }
 
-// giveUp stores the last error and returns it. The intent of a call that failed is closed, that of an uncertain one stays.
+// giveUp stores the last error and returns it, with what a person may do. The intent of a call that failed is closed, that of an uncertain one stays.
 func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 	var store error
+	err.Attempt = d.Intent.Attempt
+	said := advised{err, d.Policy.Row(err.Code).Advice}
 	if err.Outcome == registry.OutcomeFailed {
 		store = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failed(err)}
@@ -177,10 +179,19 @@ func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 		store = d.keep(ctx, err, time.Time{})
 	}
 	if ctx.Err() != nil {
-		return errors.Join(fmt.Errorf("%w (given up: %w)", err, context.Cause(ctx)), store)
+		return errors.Join(fmt.Errorf("%w (given up: %w)", said, context.Cause(ctx)), store)
 	}
-	return errors.Join(err, store)
+	return errors.Join(said, store)
 }
+
+// advised is a call's error with what a person may do about it.
+type advised struct {
+	*registry.CallError
+	advice string
+}
+
+func (e advised) Error() string { return e.CallError.Error() + "; " + e.advice }
+func (e advised) Unwrap() error { return e.CallError }
 
 // keep stores that the call has no certain answer, or is tried again at next.
 func (d *drive) keep(ctx context.Context, err *registry.CallError, next time.Time) error {

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"time"
@@ -54,6 +55,16 @@ func Advice(rpc registry.RPC, code string) string {
 		return ""
 	}
 	return PolicyOf(rpc).Row(code).Advice
+}
+
+// Waits is what an open call holds up, and what a person may do about it.
+func Waits(open registry.Intent) registry.Wait {
+	w, policy := open.Waits(), PolicyOf(open.RPC)
+	w.Advice = policy.Row(open.Code).Advice
+	if open.Code == "" && open.Detail == "" {
+		w.Advice = fmt.Sprintf("wait: the plugin has %.0f minutes to answer, and is asked again then", policy.Deadline.Minutes())
+	}
+	return w
 }
 
 // few is for codes that a driver's plain error or recovered panic produces: they may pass, but rarely do by themselves.
