@@ -53,35 +53,62 @@ func (i Intent) Waits() Wait {
 	}
 }
 
-// String is the wait in one line, without its times.
+// String is the wait in one line, without its times: what is not so yet, and what stands in the way.
 func (w Wait) String() string {
-	var s []string
-	if w.Volume.ID != "" {
-		s = append(s, "volume "+string(w.Volume.ID))
-	}
-	if w.Step != "" {
-		s = append(s, "waits for its "+string(w.Step))
-	}
-	if w.For != "" {
-		s = append(s, "for "+w.For)
-	}
-	line := strings.Join(s, " ")
-	if w.RPC != "" {
-		line = fmt.Sprintf("%s: %s (try %d): %s", line, w.RPC, w.Attempt, w.said())
-	} else if w.Detail != "" {
-		line = strings.TrimPrefix(line+": "+w.Detail, ": ")
+	line := w.what()
+	if why := w.why(); why != "" {
+		line += ": " + why
 	}
 	return line
 }
 
-func (w Wait) said() string {
-	switch {
-	case w.Code != "":
-		return w.Code + ": " + w.Detail
-	case w.Detail != "":
-		return "no answer: " + w.Detail
+func (w Wait) what() string {
+	name := "volume " + w.Volume.String()
+	if w.Volume.ID == "" {
+		name = fmt.Sprintf("the volume of request %q", w.Request)
 	}
-	return "no answer yet"
+	switch {
+	case w.Step == StepPlugin && w.For != "":
+		return name + " waits for " + w.For
+	case w.Step == StepClaim, w.Step == StepPlugin, w.Step == StepTurn:
+		return name + " waits for its " + string(w.Step)
+	case w.Step == "" && w.RPC == "":
+		return name + " waits"
+	}
+	return name + " is not " + w.Participle() + " yet"
+}
+
+func (w Wait) why() string {
+	switch {
+	case w.RPC != "" && w.Code != "":
+		return fmt.Sprintf("%s answers %s with %s: %s", w.For, w.RPC, w.Code, w.Detail)
+	case w.RPC != "" && w.Detail != "":
+		return fmt.Sprintf("%s has no answer from %s: %s", w.RPC, w.For, w.Detail)
+	case w.RPC != "":
+		return fmt.Sprintf("%s has not answered %s yet", w.For, w.RPC)
+	case w.Step == StepTurn && w.Detail == "":
+		return w.For
+	}
+	return w.Detail
+}
+
+// Participle is what the volume is when the step is done: "staged".
+func (w Wait) Participle() string {
+	if done, known := participles[w.Step]; known {
+		return done
+	}
+	switch w.RPC {
+	case CreateVolumeRPC:
+		return "created"
+	case DeleteVolumeRPC:
+		return "deleted"
+	}
+	return "ready"
+}
+
+var participles = map[Step]string{
+	StepAttach: "attached", StepStage: "staged", StepPublish: "published",
+	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 
 // Waits is a list of waits in one line.

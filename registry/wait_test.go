@@ -1,0 +1,30 @@
+package registry
+
+import "testing"
+
+func TestWaitInOneLine(t *testing.T) {
+	disk := VolumeName{"default", "disk"}
+	for want, w := range map[string]Wait{
+		"volume disk is not staged yet: plugin p answers NodeStageVolume with UNAVAILABLE: backend is down": {
+			Volume: disk, Step: StepStage, For: "plugin p", RPC: NodeStageRPC, Code: "UNAVAILABLE", Detail: "backend is down", Attempt: 3,
+		},
+		"volume mine/disk is not detached yet: plugin p has not answered ControllerUnpublishVolume yet": {
+			Volume: VolumeName{"mine", "disk"}, Step: StepDetach, For: "plugin p", RPC: ControllerUnpublishRPC,
+		},
+		"volume disk is not published yet: NodePublishVolume has no answer from plugin p: the connection was lost": {
+			Volume: disk, Step: StepPublish, For: "plugin p", RPC: NodePublishRPC, Detail: "the connection was lost",
+		},
+		"volume disk is not created yet: plugin p answers CreateVolume with INTERNAL: no": {
+			Volume: disk, For: "plugin p", RPC: CreateVolumeRPC, Code: "INTERNAL", Detail: "no",
+		},
+		"volume disk is not attached yet: its secrets cannot be had": {Volume: disk, Step: StepAttach, Detail: "its secrets cannot be had"},
+		"volume disk waits for its claim: alloc a holds it":          {Volume: disk, Step: StepClaim, Detail: "alloc a holds it"},
+		"volume disk waits for plugin p to be healthy":               {Volume: disk, Step: StepPlugin, For: "plugin p to be healthy"},
+		"volume disk waits for its turn: a mount for alloc a":        {Volume: disk, Step: StepTurn, For: "a mount for alloc a"},
+		"the volume of request \"r\" waits: its name is none":        {Request: "r", Detail: "its name is none"},
+	} {
+		if got := w.String(); got != want {
+			t.Errorf("%s\nwant %s", got, want)
+		}
+	}
+}
