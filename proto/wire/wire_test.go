@@ -152,11 +152,20 @@ func TestEveryFieldCrosses(t *testing.T) {
 		c := full[registry.Claim]()
 		same(t, trip(t, c, ClaimProto, Claim), c)
 	})
+	t.Run("VolumeUsage", func(t *testing.T) {
+		u := full[registry.VolumeUsage]()
+		same(t, trip(t, u, VolumeUsageProto, VolumeUsage), u)
+	})
+	t.Run("Diagnosis", func(t *testing.T) {
+		d := full[registry.Diagnosis]()
+		same(t, trip(t, d, DiagnosisProto, Diagnosis), d)
+	})
 }
 
 // Of a volume's and an alloc's state, what is of use to a host crosses.
 func TestStatusCrosses(t *testing.T) {
 	v := full[registry.VolumeStatus]()
+	v.Unattached = false // it is for the shim to remember
 	v.Placement = registry.Placement{Attach: registry.MarkDone, Node: "n", Stage: registry.MarkSent, StagedAt: registry.Tree{Host: "/h", Task: "/t"}}
 	v.Intent = shown(v.Intent)
 	for i := range v.Holders {
