@@ -36,6 +36,9 @@ func (s *Stager) Publish(
 	}
 	if r.Publish == registry.MarkNone {
 		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request, Target: s.Layout.Target(key, inst.Volumes)}
+		if err := s.vacant(r.Target.Host); err != nil {
+			return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+		}
 	}
 	r.Usage = u
 	at, err := s.publish(ctx, call, v, r, st, inst)

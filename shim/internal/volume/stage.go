@@ -36,6 +36,11 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 	if err := demands(inst, u); err != nil {
 		return err
 	}
+	if st.place.Stage == registry.MarkNone {
+		if err := s.vacant(s.Layout.Staging(v.VolumeKey(), inst.Volumes).Host); err != nil {
+			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+		}
+	}
 	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
 		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 	}
@@ -195,6 +200,16 @@ func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
 	}
 	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
 	return registry.Change{Put: []registry.Record{p}}
+}
+
+// vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as far as we know, and a
+// plugin that finds something mounted may take it for its own.
+func (s *Stager) vacant(path string) error {
+	mounted, err := s.mounted(path, false)
+	if err == nil && mounted {
+		err = conflict("something is mounted at %s, and no record knows it; `holdfast doctor` says what it is, and with --repair takes it down if nobody uses it", path)
+	}
+	return err
 }
 
 // makeDir makes a directory of ours. One that a plugin has mounted on exists, and is not to be touched.

@@ -3,6 +3,7 @@ package volume_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -240,6 +241,29 @@ func TestPluginThatLies(t *testing.T) {
 	if err := w.down(t.Context(), "one", "a1"); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "still mounted") {
 		t.Errorf("unpublished what is still mounted: %v", err)
 	}
+	w.mustDown("a1")
+	w.empty()
+}
+
+// What nobody has recorded is not used, though it is mounted where the volume belongs: a plugin that finds it may take it for its own.
+func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
+	w := open(t)
+	staging := layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host
+	for path, sent := range map[string][]registry.RPC{
+		staging: {attach, detach},
+		layout.Target(keyOf("one", "a1"), w.volumes).Host: {attach, stage, unstage, detach},
+	} {
+		_ = w.MakeDir(path)
+		w.mounts[path] = true
+		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%v", err)
+		}
+		w.mustDown("a1")
+		w.expect(sent...)
+		delete(w.mounts, path)
+		_, _ = w.RemoveDir(path), w.RemoveDir(filepath.Dir(path))
+	}
+	w.mustUp("a1", shared())
 	w.mustDown("a1")
 	w.empty()
 }
