@@ -2,6 +2,9 @@ package host_test
 
 import (
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -32,10 +35,22 @@ func TestVolumeStatsSayWhy(t *testing.T) {
 // A repair is a mutating call, which a shim takes with an operation id only; a plan that is not the one asked for is not carried out.
 func TestDoctorIsAsked(t *testing.T) {
 	w := newWorld(t)
-	if _, err := w.host.Doctor(w.ctx(), true, "no such plan"); !errors.Is(err, host.ErrConflict) && !errors.Is(err, host.ErrUnsupported) {
-		t.Errorf("repair: %v", err)
+	stray := filepath.Join(w.config.StateDir, "mnt", "plugin", "stage", "stray")
+	must(t, os.MkdirAll(stray, 0o700))
+	d, err := w.host.Doctor(w.ctx(), false, "")
+	if err != nil || len(d.Findings) != 1 || d.Findings[0].Path != stray || d.Digest == "" || d.Repaired {
+		t.Fatalf("%+v, %v", d, err)
 	}
-	if d, err := w.host.Doctor(w.ctx(), false, ""); d.Repaired || err != nil && !errors.Is(err, host.ErrUnsupported) {
+	if _, err := w.host.Doctor(w.ctx(), true, "another plan"); !errors.Is(err, host.ErrConflict) {
+		t.Errorf("repair of another plan: %v", err)
+	}
+	if _, err := os.Lstat(stray); err != nil {
+		t.Errorf("it is gone before its plan was asked for: %v", err)
+	}
+	if d, err := w.host.Doctor(w.ctx(), true, d.Digest); err != nil || !d.Repaired {
 		t.Errorf("%+v, %v", d, err)
+	}
+	if _, err := os.Lstat(stray); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
 	}
 }
