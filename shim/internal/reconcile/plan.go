@@ -98,10 +98,14 @@ func told(f registry.Finding, now time.Time) registry.Event {
 	if f.Result != "" {
 		text += " (repair: " + f.Result + ")"
 	}
-	return registry.Event{
-		Kind: registry.EventReconciled, Role: registry.RoleNode, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name, External: f.Volume.External,
-		Request: f.Request, Detail: text, At: now,
+	e := registry.Event{
+		Kind: registry.EventReconciled, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name, External: f.Volume.External, Request: f.Request,
+		Detail: text, At: now,
 	}
+	if f.Volume != (registry.VolumeKey{}) {
+		e.Role = registry.RoleNode
+	}
+	return e
 }
 
 // inOrder are the findings with that action, in the order in which it is taken: publishes before what they were made of, children before their

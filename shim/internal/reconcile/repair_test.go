@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"holdfast/registry"
 )
@@ -353,14 +354,16 @@ func TestRepairRemovesEmptyDirectories(t *testing.T) {
 
 // The directory of a volume in whose lane something happens is left alone.
 func TestBusyVolumesAreLeftAlone(t *testing.T) {
-	w := newWorld(t, data)
-	w.dir(stagedAt())
-	leave, err := w.Lanes.Enter(t.Context(), key, "a test")
-	must(t, err)
-	defer leave()
-	if got := w.repair(); len(got) != 1 || !strings.Contains(got[0], "a test") || len(w.acts) > 0 {
-		t.Errorf("%q, %q", got, w.acts)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, data)
+		w.dir(stagedAt())
+		leave, err := w.Lanes.Enter(t.Context(), key, "a test")
+		must(t, err)
+		defer leave()
+		if got := w.repair(); len(got) != 1 || !strings.Contains(got[0], "a test") || len(w.acts) > 0 {
+			t.Errorf("%q, %q", got, w.acts)
+		}
+	})
 }
 
 func TestOneRepairAtATime(t *testing.T) {
