@@ -19,23 +19,32 @@ type Backend struct {
 	now  contents
 
 	reserving sync.Mutex
-	reserved  map[string]bool // volumes that a call is changing, at any plugin of this process
+	reserved  map[string]*reservation // volumes that a call is changing, at any plugin of this process
 }
+
+// reservation is the right of one call to change a volume. It ends with the call, or with the plugin.
+type reservation struct{ of *Plugin }
 
 type contents struct {
 	Volumes   map[string]*volume   `json:"volumes"`
 	Snapshots map[string]*snapshot `json:"snapshots"`
 	Groups    map[string][]string  `json:"groups"`
+	Starts    map[string]int       `json:"starts,omitempty"` // of plugins whose capabilities change, by instance
+	First     string               `json:"first,omitempty"`  // the volume that was made first
 }
 
 type volume struct {
 	ID       string                 `json:"id"`
 	Name     string                 `json:"name,omitempty"`
 	Capacity int64                  `json:"capacity"`
+	Used     int64                  `json:"used,omitempty"`
 	Context  map[string]string      `json:"context,omitempty"`
 	Made     string                 `json:"made,omitempty"` // hash of what CreateVolume asked for
 	Attached map[string]*attachment `json:"attached,omitempty"`
 	Nodes    map[string]*onNode     `json:"nodes,omitempty"`
+
+	Topology  []map[string]string `json:"topology,omitempty"`  // where it was asked to be
+	Ephemeral bool                `json:"ephemeral,omitempty"` // made by a publication, gone with the last one
 }
 
 type attachment struct {
@@ -49,6 +58,9 @@ type onNode struct {
 	Staging   string            `json:"staging,omitempty"`
 	Staged    string            `json:"staged,omitempty"`    // hash of the volume capability
 	Published map[string]string `json:"published,omitempty"` // target path -> hash of capability and readonly
+	Size      int64             `json:"size,omitempty"`      // as this node knows it: NodeExpandVolume tells it anew
+	Block     bool              `json:"block,omitempty"`
+	Device    string            `json:"device,omitempty"` // loop device of a block volume
 }
 
 type snapshot struct {
@@ -113,21 +125,24 @@ func (b *Backend) load() error {
 	return nil
 }
 
-// reserve is the right to change a volume, until release is called. free is false while another call has it.
-func (b *Backend) reserve(id string) (release func(), free bool) {
+// reserve is the right to change a volume, until release is called. free is false while another call has it, at a plugin that lives.
+func (b *Backend) reserve(id string, p *Plugin) (release func(), free bool) {
 	b.reserving.Lock()
 	defer b.reserving.Unlock()
-	if b.reserved[id] {
+	if other := b.reserved[id]; other != nil && !other.of.killed.Load() {
 		return nil, false
 	}
 	if b.reserved == nil {
-		b.reserved = map[string]bool{}
+		b.reserved = map[string]*reservation{}
 	}
-	b.reserved[id] = true
+	mine := &reservation{of: p}
+	b.reserved[id] = mine
 	return func() {
 		b.reserving.Lock()
 		defer b.reserving.Unlock()
-		delete(b.reserved, id)
+		if b.reserved[id] == mine {
+			delete(b.reserved, id)
+		}
 	}, true
 }
 
@@ -147,6 +162,55 @@ func (b *Backend) AddVolume(id string, capacity int64, context map[string]string
 		}
 		return nil
 	})
+}
+
+// SetUsed says how full a volume is.
+func (b *Backend) SetUsed(id string, bytes int64) error {
+	return b.volume(id, func(v *volume) { v.Used = bytes })
+}
+
+// volume runs f on a volume that exists.
+func (b *Backend) volume(id string, f func(*volume)) error {
+	return b.change(func(c *contents) error {
+		if c.Volumes[id] == nil {
+			return fmt.Errorf("csifake: backend: there is no volume %q", id)
+		}
+		f(c.Volumes[id])
+		return nil
+	})
+}
+
+func (b *Backend) size(id string) (n int64) {
+	_ = b.volume(id, func(v *volume) { n = v.Capacity }) // one that is not there has no size
+	return n
+}
+
+func (b *Backend) device(id, node string) (device string, err error) {
+	err = b.volume(id, func(v *volume) { device = v.on(node).Device })
+	return device, err
+}
+
+func (b *Backend) setDevice(id, node, device string) error {
+	return b.volume(id, func(v *volume) { v.on(node).Device = device })
+}
+
+// firstMade is the id of the volume that was made first.
+func (b *Backend) firstMade() (id string) {
+	_ = b.change(func(c *contents) error { id = c.First; return nil }) // the call before this one could read it
+	return id
+}
+
+// countStart says how often an instance has started before.
+func (b *Backend) countStart(instance string) (before int, err error) {
+	err = b.change(func(c *contents) error {
+		if c.Starts == nil {
+			c.Starts = map[string]int{}
+		}
+		before = c.Starts[instance]
+		c.Starts[instance]++
+		return nil
+	})
+	return before, err
 }
 
 // Usage is where one volume is in use.

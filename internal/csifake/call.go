@@ -2,9 +2,6 @@ package csifake
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"os"
 	"path"
 	"time"
 
@@ -14,7 +11,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -23,14 +19,13 @@ import (
 // connection is noticed by another goroutine. A caller that is still there then has two calls in flight.
 const farewell = 50 * time.Millisecond
 
-// poll is how often a rule looks for the file that it waits for.
-const poll = 2 * time.Millisecond
-
 // call is one call that runs.
 type call struct {
 	ctx    context.Context
 	req    proto.Message
 	line   journal.Line // its begin
+	acts   acts
+	cut    func() // cuts the connection that it came by
 	effect bool
 	gone   bool          // the journal says that the caller has gone
 	done   chan struct{} // closed as it ends
@@ -39,9 +34,18 @@ type call struct {
 
 type effect func(context.Context) (proto.Message, error)
 
-// roles of the services of CSI, by the name of the service.
-var roles = map[string]string{"csi.v1.Identity": "identity", "csi.v1.Controller": "controller",
-	"csi.v1.GroupController": "group", "csi.v1.SnapshotMetadata": "metadata", "csi.v1.Node": "node"}
+type callKey struct{}
+
+// callOf is the call that a context is of.
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c
+	}
+	return &call{}
+}
+
+// lies tells whether a rule has the call lie so.
+func (c *call) lies(l Lie) bool { return c.acts.before != nil && c.acts.before.Lie == l }
 
 func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
 	any, error,
@@ -59,10 +63,14 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	})
 }
 
-// unknown answers calls to services that this plugin does not serve: they are in the journal too.
 func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(s)
-	_, err := p.handle(s.Context(), method, &csi.ProbeRequest{}, func(context.Context) (proto.Message, error) {
+	return p.unserved(s.Context(), method)
+}
+
+// unserved answers calls to services that this plugin does not serve: they are in the journal too.
+func (p *Plugin) unserved(ctx context.Context, method string) error {
+	_, err := p.handle(ctx, method, &csi.ProbeRequest{}, func(context.Context) (proto.Message, error) {
 		return nil, status.Errorf(codes.Unimplemented, "csifake: %s is not served", method)
 	})
 	return err
@@ -78,7 +86,7 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	}
 	if from, ok := peer.FromContext(ctx); ok {
 		if addr, ok := from.Addr.(peerAddr); ok {
-			c.line.Peer, c.line.Conn = addr.pid, addr.conn
+			c.line.Peer, c.line.Conn, c.cut = addr.pid, addr.conn, addr.via.cut
 		}
 	}
 	if !p.cfg.Blind {
@@ -147,7 +155,14 @@ func (p *Plugin) companions(c *call) []*call {
 
 // farewell writes that the caller of a running call has gone, once. p.mu is held.
 func (p *Plugin) farewell(c *call) {
-	if c.gone || !p.open[c] || c.ctx.Err() == nil {
+	if p.open[c] && c.ctx.Err() != nil {
+		p.sayGone(c)
+	}
+}
+
+// sayGone is farewell for whoever knows better than the call. p.mu is held.
+func (p *Plugin) sayGone(c *call) {
+	if c.gone {
 		return
 	}
 	c.gone = true
@@ -174,124 +189,11 @@ func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, 
 	end := journal.Line{Kind: journal.End, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role, Volume: c.line.Volume,
 		Code: journal.CodeName(uint32(status.Code(err))), Effect: c.effect}
 	if err == nil {
-		end.Answer = p.answered(c.line.RPC, reply)
+		end.Lost = unreadable(reply)
+	}
+	if err == nil && !end.Lost {
+		end.Answer = answered(c.req, reply)
 	}
 	p.note(end)
 	return reply, err
-}
-
-// play is what happens between begin and end.
-func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
-	if release, err := p.reserve(c); err != nil {
-		return nil, err
-	} else {
-		defer release()
-	}
-	before, after, err := p.script.match(c.line.RPC, c.line.Volume)
-	if err != nil {
-		return nil, status.Error(codes.Internal, err.Error())
-	}
-	reply, err := proto.Message(nil), p.act(c, before)
-	if err == nil {
-		if reply, err = p.take(c, do); err == nil {
-			err = p.act(c, after)
-		}
-	}
-	if err != nil {
-		reply = nil
-	}
-	if before != nil && before.NotReady && c.line.RPC == "Probe" && err == nil {
-		reply = &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}
-	}
-	for _, r := range []*Rule{before, after} {
-		if r != nil && r.Answer != nil {
-			reply, err = r.Answer(c.ctx, c.req, reply, err)
-		}
-	}
-	return reply, err
-}
-
-// reserve turns a call away that would change a volume while another call does.
-func (p *Plugin) reserve(c *call) (release func(), err error) {
-	if c.line.Volume == "" || !journal.Mutates(c.line.RPC) {
-		return func() {}, nil
-	}
-	release, free := p.cfg.Backend.reserve(c.line.Volume)
-	if !free {
-		return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", c.line.Volume)
-	}
-	return release, nil
-}
-
-// take lets the call take effect, if the plugin lives and has what the call needs.
-func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
-	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
-		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
-	}
-	p.alive.RLock()
-	defer p.alive.RUnlock()
-	if p.dead {
-		return nil, errGone
-	}
-	reply, err := do(context.WithoutCancel(c.ctx))
-	c.effect = err == nil
-	return reply, err
-}
-
-// act does what a rule says.
-func (p *Plugin) act(c *call, r *Rule) error {
-	if r == nil {
-		return nil
-	}
-	if r.gate != nil {
-		r.gate.wait(p.ended)
-	}
-	if r.Delay > 0 {
-		p.pause(time.Duration(r.Delay))
-	}
-	for r.Until != "" && !exists(r.Until) && p.pause(poll) {
-	}
-	if r.Hang != "" {
-		if err := r.hang(c.ctx, p.ended); errors.Is(err, errGone) {
-			return err
-		} else if err != nil {
-			return status.FromContextError(c.ctx.Err()).Err()
-		}
-	}
-	if r.Crash {
-		p.crash()
-		return errGone
-	}
-	if code, ok := journal.CodeNumber(r.Code); ok && code != 0 {
-		return status.Error(codes.Code(code), r.Message)
-	}
-	return nil
-}
-
-func (p *Plugin) crash() {
-	if p.cfg.Die != nil {
-		p.cfg.Die()
-	}
-	p.Kill()
-}
-
-// pause waits, and says whether the plugin still goes on.
-func (p *Plugin) pause(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-p.ended:
-		return false
-	}
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-func invalid(format string, args ...any) error {
-	return status.Error(codes.InvalidArgument, fmt.Sprintf(format, args...))
 }

@@ -21,7 +21,8 @@ type client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
-	conn *grpc.ClientConn
+	conn *grpc.ClientConn // nil at a Port
+	to   grpc.ClientConnInterface
 }
 
 func dial(t *testing.T, socket string) *client {
@@ -31,9 +32,32 @@ func dial(t *testing.T, socket string) *client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return &client{t: t, conn: conn, IdentityClient: csi.NewIdentityClient(conn),
-		ControllerClient: csi.NewControllerClient(conn),
-		NodeClient:       csi.NewNodeClient(conn)}
+	c := clientOf(t, conn)
+	c.conn = conn
+	return c
+}
+
+func clientOf(t *testing.T, to grpc.ClientConnInterface) *client {
+	return &client{t: t, to: to, IdentityClient: csi.NewIdentityClient(to), ControllerClient: csi.NewControllerClient(to),
+		NodeClient: csi.NewNodeClient(to)}
+}
+
+// inBothForms runs a test at a socket and at a Port.
+func inBothForms(t *testing.T, f func(t *testing.T, start func(Config) (*Plugin, *client))) {
+	t.Run("socket", func(t *testing.T) {
+		f(t, func(cfg Config) (*Plugin, *client) {
+			p := Start(t, cfg)
+			return p, dial(t, p.Socket())
+		})
+	})
+	t.Run("port", func(t *testing.T) {
+		f(t, func(cfg Config) (*Plugin, *client) {
+			if cfg.Port == nil {
+				cfg.Port = &Port{}
+			}
+			return Start(t, cfg), clientOf(t, cfg.Port)
+		})
+	})
 }
 
 // learn asks for everything that a client has to know.
@@ -107,9 +131,38 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
+func eventually(t *testing.T, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	t.Fatal("what was waited for does not happen")
+}
+
+// patiently makes a call again while another one for the volume is running: one whose connection was cut may not have noticed.
+func patiently(t *testing.T, call func() error) {
+	t.Helper()
+	var err error
+	eventually(t, func() bool { err = call(); return codeName(err) != "ABORTED" })
+	must(t, err)
+}
+
+func codeName(err error) string { return journal.CodeName(uint32(status.Code(err))) }
+
+func statusOf(t *testing.T, err error) *status.Status {
+	t.Helper()
+	s, ok := status.FromError(err)
+	if !ok || err == nil {
+		t.Fatalf("%v is no status", err)
+	}
+	return s
+}
+
 func wantCode(t *testing.T, err error, want string) {
 	t.Helper()
-	if got := journal.CodeName(uint32(status.Code(err))); got != want {
+	if got := codeName(err); got != want {
 		t.Fatalf("answer is %s (%v), want %s", got, err, want)
 	}
 }

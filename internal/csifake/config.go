@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
+
+	"holdfast/internal/csifake/journal"
 )
 
 // Role is which services a plugin serves beside Identity.
@@ -25,20 +27,24 @@ const Empty = "\x00empty"
 // Config says what a plugin is. Its zero value is a monolith without any optional capability, on a socket in a new
 // temporary directory.
 type Config struct {
-	Name       string   // of the provider; default csifake.example.org
-	Version    string   // default 1.0.0
-	Instance   string   // who writes in the journal; default <role>@<node id>
-	Role       Role     // default Monolith
-	NodeID     string   // default node-1
-	Caps       []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
-	MaxVolumes int64    // per node; 0: not told, no limit
+	Name       string     // of the provider; default csifake.example.org
+	Version    string     // default 1.0.0
+	Instance   string     // who writes in the journal; default <role>@<node id>
+	Role       Role       // default Monolith
+	NodeID     string     // default node-1
+	Caps       []string   // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
+	CapsLater  [][]string // those of the second start, the third and so on; the last ones stay. The backend counts the starts
+	MaxVolumes int64      // per node; 0: not told, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
 
-	Socket     string // default csi.sock in a new directory
-	Journal    string // file; default journal.jsonl beside the socket
-	Script     []Rule // rules from the start on
-	ScriptFile string // JSON list of rules, read again for every call
+	Socket     string          // default csi.sock in a new directory
+	Port       *Port           // instead of a socket: calls within the process
+	Endpoint   string          // CSI_ENDPOINT as it was given, for the journal
+	Journal    string          // file; default journal.jsonl beside the socket
+	Memory     *journal.Memory // instead of a file; the default at a Port
+	Script     []Rule          // rules from the start on
+	ScriptFile string          // JSON list of rules, read again for every call
 
 	Backend   *Backend // what exists; default a new one in memory. Plugins that share it are one storage system
 	Volumes   []string // ids that exist from the start
@@ -47,9 +53,11 @@ type Config struct {
 	VolumeContext  map[string]string // added to what CreateVolume answers
 	PublishContext map[string]string // added to what ControllerPublishVolume answers
 
-	Mounts  bool   // make real mounts at stage and publish
-	DataDir string // with Mounts: where volumes keep their data; default a tmpfs at every stage
-	Blind   bool   // touch and look at no path: for tests that invent them
+	Mounts  bool      // make real mounts at stage and publish
+	Mount   MountKind // with Mounts: default MountBind if there is a DataDir, else MountTmpfs
+	Block   BlockKind // with Mounts: what a block volume is; default BlockLoop if it can be, else BlockNode
+	DataDir string    // with Mounts: where volumes keep their data
+	Blind   bool      // touch and look at no path: for tests that invent them
 
 	Die func()       // what a crash does; default ends this plugin as a kill would, within the process
 	Log hclog.Logger // default none
@@ -88,6 +96,13 @@ func (c Config) filled() (Config, capSets, error) {
 }
 
 func (c Config) placed(caps capSets) (Config, capSets, error) {
+	if c.Port != nil {
+		c.Socket = ""
+		if c.Journal == "" && c.Memory == nil {
+			c.Memory = &journal.Memory{}
+		}
+		return c, caps, nil
+	}
 	if c.Socket == "" {
 		dir, err := os.MkdirTemp("", "h-")
 		if err != nil {
@@ -95,7 +110,7 @@ func (c Config) placed(caps capSets) (Config, capSets, error) {
 		}
 		c.Socket = filepath.Join(dir, "csi.sock")
 	}
-	if c.Journal == "" {
+	if c.Journal == "" && c.Memory == nil {
 		c.Journal = filepath.Join(filepath.Dir(c.Socket), "journal.jsonl")
 	}
 	return c, caps, nil
@@ -110,6 +125,30 @@ func orDefault(s, fallback string) string {
 		return ""
 	}
 	return s
+}
+
+// startedWith is the capabilities of this start.
+func (c Config) startedWith(first capSets) (capSets, error) {
+	if len(c.CapsLater) == 0 {
+		return first, nil
+	}
+	for _, caps := range c.CapsLater {
+		if _, err := parseCaps(caps...); err != nil {
+			return nil, err
+		}
+	}
+	before, err := c.Backend.countStart(c.Instance)
+	if err != nil || before == 0 {
+		return first, err
+	}
+	return parseCaps(c.CapsLater[min(before, len(c.CapsLater))-1]...)
+}
+
+func (c Config) openJournal() (*journal.Writer, error) {
+	if c.Memory != nil {
+		return c.Memory.Open(c.Name, c.Instance), nil
+	}
+	return journal.Open(c.Journal, c.Name, c.Instance)
 }
 
 func (c Config) serves(r Role) bool { return c.Role == Monolith || c.Role == r }

@@ -45,9 +45,14 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 	}
 	var v *volume
 	err = s.p.cfg.Backend.change(func(c *contents) error {
-		if err := source(c, r.GetVolumeContentSource()); err != nil {
+		least, err := s.p.source(c, r.GetVolumeContentSource())
+		if err != nil {
 			return err
 		}
+		if limit := r.GetCapacityRange().GetLimitBytes(); limit > 0 && limit < least {
+			return status.Errorf(codes.OutOfRange, "what it is filled from has %d bytes", least)
+		}
+		size = max(size, least)
 		made := madeFrom(r)
 		if v = c.Volumes[VolumeID(r.GetName())]; v != nil {
 			return compatible(v, made, r.GetCapacityRange())
@@ -58,7 +63,11 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		v = &volume{ID: VolumeID(r.GetName()), Name: r.GetName(), Capacity: size, Made: made,
 			Context: map[string]string{"csifake/name": r.GetName()}}
 		maps.Copy(v.Context, s.p.cfg.VolumeContext)
+		v.Topology = wanted(r.GetAccessibilityRequirements())
 		c.Volumes[v.ID] = v
+		if c.Volumes[c.First] == nil {
+			c.First = v.ID
+		}
 		return nil
 	})
 	if err != nil {
@@ -98,14 +107,38 @@ func compatible(v *volume, made string, size *csi.CapacityRange) error {
 	return nil
 }
 
-func source(c *contents, s *csi.VolumeContentSource) error {
-	if id := s.GetSnapshot().GetSnapshotId(); id != "" && c.Snapshots[id] == nil {
-		return status.Errorf(codes.NotFound, "snapshot %q does not exist", id)
+// source is how large a volume must be to hold what it is filled from.
+func (p *Plugin) source(c *contents, s *csi.VolumeContentSource) (least int64, err error) {
+	switch {
+	case s.GetSnapshot() != nil:
+		x := c.Snapshots[s.GetSnapshot().GetSnapshotId()]
+		if !p.caps.has("controller/CREATE_DELETE_SNAPSHOT") {
+			return 0, invalid("this plugin has no snapshots")
+		}
+		if x == nil {
+			return 0, status.Errorf(codes.NotFound, "snapshot %q does not exist", s.GetSnapshot().GetSnapshotId())
+		}
+		return x.Size, nil
+	case s.GetVolume() != nil:
+		v := c.Volumes[s.GetVolume().GetVolumeId()]
+		if !p.caps.has("controller/CLONE_VOLUME") {
+			return 0, invalid("this plugin clones no volumes")
+		}
+		if v == nil {
+			return 0, status.Errorf(codes.NotFound, "volume %q does not exist", s.GetVolume().GetVolumeId())
+		}
+		return v.Capacity, nil
 	}
-	if id := s.GetVolume().GetVolumeId(); id != "" && c.Volumes[id] == nil {
-		return status.Errorf(codes.NotFound, "volume %q does not exist", id)
+	return 0, nil
+}
+
+// wanted is the place that a request would like best.
+func wanted(r *csi.TopologyRequirement) []map[string]string {
+	all := append(slices.Clone(r.GetPreferred()), r.GetRequisite()...)
+	if len(all) == 0 {
+		return nil
 	}
-	return nil
+	return []map[string]string{all[0].GetSegments()}
 }
 
 func used(c *contents) (sum int64) {
@@ -117,7 +150,10 @@ func used(c *contents) (sum int64) {
 
 func (v *volume) message(p *Plugin) *csi.Volume {
 	m := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Capacity, VolumeContext: maps.Clone(v.Context)}
-	if t := p.topology(); t != nil {
+	for _, segments := range v.Topology {
+		m.AccessibleTopology = append(m.AccessibleTopology, &csi.Topology{Segments: segments})
+	}
+	if t := p.topology(); t != nil && len(v.Topology) == 0 {
 		m.AccessibleTopology = []*csi.Topology{t}
 	}
 	return m
@@ -292,6 +328,9 @@ func (s controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerE
 		if err != nil {
 			return err
 		}
+		if s.p.caps.has("expansion/OFFLINE") && !s.p.caps.has("expansion/ONLINE") && v.inUse() {
+			return status.Errorf(codes.FailedPrecondition, "volume %q is in use", v.ID)
+		}
 		if size-v.Capacity > s.p.cfg.Capacity-used(c) {
 			return status.Error(codes.OutOfRange, "the backend has not that much")
 		}
@@ -311,8 +350,10 @@ func (s controller) ControllerGetVolume(_ context.Context, r *csi.ControllerGetV
 			return err
 		}
 		reply.Volume = v.message(s.p)
-		reply.Status = &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: slices.Sorted(maps.Keys(v.Attached))}
+		reply.Status = &csi.ControllerGetVolumeResponse_VolumeStatus{}
+		if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
+			reply.Status.PublishedNodeIds = slices.Sorted(maps.Keys(v.Attached))
+		}
 		return nil
 	})
 }

@@ -1,7 +1,7 @@
 // Package csifake is a CSI plugin for tests: an honest one that keeps what it is told, that a script makes slow, sick,
-// hung or dead at a named point, and that writes every call in a journal. The journal is then held against what CSI
-// demands of a client. It serves CSI 1.13.0 on a unix socket, in the process of the test (Start) or as a process of
-// its own (cmd/csifake), which a test may kill.
+// hung, hostile, lying or dead at a named point, and that writes every call in a journal. The journal is then held
+// against what CSI demands of a client. It serves CSI 1.13.0 on a unix socket, in the process of the test (Start) or as
+// a process of its own (cmd/csifake), which a test may kill; or without a socket, at a Port.
 //
 //	path := csifake.NewJournal(t, journal.Options{Settled: true}) // judged as the test ends
 //	fake := csifake.Start(t, csifake.Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
@@ -17,12 +17,15 @@
 //	       <------------         <--------------------            <------------           <------------
 //	        DeleteVolume         [C] ControllerUnpublish       [S] NodeUnstage         NodeUnpublish t
 //
+// An ephemeral inline volume goes from ABSENT to PUBLISHED t and back. A snapshot is an edge of its own.
+//
 // Every edge is down, up, failed or unsure. It is unsure from the moment its call is sent. An answer makes it certain:
 // OK makes it up or down; a refusal leaves an edge that was up as it was, and makes any other failed, which is to say
-// that part of the effect may be there. These answers say nothing, and neither does no answer: CANCELLED,
-// DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED, UNKNOWN, INTERNAL, DATA_LOSS. An unsure edge may be sent
-// the same call with the same fields, or its negation. A step up needs the edge before it up; a step down needs the
-// edges after it down. Edges that do not depend on each other, say two targets, do not wait for each other.
+// that part of the effect may be there. These answers say nothing, and neither does no answer, nor one that cannot be
+// read, nor a volume without an id: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED, UNKNOWN,
+// INTERNAL, DATA_LOSS, and codes that gRPC does not have. An unsure edge may be sent the same call with the same fields,
+// or its negation. A step up needs the edge before it up; a step down needs the edges after it down. Edges that do not
+// depend on each other, say two targets, do not wait for each other.
 //
 // A call whose caller has gone (cancelled, past its deadline, connection lost) is no longer in flight for the caller,
 // though it may still run, and its answer teaches nobody.
@@ -66,16 +69,49 @@
 // The numbers are those of the project's table of CSI rules; those that are missing cannot be seen from the plugin. R5,
 // that publications are counted across restarts, is R4 seen from outside; R7, that an ambiguous creation is cleared up, is RU.
 //
-// # What a script can do
+// # What can be scripted
 //
-// A Rule picks calls by RPC, volume and count and acts before or after the effect: delay, wait for a file or a Gate,
-// hang, crash, answer a code, or rewrite the answer (Answer, for plugins that lie). An effect is late, not lost, if its
-// caller goes away during a delay or at a gate. A call for a volume that another call is changing, also at another plugin
-// that shares the Backend in this process, is answered ABORTED, before any rule sees it. The process form reads its rules from a file, anew for every call, and keeps how often they
-// matched in a file beside it, so that "crash once" is once also after the restart.
+// A Rule is a line of a script. A test writes it as Rule, or as On(rpc) and so on (Expect); the process form reads a JSON
+// list of rules from a file (--script), anew for every call, and keeps how often they matched in a file beside it, so
+// that "crash once" is once also after the restart. The words are those of the file.
+//
+//	which       rpc        an RPC; empty is every one; accept: a connection (a knock counts); fuse: what the kernel asks of a mount
+//	            volume     its id; empty is every one
+//	            nth times  the first matching call to act on, and on how many
+//	            when       before the effect, in the middle of it (something is mounted or unmounted, not all is done), after it
+//	takes time  delay      so long; the effect may be late, it does not end with the caller
+//	            until      until a file exists; a test in the process has a Gate
+//	            hang       context: until the caller gives up; forever: until the plugin ends
+//	ends it     drop       the connection is cut, with all its calls
+//	            crash      the plugin dies
+//	            code       any gRPC code, CODE_99 for one that it does not have; message, text_bytes (1 MiB) and details of the status
+//	            late       with code or drop: the effect comes so much later all the same, and the volume is busy until then
+//	flaps       pattern    ok, not_ready, error, hang or the name of a code, one after the other and over again: by the call, or
+//	            every      so long each
+//	lies (lie)  no-effect  OK, and nothing is done
+//	            no-mount elsewhere symlink wrong-data stacked   of stage (but symlink) and publish
+//	            writable   of publish: read-only was asked for
+//	            keep-mount leave-target                         of unstage (but leave-target) and unpublish
+//	answers     not_ready  of Probe and CreateSnapshot
+//	            reply      any message, in protobuf's JSON
+//	  hostile   empty nil huge big-map id-empty id-129 id-257 bad-utf8 negative unknown-enum   of all that have it in them
+//	            name-changes name-empty name-64 name-illegal                                   of GetPluginInfo
+//	            topology-illegal topology-twins                                                of NodeGetInfo and volumes
+//	            confirm-part confirm-nothing confirm-more                                      of ValidateVolumeCapabilities
+//	            same-id                                                                        of CreateVolume
+//	            repeat-ids token-loop endless empty-pages many unknown-nodes                   of lists
+//	connection  garbage    http1 tls random close silence, instead of gRPC
+//
+// Capabilities that change from one start to the next are Config.CapsLater (--caps-later); what is mounted is Config.Mount
+// and Config.Block (--mount, --block). A test in the process may also rewrite answers with a function (Rule.Answer).
+//
+// A call for a volume that another call is changing, also at another plugin that shares the Backend in this process, is
+// answered ABORTED, before any rule sees it. A plugin for Go cannot write invalid UTF-8, nor read it: bad-utf8 is INTERNAL
+// for a caller in Go, and the journal says that the answer was Lost.
 //
 // # What survives
 //
 // A Backend with a file survives the plugin, and so does the journal. A killed plugin leaves its socket file, its calls
-// open in the journal, and its mounts. Nothing but tests and cmd/csifake may import this package.
+// open in the journal, and its mounts; FUSE mounts are dead then, and loop devices live on. Nothing but tests and
+// cmd/csifake may import this package.
 package csifake

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -12,9 +11,6 @@ import (
 
 	"holdfast/internal/csifake/journal"
 )
-
-var services = []grpc.ServiceDesc{csi.Identity_ServiceDesc, csi.Controller_ServiceDesc, csi.Node_ServiceDesc,
-	csi.GroupController_ServiceDesc, csi.SnapshotMetadata_ServiceDesc}
 
 // everyCap are the numbers of all capabilities of all services.
 func everyCap() (all []string) {

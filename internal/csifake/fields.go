@@ -3,14 +3,15 @@ package csifake
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"sort"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -34,7 +35,9 @@ func fields(l *journal.Line, req proto.Message) {
 		l.ReadOnly = m.Get(fd).Bool()
 	}
 	l.Hash, l.SecretKeys = requestHash(req)
-	l.Usage = usageOf(m)
+	l.Token, l.Over = text(m, "starting_token"), tooLong(req)
+	capabilities(l, req)
+	details(l, req)
 }
 
 func text(m protoreflect.Message, name protoreflect.Name) string {
@@ -100,16 +103,8 @@ func hashMessage(m proto.Message) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// usageOf sums up the volume capability of a request. Mount flags may be secret: they are counted, not told.
-func usageOf(m protoreflect.Message) string {
-	fd := m.Descriptor().Fields().ByName("volume_capability")
-	if fd == nil || !m.Has(fd) {
-		return ""
-	}
-	c, ok := m.Get(fd).Message().Interface().(*csi.VolumeCapability)
-	if !ok {
-		return ""
-	}
+// usageOf sums up a volume capability. Mount flags may be secret: they are counted, not told.
+func usageOf(c *csi.VolumeCapability) string {
 	access := "none"
 	if c.GetBlock() != nil {
 		access = "block"
@@ -119,56 +114,38 @@ func usageOf(m protoreflect.Message) string {
 	return access + " " + c.GetAccessMode().GetMode().String()
 }
 
-// answered is what a reply tells, as it was sent.
-func (p *Plugin) answered(rpc string, reply proto.Message) *journal.Answer {
-	switch r := reply.(type) {
-	case *csi.GetPluginCapabilitiesResponse:
-		return &journal.Answer{Caps: serviceNames(r)}
-	case *csi.ControllerGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.ControllerServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
-	case *csi.GroupControllerGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.GroupControllerServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
-	case *csi.NodeGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.NodeServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
-	case *csi.NodeGetInfoResponse:
-		return &journal.Answer{Node: r.GetNodeId()}
-	case *csi.CreateVolumeResponse:
-		return &journal.Answer{Volume: r.GetVolume().GetVolumeId(), VolumeContext: HashMap(r.GetVolume().GetVolumeContext())}
-	case *csi.ControllerPublishVolumeResponse:
-		return &journal.Answer{PublishContext: HashMap(r.GetPublishContext())}
-	case *csi.ControllerExpandVolumeResponse:
-		return &journal.Answer{NodeExpand: r.GetNodeExpansionRequired()}
-	case *csi.ProbeResponse:
-		if r.GetReady() != nil {
-			ready := r.GetReady().GetValue()
-			return &journal.Answer{Ready: &ready}
+// capabilities fills a line with what a request says of how volumes are to be used.
+func capabilities(l *journal.Line, req proto.Message) {
+	if one, ok := req.(interface{ GetVolumeCapability() *csi.VolumeCapability }); ok && one.GetVolumeCapability() != nil {
+		l.Usage = usageOf(one.GetVolumeCapability())
+		l.MountGroup = one.GetVolumeCapability().GetMount().GetVolumeMountGroup() != ""
+	}
+	if many, ok := req.(interface {
+		GetVolumeCapabilities() []*csi.VolumeCapability
+	}); ok {
+		for _, c := range many.GetVolumeCapabilities() {
+			l.Usages = append(l.Usages, usageOf(c))
+			l.MountGroup = l.MountGroup || c.GetMount().GetVolumeMountGroup() != ""
 		}
 	}
-	return nil
 }
 
-func serviceNames(r *csi.GetPluginCapabilitiesResponse) []string {
-	var all []string
-	for _, c := range r.GetCapabilities() {
-		if s := c.GetService(); s != nil {
-			all = append(all, s.GetType().String())
+// details fills a line with what only some requests have.
+func details(l *journal.Line, req proto.Message) {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		l.Topology = r.GetAccessibilityRequirements() != nil
+		if id := r.GetVolumeContentSource().GetSnapshot().GetSnapshotId(); id != "" {
+			l.Source = "snapshot " + id
 		}
+		if id := r.GetVolumeContentSource().GetVolume().GetVolumeId(); id != "" {
+			l.Source = "volume " + id
+		}
+	case *csi.GetCapacityRequest:
+		l.Topology = r.GetAccessibleTopology() != nil
+	case *csi.NodePublishVolumeRequest:
+		l.Ephemeral = r.GetVolumeContext()[inline] == "true"
 	}
-	return all
-}
-
-func names[T any](list []T, of func(T) fmt.Stringer) []string {
-	var all []string
-	for _, c := range list {
-		all = append(all, of(c).String())
-	}
-	return all
 }
 
 // look is what lstat says of the paths of a request.
@@ -183,23 +160,27 @@ func look(l journal.Line) *journal.Look {
 	return seen
 }
 
+// lookAt never waits for a file system: of one that hangs or is dead, the kernel tells what it remembers.
 func lookAt(path string) string {
 	if path == "" {
 		return ""
 	}
-	st, err := os.Lstat(path)
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 	switch {
-	case os.IsNotExist(err):
+	case errors.Is(err, unix.ENOENT):
 		return "absent"
 	case err != nil:
 		return "error"
-	case st.IsDir():
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
 		return "dir"
-	case st.Mode().IsRegular():
+	case unix.S_IFREG:
 		return "file"
-	case st.Mode()&os.ModeSymlink != 0:
+	case unix.S_IFLNK:
 		return "link"
-	case st.Mode()&os.ModeDevice != 0:
+	case unix.S_IFBLK, unix.S_IFCHR:
 		return "device"
 	}
 	return "other"

@@ -12,34 +12,112 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With Mounts, stage mounts a volume's data at the staging path, publish binds that at the target; a plugin without
-// staging mounts the data at the target. The data is a tmpfs, or a directory of DataDir. A block volume is a regular
-// file of DataDir bound to a file at the target; without DataDir there are no block volumes.
-// Without Mounts, publish makes and removes an empty directory or file at the target, as any plugin does.
+// MountKind is what a plugin with Mounts mounts at stage, or at publish if it does not stage.
+type MountKind string
 
-func (p *Plugin) mountStaging(id, path string, c *csi.VolumeCapability) error {
-	if !p.cfg.Mounts || c.GetBlock() != nil {
-		return nil
-	}
-	return p.mountData(id, path, false)
+const (
+	MountTmpfs MountKind = "tmpfs" // of 4 MiB
+	MountBind  MountKind = "bind"  // a directory of DataDir
+	MountFuse  MountKind = "fuse"  // an empty FUSE file system that dies with the plugin; the script may make it hang
+)
+
+// With Mounts, stage mounts a volume's data at the staging path, and publish binds that at the target; a plugin without staging, and an
+// ephemeral volume, has its data mounted at the target. What is to be read-only becomes so in a second step. Without Mounts, publish makes
+// and removes an empty directory or file at the target, as any plugin does. No path that may hold a volume is followed.
+
+// work is what one call does to a path.
+type work struct {
+	p      *Plugin
+	c      *call
+	volume string
+	path   string
 }
 
-func (p *Plugin) mountData(id, path string, readonly bool) error {
-	if mounted, err := mountinfo.Mounted(path); err != nil || mounted {
+// stage puts a volume at its staging path.
+func (w work) stage(c *csi.VolumeCapability) error {
+	if !w.p.cfg.Mounts || c.GetBlock() != nil || w.c.lies(NoMount) {
+		return w.p.middle(w.c)
+	}
+	return w.put(false, w.mountData)
+}
+
+// publish puts a volume at its target.
+func (w work) publish(r *csi.NodePublishVolumeRequest) error {
+	if w.p.cfg.Blind {
+		return w.p.middle(w.c)
+	}
+	block := r.GetVolumeCapability().GetBlock() != nil
+	if err := w.makeTarget(block); err != nil {
 		return err
 	}
-	if p.cfg.DataDir == "" {
-		flags := uintptr(0)
-		if readonly {
-			flags = unix.MS_RDONLY
+	if !w.p.cfg.Mounts || w.c.lies(NoMount) {
+		return w.p.middle(w.c)
+	}
+	from := func(at string) error { return bind(r.GetStagingTargetPath(), at) }
+	switch {
+	case block:
+		from = w.mountBlock
+	case r.GetStagingTargetPath() == "" || w.c.lies(WrongData):
+		from = w.mountData
+	}
+	return w.put(r.GetReadonly() && !w.c.lies(Writable), from)
+}
+
+// put mounts something at the path, in two steps.
+func (w work) put(readonly bool, mount func(at string) error) error {
+	at := w.path
+	if w.c.lies(Elsewhere) || w.c.lies(Symlink) {
+		at = Beside(w.path)
+		if err := os.Mkdir(at, 0o755); err != nil && !os.IsExist(err) {
+			return err
 		}
-		return failed("mount tmpfs", path, unix.Mount("csifake", path, "tmpfs", flags, "size=4m,mode=0777"))
 	}
-	data := p.data(id)
-	if err := os.MkdirAll(data, 0o700); err != nil {
+	before, err := mountsAt(at)
+	if err != nil {
 		return err
 	}
-	return bind(data, path, readonly)
+	want := 1
+	if w.c.lies(Stacked) {
+		want = 2
+	}
+	for range want - before {
+		if err := mount(at); err != nil {
+			return err
+		}
+	}
+	if err := w.p.middle(w.c); err != nil || !readonly {
+		return err
+	}
+	return failed("remount read-only", at, unix.Mount("", at, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
+}
+
+// mountData mounts what a volume holds.
+func (w work) mountData(at string) error {
+	id := w.volume
+	if w.c.lies(WrongData) {
+		id += " of somebody else"
+	}
+	switch w.p.cfg.mountKind() {
+	case MountFuse:
+		return w.p.fuses.mount(w.p, w.volume, at)
+	case MountBind:
+		data := w.p.data(id)
+		if err := os.MkdirAll(data, 0o700); err != nil {
+			return err
+		}
+		return bind(data, at)
+	}
+	return failed("mount tmpfs", at, unix.Mount("csifake", at, "tmpfs", 0, "size=4m,mode=0777"))
+}
+
+func (c Config) mountKind() MountKind {
+	switch {
+	case c.Mount != "":
+		return c.Mount
+	case c.DataDir != "":
+		return MountBind
+	}
+	return MountTmpfs
 }
 
 // data is where a volume keeps its data. An id may hold anything: it is hashed.
@@ -47,93 +125,97 @@ func (p *Plugin) data(id string) string {
 	return filepath.Join(p.cfg.DataDir, fmt.Sprintf("%x", sha256.Sum256([]byte(id)))[:16])
 }
 
-func (p *Plugin) mountTarget(id string, r *csi.NodePublishVolumeRequest) error {
-	if p.cfg.Blind {
-		return nil
-	}
-	target, block := r.GetTargetPath(), r.GetVolumeCapability().GetBlock() != nil
-	if err := makeTarget(target, block); err != nil {
-		return err
-	}
-	if !p.cfg.Mounts {
-		return nil
-	}
-	if mounted, err := mountinfo.Mounted(target); err != nil || mounted {
-		return err
-	}
+func (w work) makeTarget(block bool) error {
 	switch {
-	case block:
-		return p.bindBlock(id, target, r.GetReadonly())
-	case r.GetStagingTargetPath() != "":
-		return bind(r.GetStagingTargetPath(), target, r.GetReadonly())
-	}
-	return p.mountData(id, target, r.GetReadonly())
-}
-
-func makeTarget(path string, block bool) error {
-	if !block {
-		if err := os.Mkdir(path, 0o755); err != nil && !os.IsExist(err) {
+	case w.c.lies(Symlink):
+		if err := os.Symlink(Beside(w.path), w.path); err != nil && !os.IsExist(err) {
+			return fmt.Errorf("make target: %w", err)
+		}
+		return nil
+	case !block:
+		if err := os.Mkdir(w.path, 0o755); err != nil && !os.IsExist(err) {
 			return fmt.Errorf("make target: %w", err)
 		}
 		return nil
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
+	f, err := os.OpenFile(w.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if os.IsExist(err) {
+		return nil // not opened: it may be a device
+	}
 	if err != nil {
 		return fmt.Errorf("make target: %w", err)
 	}
 	return f.Close()
 }
 
-func (p *Plugin) bindBlock(id, target string, readonly bool) error {
-	if p.cfg.DataDir == "" {
-		return invalid("this plugin has no data directory, so no block volumes")
-	}
-	f, err := os.OpenFile(p.data(id)+".block", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(f.Truncate(1<<20), f.Close()); err != nil {
-		return err
-	}
-	return bind(p.data(id)+".block", target, readonly)
+func bind(from, to string) error {
+	return failed("bind", to, unix.Mount(from, to, "", unix.MS_BIND, ""))
 }
 
-func bind(from, to string, readonly bool) error {
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		return failed("bind", to, err)
+// unstage takes a volume from its staging path.
+func (w work) unstage() error {
+	if !w.p.cfg.Mounts || w.c.lies(KeepMount) {
+		return w.p.middle(w.c)
 	}
-	if !readonly {
-		return nil
-	}
-	return failed("remount read-only", to, unix.Mount("", to, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
-}
-
-// unmount takes away the mount at a path, if there is one.
-func (p *Plugin) unmount(path string) error {
-	if !p.cfg.Mounts {
-		return nil
-	}
-	mounted, err := mountinfo.Mounted(path)
-	if errors.Is(err, os.ErrNotExist) || err == nil && !mounted {
-		return nil
-	}
-	if err != nil {
+	if err := w.unmount(); err != nil {
 		return err
 	}
-	return failed("unmount", path, unix.Unmount(path, unix.UMOUNT_NOFOLLOW))
+	return w.p.middle(w.c)
 }
 
-func (p *Plugin) removeTarget(path string) error {
-	if p.cfg.Blind {
-		return nil
+// unpublish takes a volume from its target, and the target too.
+func (w work) unpublish() error {
+	if w.p.cfg.Blind || w.c.lies(KeepMount) {
+		return w.p.middle(w.c)
 	}
-	if err := p.unmount(path); err != nil {
+	if w.p.cfg.Mounts {
+		if err := w.unmount(); err != nil {
+			return err
+		}
+	}
+	if err := w.p.middle(w.c); err != nil || w.c.lies(LeaveTarget) {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(w.path); err != nil && !os.IsNotExist(err) {
 		return fmt.Errorf("remove target: %w", err)
 	}
 	return nil
+}
+
+// unmount takes away all mounts at the path, and at the one beside it.
+func (w work) unmount() error {
+	for _, path := range []string{w.path, Beside(w.path)} {
+		n, err := mountsAt(path)
+		if err != nil {
+			return err
+		}
+		for range n {
+			if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
+				return failed("unmount", path, err)
+			}
+		}
+		w.p.fuses.close(path)
+		if path != w.path && n > 0 {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mountsAt counts the mounts at a path, by the kernel's table: a mount that hangs or is dead is counted too.
+func mountsAt(path string) (int, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	path = filepath.Join(dir, filepath.Base(path))
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
+	return len(found), err
 }
 
 func failed(what, path string, err error) error {

@@ -42,80 +42,159 @@ func (s nodeService) onNode(id string, f func(*volume, *onNode) error) error {
 	})
 }
 
-func (s nodeService) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (
+// work on a path for a call. It is done without the lock of the backend: it may take long, and the volume is reserved.
+func (s nodeService) work(ctx context.Context, volume, path string) work {
+	return work{p: s.p, c: callOf(ctx), volume: volume, path: path}
+}
+
+func (s nodeService) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (
 	*csi.NodeStageVolumeResponse, error,
 ) {
 	path := r.GetStagingTargetPath()
 	if path == "" || r.GetVolumeCapability() == nil {
 		return nil, invalid("staging_target_path or volume_capability is missing")
 	}
-	return &csi.NodeStageVolumeResponse{}, s.onNode(r.GetVolumeId(), func(v *volume, n *onNode) error {
-		as := hashMessage(r.GetVolumeCapability())
+	as := hashMessage(r.GetVolumeCapability())
+	err := s.onNode(r.GetVolumeId(), func(v *volume, n *onNode) error {
 		if n.Staging != "" && (n.Staging != path || n.Staged != as) {
 			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s otherwise", v.ID, n.Staging)
 		}
-		if err := s.p.mountStaging(v.ID, path, r.GetVolumeCapability()); err != nil {
-			return err
-		}
-		n.Staging, n.Staged = path, as
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.work(ctx, r.GetVolumeId(), path).stage(r.GetVolumeCapability()); err != nil {
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, s.onNode(r.GetVolumeId(), func(v *volume, n *onNode) error {
+		n.Staging, n.Staged, n.Size = path, as, v.Capacity
 		return nil
 	})
 }
 
-func (s nodeService) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (
+func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (
 	*csi.NodeUnstageVolumeResponse, error,
 ) {
-	if r.GetStagingTargetPath() == "" {
+	path := r.GetStagingTargetPath()
+	if path == "" {
 		return nil, invalid("staging_target_path is missing")
 	}
+	if err := s.onNode(r.GetVolumeId(), isThere); err != nil {
+		return nil, err
+	}
+	if err := s.work(ctx, r.GetVolumeId(), path).unstage(); err != nil {
+		return nil, err
+	}
 	return &csi.NodeUnstageVolumeResponse{}, s.onNode(r.GetVolumeId(), func(_ *volume, n *onNode) error {
-		if err := s.p.unmount(r.GetStagingTargetPath()); err != nil {
-			return err
-		}
-		if n.Staging == r.GetStagingTargetPath() {
+		if n.Staging == path {
 			n.Staging, n.Staged = "", ""
 		}
 		return nil
 	})
 }
 
-func (s nodeService) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (
+func isThere(*volume, *onNode) error { return nil }
+
+// inline is how a volume_context asks for an ephemeral volume.
+const inline = "csi.storage.k8s.io/ephemeral"
+
+func (s nodeService) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (
 	*csi.NodePublishVolumeResponse, error,
 ) {
 	if r.GetTargetPath() == "" || r.GetVolumeCapability() == nil {
 		return nil, invalid("target_path or volume_capability is missing")
 	}
+	if r.GetVolumeContext()[inline] == "true" {
+		if err := s.p.makeEphemeral(r.GetVolumeId()); err != nil {
+			return nil, err
+		}
+	}
+	as := hashMessage(r.GetVolumeCapability())
+	if r.GetReadonly() {
+		as += " ro"
+	}
+	err := s.onNode(r.GetVolumeId(), func(v *volume, n *onNode) error { return s.publishable(r, as, v, n) })
+	if err != nil {
+		return nil, err
+	}
+	if err := s.work(ctx, r.GetVolumeId(), r.GetTargetPath()).publish(r); err != nil {
+		return nil, err
+	}
 	return &csi.NodePublishVolumeResponse{}, s.onNode(r.GetVolumeId(), func(v *volume, n *onNode) error {
-		if s.p.caps.has("node/STAGE_UNSTAGE_VOLUME") &&
-			(r.GetStagingTargetPath() == "" || n.Staging != r.GetStagingTargetPath()) {
-			return status.Errorf(codes.FailedPrecondition, "volume %q is not staged at %q", v.ID, r.GetStagingTargetPath())
+		n.Published[r.GetTargetPath()], n.Block = as, r.GetVolumeCapability().GetBlock() != nil
+		if n.Staging == "" && len(n.Published) == 1 {
+			n.Size = v.Capacity
 		}
-		as := hashMessage(r.GetVolumeCapability())
-		if r.GetReadonly() {
-			as += " ro"
-		}
-		if was, there := n.Published[r.GetTargetPath()]; there && was != as {
-			return status.Errorf(codes.AlreadyExists, "volume %q is published at %s otherwise", v.ID, r.GetTargetPath())
-		}
-		if err := s.p.mountTarget(v.ID, r); err != nil {
-			return err
-		}
-		n.Published[r.GetTargetPath()] = as
 		return nil
 	})
 }
 
-func (s nodeService) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (
+// publishable says why a volume cannot be published so.
+func (s nodeService) publishable(r *csi.NodePublishVolumeRequest, as string, v *volume, n *onNode) error {
+	stages := s.p.caps.has("node/STAGE_UNSTAGE_VOLUME") && !v.Ephemeral
+	if stages && (r.GetStagingTargetPath() == "" || n.Staging != r.GetStagingTargetPath()) {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is not staged at %q", v.ID, r.GetStagingTargetPath())
+	}
+	if was, there := n.Published[r.GetTargetPath()]; there && was != as {
+		return status.Errorf(codes.AlreadyExists, "volume %q is published at %s otherwise", v.ID, r.GetTargetPath())
+	}
+	return nil
+}
+
+// makeEphemeral makes a volume that lives as long as its publication.
+func (p *Plugin) makeEphemeral(id string) error {
+	if id == "" {
+		return invalid("volume_id is missing")
+	}
+	return p.cfg.Backend.change(func(c *contents) error {
+		v := c.Volumes[id]
+		if v != nil && !v.Ephemeral {
+			return status.Errorf(codes.AlreadyExists, "volume %q exists and is not ephemeral", id)
+		}
+		if v == nil {
+			c.Volumes[id] = &volume{ID: id, Capacity: 1 << 30, Ephemeral: true}
+		}
+		return nil
+	})
+}
+
+func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (
 	*csi.NodeUnpublishVolumeResponse, error,
 ) {
 	if r.GetTargetPath() == "" {
 		return nil, invalid("target_path is missing")
 	}
-	return &csi.NodeUnpublishVolumeResponse{}, s.onNode(r.GetVolumeId(), func(_ *volume, n *onNode) error {
-		if err := s.p.removeTarget(r.GetTargetPath()); err != nil {
+	if err := s.onNode(r.GetVolumeId(), isThere); err != nil {
+		return nil, err
+	}
+	w := s.work(ctx, r.GetVolumeId(), r.GetTargetPath())
+	if err := w.unpublish(); err != nil {
+		return nil, err
+	}
+	last := false
+	err := s.onNode(r.GetVolumeId(), func(_ *volume, n *onNode) error {
+		delete(n.Published, r.GetTargetPath())
+		last = len(n.Published) == 0
+		return nil
+	})
+	if err == nil && last {
+		err = w.last()
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, err
+}
+
+// last is what is left to do as nobody on the node uses the volume any more.
+func (w work) last() error {
+	if !w.c.lies(KeepMount) {
+		if err := w.freeBlock(); err != nil {
 			return err
 		}
-		delete(n.Published, r.GetTargetPath())
+	}
+	return w.p.cfg.Backend.change(func(c *contents) error {
+		if v := c.Volumes[w.volume]; v != nil && v.Ephemeral && !v.inUse() {
+			delete(c.Volumes, w.volume)
+		}
 		return nil
 	})
 }
@@ -126,6 +205,7 @@ func (n *onNode) hasPath(path string) bool {
 	return published || path != "" && n.Staging == path
 }
 
+// NodeGetVolumeStats tells what the backend has: the size that this node knows, and Backend.SetUsed.
 func (s nodeService) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error,
 ) {
@@ -137,13 +217,16 @@ func (s nodeService) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeS
 		if !n.hasPath(r.GetVolumePath()) {
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
-		reply.Usage = []*csi.VolumeUsage{
-			{Unit: csi.VolumeUsage_BYTES, Total: v.Capacity, Used: v.Capacity / 4, Available: v.Capacity - v.Capacity/4},
-			{Unit: csi.VolumeUsage_INODES, Total: 1000, Used: 10, Available: 990}}
+		usage := &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: n.Size}
+		if !n.Block {
+			usage.Used, usage.Available = v.Used, max(0, n.Size-v.Used)
+		}
+		reply.Usage = []*csi.VolumeUsage{usage}
 		return nil
 	})
 }
 
+// NodeExpandVolume lets the node see what the controller has made of the volume. A plugin whose controller does not expand does it here.
 func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (
 	*csi.NodeExpandVolumeResponse, error,
 ) {
@@ -155,8 +238,16 @@ func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolume
 		if !n.hasPath(r.GetVolumePath()) {
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
-		v.Capacity = max(v.Capacity, r.GetCapacityRange().GetRequiredBytes())
-		reply.CapacityBytes = v.Capacity
+		size, err := capacity(&csi.CapacityRange{RequiredBytes: max(r.GetCapacityRange().GetRequiredBytes(), v.Capacity),
+			LimitBytes: r.GetCapacityRange().GetLimitBytes()})
+		if err != nil {
+			return err
+		}
+		if size > v.Capacity && s.p.caps.has("controller/EXPAND_VOLUME") {
+			return status.Errorf(codes.OutOfRange, "volume %q has %d bytes", v.ID, v.Capacity)
+		}
+		v.Capacity, n.Size = size, size
+		reply.CapacityBytes = size
 		return nil
 	})
 }

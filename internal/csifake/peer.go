@@ -18,31 +18,21 @@ type peerConn struct {
 type peerAddr struct {
 	conn uint64
 	pid  int
+	via  cutter
 }
+
+// cutter is a connection that can be cut as if its plugin had died.
+type cutter interface{ cut() }
 
 func (peerAddr) Network() string  { return "unix" }
 func (a peerAddr) String() string { return fmt.Sprintf("connection %d of process %d", a.conn, a.pid) }
 
-// Accept is that of net.Listener.
-func (l *peerListener) Accept() (net.Conn, error) {
-	conn, err := l.AcceptUnix()
-	if err != nil {
-		return nil, err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.last++
-	c := &peerConn{UnixConn: conn, from: l, peer: peerAddr{conn: l.last, pid: peerPID(conn)}}
-	l.conns[c] = true
-	return c, nil
-}
-
 func (c *peerConn) RemoteAddr() net.Addr { return c.peer }
 
+func (c *peerConn) cut() { _ = c.UnixConn.Close() } // closed before is as good
+
 func (c *peerConn) Close() error {
-	c.from.mu.Lock()
-	delete(c.from.conns, c)
-	c.from.mu.Unlock()
+	c.from.forget(c.UnixConn)
 	return c.UnixConn.Close()
 }
 

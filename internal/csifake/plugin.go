@@ -3,9 +3,6 @@ package csifake
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 
@@ -20,24 +17,31 @@ import (
 // errGone ends the calls that still run as the plugin ends.
 var errGone = status.Error(codes.Unavailable, "csifake: the plugin has ended")
 
-// Plugin is one CSI plugin on one socket. New makes it, Run serves until the context ends or it dies.
+// Plugin is one CSI plugin on one socket or Port. New makes it, Run serves until the context ends or it dies.
 type Plugin struct {
 	cfg     Config
 	caps    capSets
 	journal *journal.Writer
 	script  script
 
-	listener *peerListener
+	listener *peerListener // nil: it is at a Port
+	served   served        // the same services, for the calls of a Port
 	ended    chan struct{} // closed as the plugin stops or dies: what hangs goes on
 	quit     chan struct{} // closed to end Run
 	once     sync.Once
+	late     sync.WaitGroup // effects that are to come after their answers
+	fuses    fuses          // mounts that live as long as this plugin
 
 	alive sync.RWMutex // held for reading while something is written or made to be; see dead
 	dead  bool         // nothing is written and nothing takes effect any more
 
+	killed atomic.Bool // it died, and whatever it was about ended there
+
 	mu      sync.Mutex // of what follows
 	numbers uint64
 	open    map[*call]bool
+	closing bool           // the Port takes no more calls
+	direct  sync.WaitGroup // calls of the Port
 
 	broken atomic.Pointer[error] // the first failure to write the journal
 }
@@ -53,24 +57,60 @@ func New(cfg Config) (*Plugin, error) {
 			return nil, err
 		}
 	}
+	if caps, err = cfg.startedWith(caps); err != nil {
+		return nil, err
+	}
 	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
 		open: map[*call]bool{}}
 	p.script.file = cfg.ScriptFile
 	p.script.add(cfg.Script...)
-	if p.journal, err = journal.Open(cfg.Journal, cfg.Name, cfg.Instance); err != nil {
+	p.register(&p.served)
+	if p.journal, err = cfg.openJournal(); err != nil {
 		return nil, err
 	}
-	if p.listener, err = listen(cfg.Socket); err != nil {
+	if err := p.listen(); err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
-	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID})
+	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID, Endpoint: cfg.Endpoint})
+	if cfg.Port != nil {
+		cfg.Port.take(p)
+	}
 	return p, nil
+}
+
+func (p *Plugin) listen() (err error) {
+	if p.cfg.Port == nil {
+		p.listener, err = listen(p.cfg.Socket, p.garbage)
+	}
+	return err
 }
 
 // Run serves until the context ends, or Stop, or Kill, and waits for every call. It returns why the journal could not
 // be written, if so.
 func (p *Plugin) Run(ctx context.Context) error {
-	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.UnknownServiceHandler(p.unknown),
+	hangUp := p.serve()
+	select {
+	case <-ctx.Done():
+	case <-p.quit:
+	}
+	close(p.ended)
+	hangUp()
+	p.late.Wait()
+	p.fuses.closeAll()
+	p.fuses.served.Wait()
+	p.finish()
+	if err := p.broken.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// serve begins to answer on the socket. hangUp ends that and waits for the calls.
+func (p *Plugin) serve() (hangUp func()) {
+	if p.cfg.Port != nil {
+		return p.leavePort
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.UnknownServiceHandler(p.unknown), grpc.ForceServerCodecV2(garbling{}),
 		grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20))
 	p.register(server)
 	var serving sync.WaitGroup
@@ -79,21 +119,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 			p.cfg.Log.Debug("server ended", "error", err)
 		}
 	})
-	select {
-	case <-ctx.Done():
-	case <-p.quit:
+	return func() {
+		server.Stop() // waits for the calls, and removes the socket file unless this was a kill
+		serving.Wait()
+		p.listener.cutAll() // what grpc knows nothing of
+		p.listener.sowing.Wait()
 	}
-	close(p.ended)
-	server.Stop() // waits for the calls, and removes the socket file unless this was a kill
-	serving.Wait()
-	p.finish()
-	if err := p.broken.Load(); err != nil {
-		return *err
-	}
-	return nil
 }
 
-func (p *Plugin) register(s *grpc.Server) {
+func (p *Plugin) register(s grpc.ServiceRegistrar) {
 	csi.RegisterIdentityServer(s, identity{p: p})
 	if p.cfg.serves(Controller) {
 		csi.RegisterControllerServer(s, controller{p: p})
@@ -112,6 +146,9 @@ func (p *Plugin) register(s *grpc.Server) {
 // Stop ends Run as a plugin that was told to: what hangs fails with UNAVAILABLE, the socket goes away.
 func (p *Plugin) Stop() { p.once.Do(func() { close(p.quit) }) }
 
+// over tells whether the plugin has been told to end, or has ended.
+func (p *Plugin) over() bool { return closed(p.quit) || closed(p.ended) }
+
 // Kill ends the plugin as SIGKILL would, as seen from outside: every connection is cut, nothing more is written in the
 // journal but that it was killed, nothing more takes effect, the socket file stays. It may be called within a call.
 func (p *Plugin) Kill() {
@@ -119,9 +156,15 @@ func (p *Plugin) Kill() {
 	if !p.dead {
 		p.write(journal.Line{Kind: journal.Stop, Killed: true})
 		p.dead = true
+		p.killed.Store(true)
 	}
 	p.alive.Unlock()
-	p.listener.abandon()
+	if p.cfg.Port != nil {
+		p.cfg.Port.leave(p)
+	} else {
+		p.listener.abandon()
+	}
+	p.fuses.closeAll()
 	p.Stop()
 }
 
@@ -160,10 +203,10 @@ func (p *Plugin) Config() Config {
 	return cfg
 }
 
-// Socket is the path of the socket.
+// Socket is the path of the socket; empty at a Port.
 func (p *Plugin) Socket() string { return p.cfg.Socket }
 
-// Journal is the path of the journal.
+// Journal is the path of the journal; empty if it is kept in memory.
 func (p *Plugin) Journal() string { return p.cfg.Journal }
 
 // Backend is what exists.
@@ -184,57 +227,24 @@ func (p *Plugin) Script(rules ...Rule) error {
 func (p *Plugin) ClearScript() { p.script.clear() }
 
 // Calls are the calls in the journal, of every instance, for the RPCs named; all for none.
-func (p *Plugin) Calls(rpcs ...string) ([]journal.Call, error) { return Calls(p.cfg.Journal, rpcs...) }
-
-// peerListener hands out connections that know who is at the other end.
-type peerListener struct {
-	*net.UnixListener
-	path  string
-	mu    sync.Mutex
-	conns map[*peerConn]bool
-	last  uint64
-	ended bool // closed or abandoned, whichever came first
+func (p *Plugin) Calls(rpcs ...string) ([]journal.Call, error) {
+	lines, err := p.Lines()
+	return callsOf(lines, rpcs), err
 }
 
-// listen makes the socket; a file left over by a killed plugin makes way, as it does for real plugins.
-func listen(path string) (*peerListener, error) {
-	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("csifake: stale socket: %w", err)
-		}
+// Lines is the journal as it is now.
+func (p *Plugin) Lines() ([]journal.Line, error) {
+	if p.cfg.Memory != nil {
+		return p.cfg.Memory.Lines(), nil
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	return journal.Read(p.cfg.Journal)
+}
+
+// Check holds the journal against the automaton. A journal that cannot be read violates R0.
+func (p *Plugin) Check(o journal.Options) []journal.Violation {
+	lines, err := p.Lines()
 	if err != nil {
-		return nil, fmt.Errorf("csifake: %w", err)
+		return []journal.Violation{{Rule: "R0", Text: err.Error()}}
 	}
-	l.SetUnlinkOnClose(false) // Close does it, unless it comes after a kill
-	return &peerListener{UnixListener: l, path: path, conns: map[*peerConn]bool{}}, nil
-}
-
-// end says whether it is the first to end the listener.
-func (l *peerListener) end() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	first := !l.ended
-	l.ended = true
-	return first
-}
-
-// Close ends the listener and removes the socket file, before somebody else may have made a new one.
-func (l *peerListener) Close() error {
-	if l.end() {
-		_ = os.Remove(l.path)
-	}
-	return l.UnixListener.Close()
-}
-
-// abandon cuts everything and leaves the socket file behind.
-func (l *peerListener) abandon() {
-	l.end()
-	_ = l.UnixListener.Close() // closed before is as good
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for c := range l.conns {
-		_ = c.UnixConn.Close()
-	}
+	return journal.Check(lines, o)
 }

@@ -14,7 +14,7 @@ import (
 func Start(t testing.TB, cfg Config) *Plugin {
 	t.Helper()
 	var made string
-	if cfg.Socket == "" {
+	if cfg.Socket == "" && cfg.Port == nil {
 		dir, err := os.MkdirTemp("", "h-") // t.TempDir may be too long for a socket
 		if err != nil {
 			t.Fatal(err)
@@ -73,9 +73,13 @@ func Calls(path string, rpcs ...string) ([]journal.Call, error) {
 	if err != nil {
 		return nil, err
 	}
+	return callsOf(lines, rpcs), nil
+}
+
+func callsOf(lines []journal.Line, rpcs []string) []journal.Call {
 	calls := journal.Calls(lines)
 	if len(rpcs) == 0 {
-		return calls, nil
+		return calls
 	}
-	return slices.DeleteFunc(calls, func(c journal.Call) bool { return !slices.Contains(rpcs, c.RPC) }), nil
+	return slices.DeleteFunc(calls, func(c journal.Call) bool { return !slices.Contains(rpcs, c.RPC) })
 }

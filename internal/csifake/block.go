@@ -1,0 +1,151 @@
+package csifake
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// BlockKind is what is bound at the target of a block volume.
+type BlockKind string
+
+const (
+	BlockLoop BlockKind = "loop" // a loop device over a sparse file of DataDir, as large as the volume; it outlives the plugin
+	BlockNode BlockKind = "node" // /dev/null: a device node where there are no loop devices
+	BlockFile BlockKind = "file" // a regular file of DataDir of 1 MiB: what a plugin must not do
+)
+
+func (c Config) blockKind() BlockKind {
+	if c.Block != "" {
+		return c.Block
+	}
+	if _, err := os.Stat("/dev/loop-control"); c.DataDir == "" || err != nil || unix.Access("/dev/loop-control", unix.W_OK) != nil {
+		return BlockNode
+	}
+	return BlockLoop
+}
+
+// mountBlock binds the device of a block volume.
+func (w work) mountBlock(at string) error {
+	kind := w.p.cfg.blockKind()
+	if kind == BlockNode {
+		return bind("/dev/null", at)
+	}
+	if w.p.cfg.DataDir == "" {
+		return invalid("this plugin has no data directory, so no block volumes of kind %s", kind)
+	}
+	file := w.p.data(w.volume) + ".block"
+	size := int64(1 << 20)
+	if kind == BlockLoop {
+		size = w.p.cfg.Backend.size(w.volume)
+	}
+	if err := sparse(file, size); err != nil {
+		return err
+	}
+	if kind == BlockFile {
+		return bind(file, at)
+	}
+	device, err := w.p.cfg.Backend.device(w.volume, w.p.cfg.NodeID)
+	if err != nil {
+		return err
+	}
+	if device == "" || !loopOf(device, file) {
+		if device, err = attachLoop(file); err != nil {
+			return err
+		}
+		if err := w.p.cfg.Backend.setDevice(w.volume, w.p.cfg.NodeID, device); err != nil {
+			return errors.Join(err, detachLoop(device))
+		}
+	}
+	return bind(device, at)
+}
+
+// freeBlock gives the device back that nobody publishes any more.
+func (w work) freeBlock() error {
+	device, err := w.p.cfg.Backend.device(w.volume, w.p.cfg.NodeID)
+	if err != nil || device == "" {
+		return err
+	}
+	if loopOf(device, w.p.data(w.volume)+".block") {
+		if err := detachLoop(device); err != nil {
+			return err
+		}
+	}
+	return w.p.cfg.Backend.setDevice(w.volume, w.p.cfg.NodeID, "")
+}
+
+// sparse makes a file, or makes it larger.
+func sparse(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err == nil && st.Size() < size {
+		err = f.Truncate(size)
+	}
+	return err
+}
+
+// attachLoop finds a free loop device and puts a file behind it. Others look for one at the same time: it tries for a while.
+func attachLoop(file string) (device string, err error) {
+	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return "", err
+	}
+	defer backing.Close()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		if device, err = freeLoop(); err != nil {
+			return "", err
+		}
+		if err = configureLoop(device, backing); !errors.Is(err, unix.EBUSY) {
+			return device, failed("attach", device, err)
+		}
+	}
+	return "", failed("attach", device, err)
+}
+
+func freeLoop() (string, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return "", err
+	}
+	defer control.Close()
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	return fmt.Sprintf("/dev/loop%d", n), failed("find a free device at", "/dev/loop-control", err)
+}
+
+func configureLoop(device string, backing *os.File) error {
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.IoctlLoopConfigure(int(f.Fd()), &unix.LoopConfig{Fd: uint32(backing.Fd())})
+}
+
+// loopOf tells whether a loop device has this very file behind it.
+func loopOf(device, file string) bool {
+	f, err := os.OpenFile(device, os.O_RDONLY, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	var st unix.Stat_t
+	return err == nil && unix.Stat(file, &st) == nil && info.Inode == st.Ino && info.Device == st.Dev
+}
+
+func detachLoop(device string) error {
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = unix.IoctlRetInt(int(f.Fd()), unix.LOOP_CLR_FD)
+	return failed("detach", device, err)
+}

@@ -1,0 +1,47 @@
+package csifake
+
+import (
+	"bytes"
+	"strings"
+
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+)
+
+// mark stands in a message for a string that protobuf would not write. It is as long as what it becomes on the wire.
+const mark = "\x01\x02csifake: no UTF-8\x02\x01"
+
+// noUTF8 is what a mark becomes.
+var noUTF8 = []byte("\xff" + strings.Repeat("\xfe", len(mark)-1))
+
+// garbled is a reply whose marks become what no protobuf may hold.
+type garbled struct{ proto.Message }
+
+// garbling is the codec of gRPC, but for garbled replies.
+type garbling struct{}
+
+func (garbling) Name() string { return grpcproto.Name }
+
+func (garbling) Marshal(v any) (mem.BufferSlice, error) {
+	g, ok := v.(garbled)
+	if !ok {
+		return encoding.GetCodecV2(grpcproto.Name).Marshal(v)
+	}
+	b, err := proto.Marshal(g.Message)
+	return mem.BufferSlice{mem.SliceBuffer(bytes.ReplaceAll(b, []byte(mark), noUTF8))}, err
+}
+
+func (garbling) Unmarshal(b mem.BufferSlice, v any) error {
+	return encoding.GetCodecV2(grpcproto.Name).Unmarshal(b, v)
+}
+
+// maxAnswer is the longest message that a client of gRPC takes, unless it is told otherwise.
+const maxAnswer = 4 << 20
+
+// unreadable tells whether a caller can make nothing of a reply.
+func unreadable(reply proto.Message) bool {
+	_, garbled := reply.(garbled)
+	return garbled || proto.Size(reply) > maxAnswer
+}

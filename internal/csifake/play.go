@@ -1,0 +1,256 @@
+package csifake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// poll is how often a rule looks for the file that it waits for.
+const poll = 2 * time.Millisecond
+
+// errCut is what the plugin itself sees of a call whose connection it has cut. Its caller sees UNAVAILABLE too.
+var errCut = status.Error(codes.Unavailable, "csifake: the connection was cut")
+
+// play is what happens between begin and end.
+func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
+	release, err := p.reserve(c)
+	if err != nil {
+		return nil, err
+	}
+	if c.acts, err = p.script.match(c.line.RPC, c.line.Volume); err != nil {
+		release()
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if r := c.acts.before; r != nil && r.Late > 0 {
+		err := p.act(c, r)
+		p.late.Go(func() {
+			defer release()
+			p.takeLate(c, time.Duration(r.Late), do)
+		})
+		return nil, err
+	}
+	defer release()
+	reply, err := proto.Message(nil), p.act(c, c.acts.before)
+	if err == nil {
+		if reply, err = p.take(c, do); err == nil {
+			err = p.act(c, c.acts.after)
+		}
+	}
+	if err != nil {
+		reply = nil
+	}
+	return p.rewrite(c, reply, err)
+}
+
+// reserve turns a call away that would change a volume while another call does.
+func (p *Plugin) reserve(c *call) (release func(), err error) {
+	if c.line.Volume == "" || !journal.Mutates(c.line.RPC) {
+		return func() {}, nil
+	}
+	release, free := p.cfg.Backend.reserve(c.line.Volume, p)
+	if !free {
+		return nil, status.Errorf(codes.Aborted, "an operation for volume %q is running", c.line.Volume)
+	}
+	return release, nil
+}
+
+// take lets the call take effect, if the plugin lives and has what the call needs.
+func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
+	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
+		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
+	}
+	if c.lies(NoEffect) {
+		return newReply(c.line.RPC)
+	}
+	p.alive.RLock()
+	defer p.alive.RUnlock()
+	if p.dead {
+		return nil, errGone
+	}
+	reply, err := do(context.WithValue(context.WithoutCancel(c.ctx), callKey{}, c))
+	c.effect = err == nil && (c.acts.before == nil || !c.acts.before.Lie.hollow())
+	return reply, err
+}
+
+// takeLate lets a call take effect that was answered long ago. The volume is not free until then.
+func (p *Plugin) takeLate(c *call, after time.Duration, do effect) {
+	if !p.pause(after) {
+		return
+	}
+	_, err := p.take(c, do)
+	p.note(journal.Line{Kind: journal.Late, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role, Volume: c.line.Volume,
+		Code: journal.CodeName(uint32(status.Code(err))), Effect: c.effect})
+}
+
+// middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must not wait for this.
+func (p *Plugin) middle(c *call) error {
+	if c.acts.middle == nil {
+		return nil
+	}
+	p.alive.RUnlock()
+	err := p.act(c, c.acts.middle)
+	p.alive.RLock()
+	if err == nil && p.dead {
+		err = errGone
+	}
+	return err
+}
+
+// act does what a rule says.
+func (p *Plugin) act(c *call, r *Rule) error {
+	if r == nil {
+		return nil
+	}
+	if err := p.linger(c.ctx, r); err != nil {
+		return err
+	}
+	if r.Drop {
+		return p.drop(c)
+	}
+	if r.Crash {
+		p.crash()
+		return errGone
+	}
+	return r.failure()
+}
+
+// linger is all that takes time.
+func (p *Plugin) linger(ctx context.Context, r *Rule) error {
+	if r.gate != nil {
+		r.gate.wait(p.ended)
+	}
+	if r.Delay > 0 {
+		p.pause(time.Duration(r.Delay))
+	}
+	for r.Until != "" && !exists(r.Until) && p.pause(poll) {
+	}
+	if r.Hang == "" {
+		return nil
+	}
+	if err := r.hang(ctx, p.ended); errors.Is(err, errGone) {
+		return err
+	}
+	return status.FromContextError(ctx.Err()).Err()
+}
+
+// drop cuts the connection of a call. All callers on it have gone from then on, whenever their calls notice.
+func (p *Plugin) drop(c *call) error {
+	if c.cut == nil {
+		return errCut
+	}
+	p.mu.Lock()
+	for other := range p.open {
+		if other.line.Conn == c.line.Conn {
+			p.sayGone(other)
+		}
+	}
+	c.cut()
+	p.mu.Unlock()
+	select {
+	case <-c.ctx.Done():
+	case <-p.ended:
+	}
+	return errCut
+}
+
+// failure is the status that a rule asks for, nil if none.
+func (r *Rule) failure() error {
+	code, ok := journal.CodeNumber(r.Code)
+	if !ok || code == 0 {
+		return nil
+	}
+	message := r.Message
+	if missing := r.TextBytes - len(message); missing > 0 {
+		message += strings.Repeat("x", missing)
+	}
+	s := status.New(codes.Code(code), message)
+	if r.Details {
+		if detailed, err := s.WithDetails(wrapperspb.Bytes([]byte{0, 1, 0xff})); err == nil {
+			s = detailed
+		}
+	}
+	return s.Err()
+}
+
+func (p *Plugin) crash() {
+	if p.cfg.Die != nil {
+		p.cfg.Die()
+	}
+	p.Kill()
+}
+
+// pause waits, and says whether the plugin still goes on.
+func (p *Plugin) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-p.ended:
+		return false
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func invalid(format string, args ...any) error {
+	return status.Error(codes.InvalidArgument, fmt.Sprintf(format, args...))
+}
+
+// rewrite makes the true answer what the rules want it to be.
+func (p *Plugin) rewrite(c *call, reply proto.Message, err error) (proto.Message, error) {
+	for _, r := range []*Rule{c.acts.before, c.acts.after} {
+		if r == nil {
+			continue
+		}
+		if err == nil {
+			reply, err = p.spoil(c, r, reply)
+		}
+		if r.Answer != nil {
+			reply, err = r.Answer(c.ctx, c.req, reply, err)
+		}
+	}
+	return reply, err
+}
+
+func (p *Plugin) spoil(c *call, r *Rule, reply proto.Message) (proto.Message, error) {
+	if r.NotReady {
+		reply = notReady(reply)
+	}
+	if len(r.Reply) > 0 {
+		other, err := r.reply(c.line.RPC)
+		if err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		reply = other
+	}
+	if r.Hostile != "" && r.Hostile.Fits(c.line.RPC) {
+		reply = hostilities[r.Hostile].spoil(spoiling{p, r.turn, c.req}, proto.Clone(reply))
+	}
+	return reply, nil
+}
+
+func notReady(reply proto.Message) proto.Message {
+	switch r := reply.(type) {
+	case *csi.ProbeResponse:
+		return &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}
+	case *csi.CreateSnapshotResponse:
+		r.Snapshot.ReadyToUse = false
+	}
+	return reply
+}

@@ -1,0 +1,287 @@
+package csifake
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"holdfast/internal/csifake/journal"
+)
+
+// risen is a volume that is created, attached, staged and published, by a good client.
+func (c *client) risen(name string, at places) (id string) {
+	c.t.Helper()
+	ctx := c.t.Context()
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+	must(c.t, err)
+	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "node-1",
+		VolumeCapability: writer(), VolumeContext: vc})
+	must(c.t, err)
+	_, err = c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging, VolumeCapability: writer(),
+		VolumeContext: vc, PublishContext: attached.GetPublishContext()})
+	must(c.t, err)
+	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging, TargetPath: at.target,
+		VolumeCapability: writer(), VolumeContext: vc, PublishContext: attached.GetPublishContext()})
+	must(c.t, err)
+	return id
+}
+
+func (c *client) fallen(id string, at places) {
+	c.t.Helper()
+	ctx := c.t.Context()
+	must(c.t, c.unpublish(ctx, id, at), c.unstage(ctx, id, at))
+	_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "node-1"})
+	must(c.t, err)
+	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	must(c.t, err)
+}
+
+// sizes are what stats tell.
+func (c *client) sizes(id string, at places) [3]int64 {
+	c.t.Helper()
+	stats, err := c.NodeGetVolumeStats(c.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging})
+	must(c.t, err)
+	u := stats.GetUsage()[0]
+	return [3]int64{u.GetTotal(), u.GetUsed(), u.GetAvailable()}
+}
+
+// TestStatsAndExpand: the node tells the size that it knows: it grows on the controller first, then on the node. The judge agrees.
+func TestStatsAndExpand(t *testing.T) {
+	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
+		fake, c := start(Config{Caps: AllCaps})
+		c.learn()
+		at, ctx, gib := makePlaces(t), t.Context(), int64(1<<30)
+		id := c.risen("one", at)
+		must(t, fake.Backend().SetUsed(id, 100))
+		if got, want := c.sizes(id, at), [3]int64{gib, 100, gib - 100}; got != want {
+			t.Errorf("stats tell %v, want %v", got, want)
+		}
+		grown, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 3 * gib}})
+		must(t, err)
+		if !grown.GetNodeExpansionRequired() || grown.GetCapacityBytes() != 3*gib || c.sizes(id, at)[0] != gib {
+			t.Errorf("expanded: %v, and the node has %v already", grown, c.sizes(id, at))
+		}
+		expand := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * gib}}
+		_, err = c.NodeExpandVolume(ctx, expand)
+		wantCode(t, err, "OUT_OF_RANGE") // the controller has made less
+		expand.CapacityRange = nil
+		_, err = c.NodeExpandVolume(ctx, expand)
+		must(t, err)
+		if c.sizes(id, at)[0] != 3*gib {
+			t.Errorf("the node has %v", c.sizes(id, at))
+		}
+		_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere", StagingTargetPath: at.staging})
+		wantCode(t, err, "NOT_FOUND")
+		c.fallen(id, at)
+		var got []string
+		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
+			got = append(got, v.Rule)
+		}
+		if !slices.Equal(got, []string{"R12"}) {
+			t.Errorf("Check finds %v, want R12 for the stats of elsewhere", got)
+		}
+	})
+}
+
+// TestOfflineExpansion: a plugin that expands offline only refuses what is in use, and the judge blames who asked.
+func TestOfflineExpansion(t *testing.T) {
+	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "OFFLINE")})
+	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+	id := c.risen("one", at)
+	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
+	wantCode(t, err, "FAILED_PRECONDITION")
+	c.fallen(id, at)
+	if found := fake.Check(journal.Options{Settled: true}); len(found) != 1 || found[0].Rule != "R30" {
+		t.Errorf("Check finds %v, want R30", found)
+	}
+}
+
+// TestPublishedNodes: lists and single volumes tell where a volume is attached, if the plugin says that they do.
+func TestPublishedNodes(t *testing.T) {
+	for _, tells := range []bool{true, false} {
+		caps := append(everyCap(), "expansion/ONLINE")
+		if !tells {
+			caps = slices.DeleteFunc(caps, func(s string) bool { return s == "controller/LIST_VOLUMES_PUBLISHED_NODES" })
+		}
+		fake := Start(t, Config{Caps: caps})
+		c := dial(t, fake.Socket()).learn()
+		id := c.risen("one", makePlaces(t))
+		list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		must(t, err)
+		one, err := c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+		must(t, err)
+		var want []string
+		if tells {
+			want = []string{"node-1"}
+		}
+		if got := list.GetEntries()[0].GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
+			t.Errorf("ListVolumes tells %v, want %v", got, want)
+		}
+		if got := one.GetStatus().GetPublishedNodeIds(); !slices.Equal(got, want) {
+			t.Errorf("ControllerGetVolume tells %v, want %v", got, want)
+		}
+	}
+}
+
+// TestSources: a volume that is filled from another or from a snapshot is as large as that, and only where the plugin can do it.
+func TestSources(t *testing.T) {
+	fake := Start(t, Config{Caps: AllCaps})
+	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	create := func(c *client, name string, limit int64, from *csi.VolumeContentSource) (*csi.Volume, error) {
+		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeContentSource: from,
+			VolumeCapabilities: []*csi.VolumeCapability{writer()}, CapacityRange: &csi.CapacityRange{LimitBytes: limit}})
+		return made.GetVolume(), err
+	}
+	first, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "first", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 5 << 30}})
+	must(t, err)
+	id := first.GetVolume().GetVolumeId()
+	snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+	must(t, err)
+	volume := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	snapshot := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snap.GetSnapshot().GetSnapshotId()}}}
+	for name, from := range map[string]*csi.VolumeContentSource{"clone": volume, "restored": snapshot} {
+		v, err := create(c, name, 0, from)
+		must(t, err)
+		if v.GetCapacityBytes() != 5<<30 || v.GetContentSource() == nil {
+			t.Errorf("the %s volume is %v", name, v)
+		}
+		_, err = create(c, "small "+name, 1<<20, from)
+		wantCode(t, err, "OUT_OF_RANGE")
+		plain := Start(t, Config{Caps: []string{"CREATE_DELETE"}, Backend: fake.Backend()})
+		_, err = create(dial(t, plain.Socket()).learn(), "plain "+name, 0, from)
+		wantCode(t, err, "INVALID_ARGUMENT")
+		if found := plain.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R1" {
+			t.Errorf("Check finds %v, want R1", found)
+		}
+	}
+	for _, v := range fake.Check(journal.Options{}) {
+		t.Error(v)
+	}
+}
+
+// TestNotReadySnapshot: a snapshot may take its time.
+func TestNotReadySnapshot(t *testing.T) {
+	fake := Start(t, Config{Caps: AllCaps})
+	c := dial(t, fake.Socket()).learn()
+	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+	must(t, err)
+	fake.On("CreateSnapshot").Times(1).NotReady()
+	for _, want := range []bool{false, true} {
+		snap, err := c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: made.GetVolume().GetVolumeId()})
+		must(t, err)
+		if snap.GetSnapshot().GetReadyToUse() != want {
+			t.Errorf("the snapshot is %v", snap)
+		}
+	}
+}
+
+// TestTopologyOfVolumes: a volume is where it was asked to be, and the judge knows which node cannot reach it.
+func TestTopologyOfVolumes(t *testing.T) {
+	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"), Topology: map[string]string{"zone": "b"}})
+	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	zone := &csi.Topology{Segments: map[string]string{"Zone": "a"}}
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{zone}}})
+	must(t, err)
+	if got := made.GetVolume().GetAccessibleTopology(); len(got) != 1 || got[0].GetSegments()["Zone"] != "a" {
+		t.Errorf("the volume is at %v", got)
+	}
+	_, err = c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1",
+		VolumeCapability: writer(), VolumeContext: made.GetVolume().GetVolumeContext()})
+	must(t, err)
+	if found := fake.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R26" {
+		t.Errorf("Check finds %v, want R26", found)
+	}
+}
+
+// TestEphemeral: an inline volume is published without having been made, attached or staged, and is gone with its last publication.
+func TestEphemeral(t *testing.T) {
+	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
+		fake, c := start(Config{Caps: AllCaps})
+		c.learn()
+		one, two := makePlaces(t), makePlaces(t)
+		publish := func(at places, context map[string]string) error {
+			_, err := c.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
+				VolumeCapability: writer(), VolumeContext: context})
+			return err
+		}
+		inlined := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1"}
+		must(t, publish(one, inlined), publish(one, inlined))
+		used, err := fake.Backend().Volumes()
+		must(t, err)
+		if !slices.Equal(used["inline-1"].Published["node-1"], []string{one.target}) {
+			t.Errorf("the backend has %v", used)
+		}
+		must(t, c.unpublish(t.Context(), "inline-1", one))
+		if used, _ := fake.Backend().Volumes(); len(used) != 0 {
+			t.Errorf("the backend still has %v", used)
+		}
+		wantCode(t, c.unpublish(t.Context(), "inline-1", one), "NOT_FOUND")
+		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
+			t.Error(v)
+		}
+		wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND") // that is no inline volume
+		if found := fake.Check(journal.Options{}); len(found) == 0 {
+			t.Error("a volume that was never staged is published, and nobody is blamed")
+		}
+	})
+}
+
+// TestRequestsInTheJournal: what the judge has to know of requests is in the journal as they were sent.
+func TestRequestsInTheJournal(t *testing.T) {
+	fake := Start(t, Config{Caps: AllCaps, Endpoint: "tcp://wrong"})
+	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	long := string(make([]byte, 129))
+	grouped := writer()
+	grouped.GetMount().VolumeMountGroup = "100"
+	grouped.GetMount().MountFlags = []string{long, string(make([]byte, 4000))}
+	grouped.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	_, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: long, VolumeCapabilities: []*csi.VolumeCapability{grouped},
+		Parameters: map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "s"},
+		AccessibilityRequirements: &csi.TopologyRequirement{}})
+	must(t, err)
+	_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: "nonsense"})
+	wantCode(t, err, "ABORTED")
+	for _, when := range []string{"1", ""} {
+		_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: when})
+		must(t, err)
+	}
+	var got []string
+	for _, v := range fake.Check(journal.Options{}) {
+		got = append(got, v.Rule)
+	}
+	// R31 at the start; of the creation: the mode, name, flags and parameters, control characters, the secret's key, topology; two tokens.
+	if want := []string{"R31", "R1", "R18", "R18", "R18", "R21", "R23", "R26", "R29", "R29"}; !slices.Equal(got, want) {
+		t.Errorf("Check finds %v, want %v", got, want)
+	}
+	calls, err := fake.Calls("CreateVolume")
+	must(t, err)
+	if !calls[0].MountGroup || !calls[0].Topology {
+		t.Errorf("the journal has %+v", calls[0])
+	}
+}
+
+// TestValidate: who uses what was not confirmed is blamed, whatever else was.
+func TestValidate(t *testing.T) {
+	for hostile, want := range map[Hostile]int{ConfirmPart: 1, ConfirmNothing: 1, NilParts: 1, ConfirmMore: 0, "": 0} {
+		t.Run(string(hostile), func(t *testing.T) {
+			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
+			c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
+			if hostile != "" {
+				fake.On("ValidateVolumeCapabilities").Hostile(hostile)
+			}
+			_, err := c.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v1",
+				VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+			must(t, err, c.stage(t.Context(), "v1", at))
+			found := fake.Check(journal.Options{})
+			if len(found) != want || want > 0 && found[0].Rule != "R16" {
+				t.Errorf("Check finds %v, want %d of R16", found, want)
+			}
+		})
+	}
+}
