@@ -6,7 +6,7 @@ TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test e2e soak demo demo-rootless bench fuzz clean
+.PHONY: all help build generate check-generate vet lint test e2e sanity soak demo demo-rootless bench fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -32,6 +32,9 @@ test: ## every test, with -race
 
 e2e: ## the end-to-end scripts alone, with the real binaries
 	$(GO) test -race -count=1 -timeout 8m ./e2e/...
+
+sanity: ## csi-sanity against loopfs in all of its configurations, as root
+	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
 soak: ## chaos with new seeds for SOAK (default 10m); it prints the seed that failed
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$' ./e2e

@@ -1,6 +1,6 @@
 // Command loopfs is a CSI driver (specification v1.13) for volumes on one machine: sparse images on loop devices where it is
-// root, plain directories where it is not. The demo and the end-to-end tests run it as their plugin, and it is meant to be read
-// as an example of one.
+// root, plain directories where it is not. The demo and the end-to-end tests run it as their plugin, csi-sanity runs against it
+// (make sanity), and it is meant to be read as an example of one.
 //
 // Two things are peculiar. All services work on one data directory and keep nothing in memory, so that controller and node
 // may be one process or two, any of them may be killed at any moment, and the next start finishes or removes what was left.

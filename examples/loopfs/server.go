@@ -55,7 +55,7 @@ func build(o options, store *disk.Store, log hclog.Logger) (*grpc.Server, error)
 	}
 	pool.FileSystem = o.fsType
 	server := grpc.NewServer(grpc.UnaryInterceptor(edge(log)))
-	csi.RegisterIdentityServer(server, &identity{store: store, controller: o.servesController()})
+	csi.RegisterIdentityServer(server, &identity{store: store})
 	if err := recoverPool(pool, log); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,162 @@
+package sanity
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// configuration is one way to start loopfs, and how csi-sanity asks for volumes then.
+type configuration struct {
+	Name         string
+	Args         []string // of loopfs
+	Split        bool     // controller and node are two processes
+	Access       string   // "" is mount
+	Size, Larger int64    // of volumes, before and after they are expanded
+	Limited      bool     // the number of volumes on the node
+
+	skips []skip
+}
+
+const mib = 1 << 20
+
+var configurations = []configuration{
+	{Name: "ext4", Args: []string{"--backend=loop"}, Size: 20 * mib, Larger: 40 * mib, skips: unattached},
+	{Name: "xfs", Args: []string{"--backend=loop", "--fs-type=xfs"}, Size: 300 * mib, Larger: 320 * mib, skips: unattached},
+	{Name: "block", Args: []string{"--backend=loop"}, Access: "block", Size: 16 * mib, Larger: 17 * mib, skips: unattached},
+	{Name: "dir", Args: []string{"--backend=dir"}, Size: 16 * mib, Larger: 32 * mib, skips: unattached},
+
+	{Name: "ext4 attached", Args: attach("loop"), Size: 16 * mib, Larger: 24 * mib, skips: unlimited},
+	{Name: "xfs attached", Args: attach("loop", "--fs-type=xfs"), Size: 300 * mib, Larger: 400 * mib, skips: unlimited},
+	{Name: "block attached", Args: attach("loop"), Access: "block", Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
+	{Name: "dir attached", Args: attach("dir"), Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
+	{Name: "attached, limited", Args: attach("loop", "--max-volumes=2"), Size: 16 * mib, Larger: 32 * mib, Limited: true},
+	{Name: "controller and node apart", Args: attach("loop"), Split: true, Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
+}
+
+func attach(backend string, more ...string) []string {
+	return append(more, "--backend="+backend, "--attach")
+}
+
+func TestSanity(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("csi-sanity needs loopfs, and loopfs needs root for loop devices: run make sanity as root")
+	}
+	binary := build(t)
+	for _, c := range configurations {
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			specs := run(t, c, binary)
+			for _, found := range findings(slices.Concat(c.skips, always), specs) {
+				t.Error(found)
+			}
+			t.Logf("%d specs", len(specs))
+		})
+	}
+}
+
+// build makes loopfs in its own module: as it is built for everybody.
+func build(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "loopfs")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./examples/loopfs")
+	cmd.Dir = "../../.."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build loopfs: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// spec is what ginkgo reports of one spec.
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeType            string
+	LeafNodeText            string
+	State                   string
+	Failure                 struct{ Message string }
+}
+
+func (s spec) text() string {
+	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
+}
+
+// run runs all of csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace of its own,
+// so that nobody else sees what is mounted.
+func run(t *testing.T, c configuration, binary string) []spec {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h-") // short, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	job, err := json.Marshal(task{Configuration: c, Dir: dir, Binary: binary})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := filepath.Join(dir, "report.json")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-ginkgo.json-report="+report, "-ginkgo.no-color", "-ginkgo.succinct")
+	cmd.Env = append(os.Environ(), taskVariable+"="+string(job))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("csi-sanity: %v\n%s", err, out)
+	}
+	text, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var suites []struct{ SpecReports []spec }
+	if err := json.Unmarshal(text, &suites); err != nil || len(suites) != 1 {
+		t.Fatalf("the report has %d suites, %v", len(suites), err)
+	}
+	return slices.DeleteFunc(suites[0].SpecReports, func(s spec) bool { return s.LeafNodeType != "It" })
+}
+
+// findings says which specs were not skipped or passed as they should.
+func findings(list []skip, specs []spec) []string {
+	var found []string
+	used := make([]bool, len(list))
+	for _, s := range specs {
+		i, may := allowed(list, s.text())
+		switch {
+		case s.State == "passed" && !may:
+		case (s.State == "skipped" || s.State == "pending") && may:
+			used[i] = true
+		default:
+			found = append(found, fmt.Sprintf("%s: %q %s", s.State, s.text(), s.Failure.Message))
+		}
+	}
+	for i, s := range list {
+		if !used[i] {
+			found = append(found, fmt.Sprintf("no spec that begins with %q was skipped; take it off the list", s.spec))
+		}
+	}
+	return found
+}
+
+// The check itself fails where it should.
+func TestFindings(t *testing.T) {
+	made := func(text, state string) spec { return spec{LeafNodeText: text, State: state} }
+	good := []spec{made("x", "passed")}
+	for _, s := range always {
+		good = append(good, made(s.spec+"y", "skipped"))
+	}
+	for what, specs := range map[string][]spec{
+		"a spec that failed":            append(slices.Clone(good), made("z", "failed")),
+		"a skip that is on no list":     append(slices.Clone(good), made("NodeStageVolume", "skipped")),
+		"a spec that should be skipped": append(slices.Clone(good), made(always[0].spec, "passed")),
+		"a list that is out of date":    good[:len(good)-1],
+	} {
+		if found := findings(always, specs); len(found) != 1 {
+			t.Errorf("%s: found %q", what, found)
+		}
+	}
+	if found := findings(always, good); len(found) > 0 {
+		t.Errorf("in a good report: found %q", found)
+	}
+}

@@ -1,0 +1,172 @@
+package sanity
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+)
+
+// taskVariable makes this program one run of csi-sanity.
+const taskVariable = "LOOPFS_SANITY_TASK"
+
+// task is one run: in which directory, with which loopfs.
+type task struct {
+	Configuration configuration
+	Dir, Binary   string
+}
+
+func TestMain(m *testing.M) {
+	text := os.Getenv(taskVariable)
+	if text == "" {
+		os.Exit(m.Run())
+	}
+	flag.Parse()
+	var job task
+	err := json.Unmarshal([]byte(text), &job)
+	if err == nil {
+		err = job.run()
+	}
+	if err != nil {
+		fmt.Println("FAIL:", err)
+		os.Exit(1)
+	}
+}
+
+// failure is how ginkgo says that a spec failed.
+type failure bool
+
+func (f *failure) Fail() { *f = true }
+
+func (j task) run() error {
+	work := filepath.Join(j.Dir, "work")
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return err
+	}
+	config := sanity.NewTestConfig()
+	config.TargetPath, config.StagingPath = filepath.Join(work, "target"), filepath.Join(work, "staging")
+	config.TestVolumeSize, config.TestVolumeExpandSize = j.Configuration.Size, j.Configuration.Larger
+	config.TestNodeVolumeAttachLimit = j.Configuration.Limited
+	if j.Configuration.Access != "" {
+		config.TestVolumeAccessType = j.Configuration.Access
+	}
+	modes := []string{"all"}
+	config.Address = j.address("all")
+	if j.Configuration.Split {
+		modes = []string{"controller", "node"}
+		config.Address, config.ControllerAddress = j.address("node"), j.address("controller")
+	}
+	var running []*exec.Cmd
+	for _, mode := range modes {
+		cmd, err := j.start(mode)
+		if err != nil {
+			return err
+		}
+		running = append(running, cmd)
+	}
+	var failed failure
+	sanity.Test(&failed, config)
+	for _, cmd := range running {
+		if err := stop(cmd); err != nil {
+			return err
+		}
+	}
+	if failed {
+		return fmt.Errorf("a spec failed; loopfs said:\n%s", j.log())
+	}
+	return j.nothingLeft(work)
+}
+
+func (j task) socket(mode string) string  { return filepath.Join(j.Dir, mode+".sock") }
+func (j task) address(mode string) string { return "unix://" + j.socket(mode) }
+
+// start returns when loopfs serves.
+func (j task) start(mode string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(filepath.Join(j.Dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(j.Binary, append(j.Configuration.Args, "--mode="+mode, "--node-id=n1", "--capacity=64GiB",
+		"--data="+filepath.Join(j.Dir, "data"), "--endpoint="+j.address(mode))...)
+	cmd.Stderr = log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		conn, err := net.Dial("unix", j.socket(mode))
+		if err == nil {
+			return cmd, conn.Close()
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("loopfs does not serve: %w\n%s", err, j.log())
+		}
+	}
+}
+
+func stop(cmd *exec.Cmd) error {
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return cmd.Wait()
+}
+
+func (j task) log() string {
+	text, err := os.ReadFile(filepath.Join(j.Dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// nothingLeft says what csi-sanity and loopfs left behind.
+func (j task) nothingLeft(work string) error {
+	table, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	if line, err := grep(table, j.Dir); line != "" || err != nil {
+		return fmt.Errorf("still mounted: %s, %w", line, err)
+	}
+	devices, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		if name, err := os.ReadFile(d); err == nil && strings.HasPrefix(string(name), j.Dir) {
+			return fmt.Errorf("still attached: %s is %s", d, name)
+		}
+	}
+	for _, dir := range []string{work, "data/volumes", "data/images", "data/dirs"} {
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(j.Dir, dir)
+		}
+		if entries, err := os.ReadDir(dir); len(entries) > 0 || err != nil {
+			return fmt.Errorf("%s still holds %v, %v", dir, entries, err)
+		}
+	}
+	return nil
+}
+
+func grep(r io.Reader, word string) (string, error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), word) {
+			return lines.Text(), nil
+		}
+	}
+	return "", lines.Err()
+}
