@@ -94,6 +94,8 @@ func eventLine(e host.Event) string {
 		s = "volume " + e.Volume.String()
 	case e.Plugin != "":
 		s = "plugin " + string(e.Plugin)
+	case e.Alloc == "":
+		s = "node"
 	default:
 		s = "alloc " + short(string(e.Alloc))
 	}

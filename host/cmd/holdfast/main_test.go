@@ -122,7 +122,8 @@ func TestEventLines(t *testing.T) {
 		"volume data published as csi-node for alloc 0a1b2c3d": {
 			Kind: registry.EventPublished, Role: "csi-node", Alloc: host.AllocID(alloc.ID), Volume: host.VolumeName{ID: "data"},
 		},
-		"volume mine/data deleted": {Kind: registry.EventVolumeDeleted, Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
+		"node reconciled: orphan: /s is mounted": {Kind: registry.EventReconciled, Detail: "orphan: /s is mounted"},
+		"volume mine/data deleted":               {Kind: registry.EventVolumeDeleted, Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
 	} {
 		if got := eventLine(e); got != want {
 			t.Errorf("%q, want %q", got, want)
