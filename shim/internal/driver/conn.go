@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -12,7 +13,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
@@ -37,12 +37,17 @@ type Conn struct {
 	hide  func() []string // what must not appear in its texts
 	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, and some answers (send)
 	known atomic.Uint64   // news at the last good Describe
+	made  atomic.Uint64   // connections
+
+	mu  sync.Mutex               // guards met; held for no longer than a look-up
+	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
 }
 
 func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
 	c := &Conn{Task: t, path: path, dial: d, hide: hide}
 	cc, err := grpc.NewClient("passthrough:///"+path,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(numbered(c)),
+		grpc.WithPerRPCCredentials(sameLine{}),
 		grpc.WithContextDialer(d),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDisableServiceConfig(),

@@ -84,11 +84,12 @@ func (f *Fleet) CloseAll() {
 	}
 }
 
-// of is the connection to the instance's task.
-func (f *Fleet) of(k registry.InstanceKey) (*Conn, error) {
+// of is the instance, and the connection to its task.
+func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	in, known := f.instances.Get(k)
 	if !known {
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
+		return nil, in, registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
 	}
-	return f.Open(k.TaskKey(), in.Endpoint)
+	c, err := f.Open(k.TaskKey(), in.Endpoint)
+	return c, in, err
 }

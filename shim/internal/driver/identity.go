@@ -36,6 +36,16 @@ func (c *Conn) Describe(ctx context.Context, roles []registry.Role) (map[registr
 		return nil, registry.Errorf(registry.ErrUnavailable, "%s", status.Convert(err).Message())
 	}
 	news := c.news.Load()
+	out, err := c.describe(ctx, roles)
+	if err == nil {
+		c.known.Store(news)
+	}
+	return out, err
+}
+
+func (c *Conn) describe(ctx context.Context, roles []registry.Role) (map[registry.Role]registry.Fingerprint, error) {
+	made := c.made.Load()
+	ctx = over(ctx, made)
 	base, err := c.identity(ctx)
 	if err != nil {
 		return nil, err
@@ -50,7 +60,7 @@ func (c *Conn) Describe(ctx context.Context, roles []registry.Role) (map[registr
 	if serves && node.NodeID == "" && out[registry.RoleController].Has(registry.AttachDetach) {
 		return nil, broken("NodeGetInfo", "it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
 	}
-	c.known.Store(news)
+	c.hasSaid(roles, made)
 	return out, nil
 }
 

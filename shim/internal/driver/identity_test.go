@@ -163,7 +163,7 @@ func TestAttachingControllerNeedsANodeID(t *testing.T) {
 // TestAnswersWithoutContent: a plugin that answers nothing at all is read without a fault; what is missing is the caller's to judge.
 func TestAnswersWithoutContent(t *testing.T) {
 	_, socket := server(t, func([]byte) {})
-	f, ctx := fleetFor(t, socket), patient(t)
+	f, ctx := met(t, fleetFor(t, socket)), patient(t)
 	created, err := f.Create(ctx, controllerKey, controller.CreateRequest{Name: "v"})
 	if err != nil || !reflect.DeepEqual(created, controller.Created{}) {
 		t.Errorf("created %+v, %v", created, err)

@@ -6,12 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
 )
 
@@ -100,13 +102,42 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 	}
 	f := New(instances)
 	t.Cleanup(f.CloseAll)
+	register(f, instances)
+	return f
+}
+
+// register has the plugin say what it is, if one listens, as a supervisor does.
+func register(f *Fleet, instances table) {
+	for k, in := range instances {
+		c, err := f.Open(taskKey, in.Endpoint)
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		said, err := c.Describe(ctx, []registry.Role{k.Role})
+		cancel()
+		if err == nil {
+			in.Fingerprint = said[k.Role]
+			instances[k] = in
+		}
+	}
+}
+
+// met has the fleet take it that the plugin, which is none, has said what it is.
+func met(t *testing.T, f *Fleet) *Fleet {
+	t.Helper()
+	c := open(t, f)
+	if err := c.ready(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	c.hasSaid([]registry.Role{registry.RoleNode, registry.RoleController}, c.made.Load())
 	return f
 }
 
 // open is the connection of the fleet's one task.
 func open(t *testing.T, f *Fleet) *Conn {
 	t.Helper()
-	c, err := f.of(nodeKey)
+	c, _, err := f.of(nodeKey)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,14 +159,24 @@ func start(t *testing.T, cfg csifake.Config) (*csifake.Plugin, *Fleet) {
 	return fake, fleetFor(t, fake.Socket())
 }
 
-// calls is how many calls of the RPCs have reached the plugin, as it noted itself.
+// calls is how many calls of the RPCs have reached the plugin, as it noted itself; of all but those by which it says what it is, for none.
 func calls(t *testing.T, fake *csifake.Plugin, rpcs ...string) int {
+	t.Helper()
+	return len(callsOf(t, fake, rpcs...))
+}
+
+var introductions = []string{"GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo"}
+
+func callsOf(t *testing.T, fake *csifake.Plugin, rpcs ...string) []journal.Call {
 	t.Helper()
 	all, err := fake.Calls(rpcs...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(all)
+	if len(rpcs) == 0 {
+		all = slices.DeleteFunc(all, func(c journal.Call) bool { return slices.Contains(introductions, c.RPC) })
+	}
+	return all
 }
 
 // without fails if s has one of the words.

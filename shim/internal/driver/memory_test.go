@@ -117,7 +117,7 @@ func TestUnreadableAnswerIsUncertain(t *testing.T) {
 	csi.RegisterControllerServer(s, attaching{})
 	go func(l net.Listener) { _ = s.Serve(l) }(l)
 	t.Cleanup(s.Stop)
-	f := fleetFor(t, socket)
+	f := met(t, fleetFor(t, socket))
 	attach := mutating[2]
 	wantCallError(t, "compressed", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL", registry.ErrInternal)
 }

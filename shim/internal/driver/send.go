@@ -15,15 +15,11 @@ func (f *Fleet) send(ctx context.Context, rpc registry.RPC, at registry.Instance
 	call func(context.Context, grpc.ClientConnInterface) error,
 ) error {
 	f.learn(at.Plugin, v)
-	c, err := f.of(at)
+	c, in, err := f.of(at)
 	if err != nil {
 		return failure(rpc, at, status.Error(codes.Unavailable, err.Error()), false, v.words())
 	}
-	if err := c.ready(ctx); err != nil {
-		return failure(rpc, at, err, false, v.words())
-	}
-	ctx, letter := posted(ctx)
-	err = call(ctx, c.cc)
+	left, err := c.deliver(ctx, in, call)
 	if err == nil {
 		return nil
 	}
@@ -32,11 +28,35 @@ func (f *Fleet) send(ctx context.Context, rpc registry.RPC, at registry.Instance
 		codes.Unimplemented: // it announced what it does not know: it may be another process, of another version
 		c.news.Add(1)
 	}
-	words, all := f.unsaid(at.Plugin, v, letter.left.Load())
+	words, all := f.unsaid(at.Plugin, v, left)
 	if all {
 		err = status.Error(status.Code(err), withheld)
 	}
-	return failure(rpc, at, err, letter.left.Load(), words)
+	return failure(rpc, at, err, left, words)
+}
+
+// again is how often a call is begun anew at most whose connection is lost before it has left.
+const again = 3
+
+// deliver meets the plugin and makes the call over the same connection. left: it may have been read at the other end.
+func (c *Conn) deliver(ctx context.Context, in registry.Instance, call func(context.Context, grpc.ClientConnInterface) error) (left bool, err error) {
+	for range again {
+		made := c.made.Load()
+		if left, err = c.deliverOnce(ctx, in, call); err == nil || left || c.made.Load() == made {
+			break
+		}
+	}
+	return left, err
+}
+
+func (c *Conn) deliverOnce(ctx context.Context, in registry.Instance, call func(context.Context, grpc.ClientConnInterface) error) (left bool, err error) {
+	line, err := c.meet(ctx, in)
+	if err != nil {
+		return false, err
+	}
+	ctx, letter := posted(over(ctx, line))
+	err = call(ctx, c.cc)
+	return letter.left.Load(), err
 }
 
 // withheld stands for the text of a plugin that may tell secrets which are not known now.
