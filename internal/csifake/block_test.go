@@ -16,7 +16,8 @@ func blockWriter() *csi.VolumeCapability {
 }
 
 func (c *client) publishBlock(id, target string) error {
-	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target, VolumeCapability: blockWriter()})
+	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, TargetPath: target,
+		VolumeCapability: blockWriter()})
 	return err
 }
 
@@ -28,7 +29,8 @@ func TestBlockLoop(t *testing.T) {
 		t.Skipf("this kernel has no loop devices: %v", err)
 	}
 	dir := t.TempDir()
-	fake := Start(t, Config{Caps: []string{"CREATE_DELETE", "node/GET_VOLUME_STATS"}, Mounts: true, DataDir: dir, Backend: NewBackend(dir + "/state")})
+	fake := Start(t, Config{Caps: []string{"CREATE_DELETE", "node/GET_VOLUME_STATS"}, Mounts: true, DataDir: dir,
+		Backend: NewBackend(dir + "/state")})
 	c, one, two := dial(t, fake.Socket()).learn(), makePlaces(t), makePlaces(t)
 	cleanMounts(t, one)
 	cleanMounts(t, two)
@@ -97,7 +99,8 @@ func TestBlockNode(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Block: BlockNode})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 	cleanMounts(t, at)
-	_, err := c.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v1", StagingTargetPath: at.staging, VolumeCapability: blockWriter()})
+	_, err := c.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v1", StagingTargetPath: at.staging,
+		VolumeCapability: blockWriter()})
 	must(t, err)
 	if len(mountsOn(t, at.staging)) != 0 {
 		t.Error("a block volume is mounted at its staging path")
@@ -123,7 +126,7 @@ func TestBlockNode(t *testing.T) {
 }
 
 func (c *client) publishStagedBlock(id string, at places) error {
-	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging, TargetPath: at.target,
-		VolumeCapability: blockWriter()})
+	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		TargetPath: at.target, VolumeCapability: blockWriter()})
 	return err
 }

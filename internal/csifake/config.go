@@ -1,6 +1,7 @@
 package csifake
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -74,8 +75,8 @@ func (c Config) filled() (Config, capSets, error) {
 	if c.Role == "" {
 		c.Role = Monolith
 	}
-	if !slices.Contains([]Role{Node, Controller, Monolith}, c.Role) {
-		return c, caps, fmt.Errorf("csifake: unknown role %q", c.Role)
+	if err := c.wrong(); err != nil {
+		return c, caps, err
 	}
 	if c.Instance == "" {
 		c.Instance = string(c.Role) + "@" + c.NodeID
@@ -93,6 +94,21 @@ func (c Config) filled() (Config, capSets, error) {
 		c.Log = hclog.NewNullLogger()
 	}
 	return c.placed(caps)
+}
+
+// wrong says which words of the configuration are none.
+func (c Config) wrong() error {
+	switch {
+	case !slices.Contains([]Role{Node, Controller, Monolith}, c.Role):
+		return fmt.Errorf("csifake: unknown role %q", c.Role)
+	case !slices.Contains([]MountKind{"", MountTmpfs, MountBind, MountFuse}, c.Mount):
+		return fmt.Errorf("csifake: unknown kind of mounts %q", c.Mount)
+	case c.Mount == MountBind && c.DataDir == "":
+		return errors.New("csifake: bind mounts need a data directory")
+	case !slices.Contains([]BlockKind{"", BlockLoop, BlockNode, BlockFile}, c.Block):
+		return fmt.Errorf("csifake: unknown kind of block volumes %q", c.Block)
+	}
+	return nil
 }
 
 func (c Config) placed(caps capSets) (Config, capSets, error) {

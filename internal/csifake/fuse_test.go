@@ -43,8 +43,8 @@ func answers(t *testing.T, answer <-chan error) error {
 	}
 }
 
-// TestFuse: a FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the script says, and is dead as
-// soon as the plugin is. The next plugin takes the dead mounts down.
+// TestFuse: a FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the script says, and is
+// dead as soon as the plugin is. The next plugin takes the dead mounts down.
 func TestFuse(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})

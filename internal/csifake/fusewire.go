@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel asks of a FUSE file system, as far as an empty one is asked. Numbers and layouts are those of linux/fuse.h, protocol 7.31.
+// What the kernel asks of a FUSE file system, as far as an empty one is asked. Numbers and layouts are those of linux/fuse.h,
+// protocol 7.31.
 const (
 	fuseLookup     = 1
 	fuseForget     = 2

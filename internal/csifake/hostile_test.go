@@ -133,8 +133,9 @@ func segmentKeys(want ...string) func(protoreflect.FieldDescriptor, protoreflect
 
 func confirms(test func(asked, got int, context bool) bool) func(told) bool {
 	return func(a told) bool {
+		asked := a.req.(*csi.ValidateVolumeCapabilitiesRequest).GetVolumeCapabilities()
 		c := a.reply.(*csi.ValidateVolumeCapabilitiesResponse).GetConfirmed()
-		return test(len(a.req.(*csi.ValidateVolumeCapabilitiesRequest).GetVolumeCapabilities()), len(c.GetVolumeCapabilities()), len(c.GetVolumeContext()) > 0)
+		return test(len(asked), len(c.GetVolumeCapabilities()), len(c.GetVolumeContext()) > 0)
 	}
 }
 
@@ -166,7 +167,8 @@ func newHall(t *testing.T, start func(Config) (*Plugin, *client)) *hall {
 		must(t, err)
 		h.volume = made.GetVolume().GetVolumeId()
 	}
-	_, err := h.c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: h.volume, NodeId: "node-1", VolumeCapability: writer()})
+	_, err := h.c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: h.volume, NodeId: "node-1",
+		VolumeCapability: writer()})
 	must(t, err, h.c.stage(ctx, h.volume, h.at), h.c.publish(ctx, h.volume, h.at))
 	snap, err := h.c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "snap", SourceVolumeId: h.volume})
 	must(t, err)
@@ -208,7 +210,8 @@ func (h *hall) request(rpc string) proto.Message {
 	case "NodeUnstageVolume":
 		return &csi.NodeUnstageVolumeRequest{VolumeId: h.volume, StagingTargetPath: "/csifake/nothing"}
 	case "NodePublishVolume":
-		return &csi.NodePublishVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging, TargetPath: h.at.target, VolumeCapability: writer()}
+		return &csi.NodePublishVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging, TargetPath: h.at.target,
+			VolumeCapability: writer()}
 	case "NodeUnpublishVolume":
 		return &csi.NodeUnpublishVolumeRequest{VolumeId: h.volume, TargetPath: "/csifake/nothing"}
 	case "NodeGetVolumeStats":

@@ -142,7 +142,8 @@ func liesOf(rpc string) (all []Lie) {
 // TestLiesOfStage: it answers OK, and the staging path has something else.
 func TestLiesOfStage(t *testing.T) {
 	needMounts(t)
-	for lie, want := range map[Lie][2]int{"": {1, 0}, NoEffect: {0, 0}, NoMount: {0, 0}, Elsewhere: {0, 1}, Stacked: {2, 0}, WrongData: {1, 0}} {
+	cases := map[Lie][2]int{"": {1, 0}, NoEffect: {0, 0}, NoMount: {0, 0}, Elsewhere: {0, 1}, Stacked: {2, 0}, WrongData: {1, 0}}
+	for lie, want := range cases {
 		t.Run(string(lie), func(t *testing.T) {
 			fake, c, at := liar(t, lie, "NodeStageVolume")
 			must(t, c.stage(t.Context(), "v1", at))

@@ -10,7 +10,8 @@ import (
 // TestNonsense: a script that says nonsense is an error, and so is a rule of a test.
 func TestNonsense(t *testing.T) {
 	for _, text := range []string{
-		`{"rpc": "Probe"}`, `[{"rpc": "NodeStageVolum"}]`, `[{"rpc": "Probe", "cod": "INTERNAL"}]`, `[{"code": "BROKEN"}]`, `[{"code": "CODE_x"}]`,
+		`{"rpc": "Probe"}`, `[{"rpc": "NodeStageVolum"}]`, `[{"rpc": "Probe", "cod": "INTERNAL"}]`, `[{"code": "BROKEN"}]`,
+		`[{"code": "CODE_x"}]`,
 		`[{"when": "later"}]`, `[{"rpc": "Probe", "when": "middle"}]`, `[{"hang": "long"}]`, `[{"late": "1s"}]`,
 		`[{"late": "1s", "code": "ABORTED", "when": "after"}]`, `[{"rpc": "GetMetadataDelta", "late": "1s", "code": "ABORTED"}]`,
 		`[{"lie": "white"}]`, `[{"rpc": "NodeStageVolume", "lie": "leave-target"}]`, `[{"lie": "no-mount", "when": "after"}]`,
@@ -77,9 +78,10 @@ func tableOf(text string) string {
 	_, chapter, _ := strings.Cut(text, "# What can be scripted")
 	chapter, _, _ = strings.Cut(chapter, "//\n// # ")
 	var table strings.Builder
+	between := func(r rune) bool { return strings.ContainsRune(" \t\n,;:()/", r) }
 	for line := range strings.Lines(chapter) {
 		if strings.HasPrefix(line, "//\t") {
-			table.WriteString(" " + strings.Join(strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\n,;:()/", r) }), " ") + " ")
+			table.WriteString(" " + strings.Join(strings.FieldsFunc(line, between), " ") + " ")
 		}
 	}
 	return table.String()

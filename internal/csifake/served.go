@@ -13,18 +13,21 @@ import (
 
 // served are the services of a plugin, by the full names of their methods.
 type served struct {
-	unary   map[string]func(ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error)
+	unary   map[string]unary
 	streams map[string]func(grpc.ServerStream) error
 }
+
+// unary is a call with one answer.
+type unary func(ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error)
 
 // RegisterService is that of grpc.ServiceRegistrar.
 func (s *served) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	if s.unary == nil {
-		s.unary = map[string]func(context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error){}
-		s.streams = map[string]func(grpc.ServerStream) error{}
+		s.unary, s.streams = map[string]unary{}, map[string]func(grpc.ServerStream) error{}
 	}
 	for _, m := range desc.Methods {
-		s.unary["/"+desc.ServiceName+"/"+m.MethodName] = func(ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+		name := "/" + desc.ServiceName + "/" + m.MethodName
+		s.unary[name] = func(ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 			return m.Handler(impl, ctx, read, i)
 		}
 	}

@@ -41,7 +41,8 @@ func (c *client) fallen(id string, at places) {
 // sizes are what stats tell.
 func (c *client) sizes(id string, at places) [3]int64 {
 	c.t.Helper()
-	stats, err := c.NodeGetVolumeStats(c.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging})
+	stats, err := c.NodeGetVolumeStats(c.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at.target,
+		StagingTargetPath: at.staging})
 	must(c.t, err)
 	u := stats.GetUsage()[0]
 	return [3]int64{u.GetTotal(), u.GetUsed(), u.GetAvailable()}
@@ -58,7 +59,8 @@ func TestStatsAndExpand(t *testing.T) {
 		if got, want := c.sizes(id, at), [3]int64{gib, 100, gib - 100}; got != want {
 			t.Errorf("stats tell %v, want %v", got, want)
 		}
-		grown, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 3 * gib}})
+		grown, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: 3 * gib}})
 		must(t, err)
 		if !grown.GetNodeExpansionRequired() || grown.GetCapacityBytes() != 3*gib || c.sizes(id, at)[0] != gib {
 			t.Errorf("expanded: %v, and the node has %v already", grown, c.sizes(id, at))
@@ -91,7 +93,8 @@ func TestOfflineExpansion(t *testing.T) {
 	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "OFFLINE")})
 	c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 	id := c.risen("one", at)
-	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
+	_, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}})
 	wantCode(t, err, "FAILED_PRECONDITION")
 	c.fallen(id, at)
 	if found := fake.Check(journal.Options{Settled: true}); len(found) != 1 || found[0].Rule != "R30" {

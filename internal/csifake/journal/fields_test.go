@@ -27,15 +27,16 @@ var (
 )
 
 // everything is what a plugin can announce.
-var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES", "CREATE_DELETE_SNAPSHOT",
-	"EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP", "CLONE_VOLUME"}
+var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES",
+	"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP", "CLONE_VOLUME"}
 
 func (s *story) called(name string) *story {
 	return s.call(Line{RPC: "GetPluginInfo"}, "OK", &Answer{Name: name})
 }
 
 func (s *story) validated(usage string, denied ...string) *story {
-	return s.call(Line{RPC: "ValidateVolumeCapabilities", Volume: "v1", VolumeContext: "vc", Usages: []string{usage}}, "OK", &Answer{Denied: denied})
+	l := Line{RPC: "ValidateVolumeCapabilities", Volume: "v1", VolumeContext: "vc", Usages: []string{usage}}
+	return s.call(l, "OK", &Answer{Denied: denied})
 }
 
 // elsewhere is a second node.
@@ -48,7 +49,8 @@ func on2(l Line) Line { return with(l, func(l *Line) { l.Node = "n2" }) }
 // zoned is a volume of zone z1 that is made while node n1 is in the zone given.
 func zoned(zone string) *story {
 	zone1 := []map[string]string{{"Zone": "z1"}}
-	return tell().knows(everything...).call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1", Segments: []map[string]string{{"zone": zone}}}).
+	at := &Answer{Node: "n1", Segments: []map[string]string{{"zone": zone}}}
+	return tell().knows(everything...).call(Line{RPC: "NodeGetInfo"}, "OK", at).
 		call(create, "OK", &Answer{Volume: "v1", VolumeContext: "vc", Segments: zone1})
 }
 
@@ -71,6 +73,10 @@ func probes(n int, apart int64) *story {
 	return s
 }
 
+func started(endpoint string) *story {
+	return &story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: endpoint}, {Kind: Begin, RPC: "Probe"}}}
+}
+
 const aSecond = 1_000_000_000
 
 // misfilled are offences against what a call holds, and by whom it is made.
@@ -83,7 +89,8 @@ var misfilled = []offence{
 	{"R1", "a clone that is not advertised", tell().knows().ok(with(create, func(l *Line) { l.Source = "volume v0" })), Options{}},
 	{"R1", "a restored snapshot that is not advertised",
 		tell().knows().ok(with(create, func(l *Line) { l.Source = "snapshot s0" })), Options{}},
-	{"R2", "an ephemeral volume is staged", tell().knows().ok(inline, with(stage, func(l *Line) { l.Volume, l.Staging = "e1", "/s/e" })), Options{}},
+	{"R2", "an ephemeral volume is staged",
+		tell().knows().ok(inline, with(stage, func(l *Line) { l.Volume, l.Staging = "e1", "/s/e" })), Options{}},
 	{"R2", "an ephemeral volume that was created",
 		tell().knows().ok(create, with(inline, func(l *Line) { l.Volume = "v1" })), Options{}},
 	{"R2", "a snapshot of a deleted volume", tell().knows(everything...).ok(create, remove, snap), Options{}},
@@ -105,10 +112,12 @@ var misfilled = []offence{
 	{"R14", "a node without an id gets a volume",
 		tell().knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{}).ok(create, stage), Options{}},
 	{"R16", "a capability that was not confirmed", tell().knows().ok(create).validated(writer, writer).ok(using(writer, attach)), Options{}},
-	{"R17", "a single-node volume on two nodes", tell().knows().ok(create, using(writer, attach)).elsewhere().ok(on2(using(writer, attach))), Options{}},
+	{"R17", "a single-node volume on two nodes",
+		tell().knows().ok(create, using(writer, attach)).elsewhere().ok(on2(using(writer, attach))), Options{}},
 	{"R17", "a second publication with another capability",
 		tell().knows().ok(create, attach, stage, using(shared, publish), at2(using("block MULTI_NODE_MULTI_WRITER", publish))), Options{}},
-	{"R17", "a single-node volume at two targets", tell().knows().ok(create, attach, stage, using(writer, publish), at2(using(writer, publish))), Options{}},
+	{"R17", "a single-node volume at two targets",
+		tell().knows().ok(create, attach, stage, using(writer, publish), at2(using(writer, publish))), Options{}},
 	{"R17", "a single writer at two targets",
 		tell().knows(everything...).ok(create, attach, stage, using(sole, publish), at2(using(sole, publish))), Options{}},
 	{"R18", "a name of 129 bytes", tell().knows().ok(with(create, func(l *Line) { l.Over = []string{"name: 129 bytes"} })), Options{}},
@@ -130,10 +139,8 @@ var misfilled = []offence{
 		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}).
 		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}), Options{MaxPages: 2}},
 	{"R30", "offline expansion of an attached volume", expanding("OFFLINE").ok(create, attach, enlarge), Options{}},
-	{"R31", "an endpoint that is no socket", &story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "tcp://localhost:1"}, {Kind: Begin, RPC: "Probe"}}},
-		Options{}},
-	{"R31", "a socket without its suffix", &story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "unix:///run/csi"}, {Kind: Begin, RPC: "Probe"}}},
-		Options{}},
+	{"R31", "an endpoint that is no socket", started("tcp://localhost:1"), Options{}},
+	{"R31", "a socket without its suffix", started("unix:///run/csi"), Options{}},
 	{"RU", "a snapshot of which nobody knows",
 		tell().knows(everything...).ok(create).call(snap, "DEADLINE_EXCEEDED", nil), Options{Settled: true}},
 	{"RU", "a volume without an id", tell().knows().call(create, "OK", &Answer{}), Options{Settled: true}},
@@ -145,23 +152,27 @@ func TestLegalFields(t *testing.T) {
 		told *story
 		opts Options
 	}{
-		"an ephemeral volume":       {tell().knows().ok(inline).call(outline, "ABORTED", nil).ok(outline), Options{}},
-		"twice an ephemeral volume": {tell().knows().ok(inline, outline, with(inline, func(l *Line) { l.VolumeContext = "x" }), outline), Options{}},
-		"details that are advertised": {tell().knows(everything...).ok(with(create, func(l *Line) { l.Usages, l.Source = []string{several}, "volume v0" }),
-			using(several, attach), with(using(several, stage), func(l *Line) { l.MountGroup = true }), using(several, publish),
+		"an ephemeral volume": {tell().knows().ok(inline).call(outline, "ABORTED", nil).ok(outline), Options{}},
+		"twice an ephemeral volume": {tell().knows().ok(inline, outline).
+			ok(with(inline, func(l *Line) { l.VolumeContext = "x" }), outline), Options{}},
+		"details that are advertised": {tell().knows(everything...).ok(
+			with(create, func(l *Line) { l.Usages, l.Source = []string{several}, "volume v0" }), using(several, attach),
+			with(using(several, stage), func(l *Line) { l.MountGroup = true }), using(several, publish),
 			at2(using(several, publish)), at2(unpublish)).ok(fall()...), Options{}},
 		"stats where it is": {tell().knows(everything...).ok(create, attach, stage, publish, stats,
 			with(stats, func(l *Line) { l.Path = "/s/v1" })).ok(fall()...), Options{}},
 		"stats of an ephemeral volume": {tell().knows(everything...).ok(inline,
 			with(stats, func(l *Line) { l.Volume, l.Staging, l.Path = "e1", "", "/t/e" }), outline), Options{}},
-		"confirmed after all":           {tell().knows().ok(create).validated(writer, writer).validated(writer).ok(using(writer, attach), detach, remove), Options{}},
-		"another capability was denied": {tell().knows().ok(create).validated(shared, shared).ok(using(writer, attach), detach, remove), Options{}},
+		"confirmed after all": {tell().knows().ok(create).validated(writer, writer).validated(writer).
+			ok(using(writer, attach), detach, remove), Options{}},
+		"another capability was denied": {tell().knows().ok(create).validated(shared, shared).
+			ok(using(writer, attach), detach, remove), Options{}},
 		"one node after the other": {tell().knows().ok(create, using(writer, attach), detach).elsewhere().
 			ok(on2(using(writer, attach)), on2(detach), remove), Options{}},
 		"many nodes at once": {tell().knows().ok(create, using(shared, attach)).elsewhere().
 			ok(on2(using(shared, attach)), on2(detach), detach, remove), Options{}},
-		"one target after the other": {tell().knows().ok(create, attach, stage, using(writer, publish), unpublish, at2(using(writer, publish)), at2(unpublish)).
-			ok(unstage, detach, remove), Options{}},
+		"one target after the other": {tell().knows().ok(create, attach, stage, using(writer, publish), unpublish).
+			ok(at2(using(writer, publish)), at2(unpublish), unstage, detach, remove), Options{}},
 		"an undo under a long id": {tell().knows().ok(with(detach, func(l *Line) { l.Over = []string{"volume_id: 129 bytes"} })), Options{}},
 		"a good name":             {tell().knows().called("csi.example-1.org").ok(create, remove), Options{}},
 		"a name that became good": {tell().knows().called("").called("good").ok(create, remove), Options{}},
@@ -176,7 +187,7 @@ func TestLegalFields(t *testing.T) {
 			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK", &Answer{}), Options{MaxPages: 2}},
 		"offline expansion": {expanding("OFFLINE").ok(create, attach, detach, enlarge, remove), Options{}},
 		"online expansion":  {expanding("OFFLINE", "ONLINE").ok(create, attach, enlarge, detach, remove), Options{}},
-		"a socket":          {&story{lines: []Line{{Kind: Start, Run: "a1", Endpoint: "unix:///run/csi.sock"}, {Kind: Begin, RPC: "Probe"}}}, Options{}},
+		"a socket":          {started("unix:///run/csi.sock"), Options{}},
 		"a snapshot": {tell().knows(everything...).ok(create).call(snap, "INTERNAL", nil).call(snap, "OK", &Answer{Snapshot: "s1"}).
 			call(unsnap, "ABORTED", nil).ok(unsnap, remove), Options{}},
 	}

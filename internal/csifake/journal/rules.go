@@ -20,7 +20,7 @@ var Rules = []Rule{
 	{"R9", "the staging path is absolute and is a directory as NodeStage arrives"},
 	{"R10", "one staging path per volume and node, of that volume alone"},
 	{"R11", "target paths are unique; the parent exists and the target does not as NodePublish arrives"},
-	{"R12", "staging_target_path is set on NodePublish, stats, health and NodeExpand if and only if the plugin stages; volume_path is where the volume is"},
+	{"R12", "staging_target_path is set on NodePublish, stats, health and NodeExpand if and only if the plugin stages; volume_path is right"},
 	{"R13", "publish_context and volume_context are passed on unchanged"},
 	{"R14", "node_id is what NodeGetInfo said, never empty, and at most 256 bytes long"},
 	{"R15", "readonly is set on ControllerPublish only with PUBLISH_READONLY"},
@@ -36,7 +36,7 @@ var Rules = []Rule{
 	{"R27", "Probe is not called more often than Options.ProbesPerMinute"},
 	{"R28", "no node has more volumes attached than it said"},
 	{"R29", "a list goes on with a token that the plugin gave, for no more than Options.MaxPages pages"},
-	{"R30", "NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published; OFFLINE expansion of one that is not"},
+	{"R30", "NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published; OFFLINE expansion of no such"},
 	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
 	{"RU", "from an uncertain outcome only the same call or its negation; what was sent is undone in the end"},
 }

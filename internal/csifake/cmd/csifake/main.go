@@ -37,48 +37,71 @@ func run() error {
 	return p.Run(ctx)
 }
 
+// words are what flags say that are not yet what the plugin needs.
+type words struct {
+	role, caps, later, topology, volumes, state, nodeID, endpoint, mount, block string
+}
+
 func parse(flags *flag.FlagSet, args []string) (csifake.Config, error) {
 	cfg := csifake.Config{Die: die, Log: hclog.New(&hclog.LoggerOptions{Name: "csifake", Output: os.Stderr})}
-	var role, caps, topology, volumes, state, nodeID, endpoint string
-	flags.StringVar(&endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket, as unix:///path or as a path")
+	var w words
+	w.declare(flags, &cfg)
+	if err := flags.Parse(args); err != nil {
+		return cfg, err
+	}
+	if w.endpoint == "" {
+		return cfg, fmt.Errorf("no socket: give --endpoint or CSI_ENDPOINT")
+	}
+	w.fill(&cfg)
+	return cfg, nil
+}
+
+func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
+	flags.StringVar(&w.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket, as unix:///path or as a path")
 	flags.StringVar(&cfg.Journal, "journal", "", "file to append every call to")
 	flags.StringVar(&cfg.ScriptFile, "script", "", "JSON list of rules; read again for every call")
-	flags.StringVar(&state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
-	flags.StringVar(&role, "roles", "monolith", "node, controller or monolith")
-	flags.StringVar(&caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
-	flags.StringVar(&nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
+	flags.StringVar(&w.state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
+	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
+	flags.StringVar(&w.caps, "caps", "", "capabilities with commas between; a number is sent as it is; ALL is all usual ones")
+	flags.StringVar(&w.later, "caps-later", "", "those of the second start, of the third and so on, with semicolons between; needs --state")
+	flags.StringVar(&w.nodeID, "node-id", "node-1", "answer of NodeGetInfo; may be empty")
 	flags.StringVar(&cfg.Name, "name", "", "name of the provider")
 	flags.StringVar(&cfg.Version, "version", "", "version of the provider")
 	flags.StringVar(&cfg.Instance, "instance", "", "name in the journal")
 	flags.Int64Var(&cfg.MaxVolumes, "max-volumes", 0, "per node; 0 is no limit")
 	flags.Int64Var(&cfg.Capacity, "capacity", 0, "of the backend, in bytes")
-	flags.StringVar(&topology, "topology", "", "segments of this node, as key=value,key=value")
-	flags.StringVar(&volumes, "volumes", "", "ids that exist from the start, with commas between")
+	flags.StringVar(&w.topology, "topology", "", "segments of this node, as key=value,key=value")
+	flags.StringVar(&w.volumes, "volumes", "", "ids that exist from the start, with commas between")
 	flags.BoolVar(&cfg.AnyVolume, "any-volume", false, "every volume id exists")
 	flags.BoolVar(&cfg.Mounts, "mounts", false, "make real mounts")
 	flags.StringVar(&cfg.DataDir, "data", "", "with --mounts: directory for the data of volumes; default is a tmpfs each")
+	flags.StringVar(&w.mount, "mount", "", "with --mounts: tmpfs, bind (of --data) or fuse, which dies with this process")
+	flags.StringVar(&w.block, "block", "", "with --mounts: what a block volume is: loop, node (a device node) or file")
 	flags.BoolVar(&cfg.Blind, "blind", false, "touch and look at no path")
-	if err := flags.Parse(args); err != nil {
-		return cfg, err
-	}
-	if endpoint == "" {
-		return cfg, fmt.Errorf("no socket: give --endpoint or CSI_ENDPOINT")
-	}
-	cfg.Socket, cfg.Role, cfg.Backend = csifake.SocketPath(endpoint), csifake.Role(role), csifake.NewBackend(state)
-	cfg.NodeID = nodeID
-	if nodeID == "" {
+}
+
+func (w words) fill(cfg *csifake.Config) {
+	cfg.Socket, cfg.Endpoint = csifake.SocketPath(w.endpoint), os.Getenv("CSI_ENDPOINT")
+	cfg.Role, cfg.Backend = csifake.Role(w.role), csifake.NewBackend(w.state)
+	cfg.Mount, cfg.Block = csifake.MountKind(w.mount), csifake.BlockKind(w.block)
+	cfg.NodeID = w.nodeID
+	if w.nodeID == "" {
 		cfg.NodeID = csifake.Empty
 	}
-	cfg.Caps, cfg.Volumes = split(caps), split(volumes)
-	if caps == "ALL" {
+	cfg.Caps, cfg.Volumes = split(w.caps), split(w.volumes)
+	if w.caps == "ALL" {
 		cfg.Caps = csifake.AllCaps
 	}
+	if w.later != "" {
+		for caps := range strings.SplitSeq(w.later, ";") {
+			cfg.CapsLater = append(cfg.CapsLater, split(caps))
+		}
+	}
 	cfg.Topology = map[string]string{}
-	for _, pair := range split(topology) {
+	for _, pair := range split(w.topology) {
 		k, v, _ := strings.Cut(pair, "=")
 		cfg.Topology[k] = v
 	}
-	return cfg, nil
 }
 
 func split(s string) []string {

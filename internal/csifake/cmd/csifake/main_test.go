@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
+	"holdfast/internal/mnt/mnttest"
 )
 
 // TestMain lets the test binary be the command itself.
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(mnttest.Run(m))
 }
 
 // place is where a plugin process lives.
@@ -78,14 +79,16 @@ func (p place) write(t *testing.T, script string) {
 	}
 }
 
-func (p place) dial(t *testing.T) csi.NodeClient {
+func (p place) dial(t *testing.T) csi.NodeClient { t.Helper(); return csi.NewNodeClient(p.conn(t)) }
+
+func (p place) conn(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return csi.NewNodeClient(conn)
+	return conn
 }
 
 func stage(ctx context.Context, c csi.NodeClient, p place) error {
