@@ -15,6 +15,6 @@
 // nothing is, and "not found" is success only where the table agrees. No path that may hold a volume is ever touched. After a boot
 // (another boot id) the node's marks are worth no more than "sent".
 //
-// Calls for one volume are never concurrent: whoever calls holds the volume's lane. Stats alone holds none, as it changes nothing; it is not
-// sent while another call is open. What is recorded is compared with what is there by package reconcile, before all others.
+// Calls for one volume are never concurrent: whoever calls holds the volume's lane. Stats alone holds none, as it changes nothing; it is
+// not sent while another call is open. What is recorded is compared with what is there by package reconcile, before all others.
 package volume
