@@ -128,6 +128,7 @@ type portCall struct {
 	end  context.CancelFunc // of the caller's side
 	done chan struct{}      // closed as the plugin is through
 	err  error              // what it said, once done
+	late bool               // its caller, or the connection, had gone by then: nobody hears it
 }
 
 // begin lets the plugin work on a call in a goroutine of its own.
@@ -152,11 +153,13 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 	p.direct.Go(func() {
 		defer close(c.done)
 		c.err = work(c)
+		c.late = c.ctx.Err() != nil
 	})
 	return c, nil
 }
 
-// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there counts.
+// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there counts, unless the plugin
+// knew that nobody listened.
 func (c *portCall) wait(ctx context.Context) error {
 	defer c.end()
 	select {
@@ -165,7 +168,7 @@ func (c *portCall) wait(ctx context.Context) error {
 	case <-c.line.up.Done():
 	}
 	switch {
-	case closed(c.done):
+	case closed(c.done) && !c.late:
 		return c.answer()
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
