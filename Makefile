@@ -29,6 +29,7 @@ demo-rootless: build ## the same in a user namespace, on loopfs' directory backe
 test: ## every test, with -race
 	$(GO) vet ./...
 	$(GO) test -race -timeout 8m ./...
+	$(GO) test -run TestHistories ./shim/internal/alloc
 
 e2e: ## the end-to-end scripts alone, with the real binaries
 	$(GO) test -race -count=1 -timeout 8m ./e2e/...
@@ -36,7 +37,8 @@ e2e: ## the end-to-end scripts alone, with the real binaries
 sanity: ## csi-sanity against loopfs in all of its configurations, as root
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
-soak: ## chaos with new seeds for SOAK (default 10m); it prints the seed that failed
+soak: ## 100 000 random operations in memory, then chaos on real processes for SOAK (default 10m), all with new seeds; it prints those that failed
+	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$' ./e2e
 
 bench: ## Go benchmarks; compare figures within one run only

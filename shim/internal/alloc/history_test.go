@@ -1,0 +1,215 @@
+package alloc_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+)
+
+var seed = flag.Uint64("seed", 0, "the one history of TestHistories to run; 0: those of every run, or new ones with HOLDFAST_OPERATIONS")
+
+// perHistory is how many operations one history has.
+const perHistory = 250
+
+// TestHistories has random operations of allocs meet random faults of their plugin, its death and the shim's, and judges what the plugin was
+// asked: no illegal edge, and never two calls at once for a volume. In the end everything is taken back. HOLDFAST_OPERATIONS asks for more.
+func TestHistories(t *testing.T) {
+	if *seed != 0 {
+		history(t, *seed)
+		return
+	}
+	operations, first := usual, uint64(1)
+	if text := os.Getenv("HOLDFAST_OPERATIONS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("HOLDFAST_OPERATIONS is %q: %v", text, err)
+		}
+		operations, first = n, uint64(time.Now().UnixNano())
+	}
+	done, calls := 0, 0
+	for s := first; done < operations && !t.Failed(); s++ {
+		ops, sent := history(t, s)
+		done, calls = done+ops, calls+sent
+	}
+	t.Logf("%d operations, %d calls of the plugin", done, calls)
+	if calls < done/2 {
+		t.Errorf("only %d calls: the histories test nothing", calls)
+	}
+}
+
+// history is one of them. It says how many operations it had, and how many calls they made.
+func history(t *testing.T, seed uint64) (operations, calls int) {
+	ok := t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, seed)
+			n.startPlugin()
+			n.startShim()
+			n.introduce()
+			for range perHistory {
+				n.step()
+				operations++
+			}
+			n.settle()
+			calls = n.judge()
+		})
+	})
+	if !ok {
+		t.Logf("again: go test ./shim/internal/alloc -run TestHistories -seed %d", seed)
+	}
+	return operations, calls
+}
+
+// step is one random operation, and some time that passes.
+func (n *node) step() {
+	switch d := n.random.IntN(100); {
+	case d < 35:
+		n.prepare()
+	case d < 65:
+		n.release()
+	case d < 85:
+		n.fault()
+	case d < 90:
+		n.crash()
+		n.startShim()
+		n.introduce()
+	case d < 95:
+		n.plugin.Load().end(n.random.IntN(3) > 0)
+		n.startPlugin()
+		n.introduce()
+	case d < 97:
+		n.sync()
+	default:
+		n.plugin.Load().ClearScript()
+	}
+	time.Sleep(time.Duration(n.random.Int64N(int64(3 * time.Second))))
+}
+
+func (n *node) anAlloc() registry.AllocID {
+	return registry.AllocID(fmt.Sprintf("alloc-%d", n.random.IntN(5)))
+}
+
+// prepare asks for the volumes of an alloc, with a deadline or without, and does not wait.
+func (n *node) prepare() {
+	volumes := []string{"v0", "v1", "v2"}
+	n.random.Shuffle(len(volumes), func(i, j int) { volumes[i], volumes[j] = volumes[j], volumes[i] })
+	group := n.group(n.anAlloc(), volumes[:1+n.random.IntN(3)], n.random.IntN(3) == 0)
+	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
+	shim := n.shim
+	n.allocs.Go(func() {
+		ctx, cancel := context.WithTimeout(shim.ctx, limit)
+		defer cancel()
+		_, _ = shim.allocs.Prepare(ctx, registry.Call{}, group)
+	})
+}
+
+func (n *node) release() {
+	id, shim := n.anAlloc(), n.shim
+	n.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id) })
+}
+
+// sync names some of the allocs as living.
+func (n *node) sync() {
+	living := []registry.AllocID{n.anAlloc(), n.anAlloc()}
+	shim := n.shim
+	n.allocs.Go(func() { _, _ = shim.allocs.Sync(shim.ctx, living) })
+}
+
+var faulty = []string{
+	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume",
+}
+
+// fault has the plugin go wrong at some of its next calls.
+func (n *node) fault() {
+	r := csifake.Rule{RPC: faulty[n.random.IntN(len(faulty))], Times: 1 + n.random.IntN(3), When: csifake.Before}
+	if n.random.IntN(2) == 0 {
+		r.When = csifake.After
+	}
+	switch n.random.IntN(8) {
+	case 0:
+		r.Delay = csifake.Duration(n.random.Int64N(int64(10 * time.Minute)))
+	case 1:
+		r.Hang = csifake.UntilCancelled
+	case 2:
+		r.Drop = true
+	case 3:
+		r.Crash = true
+	default:
+		r.Code = journal.CodeName(uint32(1 + n.random.IntN(16)))
+	}
+	if err := n.plugin.Load().Script(r); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// settle ends all faults and all allocs, and waits until nothing is left.
+func (n *node) settle() {
+	n.plugin.Load().end(false)
+	n.startPlugin()
+	n.introduce()
+	if _, err := n.shim.allocs.Sync(n.shim.ctx, nil); err != nil {
+		n.t.Errorf("sync: %v", err)
+	}
+	for range 24 {
+		time.Sleep(time.Hour)
+		if len(n.left()) == 0 {
+			break
+		}
+	}
+	n.shim.cancel(errShimEnds)
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+	n.allocs.Wait()
+	n.plugin.Load().end(false)
+}
+
+// left is what is recorded.
+func (n *node) left() (left []string) {
+	err := n.log.View(context.Background(), func(v registry.View) error {
+		for _, a := range v.Allocs() {
+			left = append(left, fmt.Sprintf("alloc %s, %s: %s", a.ID, a.State, registry.Waits(a.Waiting)))
+		}
+		for _, c := range v.AllClaims() {
+			left = append(left, "claim "+c.ClaimKey().String())
+		}
+		for _, r := range v.AllRefs() {
+			left = append(left, "ref "+r.ClaimKey().String())
+		}
+		for _, p := range v.Placements() {
+			left = append(left, fmt.Sprintf("placement of %s: attach %q, stage %q", p.Volume, p.Attach, p.Stage))
+		}
+		for _, i := range v.Intents() {
+			left = append(left, fmt.Sprintf("%s of %s, %s", i.RPC, i.Volume, i.Outcome))
+		}
+		return nil
+	})
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	return left
+}
+
+// judge says how many calls the plugin was asked for.
+func (n *node) judge() (calls int) {
+	for _, what := range n.left() {
+		n.t.Errorf("left: %s", what)
+	}
+	lines := n.journal.Lines()
+	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
+		n.t.Errorf("journal: %s", v)
+	}
+	if n.t.Failed() && *seed != 0 {
+		for i, l := range lines {
+			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run, l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
+		}
+	}
+	return len(journal.Calls(lines))
+}

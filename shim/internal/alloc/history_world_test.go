@@ -1,0 +1,273 @@
+package alloc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/claim"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/volume"
+)
+
+// node is a machine with one plugin and one shim, all in memory: the records outlive the shim, the storage system outlives the plugin.
+type node struct {
+	t       *testing.T
+	random  *rand.Rand
+	log     *registrytest.Log
+	storage *csifake.Backend
+	journal *journal.Memory
+	caps    []string
+	boot    string
+	plugin  atomic.Pointer[fake]
+	shim    *shim
+	allocs  sync.WaitGroup // what was asked for allocs
+	starts  int            // of plugins
+}
+
+var layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
+
+const (
+	pluginID = registry.PluginID("p")
+	nodeName = registry.NodeName("node-1")
+)
+
+func newNode(t *testing.T, seed uint64) *node {
+	n := &node{
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), log: registrytest.NewLog(time.Now), storage: csifake.NewBackend(""), journal: &journal.Memory{},
+		caps: []string{"LIST_VOLUMES"}, boot: "boot-1",
+	}
+	for _, c := range []string{"PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"} {
+		if n.random.IntN(4) > 0 {
+			n.caps = append(n.caps, c)
+		}
+	}
+	for i := range 3 {
+		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{
+			Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", i)), Plugin: pluginID, External: registry.ExternalID(fmt.Sprintf("ext-%d", i)),
+			Capabilities: []registry.VolumeCapability{{Access: registry.MultiNodeMultiWriter, Attachment: registry.FileSystem}},
+		}, State: registry.VolumeReady})
+	}
+	return n
+}
+
+func (n *node) put(records ...registry.Record) {
+	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// fake is one process of the plugin, and the socket at which it listens.
+type fake struct {
+	*csifake.Plugin
+	ended    chan struct{}
+	listener *bufconn.Listener
+	server   *grpc.Server
+}
+
+// startPlugin starts the plugin's next process.
+func (n *node) startPlugin() {
+	n.starts++
+	port := &csifake.Port{}
+	p, err := csifake.New(csifake.Config{
+		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps, Instance: fmt.Sprintf("p-%d", n.starts),
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
+	f.server = grpc.NewServer(grpc.UnknownServiceHandler(through(port)))
+	go func() {
+		_ = p.Run(context.Background())
+		f.server.Stop() // as a process that dies takes its connections with it
+		close(f.ended)
+	}()
+	go func() { _ = f.server.Serve(f.listener) }()
+	n.plugin.Store(f)
+}
+
+// end ends the process: it is told to stop, or killed.
+func (f *fake) end(killed bool) {
+	if killed {
+		f.Kill()
+	} else {
+		f.Stop()
+	}
+	<-f.ended
+}
+
+// through answers every call of a gRPC server by the plugin at the port.
+func through(port *csifake.Port) grpc.StreamHandler {
+	return func(_ any, stream grpc.ServerStream) error {
+		method, _ := grpc.MethodFromServerStream(stream)
+		in, out, err := messages(method)
+		if err != nil {
+			return err
+		}
+		if err := stream.RecvMsg(in); err != nil {
+			return err
+		}
+		if err := port.Invoke(stream.Context(), method, in, out); err != nil {
+			return err
+		}
+		return stream.SendMsg(out)
+	}
+}
+
+// messages are an empty request and an empty answer of a method.
+func messages(method string) (in, out proto.Message, err error) {
+	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := d.(protoreflect.MethodDescriptor)
+	made := func(of protoreflect.MessageDescriptor) (proto.Message, error) {
+		t, err := protoregistry.GlobalTypes.FindMessageByName(of.FullName())
+		if err != nil {
+			return nil, err
+		}
+		return t.New().Interface(), nil
+	}
+	if in, err = made(m.Input()); err != nil {
+		return nil, nil, err
+	}
+	out, err = made(m.Output())
+	return in, out, err
+}
+
+// shim is one process of the shim, without its sockets and its disk.
+type shim struct {
+	table  *registry.Registry
+	fleet  *driver.Fleet
+	allocs *alloc.Allocs
+	cancel context.CancelCauseFunc
+	ctx    context.Context
+	loops  sync.WaitGroup
+}
+
+var errShimEnds = errors.New("the shim ends")
+
+// startShim starts the next shim on the records that the last one left.
+func (n *node) startShim() {
+	s := &shim{table: registry.New(n.log, time.Now)}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	n.log.OnApplied(s.table.Applied)
+	if err := s.table.Load(s.ctx); err != nil {
+		n.t.Fatal(err)
+	}
+	s.fleet = driver.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
+		return n.plugin.Load().listener.DialContext(ctx)
+	})
+	lanes := &lane.Lanes{}
+	mediator := controller.New(n.log, s.fleet, s.table, noSecrets{}, controller.Options{Lanes: lanes, Now: time.Now, Logger: hclog.NewNullLogger()})
+	stager := volume.New(n.log, s.fleet, s.table, kernel{n.boot}, noSecrets{}, volume.Options{Layout: layout, Now: time.Now})
+	clock := alloc.Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: n.boot} }}
+	s.allocs = alloc.NewAllocs(n.log, s.table, claim.New(n.log, time.Now), mediator, stager, lanes,
+		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
+	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
+	n.shim = s
+}
+
+// crash ends the shim as SIGKILL does, as far as its plugin can tell: its calls are cut off, and it writes nothing more.
+func (n *node) crash() {
+	n.shim.cancel(errShimEnds)
+	dead := n.log
+	n.log = dead.Reopen() // from now on nobody reads what the dead one writes
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+}
+
+// introduce has the plugin say what it is, and registers it as healthy. One that has crashed is started again.
+func (n *node) introduce() {
+	select {
+	case <-n.plugin.Load().ended:
+		n.startPlugin()
+	default:
+	}
+	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
+	at := registry.Endpoint{Host: "/run/p"} // as a task keeps its socket
+	conn, err := n.shim.fleet.Open(task, at)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	roles := []registry.Role{registry.RoleController, registry.RoleNode}
+	var said map[registry.Role]registry.Fingerprint
+	for said == nil {
+		if said, err = conn.Describe(context.Background(), roles); err != nil {
+			time.Sleep(time.Second)
+		}
+	}
+	for _, role := range roles {
+		_, err := n.shim.table.Put(context.Background(), registry.Instance{
+			InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task}, Attempt: uint64(n.starts), Endpoint: at,
+			Volumes: registry.Tree{Host: layout.PluginRoot(pluginID), Task: "/csi"}, Fingerprint: said[role],
+			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+		})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// group is an alloc that uses the volumes; mixed: some of them read-only, and one of them twice.
+func (n *node) group(id registry.AllocID, volumes []string, mixed bool) hooks.AllocGroup {
+	text, mounts := "job \"j\" {\n group \"g\" {\n", ""
+	ask := func(name, source string, readOnly bool) {
+		text += fmt.Sprintf("volume %q {\n type = \"csi\"\n source = %q\n read_only = %v\n access_mode = \"multi-node-multi-writer\"\n attachment_mode = \"file-system\"\n}\n",
+			name, source, readOnly)
+		mounts += fmt.Sprintf("volume_mount {\n volume = %q\n destination = \"/%s\"\n}\n", name, name)
+	}
+	for i, v := range volumes {
+		ask(v, v, mixed && i%2 == 0)
+	}
+	if mixed {
+		ask("again", volumes[0], false)
+	}
+	text += "task \"t\" {\n driver = \"exec\"\n" + mounts + "}\n}\n}\n"
+	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})
+	if err := diags.Err(); err != nil {
+		n.t.Fatal(err)
+	}
+	return hooks.AllocGroup{Alloc: id, Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true}}
+}
+
+type noSecrets struct{}
+
+func (noSecrets) Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+	return nil, nil
+}
+
+// kernel has no mounts: the plugin's word is all there is.
+type kernel struct{ boot string }
+
+func (k kernel) Boot() string                 { return k.boot }
+func (kernel) Mounted(string) (bool, error)   { return false, nil }
+func (kernel) Below(string) ([]string, error) { return nil, nil }
+func (kernel) Dirs(string) ([]string, error)  { return nil, nil }
+func (kernel) MakeDir(string) error           { return nil }
+func (kernel) RemoveDir(string) error         { return nil }
