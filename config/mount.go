@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label"}}
+var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label", "sub_path"}}
 
 var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
 
@@ -76,7 +76,28 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 	if at.has("selinux_label") {
 		m.SELinux = oneOf(at, "selinux_label", []string{"z", "Z", ""})
 	}
+	if at.has("sub_path") {
+		m.SubPath, _ = at.subPath("sub_path")
+	}
 	return m
+}
+
+// subPath is a path in a volume. References to what differs from alloc to alloc stay in it.
+func (f *fields) subPath(name string) (string, bool) {
+	v, ok := f.valueAtRunTime(name)
+	if !ok {
+		return "", false
+	}
+	s, ok := stringOf(v)
+	if !ok {
+		f.wrongType(name, "a path", v)
+		return "", false
+	}
+	if wrong := hooks.WrongSubPath(s); wrong != "" {
+		f.errorf(f.at(name), "", "%s %s", name, wrong)
+		return "", false
+	}
+	return s, true
 }
 
 // taskDevices are the nodes in /dev that every task has (OCI runtime specification, "Default Devices").
@@ -91,6 +112,9 @@ func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
 	}
 	if m.Propagation != hooks.Private && m.Propagation != "" {
 		f.warnf(at.at("propagation_mode"), "remove it", "propagation_mode has no effect on a block device: nothing is mounted below it")
+	}
+	if at.has("sub_path") {
+		f.errorf(at.at("sub_path"), "remove it", "a block device has no directories to choose one from")
 	}
 	if m.SELinux != "" {
 		f.warnf(at.at("selinux_label"), "label the device on the host", "selinux_label has no effect on a block device: a node is not labelled")

@@ -240,7 +240,7 @@ func TestSealedThatCannotBeOpened(t *testing.T) {
 		"":                            registry.ErrDamaged,
 		"not json":                    registry.ErrDamaged,
 		"{}":                          registry.ErrDamaged,
-		`{"version":2,"task":{}}`:     registry.ErrUnsupported,
+		`{"version":3,"task":{}}`:     registry.ErrUnsupported,
 		`{"version":1,"group":{}}`:    registry.ErrInvalid,
 		`{"version":1,"task":"oops"}`: registry.ErrDamaged,
 	} {

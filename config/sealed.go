@@ -3,13 +3,19 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"holdfast/hooks"
 	"holdfast/registry"
 )
 
-// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it.
-const sealedVersion = 1
+// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it, unless what would be done
+// without them is worse than nothing: then what has them is of a newer version, and the rest is not.
+const (
+	firstVersion    = 1
+	subPathsVersion = 2 // a task that is to see a part of a volume must not be given all of it
+	sealedVersion   = subPathsVersion
+)
 
 // sealed is the form of hooks.Sealed: JSON, exactly one of the parts.
 type sealed struct {
@@ -19,12 +25,25 @@ type sealed struct {
 }
 
 func seal(s sealed) hooks.Sealed {
-	s.Version = sealedVersion
+	s.Version = s.least()
 	text, err := json.Marshal(s)
 	if err != nil {
 		panic(err) // plain data cannot fail
 	}
 	return text
+}
+
+// least is the oldest version whose readers know all that matters of s.
+func (s sealed) least() int {
+	if s.Group == nil {
+		return firstVersion
+	}
+	for _, mounts := range s.Group.Mounts {
+		if slices.ContainsFunc(mounts, func(m hooks.VolumeMount) bool { return m.SubPath != "" }) {
+			return subPathsVersion
+		}
+	}
+	return firstVersion
 }
 
 // OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what they are.

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -137,5 +139,33 @@ func TestTextSaysAllThereIs(t *testing.T) {
 	missing := unset(registry.VolumeSpec{ID: "x"})
 	if !slices.Contains(missing, "registry.VolumeSpec.MountGroup") || slices.Contains(missing, "registry.VolumeSpec.ID") {
 		t.Errorf("the check says of a spec with nothing but an id that %v is unset", missing)
+	}
+}
+
+// A reader that does not know sub_path would give a task all of a volume, so it refuses what has one; all else it goes on reading.
+func TestSubPathIsOfANewerVersion(t *testing.T) {
+	version := func(s sealed) int {
+		var v struct{ Version int }
+		if err := json.Unmarshal(seal(s), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v.Version
+	}
+	mounts := func(sub string) *hooks.GroupSpec {
+		return &hooks.GroupSpec{Mounts: map[string][]hooks.VolumeMount{"a": {{Volume: "v"}}, "b": {{Volume: "v"}, {Volume: "v", SubPath: sub}}}}
+	}
+	for what, c := range map[string]struct {
+		sealed sealed
+		want   int
+	}{
+		"a plugin's task": {sealed{Task: &hooks.TaskSpec{}}, 1}, "no mounts": {sealed{Group: &hooks.GroupSpec{}}, 1},
+		"all of a volume": {sealed{Group: mounts("")}, 1}, "a part of one": {sealed{Group: mounts("a/b")}, 2},
+	} {
+		if got := version(c.sealed); got != c.want {
+			t.Errorf("%s: version %d, want %d", what, got, c.want)
+		}
+	}
+	if _, err := OpenGroup([]byte(`{"version":3,"group":{}}`)); !errors.Is(err, registry.ErrUnsupported) {
+		t.Errorf("a version that nobody knows: %v", err)
 	}
 }

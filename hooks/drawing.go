@@ -3,6 +3,7 @@ package hooks
 import (
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ func (l Layout) Draw(w io.Writer) error {
 	volume := registry.VolumeKey{Plugin: "loopfs", External: "vol-1"}
 	claim := registry.ClaimKey{Volume: volume, Alloc: "alloc-1", Request: "data"}
 	root := registry.Tree{Host: l.PluginRoot(volume.Plugin)}
+	part := l.Part(claim, "a/b")
 	notes := map[string]string{
 		l.State:                          "state directory, 0700",
 		l.HostLock():                     "locked by the host: one host per state directory",
@@ -28,6 +30,8 @@ func (l Layout) Draw(w io.Writer) error {
 		l.Staging(volume, root).Host:     "volume \"vol-1\", staged once; made by the shim",
 		l.TargetParent(claim, root).Host: "volume \"vol-1\" for alloc \"alloc-1\" as \"data\"; made by the shim",
 		l.Target(claim, root).Host:       "the published volume; made and removed by the plugin",
+		filepath.Dir(part):               "sub_path \"a/b\" of that; made by the shim",
+		part:                             "a mount of that directory or file; made and removed by the shim",
 	}
 	for _, top := range []string{l.State, l.Run} {
 		if err := drawTree(w, top, notes); err != nil {

@@ -30,6 +30,7 @@ const (
 	mountsDir  = "mnt"
 	stageDir   = "stage"
 	publishDir = "publish"
+	partsDir   = "parts" // beside the plugins' own, whose names have another length
 	volumeName = "v"
 	socketName = "csi.sock"
 )
@@ -90,6 +91,13 @@ func (l Layout) Target(c registry.ClaimKey, root registry.Tree) registry.Tree {
 func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.Tree {
 	id := hash("claim", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request))
 	return below(root, publishDir, id)
+}
+
+// Part is where a part of a volume that is published for a request of an alloc is mounted once more. It lies beside what plugins see, as no
+// plugin has to do with it. The shim makes and removes it.
+func (l Layout) Part(c registry.ClaimKey, path string) string {
+	id := hash("part", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request), path)
+	return filepath.Join(l.MountRoot(), partsDir, id, volumeName)
 }
 
 // EphemeralID is the volume_id of an inline volume: unlike that of any other request of any other alloc.

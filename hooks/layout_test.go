@@ -95,6 +95,7 @@ func TestOurs(t *testing.T) {
 	for _, path := range []string{
 		root.Host, l.Staging(claim.Volume, root).Host, l.Target(claim, root).Host, l.TargetParent(claim, root).Host,
 		l.SocketDir(registry.TaskKey{Alloc: "a"}), l.Socket(registry.TaskKey{Alloc: "a"}), l.Target(claim, root).Host + "/globalmount",
+		l.Part(claim, "a/b"), filepath.Dir(l.Part(claim, "a/b")),
 	} {
 		if !l.Ours(path) {
 			t.Errorf("%s is not ours", path)
@@ -155,6 +156,7 @@ func fuzzPaths(a, b string) []string {
 	return []string{
 		example.SocketDir(task), example.Socket(task), example.PluginRoot(registry.PluginID(a + "\x00" + b)),
 		example.Staging(volume, root).Host, example.Target(claim, root).Host, example.TargetParent(claim, root).Host,
+		example.Part(claim, "x"),
 	}
 }
 

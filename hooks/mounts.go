@@ -14,6 +14,7 @@ const VolumeEnv = "HOLDFAST_VOLUME_"
 // Published is a volume that a plugin has published for one request of an alloc.
 type Published struct {
 	Target registry.Tree
+	Parts  map[string]string // where parts of it are on the host, by their paths in the volume
 	Usage  registry.Usage
 	Device DeviceNumber // of a block device; zero: not known, and no device rule is made
 }
@@ -25,8 +26,9 @@ type DeviceNumber struct {
 }
 
 // Mounts is the plan of each task that mounts volumes: isolated tasks get binds, or devices, at the destinations of their
-// volume_mount blocks. Every one gets a variable per volume with the place where it finds it: its destination, or without a file
-// system of its own the host's path. There a read-only mount of a writable volume cannot be enforced.
+// volume_mount blocks, of all of the volume or of its sub_path. Every one gets a variable per volume with the place where it finds it, or
+// the outermost of several: its destination, or without a file system of its own the host's path. There a read-only mount of a writable
+// volume cannot be enforced.
 func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
 	plans := make(map[string]Plan, len(s.Mounts))
 	for _, task := range sorted(s.Mounts) {
@@ -52,6 +54,13 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published", task, m.Volume)
 		}
 		from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly || from.Usage.Access.ReaderOnly()
+		if m.SubPath != "" && from.Parts[m.SubPath] == "" { // never the whole volume instead
+			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts %q of volume %q, which is nowhere by itself",
+				task, m.SubPath, m.Volume)
+		}
+		if m.SubPath != "" {
+			from.Target = registry.Tree{Host: from.Parts[m.SubPath]}
+		}
 		place := from.Target.Host
 		if isolated {
 			place = m.Destination

@@ -77,7 +77,8 @@ type Ephemeral struct {
 // VolumeMount is a task's volume_mount block.
 type VolumeMount struct {
 	Volume      registry.RequestName `json:"volume"`
-	Destination string               `json:"destination"` // absolute, in the task
+	Destination string               `json:"destination"`        // absolute, in the task
+	SubPath     string               `json:"sub_path,omitempty"` // the part of the volume that is mounted; empty: all of it. See WrongSubPath
 	ReadOnly    bool                 `json:"read_only,omitempty"`
 	Propagation Propagation          `json:"propagation_mode"`
 	SELinux     string               `json:"selinux_label,omitempty"`

@@ -47,8 +47,8 @@ const (
 // DefaultNamespace is the namespace of a volume that names none.
 const DefaultNamespace Namespace = "default"
 
-// maxID bounds ids in bytes: the CSI spec's general limit for strings ("Size Limits").
-const maxID = 128
+// MaxID bounds ids in bytes: the CSI spec's general limit for strings ("Size Limits").
+const MaxID = 128
 
 // ParsePluginID accepts 1 to 128 bytes of letters, digits, '.', '_', '-' that start with a letter or digit.
 func ParsePluginID(s string) (PluginID, error) { return parseName[PluginID]("plugin id", s) }
@@ -77,7 +77,7 @@ func ParseOperationID(s string) (OperationID, error) {
 // ParseExternalID accepts what a plugin may call a volume: 1 to 128 bytes of UTF-8 without control characters, not
 // starting with '/' and without a ".." element (CSI "Size Limits"; the spec has no character rule, people's disks do).
 func ParseExternalID(s string) (ExternalID, error) {
-	if err := checkText("external id", s, maxID); err != nil {
+	if err := checkText("external id", s, MaxID); err != nil {
 		return "", err
 	}
 	if strings.HasPrefix(s, "/") || hasDotDot(s) {
@@ -95,7 +95,7 @@ func ParseNodeID(s string) (NodeID, error) {
 }
 
 func parseName[T ~string](what, s string) (T, error) {
-	if err := checkText(what, s, maxID); err != nil {
+	if err := checkText(what, s, MaxID); err != nil {
 		return "", err
 	}
 	for i, r := range s {
@@ -108,7 +108,7 @@ func parseName[T ~string](what, s string) (T, error) {
 }
 
 func parseLabel[T ~string](what, s string) (T, error) {
-	if err := checkText(what, s, maxID); err != nil {
+	if err := checkText(what, s, MaxID); err != nil {
 		return "", err
 	}
 	if strings.Contains(s, "/") || hasDotDot(s) {

@@ -69,11 +69,20 @@ type Ref struct {
 	Usage       Usage       `json:"usage"`
 	Target      Tree        `json:"target"` // NodePublishVolume.target_path
 	Publish     Mark        `json:"publish,omitempty"`
+	Parts       []Part      `json:"parts,omitempty"` // of the volume, by their paths; none outlives the publish
 	Boot        string      `json:"boot,omitempty"`
 	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a mount that was confirmed, for people; empty: nothing is known to be
 	Troubled    time.Time   `json:"troubled,omitzero"` // since when
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`
+}
+
+// Part is a directory or a file of a published volume that is mounted once more, at a place of ours: all that a task with a sub_path gets
+// to see. It is recorded before it is mounted, and forgotten when it is not any more.
+type Part struct {
+	Path string `json:"path"`           // in the volume
+	At   string `json:"at"`             // on the host
+	Mark Mark   `json:"mark,omitempty"` // sent: it may be mounted
 }
 
 // ClaimKey is the key of the claim under which the ref was made.
