@@ -11,6 +11,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
 )
 
 // Options of a Stager.
@@ -21,6 +22,8 @@ type Options struct {
 	Check bool
 	// Look says what lies at each of the paths, as another process sees it, for a limited time: a dead mount freezes nobody. nil: nobody can.
 	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
+	// Lanes are shared with whoever calls Stage and its like. nil: nobody does but the caller.
+	Lanes *lane.Lanes
 	// Now tells the wall time, for people.
 	Now func() time.Time
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.

@@ -9,16 +9,21 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// statsLimit is how long a plugin may take to say how full a volume is.
-const statsLimit = 30 * time.Second
+// statsLimit is how long a plugin may take to say how full a volume is, and how long its lane may be busy before that is given up.
+const statsLimit = 10 * time.Second
 
-// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit. Nobody holds a lane for it: a plugin that
-// hangs keeps its asker for statsLimit, and nobody else. ErrConflict: nothing of it is mounted here, or another call for it is open.
-// ErrUnsupported: the plugin cannot say.
+// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit. It holds the volume's lane, as at most one call
+// is under way for a volume; a plugin that hangs keeps it for statsLimit. ErrConflict: nothing of it is mounted here, or another call for it
+// is open. ErrUnsupported: the plugin cannot say.
 func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, statsLimit,
 		registry.Errorf(context.DeadlineExceeded, "the plugin has not answered within %v", statsLimit))
 	defer cancel()
+	leave, err := s.turn(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	st, err := s.measurable(ctx, name)
 	if err != nil {
 		return nil, err
@@ -39,6 +44,26 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 		return nil, err
 	}
 	return usage, nil
+}
+
+// turn waits for the volume's lane. Without lanes nobody else makes calls.
+func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (leave func(), err error) {
+	if s.Lanes == nil {
+		return func() {}, nil
+	}
+	var key registry.VolumeKey
+	err = s.log.View(ctx, func(view registry.View) error {
+		v, found := view.Volume(name)
+		if !found {
+			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+		}
+		key = v.VolumeKey()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.Lanes.Enter(ctx, key, "the question how full it is")
 }
 
 // statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI NodeGetVolumeStatsRequest).
