@@ -291,7 +291,8 @@ func partOf(m Mount) part { return part{m.Major, m.Minor, cleanRoot(m)} }
 
 // spot is where m is mounted, in the file system of the mount that carries it.
 func spot(m, parent Mount) part {
-	return part{parent.Major, parent.Minor, filepath.Join(cleanRoot(parent), strings.TrimPrefix(m.Point, strings.TrimSuffix(parent.Point, "/")))}
+	below := strings.TrimPrefix(m.Point, strings.TrimSuffix(parent.Point, "/"))
+	return part{parent.Major, parent.Minor, filepath.Join(cleanRoot(parent), below)}
 }
 
 // cleanRoot is m.Root, also once it was removed.

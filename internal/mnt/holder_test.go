@@ -50,7 +50,7 @@ func holdOn(t *testing.T, apart bool, steps ...string) holder {
 
 func begin(t *testing.T, cmd *exec.Cmd) holder {
 	t.Helper()
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -15,8 +15,9 @@ import (
 var ErrHung = errors.New("no answer in time")
 
 // Lookout does what may hang in a helper process, which is given up when its time is over: it is killed, and reaped when the kernel lets go
-// of it, at a later call. What such a process still hangs on is not asked again, so that there is one of them for each thing that hangs, and
-// not one for each call. The helper has nothing open that its caller has, so nothing is held up by it.
+// of it, at a later call. What such a process still hangs on is not asked again: there is one of them for each thing that hangs, and not
+// one for each call. It keeps in use what it hangs on, as everyone does who asked. The helper has nothing open that its caller has, so
+// nothing else is held up by it.
 //
 // helper is the command that runs LookMain. The zero Lookout is ready. Calls may be concurrent.
 type Lookout struct {

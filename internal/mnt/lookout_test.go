@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -36,7 +37,9 @@ func TestLook(t *testing.T) {
 	if err != nil || len(seen) != 8 {
 		t.Fatalf("%v, %v", seen, err)
 	}
-	for path, want := range map[string]Kind{dir: Directory, dir + "/file": File, dir + "/link": Link, dir + "/pipe": Other, "/dev/null": CharDevice, "/proc": Directory} {
+	for path, want := range map[string]Kind{
+		dir: Directory, dir + "/file": File, dir + "/link": Link, dir + "/pipe": Other, "/dev/null": CharDevice, "/proc": Directory,
+	} {
 		if s := seen[path]; s.Kind != want || s.Trouble() != "" {
 			t.Errorf("%s: %+v", path, s)
 		}
@@ -47,7 +50,7 @@ func TestLook(t *testing.T) {
 		}
 	}
 	s := seen[dir]
-	if s.FSType != "tmpfs" || s.Magic != unix.TMPFS_MAGIC || s.Bytes != (Room{65536, 61440, 61440}) || s.Inodes.Total != 100 || s.Inodes.Free != 96 {
+	if s.FSType != "tmpfs" || s.Magic != unix.TMPFS_MAGIC || s.Bytes != (Room{65536, 61440, 61440}) || s.Inodes != (Room{100, 96, 96}) {
 		t.Errorf("%+v", s)
 	}
 	if null := seen["/dev/null"]; null.Major != 1 || null.Minor != 3 {
@@ -295,7 +298,8 @@ func TestUsersAndUnmountInAHelper(t *testing.T) {
 	}
 	var l Lookout
 	found, err := l.Users(lookHelper, 10*time.Second, []string{dir + "/vol", dir + "/other"})
-	if err != nil || len(found) != 1 || len(found[dir+"/vol"]) != 1 || found[dir+"/vol"][0] != (User{PID: h.pid, Comm: "exe", Use: WorksIn, Path: dir + "/vol"}) {
+	want := map[string][]User{dir + "/vol": {{PID: h.pid, Comm: "exe", Use: WorksIn, Path: dir + "/vol"}}}
+	if err != nil || !reflect.DeepEqual(found, want) {
 		t.Errorf("%v, %v", found, err)
 	}
 	if found, err := l.Users(lookHelper, 0, nil); err != nil || len(found) > 0 {

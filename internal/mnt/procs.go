@@ -131,8 +131,8 @@ func (t task) files(each func(mount int, path string)) {
 	}
 }
 
-// maps calls with each mapped file: its device as in "08:01", and its path. It waits for the process's memory to be free, which it may never
-// be.
+// maps calls with each mapped file: its device as in "08:01", and its path. It waits for the process's memory to be free, which it may
+// never be.
 func (t task) maps(each func(device, path string)) {
 	f, err := os.Open(t.dir + "/maps")
 	if err != nil {

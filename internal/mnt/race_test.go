@@ -3,4 +3,4 @@
 package mnt
 
 // slower is what the race detector costs.
-const slower = 10
+const slower = 3

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy: what is mounted there is in use, so it stays. Users says by whom; a loop device, a swap file or an export that lies on it it does
-// not see.
+// ErrBusy: what is mounted there is in use, so it stays. Users says by whom, unless it is the kernel itself: a loop device, a swap file or
+// an export.
 var ErrBusy = errors.New("it is in use")
 
 // Unmount takes the uppermost mount at rel below root off; that there is none is no error. It follows no symbolic link, goes into no mount

@@ -1,5 +1,6 @@
 // Package disk is the directories, sockets and mount table of this machine, as the use cases ask for them: it satisfies alloc.Disk and
-// volume.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody.
+// volume.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody; what has to touch one does so in
+// a helper process with a deadline.
 package disk
 
 import (
@@ -21,8 +22,12 @@ import (
 
 // Disk is the part of the disk below the two directories of a layout.
 type Disk struct {
-	layout hooks.Layout
-	boot   string
+	// Helper is the command that runs mnt.LookMain, in which Users, Unmount and Look do what may hang. Without it they fail.
+	Helper []string
+
+	layout  hooks.Layout
+	boot    string
+	lookout mnt.Lookout
 }
 
 var (
