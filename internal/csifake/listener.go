@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // peerListener hands out connections that know who is at the other end. Those that are to get garbage it keeps.
@@ -89,12 +91,21 @@ func (l *peerListener) Close() error {
 	if l.end() {
 		_ = os.Remove(l.path)
 	}
+	l.refuse()
 	return l.UnixListener.Close()
+}
+
+// refuse lets nobody connect any more, though a process that is just being forked may hold the socket open.
+func (l *peerListener) refuse() {
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // closed before is as good
+	}
 }
 
 // abandon cuts everything and leaves the socket file behind.
 func (l *peerListener) abandon() {
 	l.end()
+	l.refuse()
 	_ = l.UnixListener.Close() // closed before is as good
 	l.cutAll()
 }

@@ -1,0 +1,20 @@
+package csifake
+
+import (
+	"net"
+	"testing"
+)
+
+// TestNobodyAnswersForTheDead: a process that was forked and has not yet come to its exec holds the socket of a dead plugin open. It takes
+// no connection all the same.
+func TestNobodyAnswersForTheDead(t *testing.T) {
+	fake := Start(t, Config{})
+	forked, err := fake.listener.File()
+	must(t, err)
+	defer forked.Close()
+	fake.Kill()
+	if conn, err := net.Dial("unix", fake.Socket()); err == nil {
+		_ = conn.Close()
+		t.Error("the dead still answers")
+	}
+}
