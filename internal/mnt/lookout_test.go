@@ -110,6 +110,14 @@ func TestLookAtAHungMountFreezesNobody(t *testing.T) {
 		t.Errorf("%d files, were %d", n, files)
 	}
 
+	// It is a user as any other, though only one of its threads is left.
+	if users := usersOf(t, hung); len(users) != 1 || fmt.Sprint(users[0].PID) != helpers[0] || users[0].Use != Opens {
+		t.Errorf("users: %v", users)
+	}
+	if err := Unmount(dir, "hung"); !errors.Is(err, ErrBusy) {
+		t.Errorf("unmount: %v", err)
+	}
+
 	// What is known to hang is not asked again: it is told at once, and there is no second helper.
 	begun = time.Now()
 	seen, err = l.Look(soon(t, time.Minute), lookHelper, []string{hung})

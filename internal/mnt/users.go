@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,15 +96,17 @@ func users(points []string, without ...int) (map[string][]User, error) {
 		c.links(p)
 	}
 	c.mapped(all)
+	for _, users := range c.users {
+		slices.SortStableFunc(users, func(a, b User) int { return a.PID - b.PID })
+	}
 	return c.users, nil
 }
 
 // links counts what a process has open, its working directories, roots and program.
 func (c *census) links(p process) {
 	for _, t := range p.tasks {
-		for use, link := range map[Use]string{WorksIn: "cwd", RootedIn: "root"} {
-			c.path(t, use, t.link(link))
-		}
+		c.path(t, WorksIn, t.link("cwd"))
+		c.path(t, RootedIn, t.link("root"))
 	}
 	t := p.tasks[0] // what follows its threads share
 	c.path(t, Runs, t.link("exe"))
