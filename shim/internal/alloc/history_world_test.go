@@ -202,13 +202,8 @@ func (n *node) crash() {
 	n.shim.loops.Wait()
 }
 
-// introduce has the plugin say what it is, and registers it as healthy. One that has crashed is started again.
+// introduce has the plugin say what it is, and registers it as healthy. One that crashes meanwhile is started again.
 func (n *node) introduce() {
-	select {
-	case <-n.plugin.Load().ended:
-		n.startPlugin()
-	default:
-	}
 	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
 	at := registry.Endpoint{Host: "/run/p"} // as a task keeps its socket
 	conn, err := n.shim.fleet.Open(task, at)
@@ -218,6 +213,11 @@ func (n *node) introduce() {
 	roles := []registry.Role{registry.RoleController, registry.RoleNode}
 	var said map[registry.Role]registry.Fingerprint
 	for said == nil {
+		select {
+		case <-n.plugin.Load().ended:
+			n.startPlugin()
+		default:
+		}
 		if said, err = conn.Describe(context.Background(), roles); err != nil {
 			time.Sleep(time.Second)
 		}
