@@ -109,18 +109,22 @@ func (r *runner) prepare(ctx, stop context.Context) error {
 	wait := newPause(r.a.config.Backoff)
 	for stop.Err() == nil {
 		again := r.a.whenRetried() // before the try: a change during it is not missed
-		plans, err := r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+		var plans map[string]host.Plan
+		err := r.followed(stop, func() (err error) {
+			plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+			return err
+		})
 		switch {
 		case err == nil:
 			return r.update(func(rec *AllocRecord) {
-				rec.Plans, rec.Boot, rec.Reason = plans, boot, ""
+				rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
 				rec.note("", "has its volumes: %s", strings.Join(rec.Group.Volumes, ", "))
 			})
 		case stop.Err() != nil:
 		case hopeless(err):
-			return r.doom(fmt.Sprintf("its volumes cannot be prepared: %v", err))
+			return r.doom("its volumes cannot be prepared: " + r.advised(stop, err))
 		default:
-			if err := r.waits(err); err != nil {
+			if err := r.waits(r.told(stop, err), wait.next); err != nil {
 				return err
 			}
 			wait.sleep(stop, again)
@@ -132,17 +136,6 @@ func (r *runner) prepare(ctx, stop context.Context) error {
 // hopeless says whether the same request would fail again.
 func hopeless(err error) bool {
 	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
-}
-
-// waits notes what the alloc waits for, if that is new.
-func (r *runner) waits(why error) error {
-	if r.record().Reason == why.Error() {
-		return nil
-	}
-	return r.update(func(rec *AllocRecord) {
-		rec.Reason = why.Error()
-		rec.note("", "waits: %v", why)
-	})
 }
 
 func (r *runner) allDead() bool {
@@ -241,21 +234,23 @@ func (r *runner) release(ctx context.Context) error {
 	if !r.record().UsesVolumes() {
 		return nil
 	}
-	err := r.update(func(rec *AllocRecord) { rec.State, rec.Reason = AllocReleasing, "its volumes are being given back" })
+	err := r.update(func(rec *AllocRecord) {
+		rec.State, rec.Reason, rec.Next = AllocReleasing, "its volumes are being given back", time.Time{}
+	})
 	if err != nil {
 		return err
 	}
 	wait := newPause(r.a.config.Backoff)
 	for {
 		again := r.a.whenRetried()
-		err := r.s.ReleaseAlloc(ctx, r.id)
+		err := r.followed(ctx, func() error { return r.s.ReleaseAlloc(ctx, r.id) })
 		switch {
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		if err := r.waits(fmt.Errorf("its volumes are not given back yet: %w", err)); err != nil {
+		if err := r.waits("its volumes are not given back yet: "+r.told(ctx, err), wait.next); err != nil {
 			return err
 		}
 		wait.sleep(ctx, again)

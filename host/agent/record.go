@@ -64,6 +64,7 @@ type AllocRecord struct {
 	State      AllocState                    `json:"state"`
 	Reason     string                        `json:"reason,omitempty"` // for people: what it waits for, or why it ended so
 	Failed     string                        `json:"failed,omitempty"` // why it will end as failed
+	Next       time.Time                     `json:"next,omitzero"`    // when the shim is asked for its volumes again
 	Plans      map[string]hooks.Plan         `json:"plans,omitempty"`  // as prepared, by task
 	Boot       string                        `json:"boot,omitempty"`   // under which they were
 	Created    time.Time                     `json:"created"`

@@ -22,6 +22,8 @@ type Volumes interface {
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
 	// Fingerprints calls fn whenever a plugin has changed, until ctx ends. The agent takes it as a hint to try again what waits.
 	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
+	// Allocs says what an alloc waits for.
+	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
 	// Volumes says who holds a plugin's volumes, so that the plugin is not stopped under them.
 	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
 }

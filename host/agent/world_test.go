@@ -16,6 +16,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/driver"
+	"holdfast/registry"
 )
 
 // journal is what happened outside the agent, in order: the oracle of these tests.
@@ -184,6 +185,8 @@ type shim struct {
 	changed  chan struct{} // of pending; closed and replaced
 	hint     chan struct{} // a plugin has changed
 	volumes  []host.VolumeStatus
+	waiting  []registry.Wait // of every alloc
+	hang     bool            // no alloc is prepared before its caller gives up
 	jobs     map[host.AllocID]string
 }
 
@@ -249,7 +252,11 @@ func (s *shim) Restarts(ctx context.Context, fn func([]host.PendingRestart) erro
 	}
 }
 
-func (s *shim) PrepareAlloc(_ context.Context, g host.AllocGroup) (map[string]host.Plan, error) {
+func (s *shim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error) {
+	if s.hang {
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.jobs[g.Alloc] = g.Job
@@ -287,6 +294,12 @@ func (s *shim) Fingerprints(ctx context.Context, _ host.PluginQuery, fn func([]h
 			return context.Cause(ctx)
 		}
 	}
+}
+
+func (s *shim) Allocs(_ context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return []host.AllocStatus{{Alloc: registry.Alloc{ID: only, Waiting: s.waiting}}}, 1, nil
 }
 
 func (s *shim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+)
+
+// How often the shim is asked what an alloc waits for, while a call for its volumes has not been answered; and how long it may take to say so.
+const (
+	firstLook = 2 * time.Second
+	lastLook  = 15 * time.Second
+	lookLimit = 2 * time.Second
+)
+
+// followed does what may take long, and notes meanwhile what the alloc waits for.
+func (r *runner) followed(ctx context.Context, do func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.follow(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	return do()
+}
+
+func (r *runner) follow(ctx context.Context) {
+	for wait := newPause([2]time.Duration{firstLook, lastLook}); ; {
+		wait.sleep(ctx, nil)
+		waiting := r.waiting(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if len(waiting) > 0 && r.waits(registry.Waits(waiting), 0) != nil {
+			return // what cannot be written down ends the agent
+		}
+	}
+}
+
+// waiting is what the shim says that the alloc waits for. A shim that cannot be asked says nothing.
+func (r *runner) waiting(ctx context.Context) []registry.Wait {
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	list, _, err := r.s.Allocs(ctx, r.id)
+	if err != nil || len(list) == 0 {
+		return nil
+	}
+	return list[0].Waiting
+}
+
+// told is why the alloc's volumes are not ready, as it is told of the alloc; err, if nothing is.
+func (r *runner) told(ctx context.Context, err error) string {
+	if waiting := r.waiting(ctx); len(waiting) > 0 {
+		return registry.Waits(waiting)
+	}
+	return err.Error()
+}
+
+// advised is told, with what a person may do.
+func (r *runner) advised(ctx context.Context, err error) string {
+	var texts []string
+	for _, w := range r.waiting(ctx) {
+		text := w.String()
+		if w.Advice != "" {
+			text += "; " + w.Advice
+		}
+		texts = append(texts, text)
+	}
+	if len(texts) == 0 {
+		return err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+// waits notes what the alloc waits for, if that is new, and how long it is until the shim is asked again; 0: it is being asked.
+func (r *runner) waits(why string, pause time.Duration) error {
+	next := time.Time{}
+	if pause > 0 {
+		next = time.Now().UTC().Add(pause)
+	}
+	if rec := r.record(); rec.Reason == why && rec.Next.Equal(next) {
+		return nil
+	}
+	return r.update(func(rec *AllocRecord) {
+		if rec.Reason != why {
+			rec.note("", "waits: %s", why)
+		}
+		rec.Reason, rec.Next = why, next
+	})
+}
