@@ -172,7 +172,7 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 		return
 	}
 	for _, f := range d.Findings {
-		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+f.Path)))
+		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+where(f))))
 		for _, line := range [][2]string{{"what", f.Detail}, {"whose", whose(f)}, {"repair", deed(f.Action)}, {"you", f.Advice}} {
 			if line[1] != "" {
 				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
@@ -185,6 +185,19 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 		return
 	}
 	fmt.Fprintln(to, "to have done what repair does: holdfast doctor --repair")
+}
+
+// where is what a finding is about: a path, or else a volume.
+func where(f host.Finding) string {
+	switch {
+	case f.Path != "":
+		return f.Path
+	case f.Name.ID != "":
+		return "volume " + f.Name.String()
+	case f.Volume.External != "":
+		return "volume " + f.Volume.String()
+	}
+	return ""
 }
 
 // whose is the volume and the alloc of a finding.
@@ -210,11 +223,7 @@ func writeRepair(to io.Writer, d host.Diagnosis) {
 		if f.Action == registry.ActNothing {
 			continue
 		}
-		where := f.Path
-		if where == "" {
-			where = f.Volume.String()
-		}
-		t.add(f.Kind, f.Action, where, f.Result)
+		t.add(f.Kind, f.Action, where(f), f.Result)
 	}
 	_ = t.write(to, "nothing")
 	if d.Well() {
