@@ -23,7 +23,7 @@ type Row struct {
 	Outcome registry.Outcome // what the answer says of the call: OutcomeFailed or OutcomeUncertain
 	Tries   int              // how often the call is sent at most that is answered so; 0: once
 	Backoff Backoff          // between two tries
-	Advice  string           // what a person may do about it
+	Advice  string           // for people: what it means, and what they may do about it
 }
 
 // Row is what is done about a code. One that gRPC does not have is treated as UNKNOWN.
@@ -62,7 +62,7 @@ func Waits(open registry.Intent) registry.Wait {
 	w, policy := open.Waits(), PolicyOf(open.RPC)
 	w.Advice = policy.Row(open.Code).Advice
 	if open.Code == "" && open.Detail == "" {
-		w.Advice = fmt.Sprintf("wait: the plugin has %.0f minutes to answer, and is asked again then", policy.Deadline.Minutes())
+		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then", policy.Deadline.Minutes())
 	}
 	return w
 }
@@ -90,53 +90,53 @@ func (r Row) with(b Backoff) Row {
 // DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also what an answer over the size limit looks like, and
 // the plugin has acted by then.
 var common = map[string]Row{
-	"":                    uncertain(few, "look at the plugin's logs: its connection breaks"),
-	"CANCELLED":           uncertain(few, "nothing: it was called off, and is sent again or undone"),
-	"DEADLINE_EXCEEDED":   uncertain(Forever, "wait, or look at the plugin's logs: it does not answer in time"),
-	"UNAVAILABLE":         uncertain(Forever, "wait, or look at the plugin: it cannot be reached, or its storage cannot"),
-	"ABORTED":             uncertain(Forever, "wait: the plugin says that another operation is pending for the volume"),
-	"RESOURCE_EXHAUSTED":  uncertain(Forever, "make room at the plugin's storage or on this node"),
-	"UNKNOWN":             uncertain(few, "look at the plugin's logs"),
-	"INTERNAL":            uncertain(few, "look at the plugin's logs"),
-	"DATA_LOSS":           uncertain(few, "look at the plugin's storage: it says that data is lost"),
-	"INVALID_ARGUMENT":    failed(1, "change the volume or the request for it: the plugin refuses it as it is"),
-	"NOT_FOUND":           failed(few, "check that the volume still exists at the plugin"),
-	"ALREADY_EXISTS":      failed(1, "the volume is in use in another way at the plugin: use it alike, or end the other use"),
-	"PERMISSION_DENIED":   failed(1, "give the plugin, or the secrets of the volume, the right to do this"),
-	"FAILED_PRECONDITION": failed(1, "do what the plugin asks for; it refuses until then"),
-	"OUT_OF_RANGE":        failed(1, "ask for another size"),
-	"UNIMPLEMENTED":       failed(1, "use a plugin that can do this: this one announced it, and cannot"),
-	"OK":                  failed(1, "look at the plugin: it says to have done what it has not, or answers what cannot be used"),
-	"UNAUTHENTICATED":     failed(few, "correct the volume's secrets: the plugin refuses them"),
+	"":                    uncertain(few, "the connection to the plugin broke during the call: see in its log whether it crashes"),
+	"CANCELLED":           uncertain(few, "the call was called off; it is sent again or undone: nothing is to be done"),
+	"DEADLINE_EXCEEDED":   uncertain(Forever, "the plugin does not answer in time: it or its storage is slow, or hangs"),
+	"UNAVAILABLE":         uncertain(Forever, "the plugin cannot be reached, or cannot reach its storage: see that both run"),
+	"ABORTED":             uncertain(Forever, "another operation is pending for the volume at the plugin: wait for it"),
+	"RESOURCE_EXHAUSTED":  uncertain(Forever, "the plugin's storage, or this node, is full: make room"),
+	"UNKNOWN":             uncertain(few, "the plugin failed, and does not say how: its log may"),
+	"INTERNAL":            uncertain(few, "something failed inside the plugin: its log should say what"),
+	"DATA_LOSS":           uncertain(few, "the plugin says that data is lost: look at its storage before anything else"),
+	"INVALID_ARGUMENT":    failed(1, "the plugin refuses the request as it is: change the volume, or what the job asks of it"),
+	"NOT_FOUND":           failed(few, "the plugin does not know the volume: see whether it still exists there"),
+	"ALREADY_EXISTS":      failed(1, "the plugin has the volume in use in another way: use it alike, or end the other use"),
+	"PERMISSION_DENIED":   failed(1, "the plugin, or the volume's secrets, lack the right to do this: grant it"),
+	"FAILED_PRECONDITION": failed(1, "the plugin refuses until something else is done: do what it asks for"),
+	"OUT_OF_RANGE":        failed(1, "the plugin cannot make that size: ask for another"),
+	"UNIMPLEMENTED":       failed(1, "the plugin announced that it can do this, and cannot: use another version, or another plugin"),
+	"OK":                  failed(1, "the plugin says that it is done, but it is not, or the answer cannot be used: its log may say why"),
+	"UNAUTHENTICATED":     failed(few, "the plugin refuses the volume's secrets: correct them"),
 }
 
 // Policies is the retry table: per RPC what differs from common.
 var Policies = map[registry.RPC]Policy{
 	// A person waits for it, and another request may fit where this one does not.
 	registry.CreateVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
-		"RESOURCE_EXHAUSTED": uncertain(few, "make room at the plugin's storage, or ask for less or elsewhere"),
-		"NOT_FOUND":          failed(1, "check that the snapshot or volume that it is to be made of exists"),
-		"ALREADY_EXISTS":     failed(1, "another volume of that name exists at the plugin: change the name, or ask for the same"),
+		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
+		"NOT_FOUND":          failed(1, "the plugin does not know the snapshot or volume that this one is to be made of: see whether it exists there"),
+		"ALREADY_EXISTS":     failed(1, "the plugin has another volume of that name: choose another name, or ask for the same"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
 		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
-		"FAILED_PRECONDITION": failed(1, "end what uses the volume at the plugin: snapshots, clones, other nodes"),
+		"FAILED_PRECONDITION": failed(1, "something at the plugin uses the volume: end that first (snapshots, clones, other nodes)"),
 	})},
 	registry.ControllerPublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
-		"NOT_FOUND":           failed(few, "check that the plugin knows the volume and this node"),
-		"RESOURCE_EXHAUSTED":  uncertain(few, "release another volume on this node: the plugin attaches no more, or place the alloc elsewhere"),
-		"FAILED_PRECONDITION": failed(Forever, "wait until the volume is released on the other node, or release it there"),
+		"NOT_FOUND":           failed(few, "the plugin does not know the volume, or this node: see whether both exist there"),
+		"RESOURCE_EXHAUSTED":  uncertain(few, "the plugin attaches no more volumes to this node: release one, or place the alloc elsewhere"),
+		"FAILED_PRECONDITION": failed(Forever, "the volume is attached elsewhere: wait until it is released there, or release it"),
 	})},
 	registry.ControllerUnpublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
-		"NOT_FOUND": failed(1, "check that the plugin knows the volume and the node; if it is gone for good, deregister it by `holdfast doctor`"),
+		"NOT_FOUND": failed(1, "the plugin does not know the volume, or the node, and does not say that it is detached: see there whether it is"),
 	})},
 	registry.NodeStageRPC: {5 * time.Minute, rows(quick, nil)}, // may make a file system
 	registry.NodeUnstageRPC: {2 * time.Minute, rows(quick, map[string]Row{
-		"NOT_FOUND": failed(1, "look at what is still mounted there: the plugin does not know the volume any more"),
+		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and something is still mounted: see what"),
 	})},
 	registry.NodePublishRPC: {2 * time.Minute, rows(quick, nil)},
 	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, map[string]Row{
-		"NOT_FOUND": failed(1, "look at what is still mounted there: the plugin does not know the volume any more"),
+		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and something is still mounted: see what"),
 	})},
 }
 

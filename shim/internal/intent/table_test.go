@@ -104,7 +104,7 @@ A try that did not leave, as the plugin could not be reached, has failed for cer
 	for _, rpc := range rpcs {
 		p := Policies[rpc]
 		some := p.Rows["ABORTED"]
-		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | what a person may do |\n|---|---|---|---|\n",
+		fmt.Fprintf(&b, "## %s\n\nOne try takes %s at most; waits of %s to %s.\n\n| answer | outcome | sent | what it means to a person |\n|---|---|---|---|\n",
 			rpc, short(p.Deadline), short(some.Backoff.First), short(some.Backoff.Max))
 		for _, code := range slices.Sorted(maps.Keys(p.Rows)) {
 			row := p.Row(code)
