@@ -7,8 +7,11 @@
 // Users says who uses a mount, in all namespaces, from the texts that /proc has, so it touches no volume either. Unmount takes one
 // mount off below a root that we own, never lazily and never by force.
 //
-// A Lookout does what may hang all the same: it looks at paths, finds users and unmounts in a helper process with a deadline, which runs
-// LookMain. Whatever becomes of the helper, its caller goes on.
+// MountPart mounts a directory or a file of a volume once more, at a place of ours, whatever links there are in the volume; UnmountPart
+// takes that off.
+//
+// A Lookout does what may hang all the same: it looks at paths, finds users, unmounts, and mounts parts, in a helper process with a deadline,
+// which runs LookMain. Whatever becomes of the helper, its caller goes on.
 //
 // Directories: MakeShared makes a directory the root of mounts that travel between namespaces, whatever / is;
 // ProbePropagation proves that they do. MkdirAll, Rmdir, RemoveTree and Unmount work below a root that we own; they follow no symbolic

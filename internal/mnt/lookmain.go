@@ -21,6 +21,7 @@ type question struct {
 	Look    [][]byte      `json:"look,omitempty"` // paths, of any bytes
 	Users   [][]byte      `json:"users,omitempty"`
 	Unmount *mounted      `json:"unmount,omitempty"`
+	Part    *partQuestion `json:"part,omitempty"`
 	Within  time.Duration `json:"within"` // nobody listens after that
 }
 
@@ -42,7 +43,7 @@ type answer struct {
 }
 
 // kinds are the errors that survive the way from the helper.
-var kinds = []error{ErrBusy, ErrMounted}
+var kinds = []error{ErrBusy, ErrMounted, ErrNoPart, ErrOutside, ErrHeld, unix.ENOSPC, unix.EDQUOT}
 
 // Bounds of looking at paths.
 const (
@@ -97,6 +98,9 @@ func answerTo(in io.Reader, out io.Writer) error {
 	case q.Unmount != nil:
 		say(answer{TID: os.Getpid()})
 		last.fail(Unmount(string(q.Unmount.Root), string(q.Unmount.Rel)))
+	case q.Part != nil:
+		say(answer{TID: os.Getpid()})
+		last.fail(q.Part.answer(in))
 	case q.Users != nil:
 		found, err := users(texts(q.Users), os.Getpid(), os.Getppid())
 		last.fail(err)
