@@ -29,7 +29,8 @@ type doctor struct {
 
 func doctorFlags() *doctor {
 	d := &doctor{}
-	flag.BoolVar(&d.wanted, "doctor", false, "compare a state with this machine while no shim runs, and exit: 0 it is well, 1 it is not, 2 it cannot be said")
+	flag.BoolVar(&d.wanted, "doctor", false,
+		"compare a state with this machine while no shim runs, and exit: 0 it is well, 1 it is not, 2 it cannot be said")
 	flag.StringVar(&d.state, "state", "", "of -doctor: the state directory")
 	flag.StringVar(&d.runDir, "run", "", "of -doctor: the directory of sockets (default the usual one)")
 	flag.BoolVar(&d.repair, "repair", false, "of -doctor: put right what needs no plugin")
@@ -42,7 +43,8 @@ func doctorFlags() *doctor {
 func (d *doctor) run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	visit := tenure.Visit{State: d.state, Run: d.runDir, Logger: hclog.New(&hclog.LoggerOptions{Name: "doctor", Level: hclog.Warn, Output: os.Stderr})}
+	log := hclog.New(&hclog.LoggerOptions{Name: "doctor", Level: hclog.Warn, Output: os.Stderr})
+	visit := tenure.Visit{State: d.state, Run: d.runDir, Logger: log}
 	look := visit.Examine
 	if d.repair {
 		look = func(ctx context.Context) (tenure.Diagnosis, error) { return visit.Repair(ctx, d.digest) }

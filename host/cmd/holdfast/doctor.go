@@ -30,9 +30,10 @@ func newDoctor(io streams, p *places) *cobra.Command {
 	repair, shim := false, ""
 	c := &cobra.Command{
 		Use: "doctor", Short: "Say what is not as it is recorded, and put it right", Args: counted(cobra.NoArgs),
-		Long: "Compare the records with the mount table, the directories and what plugins say of their volumes: through the agent if one runs, else by the " +
-			"shim's binary alone, which then asks no plugin. Nothing is changed without --repair, which does exactly what is printed. What is used is " +
-			"never touched.\n\nExit codes: 0 all is well; 1 something needs attention; 2 the command line is wrong; 3 or 4 it could not be looked, or repaired.",
+		Long: "Compare the records with the mount table, the directories and what plugins say of their volumes: through the agent if one runs, " +
+			"else by the shim's binary alone, which then asks no plugin. Nothing is changed without --repair, which does exactly what is printed. " +
+			"What is used is never touched.\n\nExit codes: 0 all is well; 1 something needs attention; 2 the command line is wrong; " +
+			"3 or 4 it could not be looked, or repaired.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()

@@ -20,12 +20,17 @@ func ill() host.Diagnosis {
 	return host.Diagnosis{Digest: "d1", Findings: []host.Finding{
 		{Kind: registry.FoundDead, Volume: key, Name: name, Alloc: host.AllocID(alloc.ID), Request: "data", Path: "/s/mnt/p/publish/x/v",
 			Detail: "volume data is published here: its server is gone", Advice: "stop the alloc and place it anew"},
-		{Kind: registry.FoundLost, Action: registry.ActMark, Volume: key, Name: name, Path: "/s/mnt/p/stage/x", Detail: "nothing is mounted", Advice: "nothing"},
-		{Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: key, Name: name, Detail: "nobody claims it", Advice: "see that its plugin runs"},
+		{Kind: registry.FoundLost, Action: registry.ActMark, Volume: key, Name: name, Path: "/s/mnt/p/stage/x", Detail: "nothing is mounted",
+			Advice: "nothing"},
+		{Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: key, Name: name, Detail: "nobody claims it",
+			Advice: "see that its plugin runs"},
 		{Kind: registry.FoundUsed, Path: "/s/mnt/p/stage/y", Detail: "it is used: process 7 (a\nb) works in it", Advice: "end what uses it"},
-		{Kind: registry.FoundOrphan, Action: registry.ActAdopt, Volume: key, Name: name, Path: "/s/mnt/p/stage/z", Detail: "staged", Advice: "have it recorded"},
-		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/s/mnt/p/stage/w", Detail: "ext4 of /dev/loop1 is mounted here", Advice: "have it unmounted"},
-		{Kind: registry.FoundAttached, Volume: registry.VolumeKey{Plugin: "loopfs", External: "vol-9"}, Detail: "no record says so", Advice: "detach it"},
+		{Kind: registry.FoundOrphan, Action: registry.ActAdopt, Volume: key, Name: name, Path: "/s/mnt/p/stage/z", Detail: "staged",
+			Advice: "have it recorded"},
+		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/s/mnt/p/stage/w", Detail: "ext4 of /dev/loop1 is mounted here",
+			Advice: "have it unmounted"},
+		{Kind: registry.FoundAttached, Volume: registry.VolumeKey{Plugin: "loopfs", External: "vol-9"}, Detail: "no record says so",
+			Advice: "detach it"},
 		{Kind: registry.FoundEmpty, Action: registry.ActRemove, Path: "/s/mnt/p/stage/e", Detail: "it is empty", Advice: "have it removed"},
 		{Kind: "later", Action: "heal", Path: "/s", Detail: "of a newer shim"},
 	}}
@@ -66,7 +71,8 @@ func consultant(t *testing.T, dir string, found host.Diagnosis, code int) (path 
 		t.Fatal(err)
 	}
 	path = filepath.Join(dir, fmt.Sprint("shim-", code))
-	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\ncat <<'E'\n%s\nE\necho 'holdfast-shim: the state is damaged' >&2\nexit %d\n", filepath.Join(dir, "asked"), text, code)
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\ncat <<'E'\n%s\nE\necho 'holdfast-shim: the state is damaged' >&2\nexit %d\n",
+		filepath.Join(dir, "asked"), text, code)
 	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -96,18 +102,20 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		asked []string
 		says  string
 	}{
-		"well":                {host.Diagnosis{}, 0, "", exitOK, []string{call}, "nothing to do"},
-		"ill":                 {ill(), 1, "", exitFailed, []string{call}, "its server is gone"},
-		"repaired":            {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"}, "all is well now"},
-		"not all repaired":    {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "something is left"},
-		"nothing to repair":   {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call}, "nothing that repair would do"},
+		"well":             {host.Diagnosis{}, 0, "", exitOK, []string{call}, "nothing to do"},
+		"ill":              {ill(), 1, "", exitFailed, []string{call}, "its server is gone"},
+		"repaired":         {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"}, "all is well now"},
+		"not all repaired": {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "something is left"},
+		"nothing to repair": {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
+			"nothing that repair would do"},
 		"JSON":                {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
 		"JSON when well":      {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
 		"it could not look":   {host.Diagnosis{}, 2, "", exitBlind, []string{call}, "holdfast: the state is damaged\n"},
 		"it was no such shim": {host.Diagnosis{}, 127, "", exitBlind, []string{call}, "the state is damaged"},
 	} {
 		var out, errs bytes.Buffer
-		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim", consultant(t, dir, c.found, c.ends)}, strings.Fields(c.args)...)
+		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim", consultant(t, dir, c.found, c.ends)},
+			strings.Fields(c.args)...)
 		if got := run(args, &out, &errs); got != c.code {
 			t.Errorf("%s: exit code %d, want %d", what, got, c.code)
 		}

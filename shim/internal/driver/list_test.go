@@ -36,7 +36,10 @@ func TestListPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []reconcile.Entry{{Volume: "vol-1", Nodes: []registry.NodeID{"n1", "n2"}}, {Volume: "vol-2"}}
-	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b reconcile.Entry) bool { return a.Volume == b.Volume && slices.Equal(a.Nodes, b.Nodes) }) {
+	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b reconcile.Entry) bool {
+		return a.Volume == b.Volume &&
+			slices.Equal(a.Nodes, b.Nodes)
+	}) {
 		t.Errorf("got %+v", first)
 	}
 	second, err := f.ListPage(patient(t), controllerKey, first.Next)

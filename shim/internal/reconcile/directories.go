@@ -15,7 +15,7 @@ func (j *judge) directories() {
 	for _, d := range j.Dirs {
 		up := filepath.Dir(d.Path)
 		switch {
-		case placeOf(j.Layout, d.Path) == elsewhere:
+		case j.places.of(d.Path) == elsewhere:
 			continue
 		case j.stacks[d.Path] > 0, j.over[d.Path], covered(d.Path, j.known), covered(d.Path, j.expected):
 			stays[up] = true

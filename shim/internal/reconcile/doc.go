@@ -5,12 +5,13 @@
 // each with what repair would do about it), Repair carries out exactly that list. `holdfast doctor` is the first two, `--repair` all three;
 // a Digest says that the list which is carried out is the one that was shown.
 //
-// At start (Doctor.Start) only what needs no judgement is done: what is recorded as done and is not true any more is marked as sent, so that
-// whoever holds the claim redoes or undoes it, and empty directories are removed. All else is told. Nothing is unmounted.
+// At start (Doctor.Start) only what needs no judgement is done: what is recorded as done and is not true any more is marked as sent, so
+// that whoever holds the claim redoes or undoes it, and empty directories are removed. All else is told. Nothing is unmounted.
 //
-// Repair also has plugins take down what nobody claims, and unmounts what no record can explain, if nobody uses it: users are looked for when
-// the list is made and again right before each unmount, which is neither lazy nor by force. What is used is never touched. No path that may
-// hold a volume is opened by this process: the mount table is read, and who has to look at a mount is a helper process (Lookout).
+// Repair also has plugins take down what nobody claims, and unmounts what no record can explain, if nobody uses it: users are looked for
+// when the list is made and again right before each unmount, which is neither lazy nor by force. What is used is never touched. No path
+// that may hold a volume is opened by this process: the mount table is read, and who has to look at a mount is a helper process
+// (Lookout).
 //
 // Watch looks at the mounts of published volumes while the shim runs. Rollcall asks plugins for the volumes that they have when they become
 // healthy. Neither changes anything but what is told.

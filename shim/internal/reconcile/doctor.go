@@ -62,8 +62,8 @@ func (d *Doctor) Examine(ctx context.Context) (registry.Diagnosis, error) {
 	return registry.Diagnosis{Findings: findings, Digest: Digest(findings)}, nil
 }
 
-// gather looks at everything. The mount table is read before and after the records, as both change while it is looked: what is in one of the
-// two tables only is neither missing nor unknown.
+// gather looks at everything. The mount table is read before and after the records, as both change while it is looked: what is in one of
+// the two tables only is neither missing nor unknown.
 func (d *Doctor) gather(ctx context.Context) (Facts, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Live: d.Live}
 	f.Listings = d.listings(ctx)

@@ -42,6 +42,7 @@ func Examine(f Facts) []registry.Finding {
 // judge looks things up in facts.
 type judge struct {
 	Facts
+	places    places
 	byKey     map[registry.VolumeKey]registry.Volume
 	claims    map[registry.VolumeKey]int
 	refs      map[registry.VolumeKey][]registry.Ref
@@ -57,27 +58,14 @@ type judge struct {
 
 func newJudge(f Facts) *judge {
 	j := &judge{
-		Facts: f, byKey: map[registry.VolumeKey]registry.Volume{}, claims: map[registry.VolumeKey]int{}, refs: map[registry.VolumeKey][]registry.Ref{},
-		open: map[registry.VolumeKey]bool{}, placed: map[registry.VolumeKey]registry.Placement{}, stacks: map[string]int{}, over: map[string]bool{},
-		known: map[string]bool{}, expected: map[string]bool{}, stageable: map[string]registry.Volume{},
+		Facts: f, places: placesOf(f.Layout), byKey: map[registry.VolumeKey]registry.Volume{}, claims: map[registry.VolumeKey]int{},
+		refs: map[registry.VolumeKey][]registry.Ref{}, open: map[registry.VolumeKey]bool{}, placed: map[registry.VolumeKey]registry.Placement{},
+		stacks: map[string]int{}, over: map[string]bool{}, known: map[string]bool{}, expected: map[string]bool{},
+		stageable: map[string]registry.Volume{},
 	}
 	j.learnTable()
-	for _, v := range f.Records.Volumes {
-		if v.External == "" {
-			continue // its plugin has not named it yet
-		}
-		j.byKey[v.VolumeKey()] = v
-		if !v.Ephemeral {
-			j.stageable[f.Layout.Staging(v.VolumeKey(), j.root(v.Plugin)).Host] = v
-		}
-	}
-	for _, c := range f.Records.Claims {
-		j.claims[c.Volume]++
-		target := f.Layout.Target(c.ClaimKey(), j.root(c.Volume.Plugin)).Host
-		for _, path := range []string{f.Layout.Staging(c.Volume, j.root(c.Volume.Plugin)).Host, target, filepath.Dir(target)} {
-			j.expected[path] = true
-		}
-	}
+	j.learnVolumes()
+	j.learnClaims()
 	for _, r := range f.Records.Refs {
 		j.refs[r.Volume] = append(j.refs[r.Volume], r)
 		j.known[r.Target.Host], j.known[filepath.Dir(r.Target.Host)] = true, true
@@ -92,6 +80,28 @@ func newJudge(f Facts) *judge {
 		j.open[open.Volume] = true
 	}
 	return j
+}
+
+func (j *judge) learnVolumes() {
+	for _, v := range j.Records.Volumes {
+		if v.External == "" {
+			continue // its plugin has not named it yet
+		}
+		j.byKey[v.VolumeKey()] = v
+		if !v.Ephemeral {
+			j.stageable[j.Layout.Staging(v.VolumeKey(), j.root(v.Plugin)).Host] = v
+		}
+	}
+}
+
+func (j *judge) learnClaims() {
+	for _, c := range j.Records.Claims {
+		j.claims[c.Volume]++
+		target := j.Layout.Target(c.ClaimKey(), j.root(c.Volume.Plugin)).Host
+		for _, path := range []string{j.Layout.Staging(c.Volume, j.root(c.Volume.Plugin)).Host, target, filepath.Dir(target)} {
+			j.expected[path] = true
+		}
+	}
 }
 
 func (j *judge) learnTable() {
@@ -128,13 +138,18 @@ var order = []registry.FindingKind{
 }
 
 func compare(a, b registry.Finding) int {
-	return cmp.Or(cmp.Compare(slices.Index(order, a.Kind), slices.Index(order, b.Kind)), cmp.Compare(a.Path, b.Path),
-		cmp.Compare(a.Volume.Plugin, b.Volume.Plugin), cmp.Compare(a.Volume.External, b.Volume.External),
+	if a.Kind != b.Kind {
+		return cmp.Compare(slices.Index(order, a.Kind), slices.Index(order, b.Kind))
+	}
+	if a.Path != b.Path {
+		return cmp.Compare(a.Path, b.Path)
+	}
+	return cmp.Or(cmp.Compare(a.Volume.Plugin, b.Volume.Plugin), cmp.Compare(a.Volume.External, b.Volume.External),
 		cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Request, b.Request), cmp.Compare(a.Detail, b.Detail))
 }
 
-// Digest names what repair does about the findings, in whichever words they are told: two lists with one digest are one plan. It is empty if
-// there is nothing to do.
+// Digest names what repair does about the findings, in whichever words they are told: two lists with one digest are one plan. It is empty
+// if there is nothing to do.
 func Digest(findings []registry.Finding) string {
 	sum, some := sha256.New(), false
 	enc := json.NewEncoder(sum)

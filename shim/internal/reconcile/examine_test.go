@@ -1,10 +1,13 @@
 package reconcile
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"holdfast/registry"
 )
@@ -14,7 +17,8 @@ func sound() Facts {
 	return Facts{
 		Layout: layout, Boot: boot, Now: noon,
 		Records: Records{
-			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Refs: []registry.Ref{ref()}, Claims: []registry.Claim{claim()},
+			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Refs: []registry.Ref{ref()},
+			Claims:    []registry.Claim{claim()},
 			Instances: instances(),
 		},
 		Mounts: []Mount{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"}, {Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
@@ -58,13 +62,15 @@ var judgements = []struct {
 	{"an empty one", bare, func(*Facts) {}, nil, nil},
 	{"a plugin that mounts nothing where it stages", sound, func(f *Facts) { unmounted(f, stagedAt()) }, nil, nil},
 
-	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) }, []string{"lost mark " + publishedAt()}, []string{"alloc a1"}},
+	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) }, []string{"lost mark " + publishedAt()},
+		[]string{"alloc a1"}},
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Fleeting = nil, []string{publishedAt()} }, nil, nil},
 	{"an alloc between stage and publish", sound, func(f *Facts) { f.Records.Refs, f.Mounts, f.Live = nil, nil, true }, nil, nil},
 	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil }, []string{"lost mark " + stagedAt()}, nil},
-	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] }, nil, nil},
+	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] },
+		nil, nil},
 	{"a block device that is gone", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
 		f.Sights = map[string]Sight{publishedAt(): {}}
@@ -88,15 +94,18 @@ var judgements = []struct {
 	{"well looked at", sound, func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {}} }, nil, nil},
 
 	{"an open call", sound, func(f *Facts) {
-		f.Records.Intents = []registry.Intent{{Volume: key, Name: data.VolumeName(), RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "ABORTED"}}
-	}, []string{"uncertain ebs:ext-1"}, []string{"NodeStageVolume", "another operation is pending"}},
+		f.Records.Intents = []registry.Intent{{Volume: key, Name: data.VolumeName(), RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomeUncertain, Code: "ABORTED"}}
+	}, []string{"uncertain ebs:ext-1"}, []string{"NodeStageVolume"}},
 	{"a call that was just sent", sound, func(f *Facts) {
 		f.Live = true
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending, Since: noon.Add(-time.Second)}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
+			Since: noon.Add(-time.Second)}}
 	}, nil, nil},
 	{"a call that hangs", sound, func(f *Facts) {
 		f.Live = true
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending, Since: noon.Add(-time.Hour)}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
+			Since: noon.Add(-time.Hour)}}
 	}, []string{"uncertain ebs:ext-1"}, nil},
 
 	{"staged, and nobody claims it", sound, func(f *Facts) {
@@ -138,7 +147,8 @@ var judgements = []struct {
 	}, []string{"used " + stray("stage", "x")}, []string{"no helper"}},
 	{"a plugin's own mount", bare, func(f *Facts) { mounted(f, root().Host+"/cache", root().Host) },
 		[]string{"orphan " + root().Host, "orphan " + root().Host + "/cache"}, []string{"no place for volumes"}},
-	{"what is mounted in a known volume is part of it", sound, func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") }, nil, nil},
+	{"what is mounted in a known volume is part of it", sound, func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
+		nil, nil},
 	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil, nil},
 
 	{"a known volume is staged, and no record says so", bare, func(f *Facts) { mounted(f, stagedAt()) },
@@ -155,7 +165,9 @@ var judgements = []struct {
 
 	{"directories that nobody knows", bare, func(f *Facts) {
 		f.Dirs = append([]Dir{{stray("stage", "x"), 0}, {stray("publish", "x"), 0}, {root().Host + "/publish/x", 1}}, f.Dirs...)
-	}, []string{"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"), "empty remove " + stray("stage", "x")}, nil},
+	}, []string{
+		"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"), "empty remove " + stray("stage", "x"),
+	}, nil},
 	{"one with something in it", bare, func(f *Facts) {
 		f.Dirs = append([]Dir{{stray("publish", "x") + "/deep", 0}, {stray("publish", "x"), 2}, {root().Host + "/publish/x", 1}}, f.Dirs...)
 	}, []string{"left " + stray("publish", "x")}, []string{"2 entries"}},
@@ -174,7 +186,8 @@ var judgements = []struct {
 	}, []string{"orphan unmount " + stray("publish", "x")}, nil},
 
 	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil, nil},
-	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"}, []string{"holdfast volume deregister data"}},
+	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"},
+		[]string{"holdfast volume deregister data"}},
 	{"a plugin that has it attached elsewhere only", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
 	}, []string{"detached mark ebs:ext-1"}, []string{"node i-1"}},
@@ -201,7 +214,8 @@ var judgements = []struct {
 		f.Listings[0].Plugin = "nfs"
 	}, nil, nil},
 
-	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()}, []string{"a ref has no claim"}},
+	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()},
+		[]string{"a ref has no claim"}},
 	{"what could not be looked at", sound, func(f *Facts) { f.Unseen = []string{"no helper"} }, []string{"unseen :"}, []string{"no helper"}},
 }
 
@@ -248,7 +262,8 @@ func acts(f registry.Finding) bool { return f.Action != registry.ActNothing }
 
 // A plan with another kind, action or place in it has another digest; another text has not.
 func TestDigestNamesThePlan(t *testing.T) {
-	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key, Alloc: "a", Request: "r", Detail: "x"}
+	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key, Alloc: "a", Request: "r",
+		Detail: "x"}
 	base := Digest([]registry.Finding{one})
 	for what, edit := range map[string]func(*registry.Finding){
 		"kind": func(f *registry.Finding) { f.Kind = registry.FoundUsed }, "action": func(f *registry.Finding) { f.Action = registry.ActRemove },
@@ -279,7 +294,30 @@ func TestManyMounts(t *testing.T) {
 	if n := len(Examine(f)); n != 10_000 {
 		t.Errorf("%d are found", n)
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took := time.Since(begin); took > 5*time.Second { // a fraction of a second on a quiet machine
 		t.Errorf("it took %v", took)
 	}
+}
+
+// What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
+func TestPlaces(t *testing.T) {
+	shape := placesOf(layout)
+	rapid.Check(t, func(t *rapid.T) {
+		id := func(name string) string { return rapid.String().Draw(t, name) }
+		c := registry.ClaimKey{
+			Volume: registry.VolumeKey{Plugin: registry.PluginID(id("plugin")), External: registry.ExternalID(id("external"))},
+			Alloc:  registry.AllocID(id("alloc")), Request: registry.RequestName(id("request")),
+		}
+		root := registry.Tree{Host: layout.PluginRoot(c.Volume.Plugin)}
+		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c, root).Host, layout.TargetParent(c, root).Host
+		for path, want := range map[string]place{
+			stage: staging, publish: target, above: parent, root.Host: elsewhere, layout.MountRoot(): elsewhere, filepath.Dir(stage): elsewhere,
+			filepath.Dir(above): elsewhere, stage + "/v": elsewhere, publish + "/v": elsewhere, publish + "x": elsewhere,
+			"/elsewhere" + stage: elsewhere,
+		} {
+			if got := shape.of(path); got != want {
+				t.Fatalf("%s is %d, want %d", path, got, want)
+			}
+		}
+	})
 }

@@ -42,7 +42,8 @@ type Records struct {
 // RecordsOf reads them.
 func RecordsOf(v registry.View) Records {
 	return Records{
-		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(), Instances: v.AllInstances(),
+		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
+		Instances: v.AllInstances(),
 	}
 }
 

@@ -39,7 +39,8 @@ func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token stri
 func abort(string) (Page, error) { return Page{}, &registry.CallError{Code: "ABORTED"} }
 
 func known() Records {
-	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Instances: instances(registry.ListVolumes, registry.ListPublished)}
+	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Instances: instances(registry.ListVolumes,
+		registry.ListPublished)}
 }
 
 func askAll(t *testing.T, l Lister) (Listing, error) {
@@ -50,10 +51,12 @@ func askAll(t *testing.T, l Lister) (Listing, error) {
 func TestListingKeepsWhatMatters(t *testing.T) {
 	l, err := askAll(t, pages{
 		{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}}, {Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
-		{Entries: []Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "../odd", Nodes: []registry.NodeID{"i-1"}}}},
+		{Entries: []Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "../odd",
+			Nodes: []registry.NodeID{"i-1"}}}},
 	})
 	must(t, err)
-	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] || len(l.Volumes["ext-1"].Nodes) != 1 || !l.Volumes["strange"].Here {
+	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] || len(l.Volumes["ext-1"].Nodes) != 1 ||
+		!l.Volumes["strange"].Here {
 		t.Errorf("%+v", l.Volumes)
 	}
 	if l.Node != "i-1" || !l.Published {
@@ -67,8 +70,11 @@ func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
 	long := make(pages, maxPages+5)
 	for what, l := range map[string]Lister{
 		"a loop of tokens": loop, "too many pages": long, "the token of the page itself": pages{{}, {Next: "1"}, {}},
-		"a failure":          &answers{func(string) (Page, error) { return Page{}, errors.New("no") }},
-		"a failure later":    &answers{func(string) (Page, error) { return Page{Next: "1"}, nil }, func(string) (Page, error) { return Page{}, errors.New("no") }},
+		"a failure": &answers{func(string) (Page, error) { return Page{}, errors.New("no") }},
+		"a failure later": &answers{func(string) (Page, error) { return Page{Next: "1"}, nil }, func(string) (Page, error) {
+			return Page{},
+				errors.New("no")
+		}},
 		"four expired pages": &answers{abort, abort, abort, abort},
 	} {
 		w := newWorld(t, data, placement(), claim(), ref())

@@ -42,13 +42,15 @@ type Ground interface {
 type Lookout interface {
 	// Users says who uses what is mounted at each of the points and below them.
 	Users(ctx context.Context, points []string) (map[string][]User, error)
-	// Look looks at each path. What has hung until ctx ends is trouble, and no error; the error is about those that are not in the answer.
+	// Look looks at each path. What has hung until ctx ends is trouble, and no error. What is not in the answer could not be looked at; if
+	// more of it might be told another time, that is an error.
 	Look(ctx context.Context, paths ...string) (map[string]Sight, error)
 }
 
 // Hands take away what is not used.
 type Hands interface {
-	// Unmount takes the uppermost mount at path off, neither lazily nor by force: one that is used stays, and that is an error.
+	// Unmount takes the uppermost mount at path off, neither lazily nor by force: one that is used stays, and that is an error. It takes a
+	// limited time, whatever hangs.
 	Unmount(ctx context.Context, path string) error
 	// RemoveDir removes an empty directory that is no mount point (rmdir(2)). It may be gone.
 	RemoveDir(path string) error

@@ -27,8 +27,8 @@ func Marked(r Records, findings []registry.Finding, now time.Time) registry.Chan
 	})
 }
 
-// Adopted is the change that the adoptions among the findings make: a record that says that the volume may be staged, and attached before that,
-// so that its plugin is asked to take it down.
+// Adopted is the change that the adoptions among the findings make: a record that says that the volume may be staged, and attached before
+// that, so that its plugin is asked to take it down.
 func Adopted(r Records, boot string, findings []registry.Finding, now time.Time) registry.Change {
 	return changed(r, findings, now, func(f registry.Finding, p *registry.Placement, _ *registry.Ref) bool {
 		if f.Action != registry.ActAdopt {
@@ -108,22 +108,24 @@ func told(f registry.Finding, now time.Time) registry.Event {
 	return e
 }
 
-// inOrder are the findings with that action, in the order in which it is taken: publishes before what they were made of, children before their
-// parents.
+// inOrder are the findings with that action, in the order in which it is taken: publishes before what they were made of, children before
+// their parents.
 func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAction) (list []*registry.Finding) {
 	for i := range findings {
 		if findings[i].Action == action {
 			list = append(list, &findings[i])
 		}
 	}
+	shape := placesOf(d.Layout)
 	first := func(f *registry.Finding) int {
-		if placeOf(d.Layout, f.Path) == staging {
+		if shape.of(f.Path) == staging {
 			return 1
 		}
 		return 0
 	}
 	slices.SortStableFunc(list, func(a, b *registry.Finding) int {
-		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")), cmp.Compare(a.Path, b.Path))
+		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")), cmp.Compare(a.Path,
+			b.Path))
 	})
 	return list
 }

@@ -11,15 +11,15 @@ import (
 
 // Limits of repairing.
 const (
-	unmountLimit = 10 * time.Second // then it is not waited for any more
-	laneLimit    = 2 * time.Second
-	undoLimit    = 10 * time.Second // how long the plugins' answers are waited for
-	undoPoll     = 20 * time.Millisecond
+	laneLimit = 2 * time.Second
+	undoLimit = 10 * time.Second // how long the plugins' answers are waited for
+	undoPoll  = 20 * time.Millisecond
 )
 
-// Repair carries out the plan that the digest names, each step in the order in which it is safe: marks; unmounts of what nobody uses, so that
-// nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An empty digest means the plan of now.
-// ErrConflict: what is there has changed since the plan was made, and nothing was done. Each finding of the answer has its Result.
+// Repair carries out the plan that the digest names, each step in the order in which it is safe: marks; unmounts of what nobody uses, so
+// that nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An empty digest means the plan
+// of now. ErrConflict: what is there has changed since the plan was made, and nothing was done. Each finding of the answer has its
+// Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
 		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict, "another repair is under way; wait for it, then look again")
@@ -99,17 +99,14 @@ func result(err error) string {
 	return "not done: " + err.Error()
 }
 
-// takeOff unmounts all that was found at a path, one by one, if it is still nobody's and nobody uses it. Then its directories go, if they are
-// empty.
+// takeOff unmounts all that was found at a path, one by one, if it is still nobody's and nobody uses it. Then its directories go, if they
+// are empty.
 func (r *repair) takeOff(ctx context.Context, path string, stacked int) error {
 	for range stacked {
 		if err := r.free(ctx, path); err != nil {
 			return err
 		}
-		limited, cancel := context.WithTimeout(ctx, unmountLimit)
-		err := r.machine.Unmount(limited, path)
-		cancel()
-		if err != nil {
+		if err := r.machine.Unmount(ctx, path); err != nil {
 			return err
 		}
 	}
@@ -120,7 +117,7 @@ func (r *repair) takeOff(ctx context.Context, path string, stacked int) error {
 	if left > 0 {
 		return registry.Errorf(registry.ErrConflict, "something was mounted there meanwhile; look again")
 	}
-	if r.machine.RemoveDir(path) == nil && placeOf(r.Layout, path) == target {
+	if r.machine.RemoveDir(path) == nil && placesOf(r.Layout).of(path) == target {
 		_ = r.machine.RemoveDir(filepath.Dir(path)) // what is left is found by the next look
 	}
 	return nil

@@ -61,7 +61,8 @@ func TestRepairMarks(t *testing.T) {
 	w.view(func(v registry.View) {
 		p, _ := v.Placement(key)
 		r := v.Refs(key)[0]
-		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent || p.ModifyIndex != r.ModifyIndex || p.ModifyIndex != before+1 {
+		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent || p.ModifyIndex != r.ModifyIndex ||
+			p.ModifyIndex != before+1 {
 			t.Errorf("%+v %+v", p, r)
 		}
 	})
@@ -112,7 +113,8 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w := newWorld(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
 	w.machine.users[stray("stage", "x")] = []User{{Mount: stray("publish", "x")}}
-	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage", "x") + ": done"})
+	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage",
+		"x") + ": done"})
 	same(t, "acts", w.acts, []string{
 		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"), "rmdir " + filepath.Dir(stray("publish", "x")),
 		"unmount " + stray("stage", "x"), "unmount " + stray("stage", "x"), "rmdir " + stray("stage", "x"),
@@ -399,7 +401,8 @@ func TestStart(t *testing.T) {
 	findings, err := w.Start(t.Context())
 	must(t, err)
 	same(t, "found", brief(findings), []string{
-		"lost mark " + publishedAt(), "orphan unmount " + stray("publish", "x"), "left " + stray("stage", "full"), "empty remove " + stray("stage", "empty"),
+		"lost mark " + publishedAt(), "orphan unmount " + stray("publish", "x"), "left " + stray("stage",
+			"full"), "empty remove " + stray("stage", "empty"),
 	})
 	same(t, "acts", w.acts, []string{"rmdir " + stray("stage", "empty")})
 	if len(w.asked) > 0 || len(w.mounts) != 2 {

@@ -8,15 +8,16 @@ import (
 	"holdfast/registry"
 )
 
-// Rollcall asks each plugin for its volumes once whenever its controller has become healthy, and tells in what that differs from the records. It
-// changes nothing: a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
+// Rollcall asks each plugin for its volumes once whenever its controller has become healthy, and tells in what that differs from the
+// records. It changes nothing: a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
 type Rollcall struct {
 	*Doctor
-	bell  Bell
-	asked map[registry.PluginID]turn
+	bell Bell
 
-	mu   sync.Mutex                            // guards said
-	said map[registry.PluginID]map[string]bool // what was found of the plugin's last list
+	mu    sync.Mutex // guards all below; held for no longer than a look-up
+	asked map[registry.PluginID]turn
+	busy  map[registry.PluginID]bool
+	said  map[registry.PluginID]map[string]bool // what was found of the plugin's last list
 }
 
 // turn is one time in which a controller is healthy.
@@ -27,20 +28,28 @@ type turn struct {
 
 // NewRollcall starts nothing; Run does. Whoever rings the bell has it see whether a controller has become healthy.
 func NewRollcall(d *Doctor, bell Bell) *Rollcall {
-	return &Rollcall{Doctor: d, bell: bell, asked: map[registry.PluginID]turn{}, said: map[registry.PluginID]map[string]bool{}}
+	return &Rollcall{
+		Doctor: d, bell: bell, asked: map[registry.PluginID]turn{}, busy: map[registry.PluginID]bool{},
+		said: map[registry.PluginID]map[string]bool{},
+	}
 }
 
-// Run asks until ctx ends. Plugins are asked beside each other: one that hangs holds up no other.
+// Run asks until ctx ends. Plugins are asked beside each other: one that hangs holds up no other. Each is asked by one call at a time,
+// however often it becomes healthy meanwhile.
 func (c *Rollcall) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		records, err := c.records(ctx)
+		due, err := c.due(ctx)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		for _, in := range c.due(records) {
-			wg.Go(func() { c.call(ctx, in, records) })
+		for _, in := range due {
+			wg.Go(func() {
+				c.call(ctx, in)
+				c.done(in.Plugin)
+				c.bell.Ring() // it may have become healthy again
+			})
 		}
 		select {
 		case <-c.bell:
@@ -51,19 +60,36 @@ func (c *Rollcall) Run(ctx context.Context) error {
 }
 
 // due are the controllers that have become healthy and were not asked since.
-func (c *Rollcall) due(records Records) (list []registry.Instance) {
+func (c *Rollcall) due(ctx context.Context) (list []registry.Instance, err error) {
+	var records Records
+	err = c.log.View(ctx, func(v registry.View) error {
+		records.Instances = v.AllInstances()
+		return nil
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, in := range listers(records) {
-		if now := (turn{in.InstanceKey, in.Health.Since}); c.asked[in.Plugin] != now {
-			c.asked[in.Plugin] = now
+		if now := (turn{in.InstanceKey, in.Health.Since}); c.asked[in.Plugin] != now && !c.busy[in.Plugin] {
+			c.asked[in.Plugin], c.busy[in.Plugin] = now, true
 			list = append(list, in)
 		}
 	}
-	return list
+	return list, err
+}
+
+func (c *Rollcall) done(id registry.PluginID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy[id] = false
 }
 
 // call asks one plugin and tells what is new.
-func (c *Rollcall) call(ctx context.Context, in registry.Instance, before Records) {
-	l, err := ask(ctx, c.Lister, in, before)
+func (c *Rollcall) call(ctx context.Context, in registry.Instance) {
+	before, err := c.records(ctx)
+	var l Listing
+	if err == nil {
+		l, err = ask(ctx, c.Lister, in, before)
+	}
 	if err != nil {
 		c.Logger.Info("a plugin does not list its volumes; nothing is concluded of that", "plugin", in.Plugin, "error", err)
 		return

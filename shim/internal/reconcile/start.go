@@ -11,8 +11,8 @@ import (
 // maxEvents bounds the events of one look: the log of events keeps a limited number.
 const maxEvents = 100
 
-// Start does what needs no judgement, before anything else happens: it marks what is not certain any more, and removes empty directories. The
-// rest it tells, in the log and in an event each. It unmounts nothing and asks nobody.
+// Start does what needs no judgement, before anything else happens: it marks what is not certain any more, and removes empty directories.
+// The rest it tells, in the log and in an event each. It unmounts nothing and asks nobody.
 func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
 	root := d.Layout.MountRoot()
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now()}

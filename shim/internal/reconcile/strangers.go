@@ -19,21 +19,24 @@ const (
 	parent                 // the directory of one target
 )
 
-// placeOf goes by the shape of paths that Layout makes, whatever ids are hashed into them.
-func placeOf(l hooks.Layout, path string) place {
-	rel, below := strings.CutPrefix(path, l.MountRoot()+"/")
-	if !below {
-		return elsewhere
-	}
-	plugin, _, _ := strings.Cut(rel, "/")
-	root := registry.Tree{Host: filepath.Join(l.MountRoot(), plugin)}
-	stage, publish := l.Staging(registry.VolumeKey{}, root).Host, l.Target(registry.ClaimKey{}, root).Host
+// places tells them apart by the shape of the paths that Layout makes, whatever ids are hashed into them.
+type places struct{ root, stage, publish, name string }
+
+func placesOf(l hooks.Layout) places {
+	stage, publish := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host, l.Target(registry.ClaimKey{}, registry.Tree{}).Host
+	return places{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), filepath.Base(publish)}
+}
+
+func (p places) of(path string) place {
+	rel, below := strings.CutPrefix(path, p.root)
+	names := strings.Split(rel, "/")
 	switch {
-	case filepath.Dir(path) == filepath.Dir(stage):
+	case !below:
+	case len(names) == 3 && names[1] == p.stage:
 		return staging
-	case filepath.Dir(path) == filepath.Dir(filepath.Dir(publish)):
+	case len(names) == 3 && names[1] == p.publish:
 		return parent
-	case filepath.Base(path) == filepath.Base(publish) && filepath.Dir(filepath.Dir(path)) == filepath.Dir(filepath.Dir(publish)):
+	case len(names) == 4 && names[1] == p.publish && names[3] == p.name:
 		return target
 	}
 	return elsewhere
@@ -46,7 +49,7 @@ func Unknown(f Facts) []Mount { return newJudge(f).unknown() }
 func (j *judge) unknown() (found []Mount) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range j.Mounts {
-		if placeOf(j.Layout, m.Point) != elsewhere {
+		if j.places.of(m.Point) != elsewhere {
 			outer[m.Point] = true
 		}
 	}
@@ -71,7 +74,7 @@ func (j *judge) strangers() {
 		}
 		v, adoptable := j.adoptable(m.Point)
 		name := v.VolumeName()
-		switch at := placeOf(j.Layout, m.Point); {
+		switch at := j.places.of(m.Point); {
 		case at == elsewhere || at == parent:
 			f.Detail = what + ", and this is no place for volumes: no record can know it"
 			f.Advice = "leave it if a plugin made it for itself; else unmount it: umount " + m.Point
@@ -106,7 +109,7 @@ func (j *judge) adoptable(path string) (registry.Volume, bool) {
 func (j *judge) unused(list []Mount) map[string]bool {
 	free := map[string]bool{}
 	for _, m := range list {
-		if at := placeOf(j.Layout, m.Point); j.Unasked == "" && (at == staging || at == target) {
+		if at := j.places.of(m.Point); j.Unasked == "" && (at == staging || at == target) {
 			free[m.Point] = true
 		}
 	}

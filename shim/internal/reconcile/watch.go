@@ -17,8 +17,8 @@ const (
 	watchGap   = 500 * time.Millisecond // between two looks, however often it is rung for
 )
 
-// Watch looks at the mounts of published volumes, and records and tells when one is lost, dead or hangs, and when it is well again. Who rings
-// its bell has it look at once: the end of a plugin may be the end of its mounts.
+// Watch looks at the mounts of published volumes, and records and tells when one is lost, dead or hangs, and when it is well again. Who
+// rings its bell has it look at once: the end of a plugin may be the end of its mounts.
 type Watch struct {
 	log     registry.Log
 	machine Machine
@@ -68,7 +68,7 @@ type troubles map[registry.ClaimKey]string
 func (w *Watch) look(ctx context.Context) error {
 	var records Records
 	err := w.log.View(ctx, func(v registry.View) error {
-		records = RecordsOf(v)
+		records = Records{Refs: v.AllRefs(), Intents: v.Intents()}
 		return nil
 	})
 	if err != nil {

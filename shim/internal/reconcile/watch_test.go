@@ -127,7 +127,8 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
 	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol", Outcome: registry.OutcomePending}
 	for what, list := range map[string][]registry.Record{
-		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old}, "with an open call": append(used(), open),
+		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old}, "with an open call": append(used(),
+			open),
 	} {
 		w := newWorld(t, list...)
 		w.mount(publishedAt())

@@ -19,9 +19,10 @@ import (
 )
 
 var (
-	layout  = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
-	noon    = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
-	data    = registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs", External: "ext-1"}}
+	layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
+	noon   = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+	data   = registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
+		External: "ext-1"}}
 	key     = data.VolumeKey()
 	claimed = registry.ClaimKey{Volume: key, Alloc: "a1", Request: "vol"}
 )

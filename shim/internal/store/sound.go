@@ -8,8 +8,8 @@ import (
 	"holdfast/registry"
 )
 
-// Sound is nil if the file at path is whole: its pages, each checksum, and that no record is missing. It is only read. ErrDamaged says what is
-// wrong first; a file that is being written to at that moment may be called so as well. ErrNotFound: there is none.
+// Sound is nil if the file at path is whole: its pages, each checksum, and that no record is missing. It is only read. ErrDamaged says
+// what is wrong first; a file that is being written to at that moment may be called so as well. ErrNotFound: there is none.
 func Sound(path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -24,8 +24,9 @@ func Sound(path string) error {
 		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
 	}
 	if _, err := verify(file, info.Size()); err != nil {
-		return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. Put a good copy in its place, or ask for help with "+
-			"this one; only if nothing on this node uses a volume: move it away, and the shim starts with nothing", path, err)
+		return registry.Errorf(registry.ErrDamaged,
+			"%s is damaged: %w. Nothing was changed in it. Put a good copy in its place, or ask for help with "+
+				"this one; only if nothing on this node uses a volume: move it away, and the shim starts with nothing", path, err)
 	}
 	return nil
 }

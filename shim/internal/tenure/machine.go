@@ -29,17 +29,18 @@ func Helper() {
 	}
 }
 
-// machine is this machine as the use cases ask for it.
+// machine is this machine as package reconcile asks for it.
 type machine struct {
 	*disk.Disk
 	lookout *mnt.Lookout
-	root    string // the mount root
 }
 
 var _ reconcile.Machine = machine{}
 
-func newMachine(d *disk.Disk, l hooks.Layout) machine {
-	return machine{d, &mnt.Lookout{}, l.MountRoot()}
+// newMachine gives the disk its helper as well.
+func newMachine(d *disk.Disk) machine {
+	d.Helper = helper
+	return machine{d, &mnt.Lookout{}}
 }
 
 // Mounts lists what is mounted strictly below root.
@@ -96,25 +97,15 @@ func entries(top int, root, path string) (int, error) {
 	return len(names), err
 }
 
-// within is the time that ctx leaves, which a helper is given.
-func within(ctx context.Context) (time.Duration, error) {
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	until, limited := ctx.Deadline()
-	if !limited {
-		return 0, errors.New("a helper has to have a deadline")
-	}
-	return time.Until(until), nil
-}
+// usersLimit is how long it may take to find users.
+const usersLimit = 20 * time.Second
 
-// Users says who uses what is mounted at the points.
+// Users says who uses what is mounted at the points, and by which other mounts.
 func (m machine) Users(ctx context.Context, points []string) (map[string][]reconcile.User, error) {
-	limit, err := within(ctx)
-	if err != nil {
-		return nil, err
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	all, err := m.lookout.Users(helper, limit, points)
+	all, err := m.lookout.Users(helper, usersLimit, points)
 	if err != nil {
 		return nil, err
 	}
@@ -131,35 +122,27 @@ func (m machine) Users(ctx context.Context, points []string) (map[string][]recon
 	return found, nil
 }
 
-// Unmount takes the uppermost mount at a path below the mount root off.
+// Unmount takes the uppermost mount at a path off.
 func (m machine) Unmount(ctx context.Context, path string) error {
-	limit, err := within(ctx)
-	if err != nil {
-		return err
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	rel, err := filepath.Rel(m.root, path)
-	if err != nil {
-		return err
-	}
-	return m.lookout.Unmount(helper, limit, m.root, rel)
+	return m.Disk.Unmount(path)
 }
 
-// Look looks at paths.
+// Look looks at paths. What may not be looked at, for want of a right, is not in the answer: nothing is known to be wrong with it.
 func (m machine) Look(ctx context.Context, paths ...string) (map[string]reconcile.Sight, error) {
-	all, err := m.lookout.Look(ctx, helper, paths)
+	all, err := m.Disk.Look(ctx, paths...)
 	seen := make(map[string]reconcile.Sight, len(all))
 	for path, s := range all {
-		seen[path] = reconcile.Sight{Block: s.Kind == mnt.BlockDevice, Trouble: trouble(s)}
+		switch {
+		case s.Hung, s.Dead():
+			seen[path] = reconcile.Sight{Trouble: s.Trouble()}
+		case s.Errno == 0, s.Errno == unix.ENOENT:
+			seen[path] = reconcile.Sight{Block: s.Kind == mnt.BlockDevice}
+		}
 	}
 	return seen, err
-}
-
-// trouble is what is wrong at a path. That there is nothing is no trouble of what is there.
-func trouble(s mnt.Seen) string {
-	if s.Errno == unix.ENOENT {
-		return ""
-	}
-	return s.Trouble()
 }
 
 // lookLimit is how long a path is looked at for a call that waits for it.
@@ -169,10 +152,11 @@ const lookLimit = 5 * time.Second
 func (m machine) devices(ctx context.Context, paths ...string) (map[string]volume.Seen, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
-	all, err := m.lookout.Look(ctx, helper, paths)
+	all, err := m.Disk.Look(ctx, paths...)
 	seen := make(map[string]volume.Seen, len(all))
 	for path, s := range all {
-		seen[path] = volume.Seen{Block: s.Kind == mnt.BlockDevice, Device: hooks.DeviceNumber{Major: int64(s.Major), Minor: int64(s.Minor)}, Trouble: trouble(s)}
+		seen[path] = volume.Seen{Block: s.Kind == mnt.BlockDevice, Device: hooks.DeviceNumber{Major: int64(s.Major), Minor: int64(s.Minor)},
+			Trouble: s.Trouble()}
 	}
 	return seen, err
 }

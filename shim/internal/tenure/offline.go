@@ -115,8 +115,8 @@ func sound(l hooks.Layout) error {
 	return err
 }
 
-// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is made. A state that is gone
-// is an empty one, if there are mounts of it.
+// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is made. A state that is
+// gone is an empty one, if there are mounts of it.
 func wholeCopy(l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = lockedCopy(l.Database(), to); err == nil {
@@ -164,7 +164,8 @@ func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool,
 	defer cancel()
 	s, err := store.Open(waiting, store.Options{Path: file, Boot: d.Boot(), Now: time.Now, Logger: v.Logger.Named("store")})
 	if errors.Is(err, registry.ErrConflict) {
-		return registry.Errorf(registry.ErrConflict, "%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first", err)
+		return registry.Errorf(registry.ErrConflict,
+			"%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first", err)
 	}
 	if err != nil {
 		return err
@@ -177,7 +178,7 @@ func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool,
 		writer.Wait()
 		err = errors.Join(err, s.Close())
 	}()
-	return use(reconcile.New(s, newMachine(d, l), reconcile.Options{
+	return use(reconcile.New(s, newMachine(d), reconcile.Options{
 		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Check: func() []string { return contradictions(s) },
 	}))
 }

@@ -193,14 +193,16 @@ func TestOrphansThatAreUsedStay(t *testing.T) {
 
 // inUse is a volume that is published for one alloc, as its records say.
 func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.Tree) {
-	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs", External: "ext-1"}}
+	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
+		External: "ext-1"}}
 	key := registry.ClaimKey{Volume: v.VolumeKey(), Alloc: "a1", Request: "vol"}
 	root := registry.Tree{Host: l.PluginRoot("ebs"), Task: "/csi"}
 	at = l.Target(key, root)
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	return []registry.Record{
 		v, registry.Claim{Volume: key.Volume, Name: v.VolumeName(), Alloc: "a1", Request: "vol", Usage: u},
-		registry.Placement{Volume: key.Volume, Name: v.VolumeName(), Stage: registry.MarkDone, Stages: true, Staged: u, StagedAt: l.Staging(key.Volume, root), Boot: boot},
+		registry.Placement{Volume: key.Volume, Name: v.VolumeName(), Stage: registry.MarkDone, Stages: true, Staged: u,
+			StagedAt: l.Staging(key.Volume, root), Boot: boot},
 		registry.Ref{Volume: key.Volume, Alloc: "a1", Request: "vol", Usage: u, Target: at, Publish: registry.MarkDone, Boot: boot},
 	}, at
 }
@@ -249,7 +251,8 @@ func TestAVisitThatCannotBe(t *testing.T) {
 			t.Errorf("%s of a damaged state: %v", what, err)
 		}
 	}
-	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) || !slices.Equal(listing(t, l.State), names) || mounted(t, l)[stray] != 1 {
+	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) || !slices.Equal(listing(t, l.State), names) ||
+		mounted(t, l)[stray] != 1 {
 		t.Errorf("something was touched: %v, %v, %v", err, listing(t, l.State), mounted(t, l))
 	}
 
@@ -262,7 +265,8 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	}
 	empty := dirs(t)
 	for _, state := range []string{empty.State, filepath.Join(empty.State, "none")} {
-		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err, registry.ErrNotFound) || !strings.Contains(err.Error(), state) {
+		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err, registry.ErrNotFound) ||
+			!strings.Contains(err.Error(), state) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
@@ -273,7 +277,8 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(d.Findings, func(f registry.Finding) bool { return strings.Contains(f.Detail, "a shim runs") }) {
 		t.Errorf("while a shim runs: %v, %v", d.Findings, err)
 	}
-	if _, err := visitOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "a shim runs with this state") {
+	if _, err := visitOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) ||
+		!strings.Contains(err.Error(), "a shim runs with this state") {
 		t.Errorf("repair while a shim runs: %v", err)
 	}
 	if mounted(t, l)[stray] != 1 {
@@ -319,7 +324,8 @@ func TestARunningShimIsADoctor(t *testing.T) {
 	client := pb.NewControlClient(p.conn)
 	found, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{}})
 	must(t, err)
-	repaired, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "repair-1"}, Repair: true, Digest: found.GetDigest()})
+	repaired, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "repair-1"}, Repair: true,
+		Digest: found.GetDigest()})
 	must(t, err)
 	if len(repaired.GetFindings()) != 2 || !maps.Equal(mounted(t, l), map[string]int{staged(l, "used"): 1}) {
 		t.Errorf("%v, mounted %v", repaired, mounted(t, l))
@@ -398,4 +404,32 @@ func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
 		p.t.Fatalf("there is no event %q", kind)
 	}
 	return found
+}
+
+// What is seen of each kind of path. What may not be looked at says nothing.
+func TestWhatIsSeen(t *testing.T) {
+	l := shared(t)
+	d, err := disk.New(l)
+	must(t, err)
+	m := newMachine(d)
+	dead, hung, fine, device := staged(l, "dead"), staged(l, "hung"), staged(l, "fine"), staged(l, "device")
+	fuse(t, dead)()
+	dies := fuse(t, hung)
+	defer dies()
+	tmpfs(t, fine)
+	must(t, unix.Mknod(device, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	seen, err := m.Look(ctx, dead, hung, fine, device, staged(l, "none"))
+	must(t, err)
+	for path, want := range map[string]string{dead: "ENOTCONN", hung: "hangs", fine: "", device: "", staged(l, "none"): ""} {
+		got, looked := seen[path]
+		if !looked || (want == "") != (got.Trouble == "") || !strings.Contains(got.Trouble, want) || got.Block != (path == device) {
+			t.Errorf("%s: %+v, %v", path, got, looked)
+		}
+	}
+	blocks, err := m.devices(t.Context(), device)
+	if err != nil || !blocks[device].Block || blocks[device].Device != (hooks.DeviceNumber{Major: 7, Minor: 250}) {
+		t.Errorf("%+v, %v", blocks, err)
+	}
 }

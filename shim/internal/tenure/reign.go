@@ -137,7 +137,7 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
 		Lanes: lanes, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
-	m := newMachine(d, layout)
+	m := newMachine(d)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Look: m.devices, Lanes: lanes, Now: time.Now, Expected: expected,
 	})

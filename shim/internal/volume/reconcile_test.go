@@ -68,7 +68,8 @@ func TestReconcile(t *testing.T) {
 	at := w.mustUp("a1", shared())
 	root := layout.PluginRoot("ebs")
 	stray, litter := filepath.Join(root, "publish/stray/v"), filepath.Join(root, "publish/full/v")
-	for _, dir := range []string{stray, filepath.Join(litter, "file-like"), filepath.Join(root, "stage/empty"), filepath.Join(root, "publish/gone/v")} {
+	for _, dir := range []string{stray, filepath.Join(litter, "file-like"), filepath.Join(root, "stage/empty"), filepath.Join(root,
+		"publish/gone/v")} {
 		_ = w.MakeDir(dir)
 	}
 	w.mounts[stray] = true
