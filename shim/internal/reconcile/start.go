@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -23,14 +24,7 @@ func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
 	if f.Dirs, err = d.machine.Dirs(root); err != nil {
 		return nil, fmt.Errorf("look at %s: %w", root, err)
 	}
-	var findings []registry.Finding
-	_, err = d.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		f.Records = RecordsOf(v)
-		findings = Examine(f)
-		change := Marked(f.Records, findings, f.Now)
-		change.Events = bounded(append(change.Events, rest(findings, f.Now)...), f.Now)
-		return change, nil
-	})
+	findings, err := d.begin(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("record what is not certain: %w", err)
 	}
@@ -43,6 +37,28 @@ func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
 		}
 	}
 	return findings, nil
+}
+
+// begin marks what is not certain, and tells the rest. A full disk keeps no shim from starting: whoever uses a volume looks at its mount
+// first, so a mark that could not be made costs a word.
+func (d *Doctor) begin(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
+	_, err = d.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		f.Records = RecordsOf(v)
+		findings = Examine(f)
+		change := Marked(f.Records, findings, f.Now)
+		change.Events = bounded(change.Events, f.Now)
+		return change, nil
+	})
+	if err == nil {
+		_, err = d.log.Commit(ctx, func(registry.View) (registry.Change, error) {
+			return registry.Change{Events: bounded(rest(findings, f.Now), f.Now)}, nil
+		})
+	}
+	if errors.Is(err, registry.ErrExhausted) {
+		d.Logger.Warn("what was found at start could not be recorded", "error", err)
+		err = nil
+	}
+	return findings, err
 }
 
 // rest are the events of what is only told.
