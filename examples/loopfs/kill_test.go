@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -340,23 +341,7 @@ func TestLeakCheckSeesALeak(t *testing.T) {
 	if err := image.Truncate(1 << 20); err != nil {
 		t.Fatal(err)
 	}
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
-	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev, err := os.OpenFile(fmt.Sprint("/dev/loop", n), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{Fd: uint32(image.Fd())}); err != nil {
-		dev.Close()
-		t.Skipf("somebody else took the device in between: %v", err)
-	}
+	dev := leak(t, image)
 	leaked := m.loops()
 	if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil {
 		t.Error(err)
@@ -364,5 +349,32 @@ func TestLeakCheckSeesALeak(t *testing.T) {
 	dev.Close()
 	if len(leaked) != 1 {
 		t.Errorf("the check sees %q", leaked)
+	}
+}
+
+// leak gives the image a loop device that stays.
+func leak(t *testing.T, image *os.File) *os.File {
+	t.Helper()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	for {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev, err := os.OpenFile(fmt.Sprint("/dev/loop", n), os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{Fd: uint32(image.Fd())}); err == nil {
+			return dev
+		}
+		dev.Close()
+		if !errors.Is(err, unix.EBUSY) { // somebody else took it in between
+			t.Fatal(err)
+		}
 	}
 }

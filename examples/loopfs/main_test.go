@@ -45,6 +45,7 @@ type machine struct {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
+	t.Parallel()
 	base, err := os.MkdirTemp("", "h-") // short, for sockets
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +135,38 @@ func (m *machine) volumeFiles() []string {
 }
 
 func (m *machine) run(command ...string) error { return exec.Command(command[0], command[1:]...).Run() }
+
+// reflinks says whether cp can make one in the test's directory.
+func (m *machine) reflinks() bool {
+	file := filepath.Join(m.base, "probe")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	return m.run("cp", "--reflink=always", file, file+"2") == nil
+}
+
+// dataOnXFS makes the data directory a mounted xfs, which has reflinks.
+func (m *machine) dataOnXFS() {
+	m.t.Helper()
+	image := filepath.Join(m.t.TempDir(), "xfs.img")
+	f, err := os.Create(image)
+	if err == nil {
+		err = errors.Join(f.Truncate(300<<20), f.Close(), os.Mkdir(m.data, 0o700))
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, command := range [][]string{{"mkfs.xfs", "-q", image}, {"mount", "-o", "loop", image, m.data}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			m.t.Fatalf("%s: %v: %s", command[0], err, out)
+		}
+	}
+	m.t.Cleanup(func() {
+		if err := m.run("umount", m.data); err != nil {
+			m.t.Error(err)
+		}
+	})
+}
 
 // staging makes a staging directory, as an orchestrator does.
 func (m *machine) staging(name string) string {

@@ -289,3 +289,49 @@ func TestByteSizes(t *testing.T) {
 		}
 	}
 }
+
+// The volume's root directory is given to the group once: what a workload makes of it afterwards stays.
+func TestMountGroup(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		p := m.start("csi", "--backend", backend)
+		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+		mine, other := mountOf(writer, "", "1234"), mountOf(writer, "", "1235")
+		owner := func(gid, mode uint32) {
+			t.Helper()
+			var st unix.Stat_t
+			if err := unix.Stat(target, &st); err != nil || st.Gid != gid || st.Mode&0o7777 != mode {
+				t.Errorf("the root directory is of group %d, mode %o, %v; want %d, %o", st.Gid, st.Mode&0o7777, err, gid, mode)
+			}
+		}
+		cycle := func(c *csi.VolumeCapability, then func()) {
+			t.Helper()
+			step(t, "stage", p.stage(id, s, c), codes.OK)
+			step(t, "publish", p.publish(id, s, target, c, false), codes.OK)
+			then()
+			step(t, "unpublish", p.unpublish(id, target), codes.OK)
+			step(t, "unstage", p.unstage(id, s), codes.OK)
+		}
+		cycle(mine, func() {
+			owner(1234, 0o2775)
+			step(t, "stage for another group", p.stage(id, s, other), codes.AlreadyExists)
+			step(t, "publish for another group", p.publish(id, s, m.target("x"), other, false), codes.FailedPrecondition)
+			if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o640); err != nil {
+				t.Error(err)
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(target, "f"), &st); err != nil || st.Gid != 1234 {
+				t.Errorf("a new file is of group %d, %v", st.Gid, err)
+			}
+			if err := os.Chmod(target, 0o700); err != nil {
+				t.Error(err)
+			}
+		})
+		cycle(mine, func() { owner(1234, 0o0700) })
+		cycle(writer, func() { owner(1234, 0o0700) })
+		cycle(other, func() { owner(1235, 0o2770) })
+		p.kill()
+		p = m.start("csi", "--backend", backend)
+		cycle(other, func() { owner(1235, 0o2770) })
+	})
+}

@@ -299,13 +299,43 @@ func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 	})
 }
 
-// reflinks says whether cp can make one in the test's directory.
-func (m *machine) reflinks() bool {
-	file := filepath.Join(m.base, "probe")
-	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
-		m.t.Fatal(err)
+// Where the data directory has reflinks, even a raw volume that is written to can be copied: with all that was written before.
+func TestReflinks(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	m.dataOnXFS()
+	p := m.start("csi", "--backend", "loop")
+	raw := blockOf(multi)
+	id, s, target := p.create("a", raw).VolumeId, m.staging("s"), m.target("t")
+	step(t, "stage", p.stage(id, s, raw), codes.OK)
+	step(t, "publish", p.publish(id, s, target, raw, false), codes.OK)
+	f, err := os.OpenFile(target, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return m.run("cp", "--reflink=always", file, file+"2") == nil
+	if _, err := f.WriteAt(pattern, 1<<20); err != nil { // and not synced
+		t.Fatal(err)
+	}
+	snap, err := p.snapshot("s", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(make([]byte, len(pattern)), 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	step(t, "unpublish", p.unpublish(id, target), codes.OK)
+	step(t, "unstage", p.unstage(id, s), codes.OK)
+	restored, err := p.createFrom("r", snap.SnapshotId, raw, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step(t, "stage", p.stage(restored.VolumeId, s, raw), codes.OK)
+	step(t, "publish", p.publish(restored.VolumeId, s, target, raw, false), codes.OK)
+	expectPattern(t, target, 1<<20)
+	step(t, "unpublish", p.unpublish(restored.VolumeId, target), codes.OK)
+	step(t, "unstage", p.unstage(restored.VolumeId, s), codes.OK)
+	p.stop()
 }
 
 // Copies of one xfs are mounted beside each other, and a copy is of its source's type.

@@ -1,0 +1,297 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"holdfast/examples/loopfs/internal/disk"
+)
+
+// doomed has the process killed when one of its threads is about to make that system call for the n-th time. The function that it
+// returns lets a process live that lives still.
+func (p *process) doomed(effect string, n int, more ...string) (spare func(alive bool)) {
+	p.t.Helper()
+	cmd := exec.Command("strace", append(more, "-f", "-o", "/dev/null", "-p", fmt.Sprint(p.cmd.Process.Pid),
+		"-e", "trace="+effect, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", effect, n))...)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() && !strings.Contains(lines.Text(), "attached") {
+		p.t.Log(lines.Text())
+	}
+	return func(alive bool) {
+		if alive { // else strace ends by itself; told to let go of a process that is dead, it waits for ever
+			_ = cmd.Process.Signal(os.Interrupt)
+		}
+		for lines.Scan() { // to the end, so that strace does not wait for a reader
+		}
+		_ = cmd.Wait()
+	}
+}
+
+// sweep is a call that is killed before each of its effects, and what takes it back. Effects are the system calls by which records
+// and images get and lose their names, and things are mounted, unmounted, made, removed and enlarged.
+type sweep struct {
+	name       string
+	call, undo func(p *process) error
+	effects    []string
+}
+
+// back is the same the other way round.
+func (s sweep) back(effects ...string) sweep {
+	return sweep{"undo of " + s.name, s.undo, s.call, effects}
+}
+
+// sweeper is a machine, the process that runs on it, how it is started again, and what is true of it after every start.
+type sweeper struct {
+	*machine
+	args   []string
+	p      *process
+	always func()
+	kills  int
+}
+
+// sweep kills the call at every effect. In the end the call is made.
+func (m *sweeper) sweep(s sweep) {
+	m.t.Helper()
+	for i, effect := range s.effects {
+		for n := 1; m.killed(s, effect, n); n++ {
+			m.kills++
+		}
+		if i < len(s.effects)-1 {
+			step(m.t, s.name+", taken back", s.undo(m.p), codes.OK)
+		}
+	}
+}
+
+// killed says whether the call had an n-th effect of that kind, and was killed before it. After every second kill the caller repeats the
+// call, which succeeds, and takes it back; after the others it takes back what it does not know. In either case everything is as
+// before.
+func (m *sweeper) killed(s sweep, effect string, n int) bool {
+	m.t.Helper()
+	before := m.volumeFiles()
+	spare := m.p.doomed(effect, n)
+	err := s.call(m.p)
+	spare(err == nil)
+	if err == nil {
+		return false
+	}
+	if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled { // only the kill may fail it
+		m.t.Fatalf("%s: %v\n%s", s.name, err, m.p.log)
+	}
+	<-m.p.ended
+	m.p = m.start("csi", m.args...)
+	m.always()
+	what := fmt.Sprintf("%s, killed before %s %d", s.name, effect, n)
+	if n%2 == 1 {
+		step(m.t, what+" and repeated", s.call(m.p), codes.OK)
+	}
+	step(m.t, what+" and taken back", s.undo(m.p), codes.OK)
+	if after := m.volumeFiles(); !slices.Equal(before, after) {
+		m.t.Fatalf("%s: there were %q, are %q\n%s", what, before, after, m.p.log)
+	}
+	return true
+}
+
+func needStrace(t *testing.T) {
+	t.Helper()
+	if err := exec.Command("strace", "-qq", "-o", "/dev/null", "true").Run(); err != nil {
+		t.Skipf("strace is needed to kill at system calls, and may not trace here: %v", err)
+	}
+}
+
+// A process that dies while a volume is frozen leaves it frozen; the next start thaws it, also that of a controller which does not see
+// the mount.
+func TestKillWhileFrozen(t *testing.T) {
+	needStrace(t)
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	n := m.start("n", "--backend", "loop", "--mode", "node", "--node-id", "n1")
+	c := m.start("c", "--backend", "loop", "--mode", "controller")
+	id, s, target := c.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+	step(t, "stage", n.stage(id, s, writer), codes.OK)
+	step(t, "publish", n.publish(id, s, target, writer, false), codes.OK)
+	t.Cleanup(func() { m.thaw(target) }) // after a failure
+
+	image := filepath.Join(m.data, "images", string(disk.IDFor(disk.Snapshot, "s"))+".img.part")
+	spare := c.doomed("fsync", 1, "-P", image)
+	_, err := c.snapshot("s", id)
+	spare(false)
+	step(t, "the call that was killed", err, codes.Unavailable)
+	<-c.ended
+	wrote := begin(func() error { return os.WriteFile(filepath.Join(target, "f"), []byte("late"), 0o600) })
+	select {
+	case err := <-wrote:
+		t.Errorf("the kill was not in the middle: a write went through, %v", err)
+	case <-time.After(20 * time.Millisecond): // long enough for a write that nothing stops
+	}
+	c = m.start("c", "--backend", "loop", "--mode", "controller")
+	select {
+	case err := <-wrote:
+		step(t, "the write", err, codes.OK)
+	case <-time.After(10 * time.Second):
+		t.Fatal("the volume is still frozen")
+	}
+	_, err = c.snapshot("s", id)
+	step(t, "snapshot", err, codes.OK)
+	expectText(t, target, "late")
+	step(t, "unpublish", n.unpublish(id, target), codes.OK)
+	step(t, "unstage", n.unstage(id, s), codes.OK)
+}
+
+// thaw ends a freeze if there is one.
+func (m *machine) thaw(dir string) {
+	if f, err := os.Open(dir); err == nil {
+		_ = unix.IoctlSetInt(int(f.Fd()), 0xC0045878, 0)
+		f.Close()
+	}
+}
+
+func TestKillAtEveryEffect(t *testing.T) {
+	needStrace(t)
+	for _, backend := range []string{disk.LoopBackend, disk.DirBackend} {
+		t.Run(backend, func(t *testing.T) {
+			need(t, backend)
+			sweepAll(t, backend)
+		})
+	}
+}
+
+func sweepAll(t *testing.T, backend string) {
+	m := &sweeper{machine: newMachine(t), args: []string{"--backend", backend, "--capacity", "4GiB"}, always: func() {}}
+	m.p = m.start("csi", m.args...)
+	id, s, target := m.p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
+	step(t, "stage", m.p.stage(id, s, writer), codes.OK)
+	if backend == disk.LoopBackend { // a directory is not copied while it can be written to
+		step(t, "publish", m.p.publish(id, s, target, writer, false), codes.OK)
+		write(t, target, "kept")
+		m.always = func() { m.expectThawed(target) }
+		t.Cleanup(func() { m.thaw(target) }) // after a failure
+	}
+	m.sweepCopies(id)
+	m.sweepInline(backend)
+	if backend == disk.LoopBackend {
+		m.sweepStage()
+		m.sweepRaw()
+		expectText(t, target, "kept")
+		step(t, "unpublish", m.p.unpublish(id, target), codes.OK)
+	}
+	step(t, "unstage", m.p.unstage(id, s), codes.OK)
+	step(t, "delete", m.p.delete(id), codes.OK)
+	if left := m.volumeFiles(); len(left) > 0 {
+		t.Errorf("left are %q", left)
+	}
+	if t.Logf("%d kills", m.kills); m.kills < 20 {
+		t.Errorf("only %d kills", m.kills)
+	}
+}
+
+func (m *sweeper) sweepCopies(id string) {
+	snap, restored := string(disk.IDFor(disk.Snapshot, "s")), string(disk.IDFor(disk.Volume, "r"))
+	snapshot := sweep{"snapshot",
+		func(p *process) error { _, err := p.snapshot("s", id); return err },
+		func(p *process) error { return p.deleteSnapshot(snap) },
+		[]string{"renameat"}}
+	restore := sweep{"restore",
+		func(p *process) error { _, err := p.createFrom("r", snap, writer, 0, 0); return err },
+		func(p *process) error { return p.delete(restored) },
+		[]string{"renameat"}}
+	size := int64(16 << 20)
+	expand := sweep{"expand",
+		func(p *process) error { size += 1 << 20; return p.expand(id, size, 0) },
+		func(p *process) error { return p.expand(id, size, 0) },
+		[]string{"renameat"}}
+	for _, s := range []sweep{snapshot, restore, restore.back("renameat"), snapshot.back("unlinkat"), expand} {
+		m.sweep(s)
+	}
+}
+
+func (m *sweeper) sweepInline(backend string) {
+	target, mount := m.target("inline"), "mount"
+	if backend == disk.DirBackend {
+		mount = "move_mount"
+	}
+	publish := sweep{"inline publish",
+		func(p *process) error { return p.publishInline("csi-1", target, "", writer, false) },
+		func(p *process) error { return p.unpublish("csi-1", target) },
+		[]string{"renameat", "mkdirat", mount}}
+	m.sweep(publish)
+	m.sweep(publish.back("umount2", "unlinkat", "renameat"))
+}
+
+// sweepStage is the first stage of a volume, which makes its file system.
+func (m *sweeper) sweepStage() {
+	group := mountOf(writer, "ext4", "1234")
+	id, s := string(disk.IDFor(disk.Volume, "fresh")), m.staging("fresh-s")
+	create := func(p *process) error {
+		_, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{Name: "fresh", VolumeCapabilities: []*csi.VolumeCapability{group}})
+		return err
+	}
+	stage := sweep{"first stage",
+		func(p *process) error { return p.stage(id, s, group) },
+		func(p *process) error {
+			for _, undo := range []func() error{
+				func() error { return p.unstage(id, s) }, func() error { return p.delete(id) }, func() error { return create(p) },
+			} {
+				if err := undo(); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		[]string{"renameat", "mount"}}
+	unstage := sweep{"unstage", func(p *process) error { return p.unstage(id, s) }, stage.call, []string{"umount2", "renameat"}}
+	step(m.t, "create", create(m.p), codes.OK)
+	m.sweep(stage)
+	m.sweep(unstage)
+	step(m.t, "delete", m.p.delete(id), codes.OK)
+}
+
+func (m *sweeper) sweepRaw() {
+	raw := blockOf(multi)
+	id, s, target := m.p.create("raw", raw).VolumeId, m.staging("raw-s"), m.target("raw-t")
+	stage := sweep{"raw stage",
+		func(p *process) error { return p.stage(id, s, raw) },
+		func(p *process) error { return p.unstage(id, s) },
+		[]string{"renameat"}}
+	publish := sweep{"raw publish",
+		func(p *process) error { return p.publish(id, s, target, raw, true) },
+		func(p *process) error { return p.unpublish(id, target) },
+		[]string{"renameat", "mknodat", "move_mount"}}
+	for _, s := range []sweep{stage, publish, publish.back("umount2", "unlinkat", "renameat"), stage.back("renameat")} {
+		m.sweep(s)
+	}
+	step(m.t, "delete", m.p.delete(id), codes.OK)
+}
+
+// expectThawed fails unless the volume at the target can be written to.
+func (m *machine) expectThawed(target string) {
+	m.t.Helper()
+	wrote := make(chan error, 1)
+	go func() { wrote <- os.WriteFile(filepath.Join(target, "thawed"), nil, 0o600) }()
+	select {
+	case err := <-wrote:
+		if err != nil {
+			m.t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		m.t.Fatal("the volume is still frozen")
+	}
+}
