@@ -53,7 +53,9 @@ func (n *node) inline(req *csi.NodePublishVolumeRequest) (inline, error) {
 	if p.readOnly {
 		p.access.flags = p.access.flags.ReadOnly()
 	}
-	p.access.usage.FileSystem = cmp.Or(p.access.usage.FileSystem, n.pool.FileSystem)
+	if n.pool.Making == disk.LoopBackend {
+		p.access.usage.FileSystem = cmp.Or(p.access.usage.FileSystem, n.pool.FileSystem)
+	}
 	return inline{p, id, disk.Wanted{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage}}, nil
 }
 

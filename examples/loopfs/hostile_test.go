@@ -46,6 +46,8 @@ func TestHostileRequests(t *testing.T) {
 		}
 		_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: s, VolumeCapabilities: []*csi.VolumeCapability{writer}})
 		step(t, "create "+s, err, codes.InvalidArgument)
+		_, err = p.snapshot(s, id)
+		step(t, "snapshot "+s, err, codes.InvalidArgument)
 		if s != "" && len(s) < 200 && len(s) != 129 { // node ids may be longer
 			_, err = p.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: s, VolumeCapability: writer})
 			step(t, "attach to node "+s, err, codes.InvalidArgument)
@@ -59,6 +61,7 @@ func TestHostileRequests(t *testing.T) {
 		step(t, "unstage "+path, p.unstage(id, path), codes.InvalidArgument)
 		step(t, "publish at "+path, p.publish(id, victim, path, writer, false), codes.InvalidArgument)
 		step(t, "unpublish "+path, p.unpublish(id, path), codes.InvalidArgument)
+		step(t, "publish inline at "+path, p.publishInline("csi-1", path, "", writer, false), codes.InvalidArgument)
 	}
 	step(t, "unpublish a directory of somebody else", p.unpublish(id, victim), codes.OK)
 	step(t, "unstage a directory of somebody else", p.unstage(id, victim), codes.OK)
@@ -83,6 +86,23 @@ func (p *process) callsWithID(id, path string) map[string]func(context.Context) 
 			VolumeId: id, NodeId: "n1", VolumeCapability: writer}, &csi.ControllerPublishVolumeResponse{}),
 		"detach": unary(csi.Controller_ControllerUnpublishVolume_FullMethodName, &csi.ControllerUnpublishVolumeRequest{
 			VolumeId: id, NodeId: "n1"}, &csi.ControllerUnpublishVolumeResponse{}),
+		"get": unary(csi.Controller_ControllerGetVolume_FullMethodName, &csi.ControllerGetVolumeRequest{
+			VolumeId: id}, &csi.ControllerGetVolumeResponse{}),
+		"snapshot": unary(csi.Controller_CreateSnapshot_FullMethodName, &csi.CreateSnapshotRequest{
+			Name: "s", SourceVolumeId: id}, &csi.CreateSnapshotResponse{}),
+		"get snapshot": unary(csi.Controller_GetSnapshot_FullMethodName, &csi.GetSnapshotRequest{
+			SnapshotId: id}, &csi.GetSnapshotResponse{}),
+		"delete snapshot": unary(csi.Controller_DeleteSnapshot_FullMethodName, &csi.DeleteSnapshotRequest{
+			SnapshotId: id}, &csi.DeleteSnapshotResponse{}),
+		"expand": unary(csi.Controller_ControllerExpandVolume_FullMethodName, &csi.ControllerExpandVolumeRequest{
+			VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1}}, &csi.ControllerExpandVolumeResponse{}),
+		"expand on the node": unary(csi.Node_NodeExpandVolume_FullMethodName, &csi.NodeExpandVolumeRequest{
+			VolumeId: id, VolumePath: path}, &csi.NodeExpandVolumeResponse{}),
+		"stats": unary(csi.Node_NodeGetVolumeStats_FullMethodName, &csi.NodeGetVolumeStatsRequest{
+			VolumeId: id, VolumePath: path}, &csi.NodeGetVolumeStatsResponse{}),
+		"inline publish": unary(csi.Node_NodePublishVolume_FullMethodName, &csi.NodePublishVolumeRequest{
+			VolumeId: id, TargetPath: path + "-t", VolumeCapability: writer, VolumeContext: map[string]string{ephemeralKey: "true"},
+		}, &csi.NodePublishVolumeResponse{}),
 		"stage": unary(csi.Node_NodeStageVolume_FullMethodName, &csi.NodeStageVolumeRequest{
 			VolumeId: id, StagingTargetPath: path, VolumeCapability: writer}, &csi.NodeStageVolumeResponse{}),
 		"unstage": unary(csi.Node_NodeUnstageVolume_FullMethodName, &csi.NodeUnstageVolumeRequest{

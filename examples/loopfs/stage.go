@@ -76,12 +76,10 @@ func (n *node) fileSystem(now here, u disk.Usage) (string, error) {
 	if u.Access == disk.Raw {
 		return "", nil
 	}
-	asked := cmp.Or(u.FileSystem, now.record.Usage.FileSystem)
-	if asked != "" {
+	if asked := cmp.Or(u.FileSystem, now.record.Usage.FileSystem); asked != "" {
 		return asked, nil
 	}
-	have, err := now.backend.FileSystem(now.record.ID)
-	return cmp.Or(have, n.pool.FileSystem), err
+	return now.backend.FileSystem(now.record.ID, n.pool.FileSystem)
 }
 
 // stagedAt says whether the volume is staged exactly so. Staged otherwise is an error.
@@ -114,10 +112,14 @@ func (n *node) bring(ctx context.Context, h *disk.Hold, now here, at mount.Place
 	if a.usage.Group != r.Group && !now.readOnly() { // once: what workloads make of it later is theirs
 		how.Group = a.usage.Group
 	}
-	if err := now.backend.Mount(ctx, r.ID, at, how); err != nil || how.Group == "" {
+	if err := now.backend.Mount(ctx, r.ID, at, how); err != nil {
 		return err
 	}
-	r.Group = how.Group
+	r.Group = cmp.Or(how.Group, r.Group)
+	r.Usage.FileSystem = cmp.Or(r.Usage.FileSystem, how.FileSystem) // the volume is of that type from now on
+	if r.Group == now.record.Group && r.Usage == now.record.Usage {
+		return nil
+	}
 	return h.Save(r)
 }
 

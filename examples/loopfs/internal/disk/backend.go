@@ -32,9 +32,9 @@ type Bytes interface {
 type Mounts interface {
 	// Takes says whether volumes can be used so, now or ever; the error is ErrInvalid.
 	Takes(u Usage) error
-	// FileSystem is the type of what the volume holds: "" if nothing was ever written to it, or if the backend has no types. Data
-	// that are no file system are ErrInUse.
-	FileSystem(id ID) (string, error)
+	// FileSystem is the type of what the volume holds, or what it would be given where nothing was ever written; always "" if the
+	// backend has no types. Data that are no file system are ErrInUse.
+	FileSystem(id ID, given string) (string, error)
 	// Mount shows the volume at a directory where nothing is mounted. Before that it makes the file system if there is none, and makes
 	// the bytes and the file system as large as the volume.
 	Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error

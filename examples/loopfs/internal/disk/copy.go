@@ -61,7 +61,7 @@ func (p *Pool) usageFrom(s Record, u Usage) (Usage, error) {
 	if err := b.Takes(u); err != nil || u.Access == Raw {
 		return u, err
 	}
-	have, err := b.FileSystem(s.ID)
+	have, err := b.FileSystem(s.ID, "")
 	if errors.Is(err, ErrInUse) {
 		return u, Errorf(ErrInvalid, "the source cannot become a file system: %w", err)
 	}

@@ -139,7 +139,7 @@ func (d *dir) HeldBy(id ID) (string, error) {
 	return "", nil
 }
 
-func (d *dir) FileSystem(ID) (string, error) { return "", nil }
+func (d *dir) FileSystem(ID, string) (string, error) { return "", nil }
 
 func (d *dir) Mount(_ context.Context, id ID, at mount.Place, how Mounting) error {
 	if how.Flags.ForFileSystem() {

@@ -67,7 +67,7 @@ func TestOneDevicePerImage(t *testing.T) {
 func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 	for _, fs := range FileSystems() {
 		b, id, at := loopVolume(t, MinXFSBytes)
-		if have, err := b.FileSystem(id); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
+		if have, err := b.FileSystem(id, ""); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
 			t.Errorf("a new volume holds %q, %v", have, err)
 		}
 		mustMountAs(t, b, id, at, fs)
@@ -79,7 +79,7 @@ func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 		}
 		mustWrite(t, filepath.Join(at.String(), "f"), "kept")
 		mustUnmount(t, b, id, at)
-		if have, err := b.FileSystem(id); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
+		if have, err := b.FileSystem(id, ""); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
 			t.Errorf("the volume holds %q, %v; blkid says %q", have, err, blkid(t, imagePath(b, id)))
 		}
 		other := FileSystems()[0]
@@ -107,7 +107,7 @@ func TestNoFileSystemOverData(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.Close()
-		if _, err := b.FileSystem(id); !errors.Is(err, ErrInUse) {
+		if _, err := b.FileSystem(id, ""); !errors.Is(err, ErrInUse) {
 			t.Errorf("a byte at %d: %v", offset, err)
 		}
 		if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: "ext4"}); !errors.Is(err, ErrInUse) {
@@ -126,7 +126,7 @@ func TestNoFileSystemOverData(t *testing.T) {
 	if err := os.WriteFile(imagePath(b, id), make([]byte, 32<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if have, err := b.FileSystem(id); have != "" || err != nil {
+	if have, err := b.FileSystem(id, ""); have != "" || err != nil {
 		t.Errorf("zeros are %q, %v", have, err)
 	}
 }
@@ -167,6 +167,23 @@ func TestMountTakesAllOfTheSize(t *testing.T) {
 		}
 		if st, err := os.Stat(imagePath(b, id)); err != nil || st.Size() != 2*c.from {
 			t.Errorf("the image has %d bytes, %v", st.Size(), err)
+		}
+	}
+}
+
+// A file system that cannot take the last blocks of its volume is mounted all the same, again and again.
+func TestOddSizes(t *testing.T) {
+	for _, c := range []struct {
+		fs   string
+		from int64
+	}{{"ext4", 33<<20 + 4096}, {"xfs", MinXFSBytes + 4096}} {
+		b, id, at := loopVolume(t, c.from)
+		for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
+			if err := b.Grow(id, c.from+more); err != nil {
+				t.Fatal(err)
+			}
+			mustMountAs(t, b, id, at, c.fs)
+			mustUnmount(t, b, id, at)
 		}
 	}
 }

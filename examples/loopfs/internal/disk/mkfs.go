@@ -22,7 +22,7 @@ var mkfs = map[string][]string{
 // FileSystems are the types that the loop backend makes.
 func FileSystems() []string { return []string{"ext4", "xfs"} }
 
-func (l *loop) FileSystem(id ID) (string, error) {
+func (l *loop) FileSystem(id ID, given string) (string, error) {
 	image, err := l.image(id, os.O_RDONLY)
 	if err != nil {
 		return "", err
@@ -36,12 +36,12 @@ func (l *loop) FileSystem(id ID) (string, error) {
 	if err == nil && !empty {
 		err = Errorf(ErrInUse, "volume %s holds data that are neither ext4 nor xfs; loopfs makes no file system over them", id)
 	}
-	return "", err
+	return given, err
 }
 
 // format makes the file system where nothing was ever written. It never makes one over another.
 func (l *loop) format(ctx context.Context, id ID, fs string) error {
-	have, err := l.FileSystem(id)
+	have, err := l.FileSystem(id, "")
 	if have == fs || err != nil {
 		return err
 	}
