@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
 	"holdfast/host/agent/control"
+	"holdfast/internal/csifake"
 )
 
 // blockVolume is a volume that is a block device.
@@ -77,9 +82,7 @@ until [ -e $1.finish ]; do sleep 0.05; done
 // rule is part of what its alloc is prepared with, and is applied.
 func TestDefectV10BlockDeviceIsAllowedToItsTaskAlone(t *testing.T) {
 	s := newStation(t)
-	if out, err := exec.Command("losetup", "--find").CombinedOutput(); err != nil {
-		t.Skipf("there are no loop devices here: %v: %s", err, out)
-	}
+	needLoop(t)
 	s.must(s.submit("fake.hcl"))
 	s.must(os.WriteFile(s.path("script.sh"), []byte(blockScript), 0o600))
 	others := ""
@@ -123,6 +126,47 @@ func TestDefectV10BlockDeviceIsAllowedToItsTaskAlone(t *testing.T) {
 		s.must(s.delete(volume))
 	}
 	s.must(s.stop("fake"))
+}
+
+// What any driver needs to do the same stands in the plan: the node, and a rule with the number of that very device and the access asked for.
+func TestDefectV10PlanHasNodeAndRule(t *testing.T) {
+	t.Parallel()
+	needLoop(t)
+	w := newWorld(t, everything...)
+	w.must(os.Mkdir(filepath.Join(w.dir, "data"), 0o700))
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.createWith(w.ctx(), "vol", "capability {\n access_mode = \"multi-node-multi-writer\"\n attachment_mode = \"block-device\"\n}\n"))
+	for access, more := range map[string]string{"rw": "", "r": "read_only = true"} {
+		g := w.asking("alloc-"+access, ask{source: "vol", mode: manyWriters, block: true, more: more})
+		g.Isolated = map[string]bool{"t": true}
+		plans, err := w.host.PrepareAlloc(w.ctx(), g)
+		w.must(err)
+		plan := plans["t"]
+		if len(plan.Devices) != 1 || len(plan.Rules) != 1 || len(plan.Binds) > 0 {
+			t.Fatalf("the plan is %+v", plan)
+		}
+		var st unix.Stat_t
+		w.must(unix.Stat(plan.Devices[0].Source, &st))
+		if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+			t.Errorf("%s is no block device", plan.Devices[0].Source)
+		}
+		want := host.DeviceRule{Type: "b", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev)), Access: access}
+		if plan.Rules[0] != want || plan.Devices[0].Access != access || plan.Devices[0].Target != "/data" {
+			t.Errorf("the plan is %+v; the device is %+v", plan, want)
+		}
+	}
+	w.must(w.release("alloc-rw"))
+	w.must(w.release("alloc-r"))
+	w.must(w.delete("vol"))
+	w.exit(p)
+}
+
+// needLoop skips where the plugin can make no block device.
+func needLoop(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command("losetup", "--find").CombinedOutput(); err != nil {
+		t.Skipf("there are no loop devices here: %v: %s", err, out)
+	}
 }
 
 // deviceBegins looks at what a task has left on its device.
