@@ -12,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
 )
@@ -334,4 +335,38 @@ func TestMountGroup(t *testing.T) {
 		p = m.start("csi", "--backend", backend)
 		cycle(other, func() { owner(1235, 0o2770) })
 	})
+}
+
+// A volume for which no type was asked is of the one that it is staged with first.
+func TestFirstStageSettlesTheFileSystem(t *testing.T) {
+	need(t, disk.LoopBackend)
+	m := newMachine(t)
+	p := m.start("csi", "--backend", "loop")
+	none, xfs := mountOf(writer, "", ""), mountOf(writer, "xfs", "")
+	id, s := p.create("a", none).VolumeId, m.staging("s")
+	ask := func(c *csi.VolumeCapability) bool {
+		answer, err := p.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{c},
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return answer.GetConfirmed() != nil
+	}
+	step(t, "stage as xfs, which needs more", p.stage(id, s, xfs), codes.FailedPrecondition)
+	step(t, "stage", p.stage(id, s, none), codes.OK)
+	step(t, "unstage", p.unstage(id, s), codes.OK)
+	err := p.stage(id, s, xfs)
+	step(t, "stage as xfs", err, codes.FailedPrecondition)
+	if !strings.Contains(status.Convert(err).Message(), "file system ext4") {
+		t.Errorf("the error does not say what it is: %v", err)
+	}
+	if !ask(writer) || !ask(none) || ask(xfs) {
+		t.Error("validated is not just ext4")
+	}
+	step(t, "stage as ext4", p.stage(id, s, writer), codes.OK)
+	step(t, "unstage", p.unstage(id, s), codes.OK)
+	if v := p.create("a", none); v.VolumeId != id {
+		t.Errorf("the same again is %v", v)
+	}
 }

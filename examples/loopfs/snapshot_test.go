@@ -338,40 +338,6 @@ func TestReflinks(t *testing.T) {
 	p.stop()
 }
 
-// A volume for which no type was asked is of the one that it is staged with first.
-func TestFirstStageSettlesTheFileSystem(t *testing.T) {
-	need(t, disk.LoopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
-	none, xfs := mountOf(writer, "", ""), mountOf(writer, "xfs", "")
-	id, s := p.create("a", none).VolumeId, m.staging("s")
-	ask := func(c *csi.VolumeCapability) bool {
-		answer, err := p.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{c},
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		return answer.GetConfirmed() != nil
-	}
-	step(t, "stage as xfs, which needs more", p.stage(id, s, xfs), codes.FailedPrecondition)
-	step(t, "stage", p.stage(id, s, none), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-	err := p.stage(id, s, xfs)
-	step(t, "stage as xfs", err, codes.FailedPrecondition)
-	if !strings.Contains(status.Convert(err).Message(), "file system ext4") {
-		t.Errorf("the error does not say what it is: %v", err)
-	}
-	if !ask(writer) || !ask(none) || ask(xfs) {
-		t.Error("validated is not just ext4")
-	}
-	step(t, "stage as ext4", p.stage(id, s, writer), codes.OK)
-	step(t, "unstage", p.unstage(id, s), codes.OK)
-	if v := p.create("a", none); v.VolumeId != id {
-		t.Errorf("the same again is %v", v)
-	}
-}
-
 // Copies of one xfs are mounted beside each other, and a copy is of its source's type.
 func TestCopiesOfXFS(t *testing.T) {
 	need(t, disk.LoopBackend)
