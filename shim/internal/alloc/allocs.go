@@ -91,6 +91,9 @@ func (a *Allocs) Run(ctx context.Context) error {
 // what is done already. When it fails, what it has done stands until it is called again or the alloc is released.
 func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup) (map[string]hooks.Plan, error) {
 	spec, err := config.OpenGroup(g.Sealed)
+	if err == nil {
+		spec, err = spec.For(g.Alloc, g.Index)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
 	}
@@ -104,7 +107,7 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}}
+		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
 		at, err := h.up(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more

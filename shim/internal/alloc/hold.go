@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
@@ -14,10 +15,11 @@ import (
 // hold is one request of an alloc for a volume, on its way up or down. step is what is being done for it now.
 type hold struct {
 	*Allocs
-	call registry.Call
-	key  registry.ClaimKey // its Volume is not known before the request's volume is
-	name registry.VolumeName
-	step registry.Step
+	call  registry.Call
+	key   registry.ClaimKey // its Volume is not known before the request's volume is
+	name  registry.VolumeName
+	parts []hooks.Part // of the volume, which tasks mount instead of all of it
+	step  registry.Step
 }
 
 // turn waits for the volume's lane, and says so if it has to. The lane has to be left.

@@ -32,6 +32,9 @@ type Controller interface {
 type Node interface {
 	Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error
 	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
+	// MountParts mounts parts of what is published, and says where.
+	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
+	// Unpublish takes parts off first.
 	Unpublish(ctx context.Context, call registry.Call, k registry.ClaimKey) error
 	// Unstage does nothing while somebody uses the volume.
 	Unstage(ctx context.Context, call registry.Call, v registry.VolumeKey) error

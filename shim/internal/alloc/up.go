@@ -47,7 +47,7 @@ func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
 	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx))
 }
 
-// mount has the volume attached, staged and published, each only after the one before.
+// mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.
 func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance) (hooks.Published, error) {
 	h.step = registry.StepAttach
 	if err := h.controller.Attach(ctx, h.call, vol, u, node.Fingerprint.NodeID); err != nil {
@@ -58,7 +58,12 @@ func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage,
 		return hooks.Published{}, err
 	}
 	h.step = registry.StepPublish
-	return h.node.Publish(ctx, h.call, vol, h.key, u)
+	at, err := h.node.Publish(ctx, h.call, vol, h.key, u)
+	if err != nil {
+		return hooks.Published{}, err
+	}
+	at.Parts, err = h.node.MountParts(ctx, h.key, h.parts)
+	return at, err
 }
 
 // volume is the volume that the request names, or makes.

@@ -133,6 +133,17 @@ func (p *parts) Publish(ctx context.Context, _ registry.Call, v registry.Volume,
 	return hooks.Published{Target: at, Usage: u}, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(), Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
 }
 
+func (p *parts) MountParts(ctx context.Context, k registry.ClaimKey, wanted []hooks.Part) (map[string]string, error) {
+	at := map[string]string{}
+	for _, w := range wanted {
+		if err := p.step(ctx, k.Volume, "mount-part %s of %s, read-only %v", w.Path, k.Volume.External, w.ReadOnly); err != nil {
+			return nil, err
+		}
+		at[w.Path] = "/part/" + w.Path
+	}
+	return at, nil
+}
+
 func (p *parts) Unpublish(ctx context.Context, _ registry.Call, k registry.ClaimKey) error {
 	if err := p.step(ctx, k.Volume, "unpublish %s %s", k.Volume.External, k.Alloc); err != nil {
 		return err

@@ -69,6 +69,7 @@ func newJudge(f Facts) *judge {
 	for _, r := range f.Records.Refs {
 		j.refs[r.Volume] = append(j.refs[r.Volume], r)
 		j.known[r.Target.Host], j.known[filepath.Dir(r.Target.Host)] = true, true
+		j.learnParts(r)
 	}
 	for _, p := range f.Records.Placements {
 		j.placed[p.Volume] = p

@@ -108,8 +108,8 @@ func told(f registry.Finding, now time.Time) registry.Event {
 	return e
 }
 
-// inOrder are the findings with that action, in the order in which it is taken: publishes before what they were made of, children before
-// their parents.
+// inOrder are the findings with that action, in the order in which it is taken: parts and publishes before what they were made of, children
+// before their parents.
 func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAction) (list []*registry.Finding) {
 	for i := range findings {
 		if findings[i].Action == action {
@@ -118,10 +118,13 @@ func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAct
 	}
 	shape := placesOf(d.Layout)
 	first := func(f *registry.Finding) int {
-		if shape.of(f.Path) == staging {
-			return 1
+		switch shape.of(f.Path) {
+		case part:
+			return 0
+		case staging:
+			return 2
 		}
-		return 0
+		return 1
 	}
 	slices.SortStableFunc(list, func(a, b *registry.Finding) int {
 		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")), cmp.Compare(a.Path,

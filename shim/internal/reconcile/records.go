@@ -93,6 +93,7 @@ func (j *judge) ref(r registry.Ref) {
 		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, saw.Trouble)
 		f.Advice = fmt.Sprintf("stop alloc %s and place it anew: its tasks cannot use the volume", r.Alloc)
 	default:
+		j.parts(r, name)
 		return
 	}
 	j.found(f)

@@ -117,7 +117,7 @@ func (r *repair) takeOff(ctx context.Context, path string, stacked int) error {
 	if left > 0 {
 		return registry.Errorf(registry.ErrConflict, "something was mounted there meanwhile; look again")
 	}
-	if r.machine.RemoveDir(path) == nil && placesOf(r.Layout).of(path) == target {
+	if at := placesOf(r.Layout).of(path); r.machine.RemoveDir(path) == nil && (at == target || at == part) {
 		_ = r.machine.RemoveDir(filepath.Dir(path)) // what is left is found by the next look
 	}
 	return nil

@@ -16,15 +16,17 @@ const (
 	elsewhere place = iota // not for volumes: a plugin's own, or what somebody wrote
 	staging                // a staging path
 	target                 // a target path
-	parent                 // the directory of one target
+	part                   // where a part of a volume is mounted
+	parent                 // the directory of one target or part
 )
 
 // places tells them apart by the shape of the paths that Layout makes, whatever ids are hashed into them.
-type places struct{ root, stage, publish, name string }
+type places struct{ root, stage, publish, parts, name string }
 
 func placesOf(l hooks.Layout) places {
 	stage, publish := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host, l.Target(registry.ClaimKey{}, registry.Tree{}).Host
-	return places{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), filepath.Base(publish)}
+	parts := filepath.Base(filepath.Dir(filepath.Dir(l.Part(registry.ClaimKey{}, ""))))
+	return places{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), parts, filepath.Base(publish)}
 }
 
 func (p places) of(path string) place {
@@ -32,6 +34,11 @@ func (p places) of(path string) place {
 	names := strings.Split(rel, "/")
 	switch {
 	case !below:
+	case names[0] == p.parts && len(names) == 2:
+		return parent
+	case names[0] == p.parts && len(names) == 3 && names[2] == p.name:
+		return part
+	case names[0] == p.parts:
 	case len(names) == 3 && names[1] == p.stage:
 		return staging
 	case len(names) == 3 && names[1] == p.publish:
@@ -109,7 +116,7 @@ func (j *judge) adoptable(path string) (registry.Volume, bool) {
 func (j *judge) unused(list []Mount) map[string]bool {
 	free := map[string]bool{}
 	for _, m := range list {
-		if at := j.places.of(m.Point); j.Unasked == "" && (at == staging || at == target) {
+		if at := j.places.of(m.Point); j.Unasked == "" && (at == staging || at == target || at == part) {
 			free[m.Point] = true
 		}
 	}

@@ -105,6 +105,10 @@ func (w *Watch) seen(ctx context.Context, refs []registry.Ref) (troubles, error)
 			found[r.ClaimKey()] = "it is not mounted any more"
 			continue
 		}
+		if gone := lostPart(r, mounted); gone != "" {
+			found[r.ClaimKey()] = gone
+			continue
+		}
 		ask[r.Target.Host], paths = r, append(paths, r.Target.Host)
 	}
 	if len(paths) == 0 {

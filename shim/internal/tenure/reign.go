@@ -139,7 +139,7 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	})
 	m := newMachine(d)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
-		Layout: layout, Check: true, Look: m.devices, Lanes: lanes, Now: time.Now, Expected: expected,
+		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
 	})
 	r.meter = stager
 	ac := alloc.Clock{Now: time.Now, Boot: clock}

@@ -25,10 +25,11 @@ type machine struct {
 	boot   string
 	dirs   map[string]bool
 	mounts map[string]bool
+	parts  parts
 }
 
 func newMachine(report errorf) *machine {
-	return &machine{errorf: report, boot: "boot-1", dirs: map[string]bool{}, mounts: map[string]bool{}}
+	return &machine{errorf: report, boot: "boot-1", dirs: map[string]bool{}, mounts: map[string]bool{}, parts: newParts()}
 }
 
 func (m *machine) Boot() string                      { return m.boot }
@@ -82,6 +83,7 @@ func (m *machine) RemoveDir(path string) error {
 func (m *machine) reboot() {
 	m.boot += "+"
 	clear(m.mounts)
+	clear(m.parts.at)
 }
 
 // plugin is a CSI plugin in memory, node and controller. It checks the order of its calls itself, against what it did and against
@@ -270,7 +272,10 @@ func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r volume.Pub
 			return "no parent, or a target that it did not make"
 		}
 		return ""
-	}, func(d *disk) { d.targets[at], d.made[at], p.mounts[at], p.dirs[at] = true, true, true, true })
+	}, func(d *disk) {
+		p.parts.published(at, p.mounts[at])
+		d.targets[at], d.made[at], p.mounts[at], p.dirs[at] = true, true, true, true
+	})
 }
 
 func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r volume.UnpublishRequest) error {
@@ -278,7 +283,7 @@ func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r volume
 		p.last.private = r.Private(ctx)
 	}
 	at := p.host(r.TargetPath)
-	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", fine, func(d *disk) {
+	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", func(*disk) string { return p.parts.standing(at) }, func(d *disk) {
 		delete(d.targets, at)
 		delete(p.mounts, at)
 		if !p.keepsTargetDirs {

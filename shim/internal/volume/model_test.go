@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -23,6 +24,7 @@ func TestModelOfTheLifeCycle(t *testing.T) {
 			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t, "keeps target dirs")
 			w.put(volumeOf("one"), volumeOf("two"))
 			w.fault = func(registry.RPC) fault { return anyFault(t, w) }
+			w.parts.fault = func(string) partFault { return anyPartFault(t, w) }
 			t.Repeat(w.actions(t))
 			w.settle(t)
 		})
@@ -69,9 +71,15 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"up": func(t *rapid.T) {
 			ctx := context.Background()
+			w.wanted = rapid.SampledFrom([][]hooks.Part{nil, {{Path: "a"}}, {{Path: "a"}, {Path: "b/c", ReadOnly: true}}}).Draw(t, "parts")
 			at, err := w.up(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"), usage.Draw(t, "usage"))
 			if err == nil && !w.mounts[at.Host] {
 				t.Fatalf("published at %s, where nothing is mounted", at.Host)
+			}
+			for _, p := range w.wanted {
+				if err == nil && !w.partsOf(at.Host, p.Path) {
+					t.Fatalf("%q of it is nowhere", p.Path)
+				}
 			}
 		},
 		"down": func(t *rapid.T) {
@@ -148,6 +156,9 @@ func (w *world) invariants(t *rapid.T) {
 		recorded := map[string]bool{}
 		for _, r := range v.AllRefs() {
 			recorded[r.Target.Host] = true
+			for _, p := range r.Parts {
+				recorded[p.At] = true
+			}
 			if !byKey[r.ClaimKey()] {
 				t.Fatalf("published without a claim: %+v", r)
 			}
@@ -169,6 +180,7 @@ func (w *world) invariants(t *rapid.T) {
 // settle lets everything end well, and expects nothing to be left.
 func (w *world) settle(t *rapid.T) {
 	w.fault = func(registry.RPC) fault { return fault{} }
+	w.parts.fault = fineParts
 	w.crash()
 	w.reconcile(t)
 	var last error

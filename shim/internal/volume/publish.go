@@ -186,6 +186,10 @@ func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry
 }
 
 func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {
+	if err := s.unmountParts(ctx, r); err != nil {
+		return err
+	}
+	r.Parts = nil
 	request := UnpublishRequest{
 		VolumeID: r.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, r.Volume) },
 	}

@@ -22,6 +22,8 @@ type Options struct {
 	Check bool
 	// Look says what lies at each of the paths, as another process sees it, for a limited time: a dead mount freezes nobody. nil: nobody can.
 	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
+	// Parts mounts parts of what is published. nil: nobody can.
+	Parts Parts
 	// Lanes are shared with whoever calls Stage and its like. nil: nobody does but the caller.
 	Lanes *lane.Lanes
 	// Now tells the wall time, for people.

@@ -24,6 +24,7 @@ type world struct {
 	log      *registrytest.Log
 	check    bool
 	limit    time.Duration // of each step; 0: none
+	wanted   []hooks.Part  // by who comes up
 	ledger   *claim.Ledger
 	mediator *controller.Mediator
 	stager   *volume.Stager
@@ -43,7 +44,9 @@ func newWorld(report errorf) *world {
 func (w *world) build() {
 	w.ledger = claim.New(w.log, time.Now)
 	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now})
-	w.stager = volume.New(w.log, w.plugin, w.plugin, w.machine, vault{}, volume.Options{Layout: layout, Check: w.check, Now: time.Now})
+	w.stager = volume.New(w.log, w.plugin, w.plugin, w.machine, vault{}, volume.Options{
+		Layout: layout, Check: w.check, Parts: w.machine, Now: time.Now,
+	})
 }
 
 // crash has the process die: whatever it still does is not durable any more.
@@ -100,6 +103,10 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 		func(ctx context.Context) (err error) {
 			published, err := w.stager.Publish(ctx, call, v, key, c.Usage)
 			at = published.Target
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := w.stager.MountParts(ctx, key, w.wanted)
 			return err
 		},
 	)
