@@ -9,8 +9,8 @@ import (
 )
 
 // Settle has an open call of a node come to a certain end: by the same call again, which has the same arguments as it is made of what was
-// recorded; a publish whose secrets cannot be had any more is undone instead, which needs none. nil says that it has an end, whichever. Whoever
-// calls it holds the volume's lane.
+// recorded; a publish whose secrets cannot be had any more, or whose stage is gone, is undone instead, which needs neither. nil says that it
+// has an end, whichever. Whoever calls it holds the volume's lane.
 func (s *Stager) Settle(ctx context.Context, call registry.Call, open registry.Intent) error {
 	return intent.Settled(s.again(ctx, call, open))
 }
@@ -43,7 +43,11 @@ func (s *Stager) again(ctx context.Context, call registry.Call, open registry.In
 func (s *Stager) publishAgain(
 	ctx context.Context, call registry.Call, open registry.Intent, st state, r registry.Ref, inst registry.Instance,
 ) error {
-	if open.RPC == registry.NodePublishRPC {
+	stands, err := s.stands(st)
+	if err != nil {
+		return err
+	}
+	if open.RPC == registry.NodePublishRPC && (stands || st.place.Stage == registry.MarkNone) {
 		_, err := s.publish(ctx, call, st.volume, r, st, inst)
 		if _, sent := errors.AsType[*registry.CallError](err); err == nil || sent || ctx.Err() != nil {
 			return err

@@ -41,8 +41,29 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
+	if err := s.undoOpenPublish(ctx, call, st); err != nil {
+		return err
+	}
 	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
 		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+	}
+	return nil
+}
+
+// undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to be sent before the
+// same publish could be.
+func (s *Stager) undoOpenPublish(ctx context.Context, call registry.Call, st state) error {
+	var open registry.Intent
+	err := s.log.View(ctx, func(view registry.View) error {
+		open, _ = view.Intent(st.place.Volume)
+		return nil
+	})
+	r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
+	if err != nil || open.RPC != registry.NodePublishRPC || !found {
+		return err
+	}
+	if err := s.unpublish(ctx, call, r, open.Name); err != nil {
+		return fmt.Errorf("undo the publish of volume %s for alloc %s as %q: %w", open.Name, r.Alloc, r.Request, err)
 	}
 	return nil
 }
