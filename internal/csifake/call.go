@@ -44,6 +44,11 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
+// hollow tells whether the call answers OK and what it was asked for is not the case.
+func (c *call) hollow() bool {
+	return c.acts.before != nil && c.acts.before.Lie.fits(c.line.RPC) && c.acts.before.Lie.hollow()
+}
+
 // lies tells whether a rule has the call lie so.
 func (c *call) lies(l Lie) bool { return c.acts.before != nil && c.acts.before.Lie == l }
 

@@ -111,7 +111,7 @@ func TestLiesOfPublish(t *testing.T) {
 			}
 			calls, err := fake.Calls("NodePublishVolume")
 			must(t, err)
-			if end := calls[0].End; end.Code != "OK" || end.Effect == (lie.hollow()) {
+			if end := calls[0].End; end.Code != "OK" || end.Effect != (lie == "" || lie == Stacked) {
 				t.Errorf("the journal has %+v", end)
 			}
 			must(t, c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at)) // honest: all is gone
@@ -243,6 +243,24 @@ func TestMiddle(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestKillInTheMiddle: who kills a plugin does not wait for a call that hangs between its steps, and the next plugin finds the volume free.
+func TestKillInTheMiddle(t *testing.T) {
+	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
+		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
+		at, answer := makePlaces(t), make(chan error, 1)
+		fake.On("NodeStageVolume").Middle().HangForEver()
+		go func() { answer <- c.stage(t.Context(), "v1", at) }()
+		eventually(t, func() bool {
+			calls, err := fake.Calls("NodeStageVolume")
+			return err == nil && len(calls) == 1
+		})
+		fake.Kill()
+		wantCode(t, <-answer, "UNAVAILABLE")
+		_, c = start(fake.Config())
+		must(t, c.unstage(t.Context(), "v1", at))
+	})
 }
 
 // TestMiddleOfEach: each of the four calls stops between its steps, while other volumes go on.

@@ -48,3 +48,25 @@ func TestOneChangeAtATimeOverPlugins(t *testing.T) {
 	_, err := c2.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "v"})
 	must(t, err)
 }
+
+// A volume that a dead plugin was busy with is free, though its call has not noticed yet that it is dead.
+func TestTheDeadKeepNoVolume(t *testing.T) {
+	fake := Start(t, Config{Caps: AllCaps})
+	arrived, end := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	fake.On("DeleteVolume").Answer(func(_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
+		close(arrived)
+		<-end
+		return reply, err
+	})
+	c, done := dial(t, fake.Socket()).learn(), make(chan error, 1)
+	go func() {
+		_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
+		done <- err
+	}()
+	<-arrived
+	fake.Kill()
+	wantCode(t, <-done, "UNAVAILABLE")
+	_, err := dial(t, Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
+	must(t, err)
+}

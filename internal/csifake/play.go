@@ -80,7 +80,7 @@ func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 		return nil, errGone
 	}
 	reply, err := do(context.WithValue(context.WithoutCancel(c.ctx), callKey{}, c))
-	c.effect = err == nil && (c.acts.before == nil || !c.acts.before.Lie.hollow())
+	c.effect = err == nil && !c.hollow()
 	return reply, err
 }
 
@@ -89,9 +89,10 @@ func (p *Plugin) takeLate(c *call, after time.Duration, do effect) {
 	if !p.pause(after) {
 		return
 	}
-	_, err := p.take(c, do)
+	late := &call{ctx: c.ctx, req: c.req, line: c.line, acts: c.acts} // the call itself has ended
+	_, err := p.take(late, do)
 	p.note(journal.Line{Kind: journal.Late, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role, Volume: c.line.Volume,
-		Code: journal.CodeName(uint32(status.Code(err))), Effect: c.effect})
+		Code: journal.CodeName(uint32(status.Code(err))), Effect: late.effect})
 }
 
 // middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must not wait for this.

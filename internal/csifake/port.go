@@ -158,8 +158,8 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 	return c, nil
 }
 
-// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there counts, unless the plugin
-// knew that nobody listened.
+// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there counts, unless the
+// plugin knew that nobody listened.
 func (c *portCall) wait(ctx context.Context) error {
 	defer c.end()
 	select {

@@ -68,16 +68,27 @@ func TestDrop(t *testing.T) {
 	})
 }
 
-// TestDropWithoutAnswer: a call that took effect and is never answered lasts as long as its caller's patience.
-func TestDropWithoutAnswer(t *testing.T) {
+// TestNoAnswer: a call that took effect and is never answered lasts as long as its caller's patience, on a connection that stays.
+func TestNoAnswer(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
 		fake.On("NodeStageVolume").After().HangForEver()
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		wantCode(t, c.stage(ctx, "v1", makePlaces(t)), "DEADLINE_EXCEEDED")
-		if used, err := fake.Backend().Volumes(); err != nil || used["v1"].Staged["node-1"] == "" {
-			t.Errorf("the backend has %v, %v", used, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		answer := make(chan error, 1)
+		go func() { answer <- c.stage(ctx, "v1", makePlaces(t)) }()
+		eventually(t, func() bool {
+			used, err := fake.Backend().Volumes()
+			must(t, err)
+			return used["v1"].Staged["node-1"] != ""
+		})
+		_, err := c.Probe(t.Context(), &csi.ProbeRequest{})
+		must(t, err)
+		cancel()
+		wantCode(t, <-answer, "CANCELLED")
+		calls, err := fake.Calls()
+		must(t, err)
+		if len(calls) != 2 || calls[0].Conn != calls[1].Conn {
+			t.Errorf("the journal has %+v", calls)
 		}
 	})
 }
@@ -91,7 +102,11 @@ func TestGarbage(t *testing.T) {
 			conn, err := net.Dial("unix", fake.Socket())
 			must(t, err)
 			defer conn.Close()
-			must(t, conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+			wait := 20 * time.Second
+			if kind == Silence {
+				wait = 100 * time.Millisecond
+			}
+			must(t, conn.SetReadDeadline(time.Now().Add(wait)))
 			b := make([]byte, 64)
 			n, err := conn.Read(b)
 			timeout, _ := err.(net.Error)
@@ -102,6 +117,9 @@ func TestGarbage(t *testing.T) {
 				t.Errorf("it is not silent: %d bytes, %v", n, err)
 			case kind != Close && kind != Silence && (err != nil || !strings.HasPrefix(string(b[:n]), hears)):
 				t.Errorf("it says %q, %v", b[:n], err)
+			}
+			if kind == Close {
+				eventually(t, func() bool { _, err := conn.Write(b); return err != nil })
 			}
 			_, err = dial(t, fake.Socket()).Probe(t.Context(), &csi.ProbeRequest{})
 			must(t, err)
