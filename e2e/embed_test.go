@@ -1,12 +1,15 @@
 package e2e
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 
 	"holdfast/hooks"
 )
@@ -20,29 +23,32 @@ func TestEmbed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, run := filepath.Join(dir, "state"), ""
+	state := filepath.Join(dir, "state")
+	run := hooks.DefaultRun(state, os.Getuid(), "")
+	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"), "../examples/embed/plugin.hcl",
+		filepath.Join(dir, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.Cleanup(func() {
-		for _, mount := range []string{filepath.Join(state, "mnt"), run} {
-			if mount != "" {
-				if err := syscall.Unmount(mount, 0); err != nil {
-					t.Errorf("unmount %s: %v", mount, err)
-				}
+		if t.Failed() && cmd.Process != nil {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its plugin may live
+		}
+		for _, root := range []string{filepath.Join(state, "mnt"), run} {
+			if mounted, _ := mountinfo.Mounted(root); mounted {
+				unmount(t, root)
 			}
 		}
-		_ = os.RemoveAll(run)
-		_ = os.RemoveAll(dir)
+		if err := errors.Join(os.RemoveAll(run), os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
 	})
 	build(t, "../examples/embed", ".", filepath.Join(dir, "embed"))
 	build(t, "..", "./examples/loopfs", filepath.Join(dir, "loopfs"))
-	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"), "../examples/embed/plugin.hcl",
-		filepath.Join(dir, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
 	out, err := cmd.Output()
 	if exit, ok := err.(*exec.ExitError); ok {
 		t.Fatalf("embed: %v\n%s", err, exit.Stderr)
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	run = hooks.DefaultRun(state, os.Getuid(), "")
 	if !strings.Contains(string(out), "loopfs: loopfs.holdfast.dev 0.1.0, healthy") {
 		t.Errorf("it says %q", out)
 	}

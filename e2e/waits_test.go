@@ -53,5 +53,5 @@ func TestAnotherRunDirectory(t *testing.T) {
 	w.must(w.release("alloc-1"))
 	w.must(w.delete("vol"))
 	w.exit(p)
-	w.unmount(first)
+	unmount(t, first)
 }

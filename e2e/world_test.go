@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -97,24 +98,24 @@ func (w *world) leave() {
 	if left, _ := os.ReadDir(filepath.Join(w.config.RunDir, "t")); len(left) > 0 {
 		w.t.Errorf("left of sockets: %v", left)
 	}
-	for _, m := range mounts {
-		w.unmount(m.Mountpoint)
+	for _, m := range slices.Backward(mounts) { // what is left lies on our roots
+		unmount(w.t, m.Mountpoint)
 	}
 	if err := os.RemoveAll(w.dir); err != nil {
 		w.t.Error(err)
 	}
 }
 
-// unmount unmounts one of our roots. A process that another test forks in this moment holds it until it executes its program.
-func (w *world) unmount(path string) {
-	w.t.Helper()
+// unmount unmounts what a test has left. A process that another test forks in this moment holds it until it executes its program.
+func unmount(t *testing.T, path string) {
+	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err := syscall.Unmount(path, 0)
 		if err == nil {
 			return
 		}
 		if !errors.Is(err, syscall.EBUSY) || time.Now().After(end) {
-			w.t.Errorf("unmount %s: %v", path, err)
+			t.Errorf("unmount %s: %v", path, err)
 			return
 		}
 	}

@@ -38,8 +38,8 @@ func TestBlockLoop(t *testing.T) {
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 8 << 20}})
 	must(t, err)
 	id := made.GetVolume().GetVolumeId()
-	must(t, c.publishBlock(id, one.target))
 	t.Cleanup(func() { _ = work{p: fake, c: &call{}, volume: id}.freeBlock() })
+	must(t, c.publishBlock(id, one.target))
 	device := deviceAt(t, one.target)
 	if size := sizeOf(t, one.target); size != 8<<20 {
 		t.Errorf("the device has %d bytes", size)
