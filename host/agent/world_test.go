@@ -258,9 +258,9 @@ func (s *shim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]
 		return nil, context.Cause(ctx)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.jobs[g.Alloc] = g.Job
-	if s.prepare != nil {
+	s.mu.Unlock()
+	if s.prepare != nil { // may take its time; the shim answers meanwhile
 		if err := s.prepare(g); err != nil {
 			s.journal.add("refused %s", g.Job)
 			return nil, err
@@ -272,14 +272,12 @@ func (s *shim) PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]
 }
 
 func (s *shim) ReleaseAlloc(_ context.Context, id host.AllocID) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.release != nil {
+	if s.release != nil { // may take its time; the shim answers meanwhile
 		if err := s.release(id); err != nil {
 			return err
 		}
 	}
-	s.journal.add("released %s", s.jobs[id])
+	s.journal.add("released %s", s.job(id))
 	return nil
 }
 
