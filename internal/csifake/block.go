@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -138,6 +140,22 @@ func loopOf(device, file string) bool {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	var st unix.Stat_t
 	return err == nil && unix.Stat(file, &st) == nil && info.Inode == st.Ino && info.Device == st.Dev
+}
+
+// FreeLoops gives back all loop devices over files below a directory, for tests that end with a block volume published: such a device
+// outlives its plugin and its file. Start does it for its DataDir.
+func FreeLoops(dir string) error {
+	backed, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, at := range backed {
+		if file, err := os.ReadFile(at); err == nil && strings.HasPrefix(string(file), filepath.Clean(dir)+"/") {
+			errs = append(errs, detachLoop("/dev/"+strings.Split(at, "/")[3]))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func detachLoop(device string) error {

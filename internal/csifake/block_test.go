@@ -3,6 +3,7 @@ package csifake
 import (
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -38,7 +39,6 @@ func TestBlockLoop(t *testing.T) {
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 8 << 20}})
 	must(t, err)
 	id := made.GetVolume().GetVolumeId()
-	t.Cleanup(func() { _ = work{p: fake, c: &call{}, volume: id}.freeBlock() })
 	must(t, c.publishBlock(id, one.target))
 	device := deviceAt(t, one.target)
 	if size := sizeOf(t, one.target); size != 8<<20 {
@@ -91,6 +91,31 @@ func sizeOf(t *testing.T, device string) int64 {
 	n, err := f.Seek(0, 2)
 	must(t, err)
 	return n
+}
+
+// TestBlockLeft: a test that ends with a block volume published leaves no device behind.
+func TestBlockLeft(t *testing.T) {
+	needMounts(t)
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		t.Skipf("this kernel has no loop devices: %v", err)
+	}
+	var device, file string
+	t.Run("one that forgets", func(t *testing.T) {
+		fake, at := Start(t, Config{Mounts: true, DataDir: t.TempDir()}), makePlaces(t)
+		cleanMounts(t, at)
+		must(t, dial(t, fake.Socket()).learn().publishBlock("v1", at.target))
+		var err error
+		device, err = fake.Backend().device("v1", "node-1")
+		must(t, err)
+		file = fake.data("v1") + ".block"
+		if !loopOf(device, file) {
+			t.Error("there is no device")
+		}
+	})
+	sys := "/sys/block" + strings.TrimPrefix(device, "/dev") + "/loop/backing_file"
+	if b, err := os.ReadFile(sys); err == nil && strings.HasPrefix(string(b), file) {
+		t.Errorf("%s still has %s", device, b)
+	}
 }
 
 // TestBlockNode: without loop devices a block volume is a device node all the same, and without staging it there is nothing to stage.

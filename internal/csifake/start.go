@@ -35,6 +35,11 @@ func Start(t testing.TB, cfg Config) *Plugin {
 		if made != "" {
 			_ = os.RemoveAll(made)
 		}
+		if cfg.DataDir != "" {
+			if err := FreeLoops(cfg.DataDir); err != nil {
+				t.Errorf("csifake: %v", err)
+			}
+		}
 	})
 	return p
 }

@@ -257,6 +257,11 @@ func TestBlockOfAProcess(t *testing.T) {
 	needMounts(t, "/dev/loop-control")
 	p := newPlace(t)
 	data := t.TempDir()
+	t.Cleanup(func() {
+		if err := csifake.FreeLoops(data); err != nil {
+			t.Error(err)
+		}
+	})
 	cmd := p.launch(t, "--mounts", "--data", data, "--block", "loop")
 	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 	target, err := p.publish(t, p.dial(t), block)
