@@ -2,6 +2,7 @@ package alloc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"holdfast/registry"
@@ -32,6 +33,9 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 // back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
 // a round of tries it gives the volume's lane back.
 func (h *hold) back(ctx context.Context) error {
+	if done, err := h.light(ctx); done || err != nil {
+		return err
+	}
 	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
 	if err != nil {
 		return err
@@ -62,6 +66,30 @@ func (h *hold) back(ctx context.Context) error {
 	h.step = registry.StepClaim
 	_, err = h.claims.Release(ctx, h.key)
 	return err
+}
+
+// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume: he
+// takes down what is staged and attached. A plugin that hangs for the one does not hold up the other.
+func (h *hold) light(ctx context.Context) (done bool, err error) {
+	own, others := false, false
+	err = h.log.View(ctx, func(v registry.View) error {
+		for _, r := range v.Refs(h.key.Volume) {
+			own = own || r.ClaimKey() == h.key
+		}
+		for _, c := range v.Claims(h.key.Volume) {
+			others = others || c.ClaimKey() != h.key && c.Node == h.host.Node
+		}
+		return nil
+	})
+	if err != nil || own || !others {
+		return false, err
+	}
+	h.step = registry.StepClaim
+	_, err = h.claims.Release(ctx, h.key)
+	if errors.Is(err, registry.ErrConflict) {
+		return false, nil // the other one was quicker: this is the last claim now
+	}
+	return err == nil, err
 }
 
 // undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last user also the stage

@@ -120,3 +120,31 @@ func TestCreationIsToldOfTheVolume(t *testing.T) {
 		t.Errorf("%+v", w)
 	}
 }
+
+// An alloc that was to use a volume which the plugin hangs on for another alloc is stopped at once: nothing has to be undone for it.
+func TestReleaseDoesNotWaitForAnothersStage(t *testing.T) {
+	for _, stopped := range []string{"alloc-1", "alloc-2"} {
+		t.Run(stopped, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newParts(t)
+				p.volume("a")
+				a, end := p.allocs()
+				defer end()
+				p.gate["stage"] = make(chan struct{})
+				for _, alloc := range []string{"alloc-1", "alloc-2"} {
+					go func() { _, _ = a.Prepare(t.Context(), registry.Call{}, group(t, alloc, "a")) }()
+					synctest.Wait()
+				}
+				begin := time.Now()
+				if err := a.Release(t.Context(), registry.Call{}, registry.AllocID(stopped)); err != nil || time.Since(begin) > 0 {
+					t.Errorf("released after %v: %v", time.Since(begin), err)
+				}
+				if said := p.said(); said[len(said)-1] != "unclaim x-a "+stopped {
+					t.Errorf("%q", said)
+				}
+				close(p.gate["stage"])
+				synctest.Wait()
+			})
+		})
+	}
+}
