@@ -14,11 +14,19 @@ type CallError struct {
 }
 
 func (e *CallError) Error() string {
-	code := e.Code
-	if code == "" {
-		code = "no answer"
+	by := "plugin " + string(e.Instance.Plugin)
+	if alloc := string(e.Instance.Alloc); alloc != "" {
+		by += " (alloc " + alloc[:min(8, len(alloc))] + ")"
 	}
-	return fmt.Sprintf("%s at %s: %s: %s", e.RPC, e.Instance, code, e.Detail)
+	switch {
+	case e.Instance.Plugin == "" && e.Code == "":
+		return fmt.Sprintf("%s has no answer: %s", e.RPC, e.Detail)
+	case e.Instance.Plugin == "": // it was not sent
+		return fmt.Sprintf("%s: %s: %s", e.RPC, e.Code, e.Detail)
+	case e.Code == "":
+		return fmt.Sprintf("%s has no answer from %s: %s", e.RPC, by, e.Detail)
+	}
+	return fmt.Sprintf("%s answers %s with %s: %s", by, e.RPC, e.Code, e.Detail)
 }
 
 // Is holds for the kind, and for ErrUncertain when the outcome is not known.

@@ -55,6 +55,9 @@ func (i Intent) Waits() Wait {
 
 // String is the wait in one line, without its times: what is not so yet, and what stands in the way.
 func (w Wait) String() string {
+	if w.Step == StepClaim && w.Detail != "" {
+		return w.Detail // it names the volume
+	}
 	line := w.what()
 	if why := w.why(); why != "" {
 		line += ": " + why

@@ -2,6 +2,19 @@ package registry
 
 import "testing"
 
+func TestCallErrorNamesThePlugin(t *testing.T) {
+	at := InstanceKey{RoleNode, "p", "12345678-9abc", "t"}
+	for want, e := range map[string]CallError{
+		"plugin p (alloc 12345678) answers NodeStageVolume with INTERNAL: no": {RPC: NodeStageRPC, Instance: at, Code: "INTERNAL", Detail: "no"},
+		"NodeStageVolume has no answer from plugin p (alloc 12345678): lost":  {RPC: NodeStageRPC, Instance: at, Detail: "lost"},
+		"NodeStageVolume: UNAVAILABLE: none is registered":                    {RPC: NodeStageRPC, Code: "UNAVAILABLE", Detail: "none is registered"},
+	} {
+		if got := e.Error(); got != want {
+			t.Errorf("%s\nwant %s", got, want)
+		}
+	}
+}
+
 func TestWaitInOneLine(t *testing.T) {
 	disk := VolumeName{"default", "disk"}
 	for want, w := range map[string]Wait{
@@ -18,7 +31,8 @@ func TestWaitInOneLine(t *testing.T) {
 			Volume: disk, For: "plugin p", RPC: CreateVolumeRPC, Code: "INTERNAL", Detail: "no",
 		},
 		"volume disk is not attached yet: its secrets cannot be had": {Volume: disk, Step: StepAttach, Detail: "its secrets cannot be had"},
-		"volume disk waits for its claim: alloc a holds it":          {Volume: disk, Step: StepClaim, Detail: "alloc a holds it"},
+		"volume disk waits for its claim":                            {Volume: disk, Step: StepClaim},
+		"volume disk is held by alloc a":                             {Volume: disk, Step: StepClaim, Detail: "volume disk is held by alloc a"},
 		"volume disk waits for plugin p to be healthy":               {Volume: disk, Step: StepPlugin, For: "plugin p to be healthy"},
 		"volume disk waits for its turn: a mount for alloc a":        {Volume: disk, Step: StepTurn, For: "a mount for alloc a"},
 		"the volume of request \"r\" waits: its name is none":        {Request: "r", Detail: "its name is none"},

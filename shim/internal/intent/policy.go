@@ -61,7 +61,10 @@ func Advice(rpc registry.RPC, code string) string {
 func Waits(open registry.Intent) registry.Wait {
 	w, policy := open.Waits(), PolicyOf(open.RPC)
 	w.Advice = policy.Row(open.Code).Advice
-	if open.Code == "" && open.Detail == "" {
+	if open.Outcome == registry.OutcomePending && open.Code == "CANCELLED" {
+		w.Code, w.Detail = "", "" // that was our word: the plugin has not said anything yet
+	}
+	if w.Code == "" && w.Detail == "" {
 		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then", policy.Deadline.Minutes())
 	}
 	return w
