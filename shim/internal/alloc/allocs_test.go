@@ -86,7 +86,7 @@ func TestOneVolumeHoldsUpNoOther(t *testing.T) {
 		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a", "b")); err != nil {
 			t.Fatal(err)
 		}
-		p.fail["unpublish"] = 1 // b's, as the last up is the first down
+		p.fail["unpublish x-b"] = 1
 		if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
 			t.Fatal(err)
 		}
@@ -95,6 +95,42 @@ func TestOneVolumeHoldsUpNoOther(t *testing.T) {
 			t.Errorf("a waited for b: %q", said)
 		}
 	})
+}
+
+// What holds up one volume holds up no other of the same alloc: its turn that does not come, and a call for it that hangs.
+func TestWaitForOneVolumeHoldsUpNoOther(t *testing.T) {
+	for _, hangs := range []string{"stage", "unpublish"} {
+		t.Run(hangs, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newParts(t)
+				p.volume("a")
+				p.volume("b")
+				p.volume("c")
+				a, end := p.allocs()
+				defer end()
+				if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a", "b", "c")); err != nil {
+					t.Fatal(err)
+				}
+				p.holdUp(hangs + " x-b")
+				go func() { _, _ = a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-2", "b")) }()
+				synctest.Wait()
+				p.fail["unstage"] = 2
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := a.Release(ctx, registry.Call{}, "alloc-1"); !errors.Is(err, registry.ErrUnavailable) {
+					t.Errorf("%v", err)
+				}
+				for _, want := range []string{"unclaim x-a alloc-1", "unclaim x-c alloc-1"} {
+					if !slices.Contains(p.said(), want) {
+						t.Errorf("no %q while b is held up: %q", want, p.said())
+					}
+				}
+				if slices.Contains(p.said(), "unclaim x-b alloc-1") {
+					t.Errorf("b was not held up: %q", p.said())
+				}
+			})
+		})
+	}
 }
 
 // The last user unstages, nobody else.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"time"
 
 	"holdfast/registry"
@@ -77,45 +77,52 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// takeDown tries until the alloc is gone or ctx ends.
+// takeDown takes back every volume of the alloc, beside each other, so that what holds up one holds up no other; and then forgets the alloc
+// with its inline volumes. It tries until that is done or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
-	wait := retryFirst
-	for {
-		err := a.down(ctx, id, wait)
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", wait, "error", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
-		}
-		wait = min(wait*2, retryCeiling)
+	var claims []registry.Claim
+	persist(ctx, func(pause time.Duration) error {
+		err := a.log.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil })
+		return a.unreleased(id, pause, err)
+	})
+	var all sync.WaitGroup
+	for _, c := range claims {
+		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.takeBack(ctx, c, pause) }) })
 	}
+	all.Wait()
+	persist(ctx, func(pause time.Duration) error {
+		_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id), nil })
+		return a.unreleased(id, pause, err)
+	})
 }
 
-// down takes back every volume of the alloc, each in its own order, and then forgets the alloc with its inline volumes. What fails for one
-// volume does not hold up another one; it is tried again after pause.
-func (a *Allocs) down(ctx context.Context, id registry.AllocID, pause time.Duration) error {
-	var claims []registry.Claim
-	if err := a.log.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil }); err != nil {
+// takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
+func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
+	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
+	err := h.back(ctx)
+	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	slices.Reverse(claims)
-	var errs []error
-	for _, c := range claims {
-		h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
-		if err := h.back(ctx); err != nil {
-			h.failed(ctx, err, a.clock.Now().Add(pause))
-			errs = append(errs, fmt.Errorf("volume %s: %w", c.Name, err))
+	h.failed(ctx, err, a.clock.Now().Add(pause))
+	return a.unreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
+}
+
+// unreleased says in the log that the alloc cannot be released yet, if err says why.
+func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
+	if err != nil {
+		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause, "error", err)
+	}
+	return err
+}
+
+// persist tries until it succeeds or ctx ends. try is told how long the pause is that follows a failure. Once ctx has ended, nothing is tried.
+func persist(ctx context.Context, try func(pause time.Duration) error) {
+	for pause := retryFirst; ctx.Err() == nil && try(pause) != nil; pause = min(pause*2, retryCeiling) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
 		}
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id), nil })
-	return err
 }
 
 // forgotten is the change that forgets the alloc, its inline volumes with it, and answers who asked for that.

@@ -87,6 +87,8 @@ func (n *node) step() {
 		n.introduce()
 	case d < 97:
 		n.sync()
+	case d < 98:
+		n.reboot()
 	default:
 		n.plugin.Load().ClearScript()
 	}
@@ -99,9 +101,9 @@ func (n *node) anAlloc() registry.AllocID {
 
 // prepare asks for the volumes of an alloc, with a deadline or without, and does not wait.
 func (n *node) prepare() {
-	volumes := []string{"v0", "v1", "v2"}
-	n.random.Shuffle(len(volumes), func(i, j int) { volumes[i], volumes[j] = volumes[j], volumes[i] })
-	group := n.group(n.anAlloc(), volumes[:1+n.random.IntN(3)], n.random.IntN(3) == 0)
+	group := n.group(n.anAlloc(), wish{
+		volumes: n.random.Perm(3)[:1+n.random.IntN(3)], mixed: n.random.IntN(3) == 0, inline: n.random.IntN(4) == 0, other: n.random.IntN(8) == 0,
+	})
 	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
 	shim := n.shim
 	n.allocs.Go(func() {
@@ -176,6 +178,11 @@ func (n *node) left() (left []string) {
 	err := n.log.View(context.Background(), func(v registry.View) error {
 		for _, a := range v.Allocs() {
 			left = append(left, fmt.Sprintf("alloc %s, %s: %s", a.ID, a.State, registry.Waits(a.Waiting)))
+		}
+		for _, vol := range v.Volumes() {
+			if vol.Ephemeral {
+				left = append(left, "inline volume "+vol.VolumeName().String())
+			}
 		}
 		for _, c := range v.AllClaims() {
 			left = append(left, "claim "+c.ClaimKey().String())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -46,6 +49,7 @@ type node struct {
 	shim    *shim
 	allocs  sync.WaitGroup // what was asked for allocs
 	starts  int            // of plugins
+	boots   int
 }
 
 var layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
@@ -68,10 +72,18 @@ func newNode(t *testing.T, seed uint64) *node {
 	for i := range 3 {
 		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{
 			Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", i)), Plugin: pluginID, External: registry.ExternalID(fmt.Sprintf("ext-%d", i)),
-			Capabilities: []registry.VolumeCapability{{Access: registry.MultiNodeMultiWriter, Attachment: registry.FileSystem}},
+			Capabilities: []registry.VolumeCapability{{Access: accessOf(i), Attachment: registry.FileSystem}},
 		}, State: registry.VolumeReady})
 	}
 	return n
+}
+
+// accessOf is how the volumes may be used: the last one by one alloc at a time.
+func accessOf(volume int) registry.AccessMode {
+	if volume == 2 {
+		return registry.SingleNodeWriter
+	}
+	return registry.MultiNodeMultiWriter
 }
 
 func (n *node) put(records ...registry.Record) {
@@ -99,8 +111,9 @@ func (n *node) startPlugin() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	instance := fmt.Sprintf("p-%d", n.starts)
 	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
-	f.server = grpc.NewServer(grpc.UnknownServiceHandler(through(port)))
+	f.server = grpc.NewServer(grpc.UnknownServiceHandler(through(port, func() bool { return n.hasStopped(instance) })))
 	go func() {
 		_ = p.Run(context.Background())
 		f.server.Stop() // as a process that dies takes its connections with it
@@ -120,8 +133,19 @@ func (f *fake) end(killed bool) {
 	<-f.ended
 }
 
-// through answers every call of a gRPC server by the plugin at the port.
-func through(port *csifake.Port) grpc.StreamHandler {
+// hasStopped says whether the journal says that a process of the plugin is at its end.
+func (n *node) hasStopped(instance string) bool {
+	for _, l := range slices.Backward(n.journal.Lines()) {
+		if l.Instance == instance && l.Kind == journal.Stop {
+			return true
+		}
+	}
+	return false
+}
+
+// through answers every call of a gRPC server by the plugin at the port. The dead answer nobody: what a call was about to say when its
+// plugin was killed is not heard.
+func through(port *csifake.Port, dead func() bool) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		in, out, err := messages(method)
@@ -133,6 +157,9 @@ func through(port *csifake.Port) grpc.StreamHandler {
 		}
 		if err := port.Invoke(stream.Context(), method, in, out); err != nil {
 			return err
+		}
+		if dead() {
+			return status.Error(codes.Unavailable, "the plugin is dead")
 		}
 		return stream.SendMsg(out)
 	}
@@ -202,6 +229,18 @@ func (n *node) crash() {
 	n.shim.loops.Wait()
 }
 
+// reboot starts the machine anew: nothing is mounted any more, whoever ran is dead.
+func (n *node) reboot() {
+	n.crash()
+	n.plugin.Load().end(true)
+	n.journal.NoteReboot("csifake.example.org", "node-1")
+	n.boots++
+	n.boot = fmt.Sprintf("boot-%d", 1+n.boots)
+	n.startPlugin()
+	n.startShim()
+	n.introduce()
+}
+
 // introduce has the plugin say what it is, and registers it as healthy. One that crashes meanwhile is started again.
 func (n *node) introduce() {
 	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
@@ -234,19 +273,35 @@ func (n *node) introduce() {
 	}
 }
 
-// group is an alloc that uses the volumes; mixed: some of them read-only, and one of them twice.
-func (n *node) group(id registry.AllocID, volumes []string, mixed bool) hooks.AllocGroup {
+// wish is what an alloc asks for.
+type wish struct {
+	volumes []int
+	mixed   bool // some of them read-only, and one of them twice
+	inline  bool // a volume of its own besides
+	other   bool // with mount options that nobody else asks for
+}
+
+func (n *node) group(id registry.AllocID, w wish) hooks.AllocGroup {
 	text, mounts := "job \"j\" {\n group \"g\" {\n", ""
-	ask := func(name, source string, readOnly bool) {
-		text += fmt.Sprintf("volume %q {\n type = \"csi\"\n source = %q\n read_only = %v\n access_mode = \"multi-node-multi-writer\"\n attachment_mode = \"file-system\"\n}\n",
-			name, source, readOnly)
+	ask := func(name, access, more string) {
+		text += fmt.Sprintf("volume %q {\n type = \"csi\"\n access_mode = %q\n attachment_mode = \"file-system\"\n%s\n}\n", name, access, more)
 		mounts += fmt.Sprintf("volume_mount {\n volume = %q\n destination = \"/%s\"\n}\n", name, name)
 	}
-	for i, v := range volumes {
-		ask(v, v, mixed && i%2 == 0)
+	more := func(volume int, readOnly bool) string {
+		text := fmt.Sprintf("source = \"v%d\"\n read_only = %v", volume, readOnly)
+		if w.other {
+			text += "\n mount_options {\n fs_type = \"xfs\"\n}"
+		}
+		return text
 	}
-	if mixed {
-		ask("again", volumes[0], false)
+	for i, v := range w.volumes {
+		ask(fmt.Sprintf("v%d", v), string(accessOf(v)), more(v, w.mixed && i%2 == 0))
+	}
+	if w.mixed && accessOf(w.volumes[0]) == registry.MultiNodeMultiWriter {
+		ask("again", string(accessOf(w.volumes[0])), more(w.volumes[0], false))
+	}
+	if w.inline {
+		ask("scratch", string(registry.SingleNodeWriter), fmt.Sprintf("ephemeral {\n plugin_id = %q\n}", pluginID))
 	}
 	text += "task \"t\" {\n driver = \"exec\"\n" + mounts + "}\n}\n}\n"
 	job, diags := config.ParseJob(config.Source{Name: "j.hcl", Text: []byte(text)}, config.Options{})

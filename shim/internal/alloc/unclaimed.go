@@ -52,21 +52,14 @@ func (a *Allocs) takeDownUnclaimed(p registry.Placement) {
 
 // untilDown tries until nothing is left of the volume, it is claimed, or ctx ends.
 func (a *Allocs) untilDown(ctx context.Context, p registry.Placement) {
-	wait := retryFirst
-	for {
+	persist(ctx, func(pause time.Duration) error {
 		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: p.Volume}, name: p.Name}
 		err := h.clear(ctx)
-		if err == nil || ctx.Err() != nil {
-			return
+		if err != nil && ctx.Err() == nil {
+			a.logger.Warn("a volume that nobody claims cannot be taken down yet", "volume", p.Name, "again_in", pause, "error", err)
 		}
-		a.logger.Warn("a volume that nobody claims cannot be taken down yet", "volume", p.Name, "again_in", wait, "error", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
-		}
-		wait = min(wait*2, retryCeiling)
-	}
+		return err
+	})
 }
 
 // clear unstages and detaches a volume that nobody claims.

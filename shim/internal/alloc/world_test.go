@@ -27,8 +27,8 @@ type parts struct {
 	mu      sync.Mutex
 	journal []string
 	inside  map[registry.VolumeKey]int // calls under way
-	fail    map[string]int             // by step: how many times it fails
-	gate    map[string]chan struct{}   // by step: waits until closed
+	fail    map[string]int             // by step, of all volumes or of one ("stage x-a"): how many times it fails
+	gate    map[string]chan struct{}   // by step, of all volumes or of one ("stage x-a"): waits until closed
 	plugin  chan struct{}              // closed: the plugin is there
 	socket  bool                       // somebody answers at the socket
 }
@@ -60,9 +60,8 @@ func (p *parts) step(ctx context.Context, v registry.VolumeKey, format string, a
 }
 
 func (p *parts) act(ctx context.Context, what string) error {
-	verb, _, _ := strings.Cut(what, " ")
 	p.mu.Lock()
-	gate := p.gate[verb]
+	gate := p.gate[about(p.gate, what)]
 	p.mu.Unlock()
 	if gate != nil {
 		select {
@@ -73,13 +72,30 @@ func (p *parts) act(ctx context.Context, what string) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.fail[verb] > 0 {
-		p.fail[verb]--
+	if failing := about(p.fail, what); p.fail[failing] > 0 {
+		p.fail[failing]--
 		p.journal = append(p.journal, what+" failed")
-		return registry.Errorf(registry.ErrUnavailable, "%s is refused", verb)
+		return registry.Errorf(registry.ErrUnavailable, "%s is refused", failing)
 	}
 	p.journal = append(p.journal, what)
 	return nil
+}
+
+// about is which of the steps, of all volumes ("stage") or of one ("stage x-a"), is meant by what is done.
+func about[T any](steps map[string]T, what string) string {
+	for step := range steps {
+		if strings.HasPrefix(what+" ", step+" ") {
+			return step
+		}
+	}
+	return ""
+}
+
+// holdUp has the step hang for one volume: "stage x-a".
+func (p *parts) holdUp(step string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gate[step] = make(chan struct{})
 }
 
 func (p *parts) said() []string {
