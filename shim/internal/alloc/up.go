@@ -100,7 +100,12 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	vol.Since = h.clock.Now()
 	h.name = vol.VolumeName()
 	_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		if old, known := v.Volume(h.name); known {
+		old, known := v.Volume(h.name)
+		switch {
+		case known && old.Owner != g.Alloc:
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is no inline volume of alloc %s, and has the name of one; give it another",
+				h.name, g.Alloc)
+		case known:
 			vol = old
 			return registry.Change{}, nil
 		}
@@ -109,11 +114,16 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	return vol, err
 }
 
+// inlineID is what the inline volume of an alloc's request is called.
+func inlineID(alloc registry.AllocID, request registry.RequestName) registry.VolumeID {
+	return registry.VolumeID(fmt.Sprintf("%s@%s", request, alloc))
+}
+
 // inlineVolume is the volume that an ephemeral block asks for.
 func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
 	return registry.Volume{
 		VolumeSpec: registry.VolumeSpec{
-			Namespace: g.Namespace, ID: registry.VolumeID(fmt.Sprintf("%s@%s", r.Name, g.Alloc)), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
+			Namespace: g.Namespace, ID: inlineID(g.Alloc, r.Name), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
 			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
 			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
 		},
