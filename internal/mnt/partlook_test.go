@@ -225,7 +225,7 @@ func TestPartHelperKilledAnywhere(t *testing.T) {
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(a.pidfd), Events: unix.POLLIN}}, 10000)
 		}
 		if !a.dies() {
-			t.Fatal("it cannot be killed")
+			until(t, "it is dead", a.reaped)
 		}
 		switch lines := w.lines(w.at(p)); {
 		case len(lines) == 0:
@@ -275,4 +275,53 @@ func TestPartIsMountedByOneAtATime(t *testing.T) {
 		}
 		must(t, UnmountPart(p.Root, p.At))
 	}
+}
+
+// Who is told to end needs a moment: his place is waited for, also if he removes it.
+func TestPartsPlaceIsWaitedFor(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a", true)
+	for _, removed := range []bool{false, true} {
+		s, err := openSlot(p.Root, p.At, true)
+		must(t, err)
+		done := make(chan error, 1)
+		go func() { done <- MountPart(p) }()
+		select {
+		case err := <-done:
+			t.Errorf("it was not waited for: %v", err)
+		case <-time.After(slotPatience / 10):
+		}
+		if removed {
+			must(t, s.empty())
+		}
+		s.close()
+		must(t, <-done)
+		if lines := w.lines(w.at(p)); len(lines) != 1 {
+			t.Errorf("removed %v: the kernel says %v", removed, lines)
+		}
+		must(t, UnmountPart(p.Root, p.At))
+		w.gone(p)
+	}
+}
+
+// Some that mount and some that unmount a part meet at its place: each finds it whole or not there.
+func TestPartsComeAndGoAtOnce(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a", true)
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			for range 200 {
+				if err := MountPart(p); err != nil && !errors.Is(err, ErrMounted) && !errors.Is(err, ErrHeld) {
+					t.Error(err)
+				}
+				if err := UnmountPart(p.Root, p.At); err != nil && !errors.Is(err, ErrHeld) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	must(t, UnmountPart(p.Root, p.At))
+	w.gone(p)
 }

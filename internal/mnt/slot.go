@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +20,12 @@ type slot struct {
 	name string // of the mount point, in it
 }
 
+// A slot that is held is waited for that long: who was told to end needs a moment.
+const (
+	slotPatience = time.Second
+	slotPoll     = 5 * time.Millisecond
+)
+
 // openSlot opens the slot of a mount point below root, and makes its directories if asked to.
 func openSlot(root, at string, create bool) (_ *slot, err error) {
 	names, err := elements(at)
@@ -31,23 +38,49 @@ func openSlot(root, at string, create bool) (_ *slot, err error) {
 	at = filepath.Clean(at)
 	dir := filepath.Dir(at)
 	s := &slot{root: -1, dir: -1, up: filepath.Dir(dir), own: filepath.Base(dir), name: filepath.Base(at)}
-	if s.root, err = openRoot(root); err == nil && create {
-		err = makeAll(s.root, dir)
-	}
-	if err == nil {
-		s.dir, err = openBelow(s.root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
-	}
-	if err == nil {
-		err = unix.Flock(s.dir, unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = ErrHeld
+	s.root, err = openRoot(root)
+	for end := time.Now().Add(slotPatience); err == nil; time.Sleep(slotPoll) {
+		if err = s.hold(dir, create); !errors.Is(err, ErrHeld) || time.Now().After(end) {
+			break
+		}
+		err = nil
 	}
 	if err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// hold opens the slot's directory and locks it. One that was removed before it was locked is as good as held: the next try finds another
+// one, or none.
+func (s *slot) hold(dir string, create bool) error {
+	fd, err := -1, error(nil)
+	if create {
+		err = makeAll(s.root, dir)
+	}
+	if err == nil {
+		fd, err = openBelow(s.root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	}
+	if create && errors.Is(err, unix.ENOENT) {
+		return ErrHeld
+	}
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && st.Nlink == 0 {
+		err = ErrHeld
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	s.dir = fd
+	return nil
 }
 
 func makeAll(root int, rel string) error {

@@ -15,7 +15,7 @@ var _ volume.Parts = (*Disk)(nil)
 
 // partLimit is how long a part may take to be mounted or unmounted. Asking the server of a volume for a path takes a round trip for each
 // name.
-const partLimit = 20 * time.Second
+const partLimit = 10 * time.Second
 
 // HasPart says whether what is mounted at a path is a part of what is mounted at target, and whether anything is mounted there at all. It
 // goes by the mount table: of the same file system, and of a directory or file below the one that the volume is. A part that somebody has

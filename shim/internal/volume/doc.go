@@ -11,6 +11,9 @@
 // announced when a volume was put up decides how it is taken down. A second user of a staged volume whose usage would need
 // another staging mount is a conflict that says why; usages are compared by value.
 //
+// Where tasks want parts of what is published, these are mounted once more after the publish and taken off before its undo, each at a
+// place of its own that is recorded before it is used (Parts). A part that is used keeps its volume published.
+//
 // The mount table is the witness: a publish of a file system is done when something is mounted at the target, an unpublish when
 // nothing is, and "not found" is success only where the table agrees. No path that may hold a volume is ever touched. After a boot
 // (another boot id) the node's marks are worth no more than "sent".

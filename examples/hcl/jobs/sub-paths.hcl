@@ -1,0 +1,67 @@
+# Tasks that see parts of one volume: the one that writes has a directory of its alloc's own and one to share, the one that reads has only the
+# latter, read-only. What is missing is made for a mount that may write, like the directory that it is made in. Symbolic links in the volume are
+# followed for as long as they stay in it.
+
+job "sub-paths" {
+  type = "batch"
+
+  group "parts" {
+    volume "notes" {
+      type            = "csi"
+      source          = "notes"
+      access_mode     = "single-node-multi-writer"
+      attachment_mode = "file-system"
+    }
+
+    task "write" {
+      driver = "exec"
+
+      config {
+        command = "/bin/sh"
+        args    = ["-c", "echo mine >/own/line && echo \"$NOMAD_ALLOC_ID\" >/shared/from.new && mv /shared/from.new /shared/from"]
+      }
+
+      restart {
+        attempts = 0
+        mode     = "fail"
+      }
+
+      volume_mount {
+        volume      = "notes"
+        destination = "/own"
+        sub_path    = "allocs/${NOMAD_ALLOC_ID}"
+      }
+
+      volume_mount {
+        volume      = "notes"
+        destination = "/shared"
+        sub_path    = "shared"
+      }
+    }
+
+    task "read" {
+      driver = "exec"
+
+      config {
+        command = "/bin/sh"
+        args = ["-c", <<-EOT
+          until grep "$NOMAD_ALLOC_ID" /shared/from; do sleep 0.1; done
+          if touch /shared/written; then echo "it could be written to"; exit 1; fi
+        EOT
+        ]
+      }
+
+      restart {
+        attempts = 0
+        mode     = "fail"
+      }
+
+      volume_mount {
+        volume      = "notes"
+        destination = "/shared"
+        sub_path    = "shared"
+        read_only   = true
+      }
+    }
+  }
+}
