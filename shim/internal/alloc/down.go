@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"holdfast/config"
 	"holdfast/registry"
 )
 
@@ -133,27 +132,12 @@ func forgotten(v registry.View, id registry.AllocID) registry.Change {
 		return registry.Change{}
 	}
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
-	for _, vol := range inlineOf(v, al) {
+	for _, vol := range v.Volumes() {
 		if vol.Ephemeral && vol.Owner == id {
 			change.Delete = append(change.Delete, vol.Key())
 		}
 	}
 	return change
-}
-
-// inlineOf is the volumes of which some may be the alloc's inline ones: those that its group asks for, found by their names, as a look at all
-// volumes with each alloc that ends takes its time; all, if the group cannot be read any more.
-func inlineOf(v registry.View, al registry.Alloc) (list []registry.Volume) {
-	spec, err := config.OpenGroup(al.Sealed)
-	if err != nil {
-		return v.Volumes()
-	}
-	for _, r := range spec.Volumes {
-		if vol, found := v.Volume(registry.VolumeName{Namespace: al.Namespace, ID: inlineID(al.ID, r.Name)}); found {
-			list = append(list, vol)
-		}
-	}
-	return list
 }
 
 // gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.

@@ -52,7 +52,7 @@ func TestInlineVolumeIsNobodyElses(t *testing.T) {
 	expect(t, p.volumes(), "scratch@alloc-1")
 }
 
-// An inline volume goes with its alloc, also one that was recorded and not claimed any more, and one of a group that nobody can read now.
+// An inline volume goes with its alloc, also one that was recorded and not claimed, and one that the alloc's group does not name now.
 func TestInlineVolumesGoWithTheirAlloc(t *testing.T) {
 	for _, what := range []string{"published", "recorded only", "unreadable"} {
 		t.Run(what, func(t *testing.T) {
