@@ -136,5 +136,8 @@ func often(tries int) string {
 }
 
 func short(d time.Duration) string {
-	return strings.TrimSuffix(strings.TrimSuffix(d.String(), "0s"), "0m")
+	if text, whole := strings.CutSuffix(d.String(), "m0s"); whole {
+		return text + "m"
+	}
+	return d.String()
 }
