@@ -43,7 +43,8 @@ job "user" {
 	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "user.hcl", Text: []byte(text)}, host.ParseOptions{})
 	w.must(err)
 	return host.AllocGroup{
-		Alloc: host.AllocID(alloc), Job: "user", Group: "g", Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true},
+		Alloc: host.AllocID(alloc), Job: "user", Group: "g", Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true},
 	}
 }
 
@@ -58,8 +59,8 @@ func (w *world) parts() (points []string) {
 	return points
 }
 
-// Killed whenever one of four parts has come or gone, whichever, the shim's successor ends what was begun: each part is mounted once, of the
-// place that it is called by, and at the end nothing is left.
+// Killed whenever one of four parts has come or gone, whichever, the shim's successor ends what was begun: each part is mounted once, of
+// the place that it is called by, and at the end nothing is left.
 func TestShimKilledAmongParts(t *testing.T) {
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)

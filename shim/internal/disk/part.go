@@ -75,7 +75,7 @@ func (d *Disk) partError(at string, err error) error {
 	case errors.Is(err, mnt.ErrOutside):
 		return registry.Errorf(registry.ErrDenied, "%w; give the volume_mount the path that is meant", err)
 	case errors.Is(err, mnt.ErrHeld):
-		return registry.Errorf(registry.ErrUncertain, "%w, started by an earlier shim; see what hangs (ps -eo pid,stat,wchan,comm), then try again", err)
+		return registry.Errorf(registry.ErrUncertain, "%w, of an earlier shim; see what hangs (ps -eo pid,stat,wchan,comm), then try again", err)
 	case errors.Is(err, mnt.ErrBusy):
 		return registry.Errorf(registry.ErrConflict, "%w; %s", err, d.because(at))
 	case errors.Is(err, mnt.ErrMounted):
