@@ -47,8 +47,9 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	for try := 1; ; try++ {
-		if try > 1 {
+	answered := map[string]int{} // so often, by code
+	for first := true; ; first = false {
+		if !first {
 			d.renew(ctx)
 			if !d.stands(ctx) {
 				return d.forgotten()
@@ -59,7 +60,8 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 			return d.settle(ctx)
 		}
 		row := d.Policy.Row(err.Code)
-		if ctx.Err() != nil || try >= row.Tries {
+		answered[err.Code]++
+		if ctx.Err() != nil || answered[err.Code] >= row.Tries {
 			return d.giveUp(ctx, err)
 		}
 		delay := row.Backoff.Delay(d.Intent.Attempt, rand.Float64())

@@ -380,3 +380,19 @@ func TestRoundCutsNoCallOff(t *testing.T) {
 		}
 	})
 }
+
+// What is tried three times is so after whatever came before: each answer has its own budget.
+func TestBudgetsAreByAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent := 0
+		err := Drive(t.Context(), registrytest.NewLog(time.Now), time.Now, stage(func(context.Context) error {
+			if sent++; sent <= 5 {
+				return answer("UNAVAILABLE", registry.OutcomeUncertain)
+			}
+			return answer("INTERNAL", registry.OutcomeUncertain)
+		}))
+		if !errors.Is(err, registry.ErrUncertain) || sent != 5+few {
+			t.Errorf("sent %d times: %v", sent, err)
+		}
+	})
+}
