@@ -200,5 +200,15 @@ func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, 
 		end.Answer = answered(c.req, reply)
 	}
 	p.note(end)
+	if p.hasDied() {
+		return nil, errGone // whatever it was about to say
+	}
 	return reply, err
+}
+
+// hasDied says whether the plugin has been killed: nothing of it is heard any more.
+func (p *Plugin) hasDied() bool {
+	p.alive.RLock()
+	defer p.alive.RUnlock()
+	return p.dead
 }
