@@ -2,16 +2,18 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
 
+	"holdfast/host"
 	"holdfast/registry"
 )
 
 // How often the shim is asked what an alloc waits for, while a call for its volumes has not been answered; and how long it may take to say so.
 const (
-	firstLook = 2 * time.Second
+	firstLook = 500 * time.Millisecond
 	lastLook  = 15 * time.Second
 	lookLimit = 2 * time.Second
 )
@@ -33,7 +35,7 @@ func (r *runner) follow(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if len(waiting) > 0 && r.waits(registry.Waits(waiting), 0) != nil {
+		if len(waiting) > 0 && r.waits(r.a.InWords(ctx, r.s, waiting), 0) != nil {
 			return // what cannot be written down ends the agent
 		}
 	}
@@ -53,25 +55,65 @@ func (r *runner) waiting(ctx context.Context) []registry.Wait {
 // told is why the alloc's volumes are not ready, as it is told of the alloc; err, if nothing is.
 func (r *runner) told(ctx context.Context, err error) string {
 	if waiting := r.waiting(ctx); len(waiting) > 0 {
-		return registry.Waits(waiting)
+		return r.a.InWords(ctx, r.s, waiting)
 	}
 	return err.Error()
 }
 
 // advised is told, with what a person may do.
 func (r *runner) advised(ctx context.Context, err error) string {
-	var texts []string
+	text := r.told(ctx, err)
 	for _, w := range r.waiting(ctx) {
-		text := w.String()
 		if w.Advice != "" {
 			text += "; " + w.Advice
 		}
-		texts = append(texts, text)
 	}
-	if len(texts) == 0 {
-		return err.Error()
+	return text
+}
+
+// Holders says who holds volumes.
+type Holders interface {
+	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
+}
+
+// InWords is what is waited for, in one line. It names the jobs that hold a volume: a shim knows only allocs.
+func (a *Agent) InWords(ctx context.Context, h Holders, list []registry.Wait) string {
+	texts := make([]string, len(list))
+	for i, w := range list {
+		texts[i] = w.String()
+		if held := a.heldBy(ctx, h, w); held != "" {
+			texts[i] = fmt.Sprintf("volume %s is held by %s", w.Volume, held)
+		}
 	}
 	return strings.Join(texts, "; ")
+}
+
+// heldBy names who holds the volume whose claim is waited for; empty: nobody, or it is not known.
+func (a *Agent) heldBy(ctx context.Context, h Holders, w registry.Wait) string {
+	if w.Step != registry.StepClaim {
+		return ""
+	}
+	list, _, err := h.Volumes(ctx, host.VolumeQuery{Name: w.Volume})
+	var names []string
+	for _, v := range list {
+		if err != nil || v.VolumeName() != w.Volume {
+			continue
+		}
+		for _, holder := range v.Holders {
+			if holder.Claim.Alloc != w.Alloc {
+				names = append(names, a.holder(holder.Claim.Alloc))
+			}
+		}
+	}
+	return strings.Join(names, " and ")
+}
+
+func (a *Agent) holder(id host.AllocID) string {
+	name := "alloc " + short(id)
+	if r := a.record(id); r != nil {
+		name += " of job " + r.Job
+	}
+	return name
 }
 
 // waits notes what the alloc waits for, if that is new, and how long it is until the shim is asked again; 0: it is being asked.

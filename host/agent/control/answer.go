@@ -46,7 +46,9 @@ func (s *Server) getJobs(*http.Request) (any, error) {
 func (s *Server) getJob(r *http.Request) (any, error) {
 	for _, j := range s.agent.Jobs() {
 		if j.Job.ID == r.PathValue("id") {
-			return jobView(j, s.agent.Allocs()), nil
+			v := jobView(j, s.agent.Allocs())
+			s.reasons(r.Context(), v.Allocs)
+			return v, nil
 		}
 	}
 	return nil, registry.Errorf(registry.ErrNotFound, "there is no job %q (see holdfast job status)", r.PathValue("id"))
@@ -58,11 +60,12 @@ func (s *Server) deleteJob(r *http.Request) (any, error) {
 	return struct{}{}, err
 }
 
-func (s *Server) getAllocs(*http.Request) (any, error) {
+func (s *Server) getAllocs(r *http.Request) (any, error) {
 	out := []Alloc{}
 	for _, rec := range s.agent.Allocs() {
 		out = append(out, allocView(rec))
 	}
+	s.reasons(r.Context(), out)
 	return out, nil
 }
 
@@ -82,9 +85,10 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		return out, nil
 	}
 	for _, st := range list {
-		out.Waits, out.Waiting = registry.Waits(st.Waiting), st.Waiting
+		out.waits(s.agent.InWords(r.Context(), s.host, st.Waiting))
+		out.Waiting = s.explainer().waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
-			out.Volumes = append(out.Volumes, useView(u))
+			out.Volumes = append(out.Volumes, useView(u, rec.Job))
 		}
 	}
 	return out, nil
@@ -129,23 +133,14 @@ func (s *Server) getPlugin(r *http.Request) (any, error) {
 	return nil, registry.Errorf(registry.ErrNotFound, "there is no plugin %q (see holdfast plugin status)", id)
 }
 
-func (s *Server) jobOf(id host.AllocID) string {
-	for _, rec := range s.agent.Allocs() {
-		if rec.ID == id {
-			return rec.Job
-		}
-	}
-	return ""
-}
-
 func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, error) {
 	list, _, err := s.host.Volumes(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	out := []Volume{}
+	out, e := []Volume{}, s.explainer()
 	for _, v := range list {
-		out = append(out, volumeView(v, s.jobOf))
+		out = append(out, volumeView(v, e))
 	}
 	return out, nil
 }
@@ -156,13 +151,16 @@ func (s *Server) getVolumes(r *http.Request) (any, error) {
 
 func (s *Server) getVolume(r *http.Request) (any, error) {
 	name := volumeName(r)
-	list, err := s.volumes(r.Context(), host.VolumeQuery{Name: name})
+	list, _, err := s.host.Volumes(r.Context(), host.VolumeQuery{Name: name})
 	if err != nil {
 		return nil, err
 	}
 	for _, v := range list {
 		if v.VolumeName() == name {
-			return v, nil
+			e := s.explainer()
+			out := volumeView(v, e)
+			out.Waiting = e.waits(r.Context(), v.Waiting)
+			return out, nil
 		}
 	}
 	return nil, registry.Errorf(registry.ErrNotFound, "there is no volume %s (see holdfast volume list)", name)
@@ -197,7 +195,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 			return nil, err
 		}
 		var st host.VolumeStatus
-		err = s.inTime(r, spec.Plugin, func(ctx context.Context) (err error) {
+		err = s.inTime(r, spec.VolumeName(), spec.Plugin, func(ctx context.Context) (err error) {
 			st, err = do(ctx, spec)
 			return err
 		})
@@ -205,7 +203,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 			return nil, err
 		}
 		s.agent.Retry()
-		return volumeView(st, s.jobOf), nil
+		return volumeView(st, s.explainer()), nil
 	}
 }
 
@@ -214,7 +212,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	if truth(r, "deregister") {
 		do = s.host.DeregisterVolume
 	}
-	return struct{}{}, s.inTime(r, "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
+	return struct{}{}, s.inTime(r, volumeName(r), "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
 }
 
 // getStats is how full a volume is. Nothing goes on behind a question that was not answered in time.
@@ -228,7 +226,7 @@ func (s *Server) getStats(r *http.Request) (any, error) {
 		return err
 	})
 	if late {
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait, s.unanswered(r.Context(), ""))
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait, s.unanswered(r.Context(), volumeName(r), ""))
 	}
 	return out, err
 }
@@ -240,7 +238,7 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 		return nil, err
 	}
 	var found host.Diagnosis
-	err := s.inTime(r, "", func(ctx context.Context) (err error) {
+	err := s.inTime(r, host.VolumeName{}, "", func(ctx context.Context) (err error) {
 		found, err = s.host.Doctor(ctx, ask.Repair, ask.Digest)
 		return err
 	})
@@ -254,12 +252,12 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 const skew = 100 * time.Millisecond
 
 // inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
-func (s *Server) inTime(r *http.Request, plugin host.PluginID, do func(context.Context) error) error {
+func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) error) error {
 	wait, late, err := limited(r, do)
 	if !late {
 		return err
 	}
-	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), plugin))
+	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), name, plugin))
 }
 
 // limited does something within the time that the request sets, if it sets one. late: that time was over first.
@@ -278,14 +276,23 @@ func limited(r *http.Request, do func(context.Context) error) (wait time.Duratio
 	return wait, err != nil && time.Until(until) <= skew && r.Context().Err() == nil, err
 }
 
-// unanswered says to a person who it is that has not answered.
-func (s *Server) unanswered(ctx context.Context, id host.PluginID) string {
-	if id == "" {
+// unanswered says to a person what it is that has not been answered, as far as it is known.
+func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
+	e := s.explainer()
+	if v := e.volume(ctx, name); v != nil {
+		plugin = v.Plugin
+		for _, w := range v.Waiting {
+			if w.Alloc == "" && w.Code != "" {
+				return w.String()
+			}
+		}
+	}
+	if plugin == "" {
 		return "its plugin has not answered (see holdfast plugin status)"
 	}
-	list, _, err := s.host.Plugins(ctx, host.PluginQuery{Plugin: id})
-	if err == nil && len(list.Instances) == 0 && len(list.Tasks) == 0 {
-		return fmt.Sprintf("plugin %q does not run here (see holdfast plugin status)", id)
+	p := e.plugin(ctx, plugin)
+	if len(p.Instances) == 0 && len(p.Tasks) == 0 {
+		return fmt.Sprintf("plugin %q does not run here (see holdfast plugin status): %s", plugin, p.fate())
 	}
-	return fmt.Sprintf("plugin %q has not answered (see holdfast plugin status %s)", id, id)
+	return fmt.Sprintf("plugin %q has not answered (see holdfast plugin status %s)", plugin, plugin)
 }

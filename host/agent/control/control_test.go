@@ -54,6 +54,7 @@ func stranger(socket string) {
 type shim struct {
 	Host
 	volumes []host.VolumeStatus
+	allocs  []host.AllocStatus
 	refuse  error
 	events  []host.Event
 }
@@ -86,6 +87,10 @@ func (s *shim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, 
 	return s.volumes, 1, s.refuse
 }
 
+func (s *shim) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+	return s.allocs, 1, s.refuse
+}
+
 func (s *shim) DeleteVolume(_ context.Context, n host.VolumeName) error { return s.refuse }
 
 func (s *shim) Parse(_ context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error) {
@@ -109,7 +114,7 @@ func (s *shim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Even
 }
 
 // serve has an agent with a real driver and a shim in memory answer on a socket, until the test ends.
-func serve(t *testing.T, s *shim) (socket string, c *Client) {
+func serve(t *testing.T, s Host) (socket string, c *Client) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {

@@ -40,7 +40,7 @@ func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 func allocView(r *agent.AllocRecord) Alloc {
 	out := Alloc{
 		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace, State: string(r.State),
-		Reason: r.Reason, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+		Reason: r.Reason, Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
 	}
 	for _, t := range r.Group.Tasks {
 		rec := r.Tasks[t.Name]
@@ -62,25 +62,23 @@ func allocView(r *agent.AllocRecord) Alloc {
 	return out
 }
 
-func useView(u registry.Use) Use {
+func useView(u registry.Use, job string) Use {
 	return Use{
 		Request: string(u.Request), Volume: string(u.Name.ID), Namespace: string(u.Name.Namespace), Plugin: string(u.Volume.Plugin),
 		External: string(u.Volume.External), Access: string(u.Usage.Access), Attached: string(u.Attach), Staged: string(u.Stage),
-		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent,
+		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent, Trouble: troubleOf(u.Trouble, u.Troubled, u.Name, job),
 	}
 }
 
-func volumeView(v host.VolumeStatus, jobOf func(host.AllocID) string) Volume {
+func volumeView(v host.VolumeStatus, e *explainer) Volume {
 	out := Volume{
 		Volume: v.Volume, Attached: string(v.Placement.Attach), Staged: string(v.Placement.Stage), StagedAt: v.Placement.StagedAt.Host,
 		Holders: []Holder{}, Intent: v.Intent,
 	}
 	for _, h := range v.Holders {
-		out.Holders = append(out.Holders, Holder{
-			Alloc: string(h.Claim.Alloc), Job: jobOf(h.Claim.Alloc), Request: string(h.Claim.Request), Access: string(h.Claim.Usage.Access),
-			ReadOnly: h.Claim.Usage.ReadOnly, Published: string(h.Publish), Target: h.Target.Host, Since: h.Claim.Since,
-		})
+		out.Holders = append(out.Holders, e.holder(h))
 	}
+	slices.SortStableFunc(out.Holders, earlier)
 	return out
 }
 

@@ -56,12 +56,13 @@ type Alloc struct {
 	Reason    string `json:"reason,omitempty"`
 	Waits     string `json:"waits,omitempty"` // what the shim says that its volumes wait for, in one line
 
-	Waiting []registry.Wait `json:"waiting,omitempty"` // the same, volume by volume
-	Created time.Time       `json:"created"`
-	Ended   time.Time       `json:"ended,omitzero"`
-	Tasks   []Task          `json:"tasks"`
-	Volumes []Use           `json:"volumes,omitempty"`
-	Notes   []agent.Note    `json:"notes,omitempty"`
+	Waiting []Wait       `json:"waiting,omitempty"` // the same, volume by volume, with whom it concerns and what it means
+	Next    time.Time    `json:"next,omitzero"`     // when the shim is asked for its volumes again, where it has refused them
+	Created time.Time    `json:"created"`
+	Ended   time.Time    `json:"ended,omitzero"`
+	Tasks   []Task       `json:"tasks"`
+	Volumes []Use        `json:"volumes,omitempty"`
+	Notes   []agent.Note `json:"notes,omitempty"`
 }
 
 // Task is a task of an alloc.
@@ -94,6 +95,7 @@ type Use struct {
 	Published string           `json:"publish"`
 	Target    string           `json:"target,omitempty"`
 	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
+	Trouble   *Trouble         `json:"trouble,omitempty"`
 }
 
 // Plugin is a plugin with all that serves it.
@@ -104,6 +106,7 @@ type Plugin struct {
 	Roles     []Role       `json:"roles"`
 	Instances []Instance   `json:"instances"`
 	Tasks     []PluginTask `json:"tasks"`
+	Jobs      []Runner     `json:"jobs,omitempty"` // of this agent, that run it
 }
 
 // Role is how many instances serve a plugin in a role.
@@ -149,6 +152,7 @@ type Volume struct {
 	Staged   string           `json:"stage"`
 	StagedAt string           `json:"staged_at,omitempty"`
 	Holders  []Holder         `json:"holders"`
+	Waiting  []Wait           `json:"waiting,omitempty"` // allocs that wait for it, or to be rid of it; its creation; its deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
 
 	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
@@ -168,12 +172,14 @@ type Usage struct {
 type Holder struct {
 	Alloc     string    `json:"alloc"`
 	Job       string    `json:"job,omitempty"`
+	State     string    `json:"state,omitempty"` // of the alloc
 	Request   string    `json:"request"`
 	Access    string    `json:"access_mode"`
 	ReadOnly  bool      `json:"read_only"`
 	Published string    `json:"publish"`
 	Target    string    `json:"target,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
+	Trouble   *Trouble  `json:"trouble,omitempty"`
 }
 
 // Consultation asks a doctor: to look only, or to carry out the plan of that digest; an empty one means the plan of now.

@@ -56,12 +56,15 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 }
 
 func writeAlloc(to io.Writer, a control.Alloc) error {
-	waits := a.Waits
-	if waits == "" && a.State == "pending" {
-		waits = a.Reason
+	about := []any{"ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State}
+	if len(a.Waiting) == 0 { // else it is said below, with all that is known
+		about = append(about, "Reason", a.Reason, "Waits for", a.Waits)
 	}
-	err := facts(to, "ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State, "Reason", a.Reason,
-		"Waits for", waits, "Created", when(a.Created), "Ended", when(a.Ended))
+	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
+	err = errors.Join(err, writeWaits(to, a.Waiting))
+	for _, u := range a.Volumes {
+		err = errors.Join(err, writeTrouble(to, a.ID, a.Job, u.Request, u.Trouble))
+	}
 	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
 	for _, t := range a.Tasks {
 		state := t.State

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -52,24 +51,20 @@ func (t *table) write(to io.Writer, none string) error {
 		_, err := fmt.Fprintln(to, none)
 		return err
 	}
-	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	for _, row := range t.rows {
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(row, "\t"), "\t"))
-	}
-	return w.Flush()
+	return sheetOf(to).columns(t.rows)
 }
 
 // facts writes names and values, one a line.
 func facts(to io.Writer, pairs ...any) error {
-	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	var rows [][]string
 	for i := 0; i+1 < len(pairs); i += 2 {
 		value := clean(fmt.Sprint(pairs[i+1]))
 		if value == "" {
 			value = "-"
 		}
-		fmt.Fprintf(w, "%s\t%s\n", pairs[i], value)
+		rows = append(rows, []string{fmt.Sprint(pairs[i]), value})
 	}
-	return w.Flush()
+	return sheetOf(to).columns(rows)
 }
 
 // when is a time for people, in UTC.

@@ -154,12 +154,19 @@ func writeVolumes(to io.Writer, list []control.Volume) error {
 func writeVolume(to io.Writer, v control.Volume) error {
 	call := ""
 	if v.Intent != nil {
-		call = fmt.Sprintf("%s, %s, try %d: %s", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt, v.Intent.Detail)
+		call = fmt.Sprintf("%s, %s, try %d", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt)
+		if v.Intent.Detail != "" {
+			call += ": " + v.Intent.Detail
+		}
 	}
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State},
 		[]any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
+	err = errors.Join(err, writeWaits(to, v.Waiting))
+	for _, h := range v.Holders {
+		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
+	}
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
 	for _, c := range v.Capabilities {
 		modes.add(c.Access, c.Attachment)

@@ -1,0 +1,315 @@
+package control
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+// Help is what something means to a person.
+type Help struct {
+	What  string `json:"what"`            // is not so
+	Means string `json:"means,omitempty"` // whose move it is
+	Then  string `json:"then"`            // what happens by itself
+	Do    []Do   `json:"do,omitempty"`    // what a person may do
+}
+
+// Do is something that a person may type.
+type Do struct {
+	Why     string `json:"why"`
+	Command string `json:"command"`
+}
+
+// help is what a wait means. It tells no times: who prints it does.
+func help(w Wait) Help {
+	switch {
+	case w.Step == registry.StepClaim && w.Leaving:
+		return claimHeldUp(w)
+	case w.Step == registry.StepClaim:
+		return claimHelp(w)
+	case w.Step == registry.StepPlugin:
+		return pluginHelp(w)
+	case w.Step == registry.StepTurn:
+		return turnHelp(w)
+	case w.RPC != "" && w.Step == "":
+		return makingHelp(w)
+	}
+	return stepHelp(w)
+}
+
+// name is the volume as a sentence begins with it.
+func (w Wait) name() string {
+	if w.Volume.ID == "" {
+		return fmt.Sprintf("the volume of request %q", w.Request)
+	}
+	return "volume " + w.Volume.String()
+}
+
+// end is how to end the wait. A release has no end but its own.
+func (w Wait) end() []Do {
+	if w.Leaving || w.Job == "" {
+		return nil
+	}
+	return []Do{{"end the waiting, and the job", "holdfast job stop " + w.Job}}
+}
+
+func claimHelp(w Wait) Help {
+	h := Help{What: w.name() + " cannot be claimed"}
+	switch {
+	case w.Plugin == nil:
+		h.What = w.name() + " is not there"
+		h.Then = "The alloc goes on as soon as there is such a volume."
+		h.Do = []Do{{"see which volumes there are", "holdfast volume list"}, {"have it made", "holdfast volume create FILE"}}
+	case len(w.Holders) == 0:
+		h.Then = "It is tried again until the claim is granted; then the alloc goes on."
+		h.Do = []Do{{"look at the volume", "holdfast volume status " + volumeArgs(w.Volume)}}
+	default:
+		h.What = fmt.Sprintf("%s is held by %s", w.name(), whoHolds(w.Holders))
+		h.Then, h.Do = holdersHelp(w)
+	}
+	h.Do = append(h.Do, w.end()...)
+	return h
+}
+
+// whoHolds names the jobs, and the allocs of none.
+func whoHolds(list []Holder) string {
+	var names []string
+	for _, h := range list {
+		name := "job " + h.Job
+		if h.Job == "" {
+			name = "alloc " + h.Alloc
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " and ")
+}
+
+func holdersHelp(w Wait) (then string, do []Do) {
+	then = "Nothing happens as long as that one keeps it. When it has given the volume back, this alloc goes on."
+	for _, h := range w.Holders {
+		switch {
+		case h.State == string(agent.AllocStopping) || h.State == string(agent.AllocReleasing):
+			then = "It is being given back already. When that is done, this alloc goes on."
+			do = add(do, Do{"see what holds that up", "holdfast alloc status " + short(h.Alloc)})
+		case h.Job != "" && h.Job != w.Job:
+			do = add(do, Do{"have job " + h.Job + " end, and give it back", "holdfast job stop " + h.Job})
+		default:
+			do = add(do, Do{"look at who holds it", "holdfast alloc status " + short(h.Alloc)})
+		}
+	}
+	return then, do
+}
+
+func add(list []Do, d Do) []Do {
+	if slices.Contains(list, d) {
+		return list
+	}
+	return append(list, d)
+}
+
+// claimHeldUp is a claim that cannot be given up.
+func claimHeldUp(w Wait) Help {
+	return Help{
+		What: w.name() + " is not given back yet", Then: "It is tried again until it is done. Until then nobody else gets it.",
+		Do: []Do{{"compare what is recorded with what is", "holdfast doctor"}},
+	}
+}
+
+func pluginHelp(w Wait) Help {
+	h := Help{What: w.name() + " waits for its plugin", Then: "The alloc goes on as soon as the plugin is healthy."}
+	if w.Leaving {
+		h.Then = "The volume is given back as soon as the plugin is healthy: only the plugin can undo what it has done."
+	}
+	if w.Plugin == nil {
+		h.Do = w.end()
+		return h
+	}
+	h.What = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), w.Plugin.ID, w.Plugin.lacks())
+	h.Means = sentence(w.Plugin.fate())
+	if i := w.Plugin.sick(); i != nil && !w.Plugin.restarts() {
+		h.Means += " A plugin that was healthy once is not restarted for its health: its mounts may be in use."
+	}
+	h.Do = append(w.Plugin.start(), append(w.Plugin.look(w.RPC), w.end()...)...)
+	return h
+}
+
+// lacks says what is wrong with a plugin that is waited for.
+func (p *Plugin) lacks() string {
+	switch {
+	case len(p.Tasks) == 0 && len(p.Instances) == 0:
+		return "does not run here"
+	case len(p.Instances) == 0:
+		return "has not answered yet"
+	case p.sick() == nil:
+		return "was not healthy"
+	}
+	return "is not healthy"
+}
+
+// sick is the active instance that is not healthy; nil: all are.
+func (p *Plugin) sick() *Instance {
+	for i := range p.Instances {
+		if p.Instances[i].Active && p.Instances[i].Health != string(registry.Healthy) {
+			return &p.Instances[i]
+		}
+	}
+	return nil
+}
+
+// restarts says whether a restart of a task of the plugin is asked for.
+func (p *Plugin) restarts() bool {
+	return slices.ContainsFunc(p.Tasks, func(t PluginTask) bool { return t.Restart != nil })
+}
+
+// fate says which job is to run the plugin, and how it does.
+func (p *Plugin) fate() string {
+	if len(p.Jobs) == 0 {
+		return fmt.Sprintf("no job of this agent has a csi_plugin block with id = %q", p.ID)
+	}
+	var says []string
+	for _, r := range p.Jobs {
+		text := fmt.Sprintf("job %s runs it", r.Job)
+		if r.Status != string(agent.AllocRunning) {
+			text += ", and is " + r.Status
+		}
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+		says = append(says, text)
+	}
+	return strings.Join(says, "; ")
+}
+
+// start is how to have the plugin run.
+func (p *Plugin) start() (do []Do) {
+	if len(p.Jobs) == 0 {
+		return []Do{{"run it", "holdfast job run FILE"}}
+	}
+	for _, r := range p.Jobs {
+		if r.Status == string(agent.AllocStopped) || r.Status == string(agent.AllocFailed) {
+			do = append(do, Do{"run job " + r.Job + " again", "holdfast job run " + r.File})
+		}
+	}
+	return do
+}
+
+// look is how to see what is wrong with the plugin.
+func (p *Plugin) look(rpc registry.RPC) []Do {
+	var do []Do
+	if alloc, task := p.voice(rpc); alloc != "" {
+		do = append(do, Do{"read the plugin's log", "holdfast alloc logs --stderr " + short(alloc) + " " + task})
+	}
+	if len(p.Instances)+len(p.Tasks) > 0 {
+		do = append(do, Do{"see how the plugin does", "holdfast plugin status " + p.ID})
+	}
+	return do
+}
+
+// voice is the task whose log tells most.
+func (p *Plugin) voice(rpc registry.RPC) (alloc, task string) {
+	for _, r := range p.Jobs {
+		alloc, task = r.Alloc, r.Task
+	}
+	for _, t := range p.Tasks {
+		alloc, task = t.Alloc, t.Task
+	}
+	for _, i := range p.Instances {
+		if i.Active {
+			alloc, task = i.Alloc, i.Task
+		}
+		if i.Active && i.Role == string(role(rpc)) {
+			break
+		}
+	}
+	return alloc, task
+}
+
+// role is who serves the call.
+func role(rpc registry.RPC) registry.Role {
+	if strings.HasPrefix(string(rpc), "Node") || rpc == "" {
+		return registry.RoleNode
+	}
+	return registry.RoleController
+}
+
+func turnHelp(w Wait) Help {
+	h := Help{
+		What: "something else is under way for " + w.name(), Then: "When that has ended, it is this alloc's turn.",
+	}
+	for _, other := range w.Others {
+		if other.Step != registry.StepTurn && other.Alloc != "" {
+			h.Do = add(h.Do, Do{"look at what holds it up", "holdfast alloc status " + short(string(other.Alloc))})
+		}
+	}
+	h.Do = append(h.Do, w.end()...)
+	return h
+}
+
+// stepHelp is for what a plugin has to do.
+func stepHelp(w Wait) Help {
+	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
+	h.Then = "It is tried again until it is done; then the alloc goes on."
+	if w.Leaving {
+		h.Then = "It is tried again until it is done, and cannot be skipped: the volume may still be in use. Until then nobody else gets it."
+	}
+	if p := w.Plugin; p != nil && w.RPC != "" {
+		if i := p.sick(); i != nil || len(p.Instances) == 0 {
+			h.Then = fmt.Sprintf("Plugin %s %s: %s. When it is healthy, this goes on.", p.ID, p.lacks(), p.fate())
+			h.Do = p.start()
+		}
+		h.Do = append(h.Do, p.look(w.RPC)...)
+	}
+	if w.Leaving {
+		h.Do = append(h.Do, Do{"compare what is recorded with what is mounted", "holdfast doctor"})
+	}
+	h.Do = append(h.Do, w.end()...)
+	return h
+}
+
+// makingHelp is for a volume that is being created or deleted.
+func makingHelp(w Wait) Help {
+	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
+	h.Then = "It is asked for again until the plugin says for certain what has become of it."
+	if w.Plugin != nil {
+		h.Do = w.Plugin.look(w.RPC)
+	}
+	h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", "holdfast volume deregister " + volumeArgs(w.Volume)})
+	return h
+}
+
+// mountHelp is for a mount that does not work.
+func mountHelp(volume registry.VolumeName, job string) Help {
+	h := Help{
+		What: "the mount of volume " + volume.String() + " does not work", Means: "Tasks that use it get errors, or hang.",
+		Then: "It is not touched while it is used. When the alloc ends, the volume is given back, and the next alloc mounts it anew.",
+		Do:   []Do{{"see everything that is wrong", "holdfast doctor"}},
+	}
+	if job != "" {
+		h.Do = append(h.Do, Do{"have the job end, then run it again", "holdfast job stop --wait " + job})
+	}
+	return h
+}
+
+// volumeArgs is the volume as commands take it.
+func volumeArgs(n registry.VolumeName) string {
+	if n.Namespace == registry.DefaultNamespace || n.Namespace == "" {
+		return string(n.ID)
+	}
+	return fmt.Sprintf("--namespace %s %s", n.Namespace, n.ID)
+}
+
+// sentence is a text with a capital and a full stop.
+func sentence(s string) string {
+	if s == "" {
+		return ""
+	}
+	return strings.ToUpper(s[:1]) + strings.TrimSuffix(s[1:], ".") + "."
+}
+
+// short is an id as people see it: enough for holdfast alloc.
+func short(id string) string { return id[:min(8, len(id))] }

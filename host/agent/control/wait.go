@@ -1,0 +1,210 @@
+package control
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent"
+	"holdfast/registry"
+)
+
+// Wait is what one request of an alloc waits for, or a volume's creation or deletion: with whom that concerns, and what it means.
+type Wait struct {
+	registry.Wait
+	Job     string           `json:"job,omitempty"`     // of the alloc
+	Leaving bool             `json:"leaving,omitempty"` // the alloc gives its volumes back
+	Holders []Holder         `json:"holders,omitempty"` // of the volume, other than the alloc
+	Others  []Other          `json:"others,omitempty"`  // that wait for the volume, or to be rid of it
+	Open    *registry.Intent `json:"open,omitempty"`    // the volume's call that is under way, where this waits for its turn
+	Plugin  *Plugin          `json:"plugin,omitempty"`  // of the volume
+	Help    Help             `json:"help"`
+}
+
+// Other is what another alloc waits for.
+type Other struct {
+	registry.Wait
+	Job string `json:"job,omitempty"`
+}
+
+// Runner is a job that runs a plugin.
+type Runner struct {
+	Job    string `json:"job"`
+	Status string `json:"status"`
+	Alloc  string `json:"alloc,omitempty"`  // the newest
+	Task   string `json:"task,omitempty"`   // that runs the plugin
+	Reason string `json:"reason,omitempty"` // of the newest alloc
+	File   string `json:"file,omitempty"`   // that it was submitted from
+}
+
+// Trouble is what is wrong with a mount that was confirmed.
+type Trouble struct {
+	Found string    `json:"found"`
+	Since time.Time `json:"since,omitzero"`
+	Help  Help      `json:"help"`
+}
+
+// waits is what the shim says that the alloc waits for; it knows it better than the agent, which has asked some time ago.
+func (a *Alloc) waits(text string) {
+	if a.Waits = text; text != "" && a.Ended.IsZero() {
+		a.Reason = a.Waits
+	}
+}
+
+// reasons has the allocs say what they wait for now. A shim that cannot be asked leaves what the agent knows.
+func (s *Server) reasons(ctx context.Context, allocs []Alloc) {
+	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
+		return a.State == string(agent.AllocPending) || a.State == string(agent.AllocReleasing)
+	}) {
+		return
+	}
+	list, _, err := s.host.Allocs(ctx, "")
+	if err != nil {
+		return
+	}
+	waiting := map[string][]registry.Wait{}
+	for _, st := range list {
+		waiting[string(st.ID)] = st.Waiting
+	}
+	for i := range allocs {
+		allocs[i].waits(s.agent.InWords(ctx, s.host, waiting[allocs[i].ID]))
+	}
+}
+
+// explainer answers for one request of the API. What it has looked up stays as it was then.
+type explainer struct {
+	s       *Server
+	allocs  map[string]*agent.AllocRecord
+	volumes map[host.VolumeName]*host.VolumeStatus
+	plugins map[host.PluginID]*Plugin
+}
+
+func (s *Server) explainer() *explainer {
+	e := &explainer{s, map[string]*agent.AllocRecord{}, map[host.VolumeName]*host.VolumeStatus{}, map[host.PluginID]*Plugin{}}
+	for _, rec := range s.agent.Allocs() {
+		e.allocs[string(rec.ID)] = rec
+	}
+	return e
+}
+
+// waits is the waits with all that is known of them. What the shim cannot be asked for is left out.
+func (e *explainer) waits(ctx context.Context, list []registry.Wait) (out []Wait) {
+	for _, w := range list {
+		out = append(out, e.wait(ctx, w))
+	}
+	return out
+}
+
+func (e *explainer) wait(ctx context.Context, w registry.Wait) Wait {
+	out := Wait{Wait: w}
+	if rec := e.allocs[string(w.Alloc)]; rec != nil {
+		out.Job, out.Leaving = rec.Job, rec.State != agent.AllocPending && rec.State != agent.AllocRunning
+		if out.Next.IsZero() && !out.Leaving {
+			out.Next = rec.Next
+		}
+	}
+	if v := e.volume(ctx, w.Volume); v != nil {
+		out.Plugin = e.plugin(ctx, v.Plugin)
+		for _, h := range v.Holders {
+			if h.Claim.Alloc != w.Alloc {
+				out.Holders = append(out.Holders, e.holder(h))
+			}
+		}
+		for _, other := range v.Waiting {
+			if other.Alloc != w.Alloc {
+				o := Other{Wait: other}
+				if rec := e.allocs[string(other.Alloc)]; rec != nil {
+					o.Job = rec.Job
+				}
+				out.Others = append(out.Others, o)
+			}
+		}
+		slices.SortStableFunc(out.Holders, earlier)
+		if w.Step == registry.StepTurn {
+			out.Open = v.Intent
+		}
+	}
+	out.Help = help(out)
+	return out
+}
+
+func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.VolumeStatus {
+	if v, known := e.volumes[name]; known {
+		return v
+	}
+	e.volumes[name] = nil
+	if name.ID == "" {
+		return nil
+	}
+	list, _, err := e.s.host.Volumes(ctx, host.VolumeQuery{Name: name})
+	for i := range list {
+		if err == nil && list[i].VolumeName() == name {
+			e.volumes[name] = &list[i]
+		}
+	}
+	return e.volumes[name]
+}
+
+// plugin is what there is of it, with the jobs that run it.
+func (e *explainer) plugin(ctx context.Context, id host.PluginID) *Plugin {
+	if p, known := e.plugins[id]; known {
+		return p
+	}
+	p := &Plugin{ID: string(id), Roles: []Role{}, Instances: []Instance{}, Tasks: []PluginTask{}}
+	if list, err := e.s.plugins(ctx, host.PluginQuery{Plugin: id}); err == nil {
+		for i := range list {
+			if list[i].ID == p.ID {
+				p = &list[i]
+			}
+		}
+	}
+	p.Jobs = e.s.runners(id)
+	e.plugins[id] = p
+	return p
+}
+
+// runners are the jobs that run the plugin.
+func (s *Server) runners(id host.PluginID) (out []Runner) {
+	all := s.agent.Allocs()
+	for _, j := range s.agent.Jobs() {
+		for _, g := range j.Job.Groups {
+			for _, t := range g.Tasks {
+				if t.Plugin != id {
+					continue
+				}
+				r := Runner{Job: j.Job.ID, Status: jobStatus(j, all), Task: string(t.Name), File: j.Source.Name}
+				for _, rec := range all { // the newest last
+					if rec.Job == r.Job && rec.Group.Name == g.Name {
+						r.Alloc, r.Reason = string(rec.ID), rec.Reason
+					}
+				}
+				out = append(out, r)
+			}
+		}
+	}
+	return out
+}
+
+// earlier orders who holds a volume by how long.
+func earlier(x, y Holder) int { return x.Since.Compare(y.Since) }
+
+// holder is a claim with what is known of its alloc.
+func (e *explainer) holder(h registry.Holder) Holder {
+	out := Holder{
+		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Access: string(h.Claim.Usage.Access), ReadOnly: h.Claim.Usage.ReadOnly,
+		Published: string(h.Publish), Target: h.Target.Host, Since: h.Claim.Since,
+	}
+	if rec := e.allocs[out.Alloc]; rec != nil {
+		out.Job, out.State = rec.Job, string(rec.State)
+	}
+	out.Trouble = troubleOf(h.Trouble, h.Troubled, h.Claim.Name, out.Job)
+	return out
+}
+
+func troubleOf(found string, since time.Time, volume registry.VolumeName, job string) *Trouble {
+	if found == "" {
+		return nil
+	}
+	return &Trouble{Found: found, Since: since, Help: mountHelp(volume, job)}
+}

@@ -1,0 +1,182 @@
+package control
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+var (
+	disk = host.VolumeName{Namespace: "default", ID: "disk"}
+	noon = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+)
+
+// held is a shim where somebody else holds the volume that every job wants, and cannot give it back.
+type held struct {
+	*shim
+	mu   sync.Mutex
+	mine host.AllocID
+}
+
+func (s *held) Parse(_ context.Context, src host.Source, _ host.ParseOptions) (*host.Job, host.Diagnostics, error) {
+	t := hooks.Task{Name: "main", Driver: "raw_exec", Config: []byte(`{"command":"/bin/true"}`)}
+	return &host.Job{ID: src.Name, Namespace: "default", Type: "service", Groups: []hooks.Group{
+		{Name: "g", Count: 1, Volumes: []string{"data"}, Sealed: hooks.Sealed("s"), Tasks: []hooks.Task{t}},
+	}}, nil, nil
+}
+
+func (s *held) PrepareAlloc(_ context.Context, g host.AllocGroup) (map[string]host.Plan, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mine = g.Alloc
+	return nil, registry.Errorf(registry.ErrConflict, "volume disk is held by alloc %s", g.Alloc)
+}
+
+func (s *held) ReleaseAlloc(context.Context, host.AllocID) error { return nil }
+
+func (s *held) waits() (mine, theirs registry.Wait) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return registry.Wait{Alloc: s.mine, Request: "data", Volume: disk, Step: registry.StepClaim, Detail: "volume disk is held by alloc other-alloc", Since: noon},
+		registry.Wait{Alloc: "other-alloc", Volume: disk, Step: registry.StepUnpublish, For: "plugin loopfs", RPC: registry.NodeUnpublishRPC, Code: "INTERNAL", Detail: "busy"}
+}
+
+func (s *held) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
+	mine, _ := s.waits()
+	use := registry.Use{Request: "data", Name: disk, Trouble: "its server is gone", Troubled: noon}
+	return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine.Alloc, Waiting: []registry.Wait{mine}}, Uses: []registry.Use{use}}}, 1, nil
+}
+
+func (s *held) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
+	mine, theirs := s.waits()
+	v := host.VolumeStatus{Waiting: []registry.Wait{mine, theirs}, Holders: []registry.Holder{
+		{Claim: registry.Claim{Name: disk, Alloc: "other-alloc", Usage: registry.Usage{Access: registry.SingleNodeWriter}, Since: noon}, Trouble: "it hangs", Troubled: noon},
+	}}
+	v.Namespace, v.ID, v.Plugin = disk.Namespace, disk.ID, "loopfs"
+	return []host.VolumeStatus{v}, 1, nil
+}
+
+// What an alloc waits for is told with who holds it and what they wait for themselves, what there is of the plugin, and the next try.
+func TestWaitsAreExplained(t *testing.T) {
+	_, c := serve(t, &held{shim: &shim{}})
+	job, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for len(job.Allocs) == 0 || job.Allocs[0].Next.IsZero() {
+		if job, err = c.Job(ctx, "user"); err != nil {
+			t.Fatal(err)
+		}
+		<-tick.C
+	}
+	const line = "volume disk is held by alloc other-al"
+	if job.Allocs[0].Reason != line {
+		t.Errorf("the job's status says %q", job.Allocs[0].Reason)
+	}
+	if list, err := c.Allocs(ctx); err != nil || len(list) != 1 || list[0].Reason != line {
+		t.Errorf("the list of allocs says %+v, %v", list, err)
+	}
+	a, err := c.Alloc(ctx, job.Allocs[0].ID)
+	if err != nil || len(a.Waiting) != 1 || len(a.Volumes) != 1 {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	w := a.Waiting[0]
+	if w.Job != "user" || w.Leaving || w.Next.IsZero() || w.Plugin == nil || w.Plugin.ID != "loopfs" || len(w.Plugin.Instances) != 1 || w.Help.What != line+"loc" {
+		t.Errorf("%+v", w)
+	}
+	if len(w.Holders) != 1 || w.Holders[0].Alloc != "other-alloc" || len(w.Others) != 1 || w.Others[0].Detail != "busy" {
+		t.Errorf("others: %+v %+v", w.Holders, w.Others)
+	}
+	if tr := a.Volumes[0].Trouble; tr == nil || tr.Found != "its server is gone" || !tr.Since.Equal(noon) || !commands(tr.Help, "holdfast job stop --wait user") {
+		t.Errorf("trouble: %+v", tr)
+	}
+	v, err := c.Volume(ctx, disk)
+	if err != nil || len(v.Waiting) != 2 || v.Waiting[0].Help.What != w.Help.What || len(v.Holders) != 1 || v.Holders[0].Trouble == nil || v.Holders[0].Trouble.Found != "it hangs" {
+		t.Errorf("the volume: %+v, %v", v, err)
+	}
+	if err := c.StopJob(ctx, "user", true, false); err != nil {
+		t.Error(err)
+	}
+}
+
+func commands(h Help, want ...string) bool {
+	var have []string
+	for _, d := range h.Do {
+		have = append(have, d.Command)
+	}
+	return !slices.ContainsFunc(want, func(w string) bool { return !slices.Contains(have, w) })
+}
+
+// What people are told of what the stories in e2e do not come to.
+func TestHelp(t *testing.T) {
+	at := func(step registry.Step, rpc registry.RPC) registry.Wait {
+		return registry.Wait{Alloc: "mine-alloc", Volume: disk, Step: step, RPC: rpc, Advice: "somebody is to do something"}
+	}
+	sick := &Plugin{ID: "p", Instances: []Instance{{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c", Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "unhealthy"}}}
+	mine := host.VolumeName{Namespace: "mine", ID: "disk"}
+	other := at(registry.StepStage, "")
+	other.Alloc = "other-alloc"
+	for name, c := range map[string]struct {
+		w    Wait
+		what string
+		then string
+		do   []string
+	}{
+		"two jobs hold it": {
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
+			"volume disk is held by job a and job b", "keeps it", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
+		},
+		"an older alloc of the job holds it": {
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
+			"volume disk is held by job j", "keeps it", []string{"holdfast alloc status 12345678"},
+		},
+		"an alloc of another agent holds it": {
+			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "keeps it", []string{"holdfast alloc status x"},
+		},
+		"nobody holds it": {
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed", "tried again", []string{"holdfast volume status disk", "holdfast job stop j"},
+		},
+		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not given back yet", "tried again", []string{"holdfast doctor"}},
+		"the plugin is sick during a call": {
+			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job of this agent",
+			[]string{"holdfast job run FILE", "holdfast alloc logs --stderr node-all n", "holdfast plugin status p"},
+		},
+		"a controller's log for a controller's call": {
+			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick}, "volume disk is not attached yet", "", []string{"holdfast alloc logs --stderr ctrl-all c"},
+		},
+		"the plugin is gone while all is given back": {
+			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j", Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
+			"volume disk waits for plugin p, which does not run here", "only the plugin can undo", []string{"holdfast job run p.hcl"},
+		},
+		"the plugin has not said anything": {
+			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
+			"volume disk waits for plugin p, which has not answered yet", "as soon as", []string{"holdfast plugin status p", "holdfast alloc logs --stderr a t", "holdfast job stop j"},
+		},
+		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"}, "volume disk waits for its plugin", "as soon as", []string{"holdfast job stop j"}},
+		"its turn": {
+			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}}, "something else is under way for volume disk", "turn", []string{"holdfast alloc status other-al", "holdfast job stop j"},
+		},
+		"a deletion in a namespace": {
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "for certain", []string{"holdfast volume deregister --namespace mine disk"},
+		},
+	} {
+		h := help(c.w)
+		if h.What != c.what || !strings.Contains(h.Then, c.then) || !commands(h, c.do...) {
+			t.Errorf("%s: %+v", name, h)
+		}
+		if c.w.Leaving && slices.ContainsFunc(h.Do, func(d Do) bool { return strings.Contains(d.Command, "job stop") }) {
+			t.Errorf("%s: what is being stopped is to be stopped: %+v", name, h)
+		}
+	}
+}
