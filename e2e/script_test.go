@@ -36,6 +36,9 @@ import (
 //	json [PATH PATTERN]          the last stdout is JSON, one value or one a line; what is at the path, as in 0.tasks.0.pid, matches
 //	env-json NAME PATH           set a variable to what is at the path, and NAME_SHORT to its first eight characters
 //	calls FILE                   print what a plugin's journal has of calls that change something, one a line with its outcome
+//	plays FILE                   have the plugins with --script=$D/script do from now on what the file says; $D is known in it
+//	tells TALE PATTERN PROGRAM ARG...
+//	                             run a program until what it says matches, and add that to a tale, which has to be the one of testdata/tells
 //	legal FILE                   the journal breaks no rule of CSI, and everything that was set up was taken down
 func TestScripts(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -47,6 +50,7 @@ func TestScripts(t *testing.T) {
 			"agent-start": plain(func(ts *testscript.TestScript, args []string) error { return on(ts).start(args...) }),
 			"agent-stop":  plain(agentStop), "agent-kill": plain(agentKill), "exits": plain(exits), "until": plain(untilMatch),
 			"order": plain(order), "json": plain(jsonAt), "env-json": plain(envJSON), "calls": plain(calls), "legal": plain(legal),
+			"tells": plain(tells), "plays": plain(plays),
 		},
 	})
 }
@@ -62,6 +66,8 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Values[machineKey{}] = m
+	tales := &[]*tale{}
+	env.Values[tellsKey{}] = tales
 	shared, err := filepath.Abs("testdata/hcl")
 	if err != nil {
 		return err
@@ -90,8 +96,13 @@ func setup(env *testscript.Env) error {
 		if failed || len(found) > 0 {
 			t.Log("agents said:\n" + m.said())
 		}
+		for _, tale := range *tales {
+			if err := tale.judge(); err != nil && !failed {
+				found = append(found, err.Error())
+			}
+		}
 		if len(found) > 0 {
-			t.Fatal("left behind:\n" + strings.Join(found, "\n"))
+			t.Fatal("left behind, or told otherwise:\n" + strings.Join(found, "\n"))
 		}
 	})
 	return nil
@@ -282,6 +293,15 @@ func tellCalls(to io.Writer, path string) error {
 		}
 	}
 	return nil
+}
+
+// plays replaces the script as a whole: a plugin may be reading it.
+func plays(ts *testscript.TestScript, args []string) error {
+	next := on(ts).path("script.next")
+	if err := os.WriteFile(next, []byte(strings.ReplaceAll(ts.ReadFile(args[0]), "$D", on(ts).dir)), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, on(ts).path("script"))
 }
 
 func legal(ts *testscript.TestScript, args []string) error {
