@@ -37,7 +37,7 @@ type volume struct {
 	ID       string                 `json:"id"`
 	Name     string                 `json:"name,omitempty"`
 	Capacity int64                  `json:"capacity"`
-	Used     int64                  `json:"used,omitempty"`
+	Used     *int64                 `json:"used,omitempty"` // nil: a quarter of what the node knows
 	Context  map[string]string      `json:"context,omitempty"`
 	Made     string                 `json:"made,omitempty"` // hash of what CreateVolume asked for
 	Attached map[string]*attachment `json:"attached,omitempty"`
@@ -164,9 +164,9 @@ func (b *Backend) AddVolume(id string, capacity int64, context map[string]string
 	})
 }
 
-// SetUsed says how full a volume is.
+// SetUsed says how full a volume is. Unless it is said, it is a quarter full.
 func (b *Backend) SetUsed(id string, bytes int64) error {
-	return b.volume(id, func(v *volume) { v.Used = bytes })
+	return b.volume(id, func(v *volume) { v.Used = &bytes })
 }
 
 // volume runs f on a volume that exists.
