@@ -166,6 +166,12 @@ func (r *record) add(e host.Event) {
 	r.list = append(r.list, e)
 }
 
+func (r *record) all() []host.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.list)
+}
+
 func (r *record) last() host.Seq {
 	r.mu.Lock()
 	defer r.mu.Unlock()

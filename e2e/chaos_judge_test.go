@@ -222,14 +222,13 @@ func (m *mess) replayed() {
 	for _, p := range replay(history) {
 		m.t.Errorf("events: %s", p)
 	}
-	m.told.mu.Lock()
-	defer m.told.mu.Unlock()
+	told := m.told.all()
 	for i, e := range history {
-		if i >= len(m.told.list) {
+		if i >= len(told) {
 			m.t.Errorf("the watcher was told %d of %d events; the first that it was not is %s", i, len(history), e)
 			return
 		}
-		if got := m.told.list[i]; got.String() != e.String() || got.Generation != e.Generation {
+		if got := told[i]; got.String() != e.String() || got.Generation != e.Generation {
 			m.t.Errorf("event %d is %s; the watcher was told %s", i, e, got)
 			return
 		}
@@ -243,9 +242,26 @@ func (m *mess) happened(history []host.Event) {
 		count[e.Kind]++
 	}
 	m.t.Logf("happened: %v, %d shims", count, history[len(history)-1].Generation)
+	for _, kind := range lacks(history) {
+		m.t.Errorf("no event says %q", kind)
+	}
+}
+
+// lacks are the kinds of events without which a run proves nothing.
+func lacks(history []host.Event) (kinds []host.EventKind) {
 	for _, kind := range []host.EventKind{"volume created", "published", "step failed", "activated"} {
-		if count[kind] == 0 {
-			m.t.Errorf("no event says %q", kind)
+		if !slices.ContainsFunc(history, func(e host.Event) bool { return e.Kind == kind }) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// rage waits for a time, and on a busy machine until something has happened.
+func (m *mess) rage(long time.Duration) {
+	for begin := time.Now(); time.Since(begin) < patience/2; time.Sleep(50 * time.Millisecond) {
+		if time.Since(begin) >= long && len(lacks(m.told.all())) == 0 {
+			return
 		}
 	}
 }

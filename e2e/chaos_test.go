@@ -71,7 +71,7 @@ func soak(t *testing.T) {
 // chaos is one world's life.
 func chaos(t *testing.T, seed uint64, long time.Duration) {
 	m := newMess(t, seed)
-	random, cancel := context.WithTimeout(t.Context(), long)
+	random, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	m.watching.Go(func() { m.watch(m.ctx()) })
 	var actors sync.WaitGroup
@@ -85,6 +85,8 @@ func chaos(t *testing.T, seed uint64, long time.Duration) {
 		actors.Go(func() { m.clerk(random, fmt.Sprintf("c%d", i)) })
 	}
 	actors.Go(func() { m.demon(random) })
+	m.rage(long)
+	cancel()
 	actors.Wait()
 	m.calm()
 	m.judge()

@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/csifake"
 )
 
-// Whose time is up is told what the alloc waits for: here, a node plugin that nobody runs.
+// Whose time is up is told what the alloc waits for: here, a node plugin that nobody runs. The shim says so, or if it comes too late the host.
 func TestDeadlineSaysWhatIsWaitedFor(t *testing.T) {
 	w := newWorld(t, everything...)
 	c := w.plugin("alloc-c", csifake.Controller)
@@ -19,7 +19,8 @@ func TestDeadlineSaysWhatIsWaitedFor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(w.ctx(), 500*time.Millisecond)
 	defer cancel()
 	_, err := w.host.PrepareAlloc(ctx, w.group("alloc-1", "vol", "single-node-writer"))
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "plugin fake to be healthy on this node") {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "plugin fake to be healthy on this node") &&
+		!strings.Contains(err.Error(), `plugin "fake" has no healthy instance in role csi-node: none is registered`) {
 		t.Errorf("prepare: %v", err)
 	}
 	w.must(w.release("alloc-1"))
