@@ -25,6 +25,9 @@ func TestDefectH1ClaimIsKeptUntilUnmounted(t *testing.T) {
 	if err := w.releasedInVain("alloc-1", "INTERNAL: target is busy"); !errors.Is(err, context.Canceled) {
 		t.Errorf("release: %v", err)
 	}
+	w.eventually("the unmount is given up, and begun anew", func() bool {
+		return len(w.sent("NodeUnpublishVolume")) > 3 || len(w.claims()) == 0
+	})
 	if _, held := w.claims()["alloc-1"]; !held {
 		t.Error("the claim was given back")
 	}

@@ -130,8 +130,8 @@ func TestDefectV4NobodySpinsAndNothingStaysLocked(t *testing.T) {
 	}
 	holder := prepare(ctx, "alloc-1")
 	w.arrives(gate, holder)
-	waiter, last := prepare(ctx, "alloc-2"), prepare(w.ctx(), "alloc-3")
-	for _, id := range []string{"alloc-2", "alloc-3"} {
+	waiter, third, last := prepare(ctx, "alloc-2"), prepare(w.ctx(), "alloc-3"), prepare(w.ctx(), "alloc-4")
+	for _, id := range []string{"alloc-2", "alloc-3", "alloc-4"} {
 		w.eventually(id+" waits", func() bool { return w.waits(id) != "" })
 	}
 	leave()
@@ -140,15 +140,18 @@ func TestDefectV4NobodySpinsAndNothingStaysLocked(t *testing.T) {
 			t.Errorf("%s left, and is told: %v", name, err)
 		}
 	}
-	if used := w.busy(2 * time.Second); used > 0.5 {
-		t.Errorf("a shim in which one waits uses %.0f%% of a processor", 100*used)
+	used := w.busy(2 * time.Second) // one of the two that are left has the volume now, and the other waits
+	t.Logf("a shim in which one waits uses %.1f%% of a processor", 100*used)
+	if used > 0.1 {
+		t.Error("somebody spins")
 	}
 	if n := len(w.sent("NodeStageVolume")); n > 20 {
 		t.Errorf("the call that is open was sent %d times within two seconds", n)
 	}
 	gate.Open()
+	w.must(w.ends("the third", third))
 	w.must(w.ends("the last one", last))
-	for _, id := range []string{"alloc-1", "alloc-2", "alloc-3"} {
+	for _, id := range []string{"alloc-1", "alloc-2", "alloc-3", "alloc-4"} {
 		w.must(w.release(id))
 	}
 	w.must(w.delete("vol"))
