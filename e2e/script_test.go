@@ -45,7 +45,7 @@ func TestScripts(t *testing.T) {
 		t.Skip("real mounts need root")
 	}
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Deadline: time.Now().Add(3 * patience),
+		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Deadline: time.Now().Add(3 * patience), Condition: condition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"agent-start": plain(func(ts *testscript.TestScript, args []string) error { return on(ts).start(args...) }),
 			"agent-stop":  plain(agentStop), "agent-kill": plain(agentKill), "exits": plain(exits), "until": plain(untilMatch),
@@ -53,6 +53,15 @@ func TestScripts(t *testing.T) {
 			"tells": plain(tells), "plays": plain(plays),
 		},
 	})
+}
+
+// condition is what a script may ask of the kernel: [fuse].
+func condition(name string) (bool, error) {
+	if name != "fuse" {
+		return false, fmt.Errorf("unknown condition %q", name)
+	}
+	_, err := os.Stat("/dev/fuse")
+	return err == nil, nil
 }
 
 type machineKey struct{}

@@ -87,6 +87,7 @@ var (
 		{`, try \d+`, ", try <number>"},
 		{`attempt \d+,`, "attempt <number>,"},
 		{`\(process \d+\)`, "(process <pid>)"},
+		{`(running +\d+ +\d+ +)\d+ `, "$1<pid> "},
 		{`\bvol-[0-9a-f]{16}\b`, "<external id>"},
 		{`/[a-z2-7]{26}\b`, "/<hash>"},
 	}

@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// How often the shim is asked what an alloc waits for, while a call for its volumes has not been answered; and how long it may take to say so.
+// How often the shim is asked what an alloc waits for while a call for its volumes is under way, and how long it may take to say so.
 const (
 	firstLook = 500 * time.Millisecond
 	lastLook  = 15 * time.Second

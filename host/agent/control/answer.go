@@ -85,10 +85,13 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		return out, nil
 	}
 	for _, st := range list {
+		e := s.explainer()
 		out.waits(s.agent.InWords(r.Context(), s.host, st.Waiting))
-		out.Waiting = s.explainer().waits(r.Context(), st.Waiting)
+		out.Waiting = e.waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
-			out.Volumes = append(out.Volumes, useView(u, rec.Job))
+			use := useView(u)
+			use.Trouble = e.trouble(u.Trouble, u.Troubled, u.Name, u.Volume.Plugin, rec.ID)
+			out.Volumes = append(out.Volumes, use)
 		}
 	}
 	return out, nil

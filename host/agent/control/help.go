@@ -90,7 +90,7 @@ func whoHolds(list []Holder) string {
 }
 
 func holdersHelp(w Wait) (then string, do []Do) {
-	then = "Nothing happens as long as that one keeps it. When it has given the volume back, this alloc goes on."
+	then = "Nothing happens as long as it is held. When it has been given back, this alloc goes on."
 	for _, h := range w.Holders {
 		switch {
 		case h.State == string(agent.AllocStopping) || h.State == string(agent.AllocReleasing):
@@ -282,16 +282,20 @@ func makingHelp(w Wait) Help {
 	return h
 }
 
-// mountHelp is for a mount that does not work.
-func mountHelp(volume registry.VolumeName, job string) Help {
+// mountHelp is for a mount that does not work. The job is the one that uses it, with the file that it came from.
+func mountHelp(name registry.VolumeName, plugin registry.PluginID, job, file string) Help {
 	h := Help{
-		What: "the mount of volume " + volume.String() + " does not work", Means: "Tasks that use it get errors, or hang.",
+		What: "the mount of volume " + name.String() + " does not work", Means: "Tasks that use it get errors, or hang.",
 		Then: "It is not touched while it is used. When the alloc ends, the volume is given back, and the next alloc mounts it anew.",
-		Do:   []Do{{"see everything that is wrong", "holdfast doctor"}},
 	}
 	if job != "" {
-		h.Do = append(h.Do, Do{"have the job end, then run it again", "holdfast job stop --wait " + job})
+		h.Do = []Do{
+			{"have the job end, which gives the volume back", "holdfast job stop --wait " + job},
+			{"then run it again", "holdfast job run " + file},
+		}
 	}
+	h.Do = append(h.Do, Do{"see how the plugin does", "holdfast plugin status " + string(plugin)})
+	h.Do = append(h.Do, Do{"see all that is wrong on this node", "holdfast doctor"})
 	return h
 }
 

@@ -62,11 +62,11 @@ func allocView(r *agent.AllocRecord) Alloc {
 	return out
 }
 
-func useView(u registry.Use, job string) Use {
+func useView(u registry.Use) Use {
 	return Use{
 		Request: string(u.Request), Volume: string(u.Name.ID), Namespace: string(u.Name.Namespace), Plugin: string(u.Volume.Plugin),
 		External: string(u.Volume.External), Access: string(u.Usage.Access), Attached: string(u.Attach), Staged: string(u.Stage),
-		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent, Trouble: troubleOf(u.Trouble, u.Troubled, u.Name, job),
+		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent,
 	}
 }
 

@@ -198,13 +198,23 @@ func (e *explainer) holder(h registry.Holder) Holder {
 	if rec := e.allocs[out.Alloc]; rec != nil {
 		out.Job, out.State = rec.Job, string(rec.State)
 	}
-	out.Trouble = troubleOf(h.Trouble, h.Troubled, h.Claim.Name, out.Job)
+	out.Trouble = e.trouble(h.Trouble, h.Troubled, h.Claim.Name, h.Claim.Volume.Plugin, h.Claim.Alloc)
 	return out
 }
 
-func troubleOf(found string, since time.Time, volume registry.VolumeName, job string) *Trouble {
+// trouble is what is wrong with an alloc's mount; nil: nothing is known to be.
+func (e *explainer) trouble(found string, since time.Time, name host.VolumeName, plugin host.PluginID, alloc host.AllocID) *Trouble {
 	if found == "" {
 		return nil
 	}
-	return &Trouble{Found: found, Since: since, Help: mountHelp(volume, job)}
+	job, file := "", ""
+	if rec := e.allocs[string(alloc)]; rec != nil {
+		job = rec.Job
+	}
+	for _, j := range e.s.agent.Jobs() {
+		if j.Job.ID == job {
+			file = j.Source.Name
+		}
+	}
+	return &Trouble{Found: found, Since: since, Help: mountHelp(name, plugin, job, file)}
 }

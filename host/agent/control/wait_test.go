@@ -135,14 +135,14 @@ func TestHelp(t *testing.T) {
 	}{
 		"two jobs hold it": {
 			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
-			"volume disk is held by job a and job b", "keeps it", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
+			"volume disk is held by job a and job b", "as long as it is held", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
 		},
 		"an older alloc of the job holds it": {
 			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
-			"volume disk is held by job j", "keeps it", []string{"holdfast alloc status 12345678"},
+			"volume disk is held by job j", "as long as it is held", []string{"holdfast alloc status 12345678"},
 		},
 		"an alloc of another agent holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "keeps it", []string{"holdfast alloc status x"},
+			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "as long as it is held", []string{"holdfast alloc status x"},
 		},
 		"nobody holds it": {
 			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed", "tried again", []string{"holdfast volume status disk", "holdfast job stop j"},

@@ -58,7 +58,10 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 func writeAlloc(to io.Writer, a control.Alloc) error {
 	about := []any{"ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State}
 	if len(a.Waiting) == 0 { // else it is said below, with all that is known
-		about = append(about, "Reason", a.Reason, "Waits for", a.Waits)
+		about = append(about, "Reason", a.Reason)
+		if a.Waits != "" {
+			about = append(about, "Waits for", a.Waits)
+		}
 	}
 	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
 	err = errors.Join(err, writeWaits(to, a.Waiting))

@@ -202,7 +202,8 @@ func (b *block) plugin(w control.Wait) {
 	}
 	for _, t := range p.Tasks {
 		if t.Restart != nil {
-			b.say(name, fmt.Sprintf("task %s of alloc %s: its restart is asked for: %s %s", t.Task, short(t.Alloc), t.Restart.Cause, t.Restart.Detail))
+			why := strings.TrimSuffix(fmt.Sprintf("%s: %s", t.Restart.Cause, t.Restart.Detail), ": ")
+			b.say(name, fmt.Sprintf("task %s of alloc %s: its restart is asked for: %s", t.Task, short(t.Alloc), why))
 		} else if len(p.Instances) == 0 {
 			b.say(name, fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc), t.Job, t.Phase, t.Attempt))
 		}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sheet is where people read: how many columns it has, and what time it is there. Where programs may read as well, a row of a table stays on
-// its line.
+// sheet is where people read: how many columns it has, and what time it is there. Where programs may read as well, a row of a table stays
+// on its line.
 type sheet struct {
 	io.Writer
 	width    int
@@ -98,8 +98,8 @@ func wrapped(text string, width int) []string {
 	return wrap(text, width)
 }
 
-// fit is the widths of columns, as wide as they want to be if that fits into width, else with the widest ones narrower, but no narrower than
-// their longest word and a fair share.
+// fit is the widths of columns, as wide as they want to be if that fits into width, else with the widest ones narrower, but no narrower
+// than their longest word and a fair share.
 func fit(rows [][]string, width int) []int {
 	var wide, least []int
 	for _, row := range rows {
