@@ -68,8 +68,8 @@ func (h *hold) back(ctx context.Context) error {
 	return err
 }
 
-// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume: he
-// takes down what is staged and attached. A plugin that hangs for the one does not hold up the other.
+// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:
+// he takes down what is staged and attached. A plugin that hangs for the one does not hold up the other.
 func (h *hold) light(ctx context.Context) (done bool, err error) {
 	own, others := false, false
 	err = h.log.View(ctx, func(v registry.View) error {

@@ -160,8 +160,8 @@ func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, ch
 	return append(next, w), changed
 }
 
-// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what was said last stands
-// until something else is.
+// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what was said last
+// stands until something else is.
 func goesOn(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w

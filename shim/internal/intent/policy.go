@@ -118,7 +118,7 @@ var Policies = map[registry.RPC]Policy{
 	// A person waits for it, and another request may fit where this one does not.
 	registry.CreateVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
-		"NOT_FOUND":          failed(1, "the plugin does not know the snapshot or volume that this one is to be made of: see whether it exists there"),
+		"NOT_FOUND":          failed(1, "the plugin does not know what this one is to be made of: see whether it exists there"),
 		"ALREADY_EXISTS":     failed(1, "the plugin has another volume of that name: choose another name, or ask for the same"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
