@@ -5,6 +5,9 @@ BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 
+# With the race detector each process, and the tests have thousands, sleeps for a second at its end unless it is told not to.
+export GORACE ?= atexit_sleep_ms=0
+
 .DEFAULT_GOAL := all
 .PHONY: all help build generate check-generate vet lint test e2e sanity soak demo demo-rootless bench fuzz clean
 
