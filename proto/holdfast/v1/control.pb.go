@@ -14,6 +14,7 @@ package holdfastv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -417,16 +418,139 @@ func (x *StatusReply) GetAllocs() uint32 {
 	return 0
 }
 
+type RehearseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Copy          string                 `protobuf:"bytes,2,opt,name=copy,proto3" json:"copy,omitempty"` // the file that holds it; the candidate may write to it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RehearseRequest) Reset() {
+	*x = RehearseRequest{}
+	mi := &file_holdfast_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseRequest) ProtoMessage() {}
+
+func (x *RehearseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseRequest.ProtoReflect.Descriptor instead.
+func (*RehearseRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RehearseRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *RehearseRequest) GetCopy() string {
+	if x != nil {
+		return x.Copy
+	}
+	return ""
+}
+
+type RehearseReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`        // index and generation of the copy
+	Schema        uint32                 `protobuf:"varint,2,opt,name=schema,proto3" json:"schema,omitempty"`       // of the copy, before it was migrated
+	Instances     uint32                 `protobuf:"varint,3,opt,name=instances,proto3" json:"instances,omitempty"` // plugins that were asked
+	Warnings      []string               `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`    // for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RehearseReply) Reset() {
+	*x = RehearseReply{}
+	mi := &file_holdfast_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RehearseReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RehearseReply) ProtoMessage() {}
+
+func (x *RehearseReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RehearseReply.ProtoReflect.Descriptor instead.
+func (*RehearseReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RehearseReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *RehearseReply) GetSchema() uint32 {
+	if x != nil {
+		return x.Schema
+	}
+	return 0
+}
+
+func (x *RehearseReply) GetInstances() uint32 {
+	if x != nil {
+		return x.Instances
+	}
+	return 0
+}
+
+func (x *RehearseReply) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type ActivateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // that the store must have been left by; 0: whatever it is
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`           // of its last change, with a generation
+	Resume        bool                   `protobuf:"varint,4,opt,name=resume,proto3" json:"resume,omitempty"`         // go on under the own generation, without a write, if nobody else has written since
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ActivateRequest) Reset() {
 	*x = ActivateRequest{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[4]
+	mi := &file_holdfast_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +562,7 @@ func (x *ActivateRequest) String() string {
 func (*ActivateRequest) ProtoMessage() {}
 
 func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[4]
+	mi := &file_holdfast_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +575,7 @@ func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateRequest.ProtoReflect.Descriptor instead.
 func (*ActivateRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ActivateRequest) GetCall() *Call {
@@ -459,6 +583,27 @@ func (x *ActivateRequest) GetCall() *Call {
 		return x.Call
 	}
 	return nil
+}
+
+func (x *ActivateRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ActivateRequest) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ActivateRequest) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
 }
 
 type ActivateReply struct {
@@ -470,7 +615,7 @@ type ActivateReply struct {
 
 func (x *ActivateReply) Reset() {
 	*x = ActivateReply{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[5]
+	mi := &file_holdfast_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -482,7 +627,7 @@ func (x *ActivateReply) String() string {
 func (*ActivateReply) ProtoMessage() {}
 
 func (x *ActivateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[5]
+	mi := &file_holdfast_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -495,7 +640,7 @@ func (x *ActivateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateReply.ProtoReflect.Descriptor instead.
 func (*ActivateReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ActivateReply) GetAnswer() *Answer {
@@ -508,13 +653,14 @@ func (x *ActivateReply) GetAnswer() *Answer {
 type QuiesceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Long          *durationpb.Duration   `protobuf:"bytes,2,opt,name=long,proto3" json:"long,omitempty"` // calls that have been under way for longer are not waited for; unset: all are
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *QuiesceRequest) Reset() {
 	*x = QuiesceRequest{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[6]
+	mi := &file_holdfast_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +672,7 @@ func (x *QuiesceRequest) String() string {
 func (*QuiesceRequest) ProtoMessage() {}
 
 func (x *QuiesceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[6]
+	mi := &file_holdfast_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,12 +685,19 @@ func (x *QuiesceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuiesceRequest.ProtoReflect.Descriptor instead.
 func (*QuiesceRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *QuiesceRequest) GetCall() *Call {
 	if x != nil {
 		return x.Call
+	}
+	return nil
+}
+
+func (x *QuiesceRequest) GetLong() *durationpb.Duration {
+	if x != nil {
+		return x.Long
 	}
 	return nil
 }
@@ -559,7 +712,7 @@ type QuiesceReply struct {
 
 func (x *QuiesceReply) Reset() {
 	*x = QuiesceReply{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[7]
+	mi := &file_holdfast_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +724,7 @@ func (x *QuiesceReply) String() string {
 func (*QuiesceReply) ProtoMessage() {}
 
 func (x *QuiesceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[7]
+	mi := &file_holdfast_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +737,7 @@ func (x *QuiesceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuiesceReply.ProtoReflect.Descriptor instead.
 func (*QuiesceReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *QuiesceReply) GetAnswer() *Answer {
@@ -610,7 +763,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[8]
+	mi := &file_holdfast_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +775,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[8]
+	mi := &file_holdfast_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +788,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseRequest) GetCall() *Call {
@@ -654,7 +807,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[9]
+	mi := &file_holdfast_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +819,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[9]
+	mi := &file_holdfast_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +832,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReleaseReply) GetAnswer() *Answer {
@@ -698,7 +851,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[10]
+	mi := &file_holdfast_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +863,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[10]
+	mi := &file_holdfast_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +876,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotRequest) GetCall() *Call {
@@ -743,7 +896,7 @@ type SnapshotChunk struct {
 
 func (x *SnapshotChunk) Reset() {
 	*x = SnapshotChunk{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[11]
+	mi := &file_holdfast_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +908,7 @@ func (x *SnapshotChunk) String() string {
 func (*SnapshotChunk) ProtoMessage() {}
 
 func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[11]
+	mi := &file_holdfast_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +921,7 @@ func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotChunk.ProtoReflect.Descriptor instead.
 func (*SnapshotChunk) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SnapshotChunk) GetAnswer() *Answer {
@@ -796,7 +949,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[12]
+	mi := &file_holdfast_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +961,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[12]
+	mi := &file_holdfast_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +974,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DoctorRequest) GetCall() *Call {
@@ -857,7 +1010,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[13]
+	mi := &file_holdfast_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +1022,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[13]
+	mi := &file_holdfast_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +1035,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DoctorReply) GetAnswer() *Answer {
@@ -933,7 +1086,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_holdfast_v1_control_proto_msgTypes[14]
+	mi := &file_holdfast_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1098,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_control_proto_msgTypes[14]
+	mi := &file_holdfast_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1111,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Finding) GetKind() string {
@@ -1042,7 +1195,7 @@ var File_holdfast_v1_control_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\n" +
-	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x18holdfast/v1/common.proto\"\xf6\x01\n" +
+	"\x19holdfast/v1/control.proto\x12\vholdfast.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18holdfast/v1/common.proto\"\xf6\x01\n" +
 	"\fHelloRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12!\n" +
 	"\fhost_version\x18\x02 \x01(\tR\vhostVersion\x12\x12\n" +
@@ -1075,13 +1228,27 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06schema\x18\x05 \x01(\rR\x06schema\x12!\n" +
 	"\fopen_intents\x18\x06 \x01(\rR\vopenIntents\x12\x1c\n" +
 	"\tinstances\x18\a \x01(\rR\tinstances\x12\x16\n" +
-	"\x06allocs\x18\b \x01(\rR\x06allocs\"8\n" +
+	"\x06allocs\x18\b \x01(\rR\x06allocs\"L\n" +
+	"\x0fRehearseRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
+	"\x04copy\x18\x02 \x01(\tR\x04copy\"\x8e\x01\n" +
+	"\rRehearseReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x16\n" +
+	"\x06schema\x18\x02 \x01(\rR\x06schema\x12\x1c\n" +
+	"\tinstances\x18\x03 \x01(\rR\tinstances\x12\x1a\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\x86\x01\n" +
 	"\x0fActivateRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"<\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x16\n" +
+	"\x06resume\x18\x04 \x01(\bR\x06resume\"<\n" +
 	"\rActivateReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"7\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"f\n" +
 	"\x0eQuiesceRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"^\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12-\n" +
+	"\x04long\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04long\"^\n" +
 	"\fQuiesceReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12!\n" +
 	"\fopen_intents\x18\x02 \x01(\rR\vopenIntents\"7\n" +
@@ -1122,10 +1289,11 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x10TENURE_CANDIDATE\x10\x01\x12\x11\n" +
 	"\rTENURE_ACTIVE\x10\x02\x12\x13\n" +
 	"\x0fTENURE_RELEASED\x10\x03\x12\x0f\n" +
-	"\vTENURE_GONE\x10\x042\xda\x03\n" +
+	"\vTENURE_GONE\x10\x042\xa0\x04\n" +
 	"\aControl\x12;\n" +
 	"\x05Hello\x12\x19.holdfast.v1.HelloRequest\x1a\x17.holdfast.v1.HelloReply\x12>\n" +
 	"\x06Status\x12\x1a.holdfast.v1.StatusRequest\x1a\x18.holdfast.v1.StatusReply\x12D\n" +
+	"\bRehearse\x12\x1c.holdfast.v1.RehearseRequest\x1a\x1a.holdfast.v1.RehearseReply\x12D\n" +
 	"\bActivate\x12\x1c.holdfast.v1.ActivateRequest\x1a\x1a.holdfast.v1.ActivateReply\x12A\n" +
 	"\aQuiesce\x12\x1b.holdfast.v1.QuiesceRequest\x1a\x19.holdfast.v1.QuiesceReply\x12A\n" +
 	"\aRelease\x12\x1b.holdfast.v1.ReleaseRequest\x1a\x19.holdfast.v1.ReleaseReply\x12F\n" +
@@ -1145,66 +1313,74 @@ func file_holdfast_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_holdfast_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdfast_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_holdfast_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_holdfast_v1_control_proto_goTypes = []any{
-	(Tenure)(0),             // 0: holdfast.v1.Tenure
-	(*HelloRequest)(nil),    // 1: holdfast.v1.HelloRequest
-	(*HelloReply)(nil),      // 2: holdfast.v1.HelloReply
-	(*StatusRequest)(nil),   // 3: holdfast.v1.StatusRequest
-	(*StatusReply)(nil),     // 4: holdfast.v1.StatusReply
-	(*ActivateRequest)(nil), // 5: holdfast.v1.ActivateRequest
-	(*ActivateReply)(nil),   // 6: holdfast.v1.ActivateReply
-	(*QuiesceRequest)(nil),  // 7: holdfast.v1.QuiesceRequest
-	(*QuiesceReply)(nil),    // 8: holdfast.v1.QuiesceReply
-	(*ReleaseRequest)(nil),  // 9: holdfast.v1.ReleaseRequest
-	(*ReleaseReply)(nil),    // 10: holdfast.v1.ReleaseReply
-	(*SnapshotRequest)(nil), // 11: holdfast.v1.SnapshotRequest
-	(*SnapshotChunk)(nil),   // 12: holdfast.v1.SnapshotChunk
-	(*DoctorRequest)(nil),   // 13: holdfast.v1.DoctorRequest
-	(*DoctorReply)(nil),     // 14: holdfast.v1.DoctorReply
-	(*Finding)(nil),         // 15: holdfast.v1.Finding
-	(*Call)(nil),            // 16: holdfast.v1.Call
-	(*Answer)(nil),          // 17: holdfast.v1.Answer
-	(*VolumeName)(nil),      // 18: holdfast.v1.VolumeName
+	(Tenure)(0),                 // 0: holdfast.v1.Tenure
+	(*HelloRequest)(nil),        // 1: holdfast.v1.HelloRequest
+	(*HelloReply)(nil),          // 2: holdfast.v1.HelloReply
+	(*StatusRequest)(nil),       // 3: holdfast.v1.StatusRequest
+	(*StatusReply)(nil),         // 4: holdfast.v1.StatusReply
+	(*RehearseRequest)(nil),     // 5: holdfast.v1.RehearseRequest
+	(*RehearseReply)(nil),       // 6: holdfast.v1.RehearseReply
+	(*ActivateRequest)(nil),     // 7: holdfast.v1.ActivateRequest
+	(*ActivateReply)(nil),       // 8: holdfast.v1.ActivateReply
+	(*QuiesceRequest)(nil),      // 9: holdfast.v1.QuiesceRequest
+	(*QuiesceReply)(nil),        // 10: holdfast.v1.QuiesceReply
+	(*ReleaseRequest)(nil),      // 11: holdfast.v1.ReleaseRequest
+	(*ReleaseReply)(nil),        // 12: holdfast.v1.ReleaseReply
+	(*SnapshotRequest)(nil),     // 13: holdfast.v1.SnapshotRequest
+	(*SnapshotChunk)(nil),       // 14: holdfast.v1.SnapshotChunk
+	(*DoctorRequest)(nil),       // 15: holdfast.v1.DoctorRequest
+	(*DoctorReply)(nil),         // 16: holdfast.v1.DoctorReply
+	(*Finding)(nil),             // 17: holdfast.v1.Finding
+	(*Call)(nil),                // 18: holdfast.v1.Call
+	(*Answer)(nil),              // 19: holdfast.v1.Answer
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(*VolumeName)(nil),          // 21: holdfast.v1.VolumeName
 }
 var file_holdfast_v1_control_proto_depIdxs = []int32{
-	16, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
-	17, // 1: holdfast.v1.HelloReply.answer:type_name -> holdfast.v1.Answer
+	18, // 0: holdfast.v1.HelloRequest.call:type_name -> holdfast.v1.Call
+	19, // 1: holdfast.v1.HelloReply.answer:type_name -> holdfast.v1.Answer
 	0,  // 2: holdfast.v1.HelloReply.tenure:type_name -> holdfast.v1.Tenure
-	16, // 3: holdfast.v1.StatusRequest.call:type_name -> holdfast.v1.Call
-	17, // 4: holdfast.v1.StatusReply.answer:type_name -> holdfast.v1.Answer
+	18, // 3: holdfast.v1.StatusRequest.call:type_name -> holdfast.v1.Call
+	19, // 4: holdfast.v1.StatusReply.answer:type_name -> holdfast.v1.Answer
 	0,  // 5: holdfast.v1.StatusReply.tenure:type_name -> holdfast.v1.Tenure
-	16, // 6: holdfast.v1.ActivateRequest.call:type_name -> holdfast.v1.Call
-	17, // 7: holdfast.v1.ActivateReply.answer:type_name -> holdfast.v1.Answer
-	16, // 8: holdfast.v1.QuiesceRequest.call:type_name -> holdfast.v1.Call
-	17, // 9: holdfast.v1.QuiesceReply.answer:type_name -> holdfast.v1.Answer
-	16, // 10: holdfast.v1.ReleaseRequest.call:type_name -> holdfast.v1.Call
-	17, // 11: holdfast.v1.ReleaseReply.answer:type_name -> holdfast.v1.Answer
-	16, // 12: holdfast.v1.SnapshotRequest.call:type_name -> holdfast.v1.Call
-	17, // 13: holdfast.v1.SnapshotChunk.answer:type_name -> holdfast.v1.Answer
-	16, // 14: holdfast.v1.DoctorRequest.call:type_name -> holdfast.v1.Call
-	17, // 15: holdfast.v1.DoctorReply.answer:type_name -> holdfast.v1.Answer
-	15, // 16: holdfast.v1.DoctorReply.findings:type_name -> holdfast.v1.Finding
-	18, // 17: holdfast.v1.Finding.volume:type_name -> holdfast.v1.VolumeName
-	1,  // 18: holdfast.v1.Control.Hello:input_type -> holdfast.v1.HelloRequest
-	3,  // 19: holdfast.v1.Control.Status:input_type -> holdfast.v1.StatusRequest
-	5,  // 20: holdfast.v1.Control.Activate:input_type -> holdfast.v1.ActivateRequest
-	7,  // 21: holdfast.v1.Control.Quiesce:input_type -> holdfast.v1.QuiesceRequest
-	9,  // 22: holdfast.v1.Control.Release:input_type -> holdfast.v1.ReleaseRequest
-	11, // 23: holdfast.v1.Control.Snapshot:input_type -> holdfast.v1.SnapshotRequest
-	13, // 24: holdfast.v1.Control.Doctor:input_type -> holdfast.v1.DoctorRequest
-	2,  // 25: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
-	4,  // 26: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
-	6,  // 27: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
-	8,  // 28: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
-	10, // 29: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
-	12, // 30: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
-	14, // 31: holdfast.v1.Control.Doctor:output_type -> holdfast.v1.DoctorReply
-	25, // [25:32] is the sub-list for method output_type
-	18, // [18:25] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	18, // 6: holdfast.v1.RehearseRequest.call:type_name -> holdfast.v1.Call
+	19, // 7: holdfast.v1.RehearseReply.answer:type_name -> holdfast.v1.Answer
+	18, // 8: holdfast.v1.ActivateRequest.call:type_name -> holdfast.v1.Call
+	19, // 9: holdfast.v1.ActivateReply.answer:type_name -> holdfast.v1.Answer
+	18, // 10: holdfast.v1.QuiesceRequest.call:type_name -> holdfast.v1.Call
+	20, // 11: holdfast.v1.QuiesceRequest.long:type_name -> google.protobuf.Duration
+	19, // 12: holdfast.v1.QuiesceReply.answer:type_name -> holdfast.v1.Answer
+	18, // 13: holdfast.v1.ReleaseRequest.call:type_name -> holdfast.v1.Call
+	19, // 14: holdfast.v1.ReleaseReply.answer:type_name -> holdfast.v1.Answer
+	18, // 15: holdfast.v1.SnapshotRequest.call:type_name -> holdfast.v1.Call
+	19, // 16: holdfast.v1.SnapshotChunk.answer:type_name -> holdfast.v1.Answer
+	18, // 17: holdfast.v1.DoctorRequest.call:type_name -> holdfast.v1.Call
+	19, // 18: holdfast.v1.DoctorReply.answer:type_name -> holdfast.v1.Answer
+	17, // 19: holdfast.v1.DoctorReply.findings:type_name -> holdfast.v1.Finding
+	21, // 20: holdfast.v1.Finding.volume:type_name -> holdfast.v1.VolumeName
+	1,  // 21: holdfast.v1.Control.Hello:input_type -> holdfast.v1.HelloRequest
+	3,  // 22: holdfast.v1.Control.Status:input_type -> holdfast.v1.StatusRequest
+	5,  // 23: holdfast.v1.Control.Rehearse:input_type -> holdfast.v1.RehearseRequest
+	7,  // 24: holdfast.v1.Control.Activate:input_type -> holdfast.v1.ActivateRequest
+	9,  // 25: holdfast.v1.Control.Quiesce:input_type -> holdfast.v1.QuiesceRequest
+	11, // 26: holdfast.v1.Control.Release:input_type -> holdfast.v1.ReleaseRequest
+	13, // 27: holdfast.v1.Control.Snapshot:input_type -> holdfast.v1.SnapshotRequest
+	15, // 28: holdfast.v1.Control.Doctor:input_type -> holdfast.v1.DoctorRequest
+	2,  // 29: holdfast.v1.Control.Hello:output_type -> holdfast.v1.HelloReply
+	4,  // 30: holdfast.v1.Control.Status:output_type -> holdfast.v1.StatusReply
+	6,  // 31: holdfast.v1.Control.Rehearse:output_type -> holdfast.v1.RehearseReply
+	8,  // 32: holdfast.v1.Control.Activate:output_type -> holdfast.v1.ActivateReply
+	10, // 33: holdfast.v1.Control.Quiesce:output_type -> holdfast.v1.QuiesceReply
+	12, // 34: holdfast.v1.Control.Release:output_type -> holdfast.v1.ReleaseReply
+	14, // 35: holdfast.v1.Control.Snapshot:output_type -> holdfast.v1.SnapshotChunk
+	16, // 36: holdfast.v1.Control.Doctor:output_type -> holdfast.v1.DoctorReply
+	29, // [29:37] is the sub-list for method output_type
+	21, // [21:29] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_control_proto_init() }
@@ -1219,7 +1395,7 @@ func file_holdfast_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_control_proto_rawDesc), len(file_holdfast_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

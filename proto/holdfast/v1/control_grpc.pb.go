@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Control_Hello_FullMethodName    = "/holdfast.v1.Control/Hello"
 	Control_Status_FullMethodName   = "/holdfast.v1.Control/Status"
+	Control_Rehearse_FullMethodName = "/holdfast.v1.Control/Rehearse"
 	Control_Activate_FullMethodName = "/holdfast.v1.Control/Activate"
 	Control_Quiesce_FullMethodName  = "/holdfast.v1.Control/Quiesce"
 	Control_Release_FullMethodName  = "/holdfast.v1.Control/Release"
@@ -42,11 +43,16 @@ type ControlClient interface {
 	// Hello comes first on every connection. It tells each side what the other can do.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloReply, error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
-	// Activate makes a candidate the one active shim of the state directory: it opens the store and raises the generation.
+	// Rehearse has a candidate try a copy of the state: migrations, what runs by it, and every plugin. It learns the copy, so that Activate has
+	// little left to load.
+	Rehearse(ctx context.Context, in *RehearseRequest, opts ...grpc.CallOption) (*RehearseReply, error)
+	// Activate makes a candidate the one active shim of the state directory: it opens the store and raises the generation. One that is quiesced,
+	// or that was released while nobody else wrote, goes on.
 	Activate(ctx context.Context, in *ActivateRequest, opts ...grpc.CallOption) (*ActivateReply, error)
 	// Quiesce refuses new mutating calls and waits for those that run, until the deadline.
 	Quiesce(ctx context.Context, in *QuiesceRequest, opts ...grpc.CallOption) (*QuiesceReply, error)
-	// Release closes the store and the plugins' connections. The shim is a candidate again.
+	// Release closes the store and the plugins' connections. The shim is a candidate again. Its answer's index and generation are those of the
+	// last thing that it wrote.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	// Snapshot streams a consistent copy of the state.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotChunk], error)
@@ -77,6 +83,16 @@ func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusReply)
 	err := c.cc.Invoke(ctx, Control_Status_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Rehearse(ctx context.Context, in *RehearseRequest, opts ...grpc.CallOption) (*RehearseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RehearseReply)
+	err := c.cc.Invoke(ctx, Control_Rehearse_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -151,11 +167,16 @@ type ControlServer interface {
 	// Hello comes first on every connection. It tells each side what the other can do.
 	Hello(context.Context, *HelloRequest) (*HelloReply, error)
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
-	// Activate makes a candidate the one active shim of the state directory: it opens the store and raises the generation.
+	// Rehearse has a candidate try a copy of the state: migrations, what runs by it, and every plugin. It learns the copy, so that Activate has
+	// little left to load.
+	Rehearse(context.Context, *RehearseRequest) (*RehearseReply, error)
+	// Activate makes a candidate the one active shim of the state directory: it opens the store and raises the generation. One that is quiesced,
+	// or that was released while nobody else wrote, goes on.
 	Activate(context.Context, *ActivateRequest) (*ActivateReply, error)
 	// Quiesce refuses new mutating calls and waits for those that run, until the deadline.
 	Quiesce(context.Context, *QuiesceRequest) (*QuiesceReply, error)
-	// Release closes the store and the plugins' connections. The shim is a candidate again.
+	// Release closes the store and the plugins' connections. The shim is a candidate again. Its answer's index and generation are those of the
+	// last thing that it wrote.
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	// Snapshot streams a consistent copy of the state.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotChunk]) error
@@ -177,6 +198,9 @@ func (UnimplementedControlServer) Hello(context.Context, *HelloRequest) (*HelloR
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedControlServer) Rehearse(context.Context, *RehearseRequest) (*RehearseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Rehearse not implemented")
 }
 func (UnimplementedControlServer) Activate(context.Context, *ActivateRequest) (*ActivateReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Activate not implemented")
@@ -246,6 +270,24 @@ func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ControlServer).Status(ctx, req.(*StatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Rehearse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RehearseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Rehearse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Rehearse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Rehearse(ctx, req.(*RehearseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -347,6 +389,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Control_Status_Handler,
+		},
+		{
+			MethodName: "Rehearse",
+			Handler:    _Control_Rehearse_Handler,
 		},
 		{
 			MethodName: "Activate",

@@ -117,7 +117,7 @@ func TestDoctorExaminesAndRepairs(t *testing.T) {
 func TestNoRepairWhileQuiesced(t *testing.T) {
 	s, e := consulted(t)
 	control := pb.NewControlClient(s.conn)
-	must(t, s.server.Quiesce(t.Context()))
+	must(t, s.server.Quiesce(t.Context(), 0))
 	if _, err := control.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true}); !nobody(err) {
 		t.Errorf("%v", err)
 	}

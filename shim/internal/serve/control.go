@@ -51,15 +51,27 @@ func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, e
 	}, nil
 }
 
-func (c *control) Activate(ctx context.Context, _ *pb.ActivateRequest) (*pb.ActivateReply, error) {
-	if err := c.s.life.Activate(ctx); err != nil {
+func (c *control) Rehearse(ctx context.Context, req *pb.RehearseRequest) (*pb.RehearseReply, error) {
+	r, err := c.s.life.Rehearse(ctx, req.GetCopy())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.RehearseReply{Answer: r.Left.answer(), Schema: r.Schema, Instances: uint32(r.Instances), Warnings: r.Warnings}, nil
+}
+
+func (c *control) Activate(ctx context.Context, req *pb.ActivateRequest) (*pb.ActivateReply, error) {
+	h := Handover{
+		Left:   Left{Generation: registry.Generation(req.GetGeneration()), Index: registry.Seq(req.GetIndex())},
+		Resume: req.GetResume(),
+	}
+	if err := c.s.life.Activate(ctx, h); err != nil {
 		return nil, wire.Status(err)
 	}
 	return &pb.ActivateReply{Answer: statusAnswer(c.s.life.Status())}, nil
 }
 
-func (c *control) Quiesce(ctx context.Context, _ *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
-	open, err := c.s.life.Quiesce(ctx)
+func (c *control) Quiesce(ctx context.Context, req *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
+	open, err := c.s.life.Quiesce(ctx, req.GetLong().AsDuration())
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -67,10 +79,15 @@ func (c *control) Quiesce(ctx context.Context, _ *pb.QuiesceRequest) (*pb.Quiesc
 }
 
 func (c *control) Release(ctx context.Context, _ *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
-	if err := c.s.life.Release(ctx); err != nil {
+	left, err := c.s.life.Release(ctx)
+	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ReleaseReply{Answer: statusAnswer(c.s.life.Status())}, nil
+	return &pb.ReleaseReply{Answer: left.answer()}, nil
+}
+
+func (l Left) answer() *pb.Answer {
+	return &pb.Answer{Index: uint64(l.Index), Generation: uint64(l.Generation)}
 }
 
 func (c *control) Snapshot(_ *pb.SnapshotRequest, stream grpc.ServerStreamingServer[pb.SnapshotChunk]) error {

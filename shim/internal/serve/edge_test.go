@@ -20,7 +20,7 @@ import (
 // empty request as such.
 func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	s := candidate(t)
-	free := []string{"Control/Hello", "Control/Status", "Control/Activate", "Control/Quiesce", "Control/Release", "Control/Snapshot",
+	free := []string{"Control/Hello", "Control/Status", "Control/Rehearse", "Control/Activate", "Control/Quiesce", "Control/Release", "Control/Snapshot",
 		"Jobs/Parse", "Volumes/Parse", "Callbacks/Serve"}
 	refused := 0
 	for service, info := range s.services {

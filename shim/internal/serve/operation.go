@@ -113,12 +113,13 @@ type flights struct {
 	mu     sync.Mutex // guards all below; held for no longer than a look-up
 	under  map[registry.OperationID]*flight
 	closed bool
-	empty  chan struct{} // closed when the last flight has landed after close
+	landed chan struct{} // closed when the next flight lands; nil: nobody waits for that
 }
 
 // flight is one call under way. What follows done is readable once that is closed.
 type flight struct {
 	call      registry.Call
+	since     time.Time
 	done      chan struct{}
 	answer    any
 	err       error
@@ -141,7 +142,7 @@ func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) 
 	if fs.under == nil {
 		fs.under = map[registry.OperationID]*flight{}
 	}
-	f = &flight{call: call, done: make(chan struct{})}
+	f = &flight{call: call, since: time.Now(), done: make(chan struct{})}
 	fs.under[call.ID] = f
 	return f, true, nil
 }
@@ -151,9 +152,9 @@ func (fs *flights) land(f *flight) {
 	defer fs.mu.Unlock()
 	delete(fs.under, f.call.ID)
 	close(f.done)
-	if fs.closed && len(fs.under) == 0 && fs.empty != nil {
-		close(fs.empty)
-		fs.empty = nil
+	if fs.landed != nil {
+		close(fs.landed)
+		fs.landed = nil
 	}
 }
 
@@ -171,29 +172,50 @@ func join[T any](ctx context.Context, f *flight) (answer T, again bool, err erro
 	return answer, false, f.err
 }
 
-// close refuses new flights and waits for those under way.
-func (fs *flights) close(ctx context.Context) error {
+// close refuses new flights and waits for those under way; with long only for those that have not been under way for so long.
+func (fs *flights) close(ctx context.Context, long time.Duration) error {
+	for {
+		landed, wait := fs.closing(long)
+		if landed == nil {
+			return nil
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-landed:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+		timer.Stop()
+	}
+}
+
+// forEver is how long a flight is waited for that may take as long as it likes.
+const forEver = 24 * time.Hour
+
+// closing is how long a flight is to be waited for still, and what is closed when one lands; nil: none is.
+func (fs *flights) closing(long time.Duration) (landed chan struct{}, wait time.Duration) {
 	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	fs.closed = true
-	if len(fs.under) == 0 {
-		fs.mu.Unlock()
-		return nil
+	if long <= 0 {
+		long = forEver
 	}
-	if fs.empty == nil {
-		fs.empty = make(chan struct{})
+	for _, f := range fs.under {
+		wait = max(wait, long-time.Since(f.since))
 	}
-	empty := fs.empty
-	fs.mu.Unlock()
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if wait <= 0 {
+		return nil, 0
 	}
+	if fs.landed == nil {
+		fs.landed = make(chan struct{})
+	}
+	return fs.landed, wait
 }
 
 func (fs *flights) open() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	fs.closed, fs.empty = false, nil
+	fs.closed = false
 }

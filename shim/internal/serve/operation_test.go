@@ -207,11 +207,11 @@ func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := d.server.Quiesce(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if err := d.server.Quiesce(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("it did not wait: %v", err)
 		}
 		quiet := false
-		calls.Go(func() { must(t, d.server.Quiesce(t.Context())); quiet = true })
+		calls.Go(func() { must(t, d.server.Quiesce(t.Context(), 0)); quiet = true })
 		calls.Go(running)
 		synctest.Wait()
 		if _, err := d.ask(t.Context(), asking("op-2", "a"), open, nil); !nobody(err) || quiet {

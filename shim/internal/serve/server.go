@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -23,11 +24,35 @@ import (
 type Life interface {
 	Hello(ctx context.Context, h Hello) (Status, error)
 	Status() Status
-	Activate(ctx context.Context) error
-	// Quiesce refuses new mutating calls and waits for those that run. It returns how many CSI calls go on.
-	Quiesce(ctx context.Context) (openIntents int, err error)
-	Release(ctx context.Context) error
+	// Rehearse tries a copy of the state in the file, as Activate would take over the state itself.
+	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
+	Activate(ctx context.Context, h Handover) error
+	// Quiesce refuses new mutating calls and waits for those that run, but for those that have run for longer than long; 0: for all. It returns
+	// how many CSI calls go on.
+	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
+	// Release returns as what it has left the state.
+	Release(ctx context.Context) (Left, error)
 	Snapshot(ctx context.Context, write func(chunk []byte) error) (registry.Seq, error)
+}
+
+// Left says as what a shim has left the state: its generation, and the index of the last change.
+type Left struct {
+	Generation registry.Generation
+	Index      registry.Seq
+}
+
+// Handover says how the state comes to a shim. The zero value: nobody knows.
+type Handover struct {
+	Left   Left // by the shim before; the zero value: not known
+	Resume bool // it was this shim's, and nobody else has written: no new generation begins
+}
+
+// Rehearsal is what a candidate found in a copy of the state.
+type Rehearsal struct {
+	Left      Left
+	Schema    uint32 // of the copy, before it was migrated
+	Instances int    // plugins that were asked
+	Warnings  []string
 }
 
 // Hello is what the host says of itself.
@@ -103,8 +128,11 @@ func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 // Set makes what is served active, or with nil a candidate's again.
 func (s *Server) Set(a *Active) { s.active.Store(a) }
 
-// Quiesce refuses mutating calls from now on, and waits for those under way until ctx ends. What it refuses is made again at the next shim.
-func (s *Server) Quiesce(ctx context.Context) error { return s.flights.close(ctx) }
+// Quiesce refuses mutating calls from now on, and waits for those under way, until ctx ends; with long only for those that have not been
+// under way for so long already. What it refuses is made again at the next shim.
+func (s *Server) Quiesce(ctx context.Context, long time.Duration) error {
+	return s.flights.close(ctx, long)
+}
 
 // Resume takes mutating calls again.
 func (s *Server) Resume() { s.flights.open() }

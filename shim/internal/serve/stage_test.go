@@ -94,9 +94,10 @@ var errIdle = errors.New("nothing happens in this life")
 
 func (idle) Hello(context.Context, Hello) (Status, error)                       { return Status{}, nil }
 func (idle) Status() Status                                                     { return Status{Tenure: pb.Tenure_TENURE_CANDIDATE} }
-func (idle) Activate(context.Context) error                                     { return errIdle }
-func (idle) Quiesce(context.Context) (int, error)                               { return 0, errIdle }
-func (idle) Release(context.Context) error                                      { return errIdle }
+func (idle) Rehearse(context.Context, string) (Rehearsal, error)                { return Rehearsal{}, errIdle }
+func (idle) Activate(context.Context, Handover) error                           { return errIdle }
+func (idle) Quiesce(context.Context, time.Duration) (int, error)                { return 0, errIdle }
+func (idle) Release(context.Context) (Left, error)                              { return Left{}, errIdle }
 func (idle) Snapshot(context.Context, func([]byte) error) (registry.Seq, error) { return 0, errIdle }
 
 func must(t *testing.T, err error) {

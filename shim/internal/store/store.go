@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -22,8 +23,11 @@ type Options struct {
 	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
 	// Open writes nothing; a lower one is fenced.
 	Generation registry.Generation
-	Boot       string // boot id, /proc/sys/kernel/random/boot_id
-	Now        func() time.Time
+	// Left is as what the last writer says to have left the file. One that is so is not walked again: its writer knew it to be whole. The
+	// zero value: nobody has said.
+	Left Left
+	Boot string // boot id, /proc/sys/kernel/random/boot_id
+	Now  func() time.Time
 	// Applied is told each change once it is on disk, in commit order, before its Commit returns. It must not block: nothing
 	// else is committed meanwhile. It must not call Commit.
 	Applied    func(registry.Applied)
@@ -31,6 +35,12 @@ type Options struct {
 	Logger     hclog.Logger
 
 	schema *schema
+}
+
+// Left is the generation of a file and the index of its last change.
+type Left struct {
+	Generation registry.Generation
+	Index      registry.Seq
 }
 
 func (o Options) withDefaults() Options {
@@ -88,12 +98,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := inspect(path, file, options)
-	if err != nil {
-		_ = file.Close()
-		return nil, err
-	}
-	db, err := openBolt(path, file)
+	db, found, err := openVerified(path, file, options)
 	if err != nil {
 		_ = file.Close()
 		return nil, err
@@ -104,6 +109,59 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// openVerified opens the file after it was verified; one that is as its last writer says to have left it was, by that one.
+func openVerified(path string, file *os.File, options Options) (*bolt.DB, state, error) {
+	if options.Left != (Left{}) {
+		return openLeft(path, file, options)
+	}
+	found, err := inspect(path, file, options)
+	if err != nil {
+		return nil, found, err
+	}
+	db, err := openBolt(path, file)
+	return db, found, err
+}
+
+// openLeft opens the file first, and spares it the walk if it is as it was left.
+func openLeft(path string, file *os.File, options Options) (*bolt.DB, state, error) {
+	db, err := openBolt(path, file)
+	if err != nil {
+		return nil, state{}, err
+	}
+	found, err := metaOf(db)
+	if err == nil && (Left{found.generation, found.seq}) == options.Left {
+		err = admits(path, found, options)
+	} else {
+		found, err = inspect(path, file, options)
+	}
+	if err != nil {
+		_ = db.Close()
+		return nil, found, err
+	}
+	return db, found, nil
+}
+
+// metaOf is what the meta bucket says.
+func metaOf(db *bolt.DB) (s state, err error) {
+	defer caught(&err)
+	c := content{entries: map[string]json.RawMessage{}}
+	err = db.View(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucketMeta))
+		if b == nil {
+			return registry.Errorf(registry.ErrDamaged, "bucket %s is missing", bucketMeta)
+		}
+		return b.ForEach(func(key, value []byte) error {
+			text, err := unseal(bucketMeta, key, value)
+			c.entries[string(key)] = append(json.RawMessage{}, text...)
+			return err
+		})
+	})
+	if err != nil {
+		return s, err
+	}
+	return c.state()
 }
 
 // inspect verifies the file, and refuses what must not be opened for writing.
@@ -120,14 +178,19 @@ func inspect(path string, file *os.File, options Options) (state, error) {
 	if err != nil {
 		return state{}, quarantine(path, file, options.Now(), err)
 	}
+	return st, admits(path, st, options)
+}
+
+// admits is nil if a file in that state may be opened for writing.
+func admits(path string, st state, options Options) error {
 	if err := options.schema.accepts(path, st.window); err != nil {
-		return state{}, err
+		return err
 	}
 	if options.Generation != 0 && options.Generation < st.generation {
-		return state{}, registry.Errorf(registry.ErrFenced, "generation %d may not open %s: generation %d owns it",
+		return registry.Errorf(registry.ErrFenced, "generation %d may not open %s: generation %d owns it",
 			options.Generation, path, st.generation)
 	}
-	return st, nil
+	return nil
 }
 
 // takeOver migrates, raises the generation and notes the boot, in one transaction, or in none if nothing of that is due.

@@ -53,7 +53,7 @@ type reign struct {
 var errReleased = registry.Errorf(registry.ErrUnavailable, "this shim is not active any more")
 
 // open builds a reign for what the host has said of itself.
-func open(ctx context.Context, t *Tenure, hello *serve.Hello) (*reign, error) {
+func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*reign, error) {
 	layout := hooks.Layout{Run: hello.RunDir, State: hello.StateDir}
 	if err := layout.Check(); err != nil {
 		return nil, err
@@ -64,22 +64,25 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello) (*reign, error) {
 	}
 	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
 	r.ctx, r.cancel = context.WithCancelCause(t.life)
-	if err := d.Share(); err != nil {
-		t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
+	if !in.handed() {
+		if err := d.Share(); err != nil {
+			t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
+		}
 	}
-	if err := r.openState(ctx, t, layout, d); err != nil {
+	if err := r.openState(ctx, t, layout, d, in); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
-	if err := r.build(ctx, t, hello, layout, d); err != nil {
+	if err := r.build(ctx, t, hello, layout, d, in); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	return r, nil
 }
 
 // openState opens the store and loads the table and the feed from it.
-func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk) (err error) {
+func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: d.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
+		Left: in.left, Generation: in.generation,
 	})
 	if err != nil {
 		return err
@@ -90,7 +93,7 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
 	err = r.store.View(ctx, func(v registry.View) error {
-		events, floor := v.Events(0, registry.MaxEvents)
+		events, floor := in.events(v)
 		r.feed.Load(events, floor, v.Index())
 		return nil
 	})
@@ -125,7 +128,7 @@ func ofInstances(c registry.Change) bool {
 }
 
 // build wires the use cases and the adapters, reconciles, and starts their loops.
-func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout hooks.Layout, d *disk.Disk) (err error) {
+func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
 	r.fleet = driver.New(r.table)
 	if r.sockets, err = supervise.NewDirectories(); err != nil {
 		return err
@@ -149,11 +152,10 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Check: func() []string { return contradictions(r.store) },
 	})
-	if _, err := r.doctor.Start(ctx); err != nil {
-		return fmt.Errorf("compare the records with this machine: %w", err)
-	}
-	if err := r.tasks.Sweep(ctx); err != nil {
-		t.log.Warn("directories of sockets are left", "error", err)
+	if !in.handed() { // else the shim before has kept them in step until now
+		if err := r.compare(ctx, t); err != nil {
+			return err
+		}
 	}
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)
@@ -161,6 +163,17 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.loop(t, "volumes", r.volumes.Run)
 	r.loop(t, "mounts", reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts")).Run)
 	r.loop(t, "lists of volumes", reconcile.NewRollcall(r.doctor, r.rollBell).Run)
+	return nil
+}
+
+// compare compares what is recorded with what is there.
+func (r *reign) compare(ctx context.Context, t *Tenure) error {
+	if _, err := r.doctor.Start(ctx); err != nil {
+		return fmt.Errorf("compare the records with this machine: %w", err)
+	}
+	if err := r.tasks.Sweep(ctx); err != nil {
+		t.log.Warn("directories of sockets are left", "error", err)
+	}
 	return nil
 }
 

@@ -32,6 +32,9 @@ type Tenure struct {
 	state State
 	hello *serve.Hello
 	reign *reign
+	left  serve.Left // as what this shim has left the state, once it was released
+
+	learnt *learnt // from a rehearsal; used once. Guarded by moving
 }
 
 // New is a candidate.
@@ -134,7 +137,7 @@ func (t *Tenure) Status() serve.Status {
 }
 
 // Activate makes a candidate the active shim; when it fails the shim is what it was before. A quiesced shim goes on: it still owns its state.
-func (t *Tenure) Activate(ctx context.Context) error {
+func (t *Tenure) Activate(ctx context.Context, h serve.Handover) error {
 	t.moving.Lock()
 	defer t.moving.Unlock()
 	state, hello := t.greeted()
@@ -146,10 +149,10 @@ func (t *Tenure) Activate(ctx context.Context) error {
 		t.server.Resume()
 		return err
 	}
-	return t.reigns(ctx, hello)
+	return t.reigns(ctx, hello, h)
 }
 
-func (t *Tenure) reigns(ctx context.Context, hello *serve.Hello) error {
+func (t *Tenure) reigns(ctx context.Context, hello *serve.Hello, h serve.Handover) error {
 	was, err := t.move(Activating)
 	if err != nil {
 		return err
@@ -157,7 +160,7 @@ func (t *Tenure) reigns(ctx context.Context, hello *serve.Hello) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.life, func() { cancel(context.Cause(t.life)) })()
-	r, err := open(ctx, t, hello)
+	r, err := open(ctx, t, hello, t.inherited(h))
 	if err != nil {
 		_, _ = t.move(was) // is legal
 		return fmt.Errorf("activate: %w", err)
@@ -181,13 +184,13 @@ func (t *Tenure) greeted() (State, *serve.Hello) {
 
 // Quiesce refuses new mutating calls and waits for those under way, until ctx ends. What is still open then has its intent stored. A
 // quiesced shim that is told so again waits again.
-func (t *Tenure) Quiesce(ctx context.Context) (openIntents int, err error) {
+func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	t.moving.Lock()
 	defer t.moving.Unlock()
 	if _, err := t.move(Quiesced); err != nil {
 		return 0, err
 	}
-	waited := t.server.Quiesce(ctx)
+	waited := t.server.Quiesce(ctx, long)
 	st := t.Status()
 	if waited != nil {
 		t.log.Info("calls are still under way", "intents", st.OpenIntents)
@@ -199,23 +202,24 @@ func (t *Tenure) Quiesce(ctx context.Context) (openIntents int, err error) {
 const lastCalls = 2 * time.Second
 
 // Release cuts off the calls under way, and closes the store and the connections: from now on this shim writes nothing and calls nobody.
-func (t *Tenure) Release(ctx context.Context) error {
+func (t *Tenure) Release(ctx context.Context) (serve.Left, error) {
 	t.moving.Lock()
 	defer t.moving.Unlock()
 	if _, err := t.move(Releasing); err != nil {
-		return err
+		return serve.Left{}, err
 	}
 	t.server.Set(nil)
 	r := t.take()
 	r.stop(errReleased)
 	waiting, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
-	if err := t.server.Quiesce(waiting); err != nil {
+	if err := t.server.Quiesce(waiting, 0); err != nil {
 		t.log.Warn("calls did not end in time; their intents are stored", "error", err)
 	}
 	err := r.close()
+	t.left = serve.Left{Generation: r.store.Generation(), Index: r.store.Index()}
 	_, _ = t.move(Released) // is legal
-	return err
+	return t.left, err
 }
 
 // Snapshot writes a consistent copy of the state, in pieces.

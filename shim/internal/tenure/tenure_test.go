@@ -102,7 +102,7 @@ func (p *process) activate(l hooks.Layout) {
 	p.t.Helper()
 	_, err := p.Hello(p.t.Context(), hello(l))
 	must(p.t, err)
-	must(p.t, p.Activate(p.t.Context()))
+	must(p.t, p.Activate(p.t.Context(), serve.Handover{}))
 }
 
 // starting records the start of a plugin's task.
@@ -194,7 +194,7 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 		}
 		must(t, p.starting(fmt.Sprint("a", life)))
 		want = append(want, fmt.Sprint("a", life))
-		_, err := p.Quiesce(t.Context())
+		_, err := p.Quiesce(t.Context(), 0)
 		must(t, err)
 		if err := p.starting("late"); status.Code(err) != codes.Unavailable {
 			t.Errorf("a quiesced shim takes a call: %v", err)
@@ -202,7 +202,7 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 		if got := p.tasks(); !slices.Equal(got, want) {
 			t.Errorf("a quiesced shim reads %v", got)
 		}
-		must(t, p.Release(t.Context()))
+		mustRelease(t, p)
 		if st := p.Status(); st.Tenure != pb.Tenure_TENURE_RELEASED {
 			t.Errorf("released: %+v", st)
 		}
@@ -216,9 +216,9 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
 	p.activate(l)
-	_, err := p.Quiesce(t.Context())
+	_, err := p.Quiesce(t.Context(), 0)
 	must(t, err)
-	must(t, p.Activate(t.Context()))
+	must(t, p.Activate(t.Context(), serve.Handover{}))
 	must(t, p.starting("a"))
 	if st := p.Status(); st.Generation != 1 || st.Tenure != pb.Tenure_TENURE_ACTIVE {
 		t.Errorf("%+v", st)
@@ -228,17 +228,17 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 func TestMovesOutOfTurnAreRefused(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
-	if err := p.Activate(t.Context()); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "Hello") {
+	if err := p.Activate(t.Context(), serve.Handover{}); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "Hello") {
 		t.Errorf("before Hello: %v", err)
 	}
-	if err := p.Release(t.Context()); !errors.Is(err, registry.ErrConflict) {
+	if _, err := p.Release(t.Context()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Release of a candidate: %v", err)
 	}
-	if _, err := p.Quiesce(t.Context()); !errors.Is(err, registry.ErrConflict) {
+	if _, err := p.Quiesce(t.Context(), 0); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Quiesce of a candidate: %v", err)
 	}
 	p.activate(l)
-	if err := p.Activate(t.Context()); !errors.Is(err, registry.ErrConflict) {
+	if err := p.Activate(t.Context(), serve.Handover{}); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Activate twice: %v", err)
 	}
 	must(t, p.starting("a"))
@@ -261,7 +261,7 @@ func TestHelloOfAnotherHostIsRefused(t *testing.T) {
 	if _, err := p.Hello(t.Context(), hello(l)); err != nil {
 		t.Errorf("the same again: %v", err)
 	}
-	must(t, p.Release(t.Context()))
+	mustRelease(t, p)
 	other := dirs(t)
 	if _, err := p.Hello(t.Context(), hello(other)); err != nil {
 		t.Errorf("a released shim: %v", err)
@@ -277,7 +277,7 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 	_, err := p.Hello(t.Context(), hello(l))
 	must(t, err)
 	before := goroutines()
-	err = p.Activate(t.Context())
+	err = p.Activate(t.Context(), serve.Handover{})
 	if !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), l.Database()) {
 		t.Errorf("got %v", err)
 	}
@@ -290,7 +290,7 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 	becomes(t, "open after the refusal", func() []string { return openFiles(l) }, nil)
 	becomes(t, "runs after the refusal", goroutines, before)
 	must(t, os.Remove(l.Database()))
-	must(t, p.Activate(t.Context()))
+	must(t, p.Activate(t.Context(), serve.Handover{}))
 }
 
 // Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked meanwhile. It takes over
@@ -303,7 +303,7 @@ func TestOneWriter(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- second.Activate(ctx) }()
+	go func() { done <- second.Activate(ctx, serve.Handover{}) }()
 	for second.at() != Activating {
 		runtime.Gosched()
 	}
@@ -318,8 +318,8 @@ func TestOneWriter(t *testing.T) {
 	if st := first.Status(); st.Generation != 1 {
 		t.Errorf("the first: %+v", st)
 	}
-	go func() { done <- second.Activate(t.Context()) }()
-	must(t, first.Release(t.Context()))
+	go func() { done <- second.Activate(t.Context(), serve.Handover{}) }()
+	mustRelease(t, first)
 	must(t, <-done)
 	if got := second.tasks(); !slices.Equal(got, []string{"a"}) || second.Status().Generation != 2 {
 		t.Errorf("the second knows %v, %+v", got, second.Status())
@@ -340,7 +340,7 @@ func TestLifeEndsAnActivationThatWaits(t *testing.T) {
 	_, err := second.Hello(t.Context(), hello(l))
 	must(t, err)
 	done := make(chan error, 1)
-	go func() { done <- second.Activate(context.WithoutCancel(t.Context())) }()
+	go func() { done <- second.Activate(context.WithoutCancel(t.Context()), serve.Handover{}) }()
 	for second.at() != Activating {
 		runtime.Gosched()
 	}
@@ -381,7 +381,7 @@ func TestEndOfLife(t *testing.T) {
 	p.stop()
 	must(t, <-p.ended)
 	becomes(t, "open", func() []string { return openFiles(l) }, nil)
-	if err := p.Activate(t.Context()); !errors.Is(err, registry.ErrConflict) {
+	if err := p.Activate(t.Context(), serve.Handover{}); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Activate of one that is gone: %v", err)
 	}
 }
@@ -413,4 +413,10 @@ func TestSnapshotOpens(t *testing.T) {
 	if s.Index() != p.Status().Index {
 		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
 	}
+}
+
+func mustRelease(t *testing.T, p *process) {
+	t.Helper()
+	_, err := p.Release(t.Context())
+	must(t, err)
 }

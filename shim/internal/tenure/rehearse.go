@@ -1,0 +1,177 @@
+package tenure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/config"
+	"holdfast/registry"
+	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/serve"
+	"holdfast/shim/internal/store"
+)
+
+// learnt is what a rehearsal leaves for the activation: the events, which are most of what has to be read.
+type learnt struct {
+	events []registry.Event
+	index  registry.Seq // that they are complete up to
+}
+
+// inheritance is how the state comes to a reign.
+type inheritance struct {
+	left       store.Left
+	generation registry.Generation // to go on under; 0: the next one
+	learnt     *learnt             // nil: nothing
+}
+
+// handed says whether the state comes from a shim that has just let go of it, rather than from one that died some time ago.
+func (i inheritance) handed() bool { return i.left != (store.Left{}) }
+
+// events are those of the state: what was learnt, and what came since.
+func (i inheritance) events(v registry.View) (events []registry.Event, floor registry.Seq) {
+	if i.learnt == nil {
+		return v.Events(0, registry.MaxEvents)
+	}
+	since, floor := v.Events(i.learnt.index, registry.MaxEvents)
+	kept := slices.IndexFunc(i.learnt.events, func(e registry.Event) bool { return e.Seq > floor })
+	if kept >= 0 {
+		events = i.learnt.events[kept:]
+	}
+	return append(events, since...), floor
+}
+
+// inherited is how the state comes to this shim. What was learnt is used once.
+func (t *Tenure) inherited(h serve.Handover) inheritance {
+	in := inheritance{left: store.Left(h.Left), learnt: t.learnt}
+	t.learnt = nil
+	if h.Resume {
+		in.left, in.generation = store.Left(t.left), t.left.Generation
+	}
+	return in
+}
+
+// Limits of a rehearsal.
+const (
+	probeLimit  = 2 * time.Second // of one plugin
+	probeAtOnce = 16
+	maxWarnings = 20
+)
+
+// Rehearse takes a copy of the state over, as Activate would the state itself: it is verified and migrated, whatever runs by it is parsed, and
+// every plugin is asked. The copy is removed. Of the plugins that were healthy at least one has to answer.
+func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, error) {
+	t.moving.Lock()
+	defer t.moving.Unlock()
+	if state, hello := t.greeted(); state != Candidate && state != Released || hello == nil {
+		return serve.Rehearsal{}, registry.Errorf(registry.ErrConflict, "this shim is %s; only a candidate that was greeted rehearses", state)
+	}
+	r := rehearsal{learnt: &learnt{}}
+	err := r.run(ctx, copied)
+	if err == nil {
+		t.learnt = r.learnt
+	}
+	return r.Rehearsal, errors.Join(err, removed(copied))
+}
+
+func removed(file string) error {
+	if err := os.Remove(file); err != nil {
+		return fmt.Errorf("remove the copy of the state: %w", err)
+	}
+	return nil
+}
+
+// rehearsal is one run of Rehearse.
+type rehearsal struct {
+	serve.Rehearsal
+	learnt    *learnt
+	instances []registry.Instance
+}
+
+func (r *rehearsal) run(ctx context.Context, copied string) error {
+	s, err := store.Open(ctx, store.Options{Path: copied})
+	if err != nil {
+		return fmt.Errorf("open a copy of the state: %w", err)
+	}
+	err = r.read(ctx, s)
+	for wrong := range s.Check() {
+		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
+	}
+	r.Left = serve.Left{Generation: s.Generation() - 1, Index: s.Index()}
+	if err = errors.Join(err, s.Close()); err != nil {
+		return err
+	}
+	return r.probe(ctx)
+}
+
+// read parses what runs, and learns the events.
+func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
+	return s.View(ctx, func(v registry.View) error {
+		var errs []error
+		for _, task := range v.Tasks() {
+			if _, err := config.OpenTask(task.Sealed); err != nil {
+				errs = append(errs, fmt.Errorf("task %s: %w", task.TaskKey, err))
+			}
+		}
+		for _, a := range v.Allocs() {
+			if _, err := config.OpenGroup(a.Sealed); err != nil && len(a.Sealed) > 0 {
+				errs = append(errs, fmt.Errorf("alloc %s: %w", a.ID, err))
+			}
+		}
+		r.learnt.events, _ = v.Events(0, registry.MaxEvents)
+		r.learnt.index = v.Index()
+		r.instances = v.AllInstances()
+		return errors.Join(errs...)
+	})
+}
+
+// probe asks every plugin once.
+func (r *rehearsal) probe(ctx context.Context) error {
+	fleet := driver.New(nil)
+	defer fleet.CloseAll()
+	asked := map[registry.TaskKey]registry.Instance{}
+	for _, in := range r.instances {
+		if in.Health.State == registry.Healthy {
+			asked[in.TaskKey()] = in
+		}
+	}
+	var mu sync.Mutex
+	var failed []error
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, probeAtOnce)
+	for task, in := range asked {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := probed(ctx, fleet, task, in.Endpoint); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", in.Plugin, task, err))
+			}
+		})
+	}
+	wg.Wait()
+	r.Instances = len(asked)
+	if len(failed) > 0 && len(failed) == len(asked) {
+		return registry.Errorf(registry.ErrUnavailable, "no plugin answers this shim, though they answer the old one: %w", failed[0])
+	}
+	for _, err := range failed[:min(len(failed), maxWarnings)] {
+		r.Warnings = append(r.Warnings, err.Error())
+	}
+	return nil
+}
+
+func probed(ctx context.Context, fleet *driver.Fleet, task registry.TaskKey, at registry.Endpoint) error {
+	ctx, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
+	conn, err := fleet.Open(task, at)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Probe(ctx)
+	return err
+}
