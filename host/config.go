@@ -39,6 +39,8 @@ type Config struct {
 	Fence func(ctx context.Context, node string) error
 
 	MaxHold      time.Duration // how long a call waits, in all, for a shim that is being started again; default 30 s
+	Bake         time.Duration // how long a replaced shim stands by; default 10 s
+	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim to answer; default 10 s
 	Logger       hclog.Logger  // gets the shim's log as well; nil drops all
 }
@@ -65,6 +67,8 @@ type LivingTask struct {
 const (
 	defaultMaxHold = 30 * time.Second
 	activateLimit  = 30 * time.Second
+	defaultBake    = 10 * time.Second
+	defaultBudget  = 500 * time.Millisecond
 )
 
 // complete fills in the defaults and makes both directories.
@@ -94,6 +98,12 @@ func (c *Config) complete() (err error) {
 	}
 	if c.MaxHold <= 0 {
 		c.MaxHold = defaultMaxHold
+	}
+	if c.Bake <= 0 {
+		c.Bake = defaultBake
+	}
+	if c.SwapBudget <= 0 {
+		c.SwapBudget = defaultBudget
 	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()

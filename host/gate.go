@@ -18,6 +18,8 @@ import (
 type gate struct {
 	mu      sync.Mutex // guards all below; held for no longer than a look-up
 	current *shim      // nil: closed
+	quiet   bool       // what changes something waits, what does not goes on
+	waited  int        // calls that had to wait since quiet was last set
 	why     error      // why it is closed
 	shutFor error      // set for good by shut
 	changed chan struct{}
@@ -33,37 +35,77 @@ func (g *gate) set(f func()) {
 	g.changed = make(chan struct{})
 }
 
-func (g *gate) open(sh *shim)   { g.set(func() { g.current, g.why = sh, nil }) }
+func (g *gate) open(sh *shim)   { g.set(func() { g.current, g.quiet, g.why = sh, false, nil }) }
 func (g *gate) close(why error) { g.set(func() { g.current, g.why = nil, why }) }
+
+// hush holds what changes something, and begins to count who waits.
+func (g *gate) hush() { g.set(func() { g.quiet, g.waited = true, 0 }) }
+
+// held is how many calls had to wait since hush.
+func (g *gate) held() (calls int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.waited
+}
+
+// doors are the gate as a swap uses it.
+func (h *Host) doors() doors {
+	return doors{
+		holdWrites: h.gate.hush, holdAll: h.gate.close, held: h.gate.held,
+		open: func(s side) { h.gate.open(s.(*shim)) },
+	}
+}
+
+// waits counts a call that has to wait.
+func (g *gate) waits() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waited++
+}
 
 // shut fails whoever waits, and whoever comes, with why.
 func (g *gate) shut(why error) { g.set(func() { g.current, g.shutFor = nil, why }) }
 
-func (g *gate) look() (current *shim, changed chan struct{}, why, shut error) {
+func (g *gate) look(k kind) (current *shim, changed chan struct{}, why, shut error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.quiet && k == writes {
+		return nil, g.changed, errQuiet, g.shutFor
+	}
 	return g.current, g.changed, g.why, g.shutFor
 }
+
+// kind is what a call does to the state.
+type kind bool
+
+const (
+	reads  kind = false
+	writes kind = true
+)
+
+var errQuiet = errors.New("it is being replaced")
 
 // sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
 const sameAgain = 100 * time.Millisecond
 
 // enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A shim that the call was cut off at is
 // most likely dead: not is avoided, for a while.
-func (g *gate) enter(ctx context.Context, hold *time.Duration, not *shim) (*shim, error) {
+func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, not *shim) (*shim, error) {
 	began := time.Now()
 	limit := time.NewTimer(*hold)
 	defer limit.Stop()
 	defer func() { *hold -= time.Since(began) }()
 	again := time.NewTimer(sameAgain)
 	defer again.Stop()
-	for {
-		current, changed, why, shut := g.look()
+	for first := true; ; first = false {
+		current, changed, why, shut := g.look(k)
 		switch {
 		case shut != nil:
 			return nil, shut
 		case current != nil && current != not:
 			return current, nil
+		case first:
+			g.waits()
 		}
 		select {
 		case <-changed:
@@ -87,14 +129,24 @@ func noShim(why, end error) error {
 	return registry.Errorf(registry.ErrUnavailable, "no shim is active (%w): %w", end, why)
 }
 
-// call makes a call at the active shim. One that is cut off, because that shim died, is made again at the next: reads may be repeated,
+// read makes a call that changes nothing at the active shim.
+func (h *Host) read(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
+	return h.make(ctx, reads, f)
+}
+
+// call makes one that changes something.
+func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
+	return h.make(ctx, writes, f)
+}
+
+// make makes a call at the active shim. One that is cut off, because that shim died, is made again at the next: reads may be repeated,
 // and what changes state carries an operation id. All waiting for shims together is at most MaxHold, so that a call which kills every
 // shim ends.
-func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
+func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
 	hold := h.config.MaxHold
 	var cut *shim
 	for {
-		sh, err := h.gate.enter(ctx, &hold, cut)
+		sh, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {
 			return err
 		}

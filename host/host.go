@@ -22,7 +22,11 @@ type Host struct {
 	config    Config
 	lock      *os.File
 	binaries  *launch.Store
-	digest    launch.Digest
+	running   running         // which binary
+	closing   context.Context // ends as Close begins
+	swaps     chan *ask
+	swapping  chan struct{} // holds one token while a swap is under way
+	history   *history
 	gate      *gate
 	living    living
 	preparing preparing
@@ -43,12 +47,12 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	h := &Host{config: c, gate: newGate(), living: newLiving(c.Living)}
+	h := &Host{config: c, gate: newGate(), living: newLiving(c.Living), swaps: make(chan *ask), swapping: make(chan struct{}, 1)}
 	if err := h.take(ctx); err != nil {
 		return nil, errors.Join(err, h.drop())
 	}
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	h.cancel = cancel
+	h.closing, h.cancel = run, cancel
 	first, err := h.start(ctx, run)
 	if err != nil {
 		cancel(errClosed)
@@ -69,13 +73,46 @@ func (h *Host) take(ctx context.Context) error {
 	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
 		return err
 	}
-	if h.digest, err = h.binaries.Add(ctx, h.config.Shim.Path, h.config.Shim.SHA256); err != nil {
+	binary, err := h.verify(ctx, h.config.Shim)
+	if err != nil {
 		return err
 	}
-	for _, warning := range h.digest.Warnings() {
-		h.config.Logger.Warn(warning, "path", h.config.Shim.Path)
-	}
+	h.running.set(binary)
+	h.history = openHistory(h.config.StateDir)
 	return nil
+}
+
+// verify copies a binary into the store, if it is the one that it is to be.
+func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
+	d, err := h.binaries.Add(ctx, b.Path, b.SHA256)
+	if err != nil {
+		return d, err
+	}
+	for _, warning := range d.Warnings() {
+		h.config.Logger.Warn(warning, "path", b.Path)
+	}
+	return d, nil
+}
+
+// digest is what the store knows a binary by.
+type digest = launch.Digest
+
+// running is the binary of the active shim, or of the one to be started next.
+type running struct {
+	mu sync.Mutex // guards is; held for no longer than a look-up
+	is digest
+}
+
+func (r *running) set(d digest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.is = d
+}
+
+func (r *running) now() digest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.is
 }
 
 // lockState makes this process the one host of the state directory, until the file is closed.
@@ -124,34 +161,6 @@ func (h *Host) Close() error {
 		h.closed = errors.Join(h.ended, h.drop())
 	})
 	return h.closed
-}
-
-// keep has a shim running until ctx ends: one that dies is started again, with a back-off that a minute of good life resets. It returns
-// what went wrong with the end of the last one.
-func (h *Host) keep(ctx context.Context, sh *shim) error {
-	wait := newBackoff()
-	for {
-		born := time.Now()
-		select {
-		case <-sh.process.Done():
-		case <-ctx.Done():
-			return sh.end(ctx)
-		}
-		h.gate.close(sh.process.Err())
-		if err := sh.end(ctx); err != nil {
-			h.config.Logger.Warn("a dead shim has left something", "error", err)
-		}
-		why := withLastWords(sh.process.Err(), sh.process)
-		h.gate.close(why)
-		h.config.Logger.Error("the shim has died; it is started again", "error", why)
-		if time.Since(born) > goodLife {
-			wait = newBackoff()
-		}
-		if sh = h.restart(ctx, wait); sh == nil {
-			return nil
-		}
-		h.gate.open(sh)
-	}
 }
 
 // restart tries to start a shim until one is active or ctx ends; then it returns nil.

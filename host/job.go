@@ -26,7 +26,7 @@ type ParseOptions struct {
 // data. Diagnostics without an error are warnings.
 func (h *Host) Parse(ctx context.Context, src Source, o ParseOptions) (*Job, Diagnostics, error) {
 	var reply *pb.ParseReply
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewJobsClient(conn).Parse(ctx, &pb.ParseRequest{
 			Call: &pb.Call{}, Source: sourceProto(src), Variables: o.Variables, VariableFiles: sourcesProto(o.VariableFiles), Validate: o.Validate,
 		})
@@ -42,7 +42,7 @@ func (h *Host) Parse(ctx context.Context, src Source, o ParseOptions) (*Job, Dia
 // ParseVolume reads a volume specification file. Errors are as with Parse.
 func (h *Host) ParseVolume(ctx context.Context, src Source, o ParseOptions) (VolumeSpec, Diagnostics, error) {
 	var reply *pb.ParseVolumeReply
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewVolumesClient(conn).Parse(ctx, &pb.ParseVolumeRequest{
 			Call: &pb.Call{}, Source: sourceProto(src), Variables: o.Variables, VariableFiles: sourcesProto(o.VariableFiles), Validate: o.Validate,
 		})

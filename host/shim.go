@@ -21,9 +21,10 @@ import (
 // Version of this host, as Hello tells it.
 const Version = "0.1.0"
 
-// shim is one process that has been made active.
+// shim is one process: a candidate, active, or one that stands by.
 type shim struct {
 	process *launch.Process
+	life    context.Context // of what the host does for it
 	cancel  context.CancelFunc
 }
 
@@ -33,41 +34,59 @@ const (
 	lastWords = 8               // lines of a dead shim that an error shows
 )
 
-// start runs a shim and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its life.
+// start runs the shim's binary and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its
+// life.
 func (h *Host) start(ctx, run context.Context) (*shim, error) {
+	sh, err := h.launch(ctx, run, h.running.now())
+	if err != nil {
+		return nil, err
+	}
+	if err := h.employ(ctx, sh); err != nil {
+		ended := sh.end(run)
+		return nil, errors.Join(withLastWords(err, sh.process), ended)
+	}
+	return sh, nil
+}
+
+// launch runs a binary and greets it: a candidate.
+func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	log := h.config.Logger.Named("shim")
 	process, err := launch.Start(ctx, launch.Options{
-		Store: h.binaries, Digest: h.digest, RunDir: h.config.RunDir, Generation: h.launches.Add(1), Args: logLevel(log),
+		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Generation: h.launches.Add(1), Args: logLevel(log),
 		StartTimeout: h.config.StartTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	life, cancel := context.WithCancel(run)
-	sh := &shim{process: process, cancel: cancel}
-	if err := h.activate(ctx, life, sh); err != nil {
+	sh := &shim{process: process}
+	sh.life, sh.cancel = context.WithCancel(run)
+	ctx, cancel := context.WithTimeout(ctx, activateLimit)
+	defer cancel()
+	if _, err := sh.control().Hello(ctx, h.hello()); err != nil {
+		err = fmt.Errorf("greet the shim: %w", wire.Error(err))
 		ended := sh.end(run)
 		return nil, errors.Join(withLastWords(err, process), ended)
 	}
 	return sh, nil
 }
 
-func (h *Host) activate(ctx, life context.Context, sh *shim) error {
+// employ makes a candidate active that nobody hands over to.
+func (h *Host) employ(ctx context.Context, sh *shim) error {
 	ctx, cancel := context.WithTimeout(ctx, activateLimit)
 	defer cancel()
-	conn := sh.process.Conn()
-	control := pb.NewControlClient(conn)
-	if _, err := control.Hello(ctx, h.hello()); err != nil {
-		return fmt.Errorf("greet the shim: %w", wire.Error(err))
+	if _, err := sh.activate(ctx, left{}); err != nil {
+		return fmt.Errorf("activate the shim: %w", err)
 	}
-	if _, err := control.Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}}); err != nil {
-		return fmt.Errorf("activate the shim: %w", wire.Error(err))
-	}
-	h.asked.Go(func() { h.answerCallbacks(life, conn) })
-	if err := h.sync(ctx, conn); err != nil {
+	h.answerFor(sh)
+	if err := h.sync(ctx, sh.process.Conn()); err != nil {
 		return fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
 	}
 	return nil
+}
+
+// answerFor answers what the shim asks, for as long as it lives.
+func (h *Host) answerFor(sh *shim) {
+	h.asked.Go(func() { h.answerCallbacks(sh.life, sh.process.Conn()) })
 }
 
 func (h *Host) hello() *pb.HelloRequest {

@@ -24,7 +24,7 @@ type ShimStatus struct {
 // Status asks the active shim what it is.
 func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	var reply *pb.StatusReply
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewControlClient(conn).Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
 		return err
 	})
@@ -34,6 +34,6 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	return ShimStatus{
 		Version: reply.GetVersion(), PID: int(reply.GetPid()), Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
 		Schema: reply.GetSchema(), OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
-		SHA256: h.digest.SHA256,
+		SHA256: h.running.now().SHA256,
 	}, nil
 }

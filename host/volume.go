@@ -148,7 +148,7 @@ func pages[T any](ctx context.Context, h *Host, get func(context.Context, grpc.C
 		var part []T
 		var answer *pb.Answer
 		var next string
-		err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 			part, answer, next, err = get(ctx, conn, &pb.Page{Token: token})
 			return err
 		})

@@ -57,6 +57,7 @@ type shim struct {
 	allocs  []host.AllocStatus
 	refuse  error
 	events  []host.Event
+	swapped []host.Swapped
 }
 
 func (s *shim) Restarts(ctx context.Context, _ func([]host.PendingRestart) error) error {

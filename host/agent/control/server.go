@@ -49,6 +49,12 @@ type Doctors interface {
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
 }
 
+// Swaps replaces the shim.
+type Swaps interface {
+	Swap(ctx context.Context, b host.Binary) (host.Swapped, error)
+	Swaps() []host.Swapped
+}
+
 // Host is the part of a *host.Host that the API serves.
 type Host interface {
 	agent.Storage
@@ -56,6 +62,7 @@ type Host interface {
 	Volumes
 	States
 	Doctors
+	Swaps
 }
 
 var _ Host = (*host.Host)(nil)
@@ -117,6 +124,8 @@ func (s *Server) handler() http.Handler {
 		"DELETE /v1/volume/{id}":    s.deleteVolume,
 		"POST /v1/doctor":           s.postDoctor,
 		"GET /v1/shim":              s.getShim,
+		"GET /v1/shim/history":      s.getSwaps,
+		"POST /v1/shim/swap":        s.postSwap,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			v, err := answer(r)

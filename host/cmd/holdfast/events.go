@@ -43,18 +43,3 @@ func newEvents(io streams, p *places) *cobra.Command {
 	c.Flags().Uint64Var(&after, "after", 0, "only those after this number")
 	return c
 }
-
-func newShim(io streams, p *places) *cobra.Command {
-	return group("shim", "Look at the shim", &cobra.Command{
-		Use: "status", Short: "Show the shim that serves the agent", Args: counted(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error {
-			shim, err := p.client().Shim(c.Context())
-			return show(io, p, err, shim, writeShim)
-		},
-	})
-}
-
-func writeShim(to writer, s control.Shim) error {
-	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Schema", s.Schema,
-		"Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
-}

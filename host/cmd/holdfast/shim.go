@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+)
+
+func newShim(io streams, p *places) *cobra.Command {
+	return group("shim", "Look at the shim, or replace it while everything runs", newShimStatus(io, p), newShimSwap(io, p), newShimHistory(io, p))
+}
+
+func newShimStatus(io streams, p *places) *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the shim that serves the agent", Args: counted(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			shim, err := p.client().Shim(c.Context())
+			return show(io, p, err, shim, writeShim)
+		},
+	}
+}
+
+func writeShim(to writer, s control.Shim) error {
+	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Schema", s.Schema,
+		"Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
+}
+
+func newShimSwap(io streams, p *places) *cobra.Command {
+	sum := ""
+	c := &cobra.Command{
+		Use: "swap PATH", Short: "Replace the shim by another binary, while tasks run and calls are under way",
+		Long: "Replace the shim by the binary at PATH. Tasks, mounts and plugins are not touched; calls wait for some milliseconds. The old shim " +
+			"stands by for a while after that, and takes over again if the new one dies.",
+		Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			path, err := filepath.Abs(args[0])
+			if err != nil {
+				return err
+			}
+			report, err := p.client().Swap(c.Context(), control.Replacement{Path: path, SHA256: sum, By: operator()})
+			return show(io, p, err, report, writeSwapped)
+		},
+	}
+	c.Flags().StringVar(&sum, "sha256", "", "what the binary's digest has to be; without it that of the file PATH.sha256")
+	return c
+}
+
+// operator is who runs this command.
+func operator() string {
+	name := fmt.Sprintf("uid %d", os.Getuid())
+	if u, err := user.Current(); err == nil {
+		name = fmt.Sprintf("%s (%s)", u.Username, name)
+	}
+	return name
+}
+
+func newShimHistory(io streams, p *places) *cobra.Command {
+	return &cobra.Command{
+		Use: "history", Short: "List the swaps of the shim, the newest first", Args: counted(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := p.client().Swaps(c.Context())
+			return show(io, p, err, list, writeSwaps)
+		},
+	}
+}
+
+func writeSwapped(to writer, s host.Swapped) error {
+	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Generation", s.Generation, "Steps", stepsText(s.Steps),
+		"Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
+}
+
+func stepsText(steps []host.SwapTook) string {
+	list := make([]string, len(steps))
+	for i, s := range steps {
+		list[i] = fmt.Sprintf("%s %s", s.Step, s.Took.Round(100*time.Microsecond))
+	}
+	return strings.Join(list, ", ")
+}
+
+func writeSwaps(to writer, list []host.Swapped) error {
+	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
+	for _, s := range list {
+		t.add(when(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held), s.Hold.Round(100*time.Microsecond),
+			s.Failed, s.Reason, stepsText(s.Steps))
+	}
+	return t.write(to, "no swaps")
+}

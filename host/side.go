@@ -1,0 +1,88 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// A shim is a side of a swap: each call is one of Control's.
+var _ side = (*shim)(nil)
+
+func (s *shim) control() pb.ControlClient { return pb.NewControlClient(s.process.Conn()) }
+
+func (s *shim) snapshot(ctx context.Context, file string) (err error) {
+	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}})
+	if err != nil {
+		return wire.Error(err)
+	}
+	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, to.Close()); err != nil {
+			_ = os.Remove(file)
+		}
+	}()
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return wire.Error(err)
+		}
+		if _, err := to.Write(chunk.GetData()); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, err error) {
+	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
+	if err != nil {
+		return nil, withLastWords(wire.Error(err), s.process)
+	}
+	return reply.GetWarnings(), nil
+}
+
+func (s *shim) quiesce(ctx context.Context, short time.Duration) error {
+	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}, Long: durationpb.New(short)})
+	return wire.Error(err)
+}
+
+func (s *shim) release(ctx context.Context) (left, error) {
+	reply, err := s.control().Release(ctx, &pb.ReleaseRequest{Call: &pb.Call{}})
+	if err != nil {
+		return left{}, wire.Error(err)
+	}
+	return left{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
+}
+
+func (s *shim) activate(ctx context.Context, l left) (generation uint64, err error) {
+	reply, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Generation: l.generation, Index: l.index})
+	if err != nil {
+		return 0, wire.Error(err)
+	}
+	return reply.GetAnswer().GetGeneration(), nil
+}
+
+func (s *shim) again(ctx context.Context) error {
+	_, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Resume: true})
+	return wire.Error(err)
+}
+
+func (s *shim) kill(ctx context.Context) error {
+	s.cancel()
+	return s.process.Kill(ctx)
+}
+
+func (s *shim) dead() <-chan struct{} { return s.process.Done() }
