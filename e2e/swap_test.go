@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+)
+
+// anotherShim is a shim of another digest that does the same: bytes behind a program are not of it.
+func (w *world) anotherShim(name string) host.Binary {
+	w.t.Helper()
+	program, err := os.ReadFile(filepath.Join(bin, "holdfast-shim"))
+	w.must(err)
+	path := filepath.Join(w.dir, name)
+	w.must(os.WriteFile(path, append(program, name...), 0o700))
+	return host.Binary{Path: path}
+}
+
+// mountTable is what is mounted below the world's directories.
+func (w *world) mountTable() string {
+	w.t.Helper()
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	w.must(err)
+	var ours []string
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, w.dir) {
+			ours = append(ours, line)
+		}
+	}
+	return strings.Join(ours, "")
+}
+
+// A call that is at the driver when the shim is replaced, in the middle of every kind of call, before and after its effect, is re-driven by the new
+// shim and ends well: the swap does not wait for it, and no mount is touched.
+func TestLongCallsSurvive(t *testing.T) {
+	for _, rpc := range []string{
+		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
+	} {
+		for _, when := range []string{"before", "after"} {
+			t.Run(rpc+"/"+when, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t, everything...)
+				w.must(w.host.Close())
+				w.config.SwapBudget = patience // what is held for how long is measured elsewhere
+				w.open()
+				p := w.plugin("alloc-p", csifake.Monolith)
+				at := p.On(rpc).Times(1)
+				if when == "after" {
+					at = at.After()
+				}
+				gate := at.Hold()
+				done := make(chan error, 1)
+				go func() { done <- w.story() }()
+				select {
+				case <-gate.Arrived():
+				case err := <-done:
+					t.Fatalf("%s was never called: %v", rpc, err)
+				}
+				time.Sleep(50 * time.Millisecond) // it has become a long one
+				before := w.mountTable()
+				report, err := w.host.Swap(w.ctx(), w.anotherShim("next"))
+				w.must(err)
+				if after := w.mountTable(); after != before {
+					t.Errorf("the swap has changed mounts:\n%s\nand now\n%s", before, after)
+				}
+				gate.Open()
+				w.must(<-done)
+				st, err := w.host.Status(w.ctx())
+				w.must(err)
+				if st.SHA256 != report.To {
+					t.Errorf("%s serves, not %s", st.SHA256, report.To)
+				}
+				w.exit(p)
+			})
+		}
+	}
+}
+
+// Plugins stay healthy over a swap: no event says otherwise, and none is lost or repeated.
+func TestEventContinuity(t *testing.T) {
+	w := newWorld(t, everything...)
+	w.must(w.host.Close())
+	w.config.SwapBudget = patience
+	w.open()
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.create("vol"))
+	_, err := w.prepare(w.group("alloc-1", "vol", "single-node-writer"))
+	w.must(err)
+	for _, name := range []string{"one", "two", "three"} {
+		_, err := w.host.Swap(w.ctx(), w.anotherShim(name))
+		w.must(err)
+	}
+	w.must(w.release("alloc-1"))
+	w.must(w.delete("vol"))
+	events := w.history(func(e host.Event) bool { return e.Kind == "volume deleted" })
+	last := host.Seq(0)
+	for _, e := range events {
+		if e.Seq <= last {
+			t.Errorf("event %d follows %d", e.Seq, last)
+		}
+		last = e.Seq
+		if strings.Contains(string(e.Kind), "unhealthy") || e.Kind == "deregistered" || e.Kind == "resync" {
+			t.Errorf("over a swap: %s", e)
+		}
+	}
+	w.exit(p)
+}
