@@ -47,8 +47,8 @@ soak: ## 100 000 random operations in memory, then chaos on real processes for S
 bench: ## Go benchmarks; compare figures within one run only
 	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
 
-fuzz: ## every fuzz target for half a minute
-	@.ci/fuzz 30s
+fuzz: ## every fuzz target with a million inputs
+	@.ci/fuzz 1000000x
 
 vet: ## go vet
 	$(GO) vet ./...
