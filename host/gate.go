@@ -10,16 +10,19 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"holdfast/host/internal/launch"
 	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
-// gate lets calls through to the active shim and holds them while there is none.
+// gate lets calls through to the active shim and holds them while there is none. Those that change something go out in the order in which they
+// came; those that do not wait for nobody but the shim.
 type gate struct {
 	mu      sync.Mutex // guards all below; held for no longer than a look-up
 	current *shim      // nil: closed
 	quiet   bool       // what changes something waits, what does not goes on
 	waited  int        // calls that had to wait since quiet was last set
+	line    line       // of what changes something
 	why     error      // why it is closed
 	shutFor error      // set for good by shut
 	changed chan struct{}
@@ -56,24 +59,8 @@ func (h *Host) doors() doors {
 	}
 }
 
-// waits counts a call that has to wait.
-func (g *gate) waits() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.waited++
-}
-
 // shut fails whoever waits, and whoever comes, with why.
 func (g *gate) shut(why error) { g.set(func() { g.current, g.shutFor = nil, why }) }
-
-func (g *gate) look(k kind) (current *shim, changed chan struct{}, why, shut error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.quiet && k == writes {
-		return nil, g.changed, errQuiet, g.shutFor
-	}
-	return g.current, g.changed, g.why, g.shutFor
-}
 
 // kind is what a call does to the state.
 type kind bool
@@ -85,12 +72,77 @@ const (
 
 var errQuiet = errors.New("it is being replaced")
 
+// waiter is one call at the gate.
+type waiter struct {
+	kind  kind
+	not   *shim  // to be avoided: the call was cut off there
+	place *place // in the line; nil: in none
+}
+
+// sight is what a waiter sees of the gate.
+type sight struct {
+	shim    *shim // nil: it has to wait
+	changed chan struct{}
+	why     error
+	shut    error
+}
+
+// look says whether the call may go. One that changes something and may not, or finds others waiting, joins the line. One that avoids a shim
+// is in none: nobody should wait for it.
+func (g *gate) look(w *waiter) sight {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := sight{changed: g.changed, why: g.why, shut: g.shutFor}
+	switch {
+	case g.current == nil || g.current == w.not:
+	case g.quiet && w.kind == writes:
+		s.why = errQuiet
+	case w.kind == reads || w.not != nil || len(g.line) == 0 || g.line.first(w.place):
+		s.shim = g.current
+	}
+	if s.shim == nil && w.kind == writes && w.not == nil && w.place == nil {
+		w.place = g.line.join()
+	}
+	return s
+}
+
+// turn is sent to when the call becomes the first of the line.
+func (w *waiter) turn() <-chan struct{} {
+	if w.place == nil {
+		return nil
+	}
+	return w.place.turn
+}
+
+// leave ends the call's place in the line, if it has one.
+func (g *gate) leave(w *waiter) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.line.leave(w.place)
+}
+
+// waits counts a call that has to wait.
+func (g *gate) waits() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waited++
+}
+
 // sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
 const sameAgain = 100 * time.Millisecond
 
 // enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A shim that the call was cut off at is
-// most likely dead: not is avoided, for a while.
-func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, not *shim) (*shim, error) {
+// most likely dead: not is avoided, for a while. sent is to be called once the call is on its way: who waits behind it goes then.
+func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, not *shim) (sh *shim, sent func(), err error) {
+	w := &waiter{kind: k, not: not}
+	sent = func() { g.leave(w) }
+	if sh, err = g.wait(ctx, w, hold); err != nil {
+		sent()
+	}
+	return sh, sent, err
+}
+
+func (g *gate) wait(ctx context.Context, w *waiter, hold *time.Duration) (*shim, error) {
 	began := time.Now()
 	limit := time.NewTimer(*hold)
 	defer limit.Stop()
@@ -98,23 +150,24 @@ func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, not *shim
 	again := time.NewTimer(sameAgain)
 	defer again.Stop()
 	for first := true; ; first = false {
-		current, changed, why, shut := g.look(k)
+		seen := g.look(w)
 		switch {
-		case shut != nil:
-			return nil, shut
-		case current != nil && current != not:
-			return current, nil
+		case seen.shut != nil:
+			return nil, seen.shut
+		case seen.shim != nil:
+			return seen.shim, nil
 		case first:
 			g.waits()
 		}
 		select {
-		case <-changed:
+		case <-seen.changed:
+		case <-w.turn():
 		case <-again.C:
-			not = nil
+			w.not = nil
 		case <-ctx.Done():
-			return nil, noShim(why, context.Cause(ctx))
+			return nil, noShim(seen.why, context.Cause(ctx))
 		case <-limit.C:
-			return nil, noShim(why, errHeld)
+			return nil, noShim(seen.why, errHeld)
 		}
 	}
 }
@@ -146,11 +199,12 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 	hold := h.config.MaxHold
 	var cut *shim
 	for {
-		sh, err := h.gate.enter(ctx, k, &hold, cut)
+		sh, sent, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {
 			return err
 		}
-		err = f(ctx, sh.process.Conn())
+		err = f(launch.OnSent(ctx, sent), sh.process.Conn())
+		sent()
 		switch {
 		case !cutOff(err):
 			return wire.Error(err)

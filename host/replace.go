@@ -72,7 +72,7 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 	var fresh *shim
 	hold := h.config.MaxHold
 	err := s.step(SwapPrepare, func() (err error) {
-		old, err := h.gate.enter(limited, reads, &hold, nil)
+		old, _, err := h.gate.enter(limited, reads, &hold, nil)
 		if err != nil {
 			return err
 		}

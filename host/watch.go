@@ -111,7 +111,7 @@ func (h *Host) follow(ctx context.Context, open func(ctx context.Context, conn g
 			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
 			return err
 		}
-		if _, _, _, shut := h.gate.look(reads); shut != nil {
+		if shut := h.gate.look(&waiter{}).shut; shut != nil {
 			return shut
 		}
 		h.config.Logger.Debug("a stream is opened again", "wait", wait, "error", err)
@@ -127,7 +127,7 @@ func (h *Host) follow(ctx context.Context, open func(ctx context.Context, conn g
 // once opens a stream at the active shim and reads it to its end.
 func (h *Host) once(ctx context.Context, open func(context.Context, grpc.ClientConnInterface) error) error {
 	hold := h.config.MaxHold
-	sh, err := h.gate.enter(ctx, reads, &hold, nil)
+	sh, _, err := h.gate.enter(ctx, reads, &hold, nil)
 	if err != nil {
 		return err
 	}
