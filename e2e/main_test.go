@@ -6,10 +6,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"holdfast/internal/fault"
 )
 
 // bin is the directory with the binaries that all tests use.
 var bin string
+
+// faulty is the program of the shims that fail on purpose: see package fault.
+var faulty string
 
 // programs are built once, as this test is built.
 var programs = map[string]string{
@@ -32,6 +37,10 @@ func run(m *testing.M) int {
 			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", pkg, err, out)
 			return 1
 		}
+	}
+	if faulty, err = fault.Build(dir, raceFlag...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	return m.Run()
 }

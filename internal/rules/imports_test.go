@@ -199,7 +199,10 @@ func (r rule) breaks(dep string) string {
 
 // Packages that are for tests are in no binary.
 func TestTestKitsStayInTests(t *testing.T) {
-	kits := []string{"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mnt/mnttest"}
+	kits := []string{
+		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mnt/mnttest",
+		"holdfast/internal/fault", "holdfast/shim/internal/faulty",
+	}
 	for path, p := range all(t) {
 		if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", path) }) {
 			continue

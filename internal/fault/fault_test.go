@@ -1,0 +1,47 @@
+package fault
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// What Binary puts behind a program, Read finds there; the program is as it was. Another name is another digest.
+func TestBinaryCarriesItsFaults(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 0\n# and so on, as a program is longer than this line\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read(program); err != nil || got != nil {
+		t.Errorf("without faults: %v, %v", got, err)
+	}
+	path := Binary(t, program, dir, "bad", "start touch /x once /mark", "serving 200ms exit", "Activate after error fenced times 2", "Quiesce before slow 1s")
+	got, err := Read(path)
+	want := []Fault{
+		{At: "start", Do: "touch", With: "/x", Once: "/mark"},
+		{At: "serving", Later: 200 * time.Millisecond, Do: "exit"},
+		{At: "Activate", After: true, Do: "error", With: "fenced", Times: 2},
+		{At: "Quiesce", Do: "slow", With: "1s", During: time.Second},
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %+v", err, got)
+	}
+	if good, err := Read(Binary(t, program, dir, "good")); err != nil || len(good) != 0 {
+		t.Errorf("a good one: %v, %v", good, err)
+	}
+}
+
+// A line that means nothing is an error: a test would see a good shim.
+func TestParseRefuses(t *testing.T) {
+	for _, line := range []string{
+		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch", "start touch x", "Activate before error green",
+		"start slow", "start exit now", "start protocol x", "start exit times x",
+	} {
+		if got, err := Parse(line); err == nil {
+			t.Errorf("%q is %+v", line, got)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+// Command faulty is the shim with faults, for tests only: what the lines behind its executable say that it does beside its work. Package
+// holdfast/internal/fault explains them, and makes such binaries.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+
+	"holdfast/internal/fault"
+	"holdfast/proto/bootstrap"
+	"holdfast/shim/internal/tenure"
+)
+
+func main() {
+	tenure.Helper()
+	level := flag.String("log-level", "info", "what is logged")
+	flag.Parse()
+	faults, err := fault.Read("/proc/self/exe")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "faulty:", err)
+		os.Exit(1)
+	}
+	p := newProgram(faults)
+	p.start()
+	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
+	shim := tenure.New("0.1.0-faulty", log)
+	register := func(life context.Context, g *grpc.Server) error {
+		shim.Register(life, g)
+		return nil
+	}
+	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Versions: p.versions, Server: []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream),
+	}}
+	if err := bootstrap.Serve(context.Background(), register, options); err != nil {
+		log.Error("the shim ends", "error", err)
+		log.Flush(time.Second)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"holdfast/internal/fault"
+)
+
+// program is what this shim does beside its work.
+type program struct {
+	host     int   // who has started it
+	versions []int // of the protocol; empty: those of a good shim
+
+	mu     sync.Mutex // guards left
+	faults []fault.Fault
+	left   []int // how often each may still be done, if that is limited
+}
+
+func newProgram(faults []fault.Fault) *program {
+	p := &program{host: os.Getppid(), faults: faults}
+	for _, f := range faults {
+		p.left = append(p.left, f.Times)
+	}
+	return p
+}
+
+func (p *program) start() { _ = p.at(nil, func(f fault.Fault) bool { return f.At == "start" }) }
+
+// at does what is to be done at a point. The error is the answer of the call that is at this point.
+func (p *program) at(req any, here func(fault.Fault) bool) error {
+	for i, f := range p.faults {
+		if !here(f) || !p.due(i) {
+			continue
+		}
+		time.Sleep(f.Later)
+		if err := p.do(f, req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// due says whether a fault is to be done this time.
+func (p *program) due(i int) bool {
+	f := p.faults[i]
+	if f.Once != "" {
+		mark, err := os.OpenFile(f.Once, os.O_CREATE|os.O_EXCL, 0o600)
+		return err == nil && mark.Close() == nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.left[i]--
+	return f.Times == 0 || p.left[i] >= 0
+}
+
+// method is how a fault names what gRPC calls /holdfast.v1.Control/Activate: Activate, or for another service Allocs.Prepare.
+func method(full string) string {
+	_, name, _ := strings.Cut(full, "/holdfast.v1.")
+	return strings.TrimPrefix(strings.ReplaceAll(name, "/", "."), "Control.")
+}
+
+// around does the faults of a method around its work.
+func (p *program) around(full string, req any, work func() error) error {
+	name := method(full)
+	if err := p.at(req, func(f fault.Fault) bool { return f.At == name && !f.After }); err != nil {
+		return err
+	}
+	if err := work(); err != nil {
+		return err
+	}
+	if err := p.at(req, func(f fault.Fault) bool { return f.At == name && f.After }); err != nil {
+		return err
+	}
+	if name == "Activate" {
+		go func() { _ = p.at(nil, func(f fault.Fault) bool { return f.At == "serving" }) }()
+	}
+	return nil
+}
+
+func (p *program) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, work grpc.UnaryHandler) (reply any, err error) {
+	err = p.around(info.FullMethod, req, func() (err error) {
+		reply, err = work(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+func (p *program) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, work grpc.StreamHandler) error {
+	return p.around(info.FullMethod, nil, func() error { return work(srv, s) })
+}
