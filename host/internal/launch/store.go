@@ -19,7 +19,8 @@ import (
 	"holdfast/registry"
 )
 
-// kept is how many binaries stay in a store beside those in use: the running one, its predecessor and one to come.
+// kept is how many binaries stay in a store: those in use, all of them, then those that were used last. As a rule that is the running one, its
+// predecessor and one more.
 const kept = 3
 
 const (
@@ -338,17 +339,22 @@ func syncDir(dir string) error {
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// prune removes the binaries that were not used for longest, but never one in use.
+// prune removes the binaries that were not used for longest, but never one in use or the one that was just added.
 func (s *Store) prune(added string) error {
 	stored, err := s.stored()
 	if err != nil {
 		return fmt.Errorf("prune the store of shims: %w", err)
 	}
+	needed := func(e entry) bool {
+		img := s.images[e.sum]
+		return e.sum == added || img != nil && img.users > 0
+	}
+	slices.SortStableFunc(stored, func(a, b entry) int { return rank(needed(a)) - rank(needed(b)) })
 	for i, entry := range stored {
-		img := s.images[entry.sum]
-		if i < kept || entry.sum == added || (img != nil && img.users > 0) {
+		if i < kept || needed(entry) {
 			continue
 		}
+		img := s.images[entry.sum]
 		if img != nil {
 			img.file.Close()
 			delete(s.images, entry.sum)
@@ -356,6 +362,14 @@ func (s *Store) prune(added string) error {
 		err = errors.Join(err, os.Remove(s.path(entry.sum)))
 	}
 	return err
+}
+
+// rank puts what is needed first.
+func rank(needed bool) int {
+	if needed {
+		return 0
+	}
+	return 1
 }
 
 type entry struct {

@@ -1,0 +1,105 @@
+package host_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/host"
+)
+
+// binaries are the digests of what is in the store of the world's state directory.
+func (w *world) binaries() (sums []string) {
+	w.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(w.config.StateDir, "shims"))
+	must(w.t, err)
+	for _, e := range entries {
+		if e.Name() != "origins.json" {
+			sums = append(sums, e.Name())
+		}
+	}
+	return sums
+}
+
+// Five swaps to five binaries leave three: the running one and the two before it, whether the replaced ones have ended by then or not.
+func TestSwapsKeepThreeBinaries(t *testing.T) {
+	for _, bake := range []time.Duration{time.Millisecond, time.Hour} {
+		t.Run(bake.String(), func(t *testing.T) {
+			w := at(t)
+			w.config.SwapBudget, w.config.Bake = patience, bake
+			w.open()
+			var sums []string
+			for i := range 5 {
+				report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, fmt.Sprint("binary-", i))})
+				must(t, err)
+				sums = append(sums, report.To)
+				if stored := w.binaries(); len(stored) > 3 || !slices.Contains(stored, report.From) {
+					t.Errorf("swap %d: of %v and the first one, %v are stored", i, sums, stored)
+				}
+				for bake < time.Second && w.host.Swaps()[0].Outcome != host.SwapCommitted {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			last := slices.Sorted(slices.Values(sums[2:]))
+			if stored := w.binaries(); !slices.Equal(stored, last) {
+				t.Errorf("stored are %v, not %v", stored, last)
+			}
+		})
+	}
+}
+
+// bytesRead is what this process, and its children that are dead, have read by system calls. What the kernel maps is not in it.
+func bytesRead(t *testing.T) (n int64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	must(t, err)
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "rchar: %d", &n); err == nil {
+			return n
+		}
+	}
+	t.Fatalf("/proc/self/io says %q", text)
+	return 0
+}
+
+// A crash restart reads nothing of the binary, whether it came by Open or by Swap; both of those do, which shows that this would be seen.
+func TestCrashRestartDoesNotHash(t *testing.T) {
+	w := at(t)
+	w.config.SwapBudget, w.config.Bake = patience, time.Millisecond
+	next := another(t, w.dir, "next")
+	info, err := os.Stat(next)
+	must(t, err)
+	reads := func(what string, whole bool, f func()) {
+		t.Helper()
+		before := bytesRead(t)
+		f()
+		if n := bytesRead(t) - before; (n > info.Size()/2) != whole {
+			t.Errorf("%s: %d bytes were read; the binary has %d", what, n, info.Size())
+		}
+	}
+	crash := func() {
+		was := w.pid()
+		w.kill()
+		for w.pid() == was {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	reads("open", true, w.open)
+	reads("a crash", false, crash)
+	reads("a swap", true, func() {
+		_, err := w.host.Swap(w.ctx(), host.Binary{Path: next})
+		must(t, err)
+	})
+	for w.host.Swaps()[0].Outcome != host.SwapCommitted {
+		time.Sleep(time.Millisecond)
+	}
+	reads("a crash after the swap", false, crash)
+	stored := filepath.Join(w.config.StateDir, "shims", w.host.Swaps()[0].To)
+	now := time.Now()
+	must(t, os.Chtimes(stored, now, now)) // whoever has touched it may have changed it
+	reads("a crash after somebody has touched the binary", true, crash)
+}
