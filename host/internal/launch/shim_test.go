@@ -1,6 +1,7 @@
 package launch_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -70,6 +71,10 @@ func shimMain(mode string) int {
 			HandshakeConfig: plugin.HandshakeConfig{MagicCookieKey: "OTHER_PROGRAM", MagicCookieValue: "x"},
 		})
 		return 0
+	case "freezes": // when it is asked first, after its handshake
+		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(frozen)}
+	case "babbles":
+		go babble()
 	case "stubborn":
 		opts.Run = func(context.Context) error { select {} }
 	}
@@ -90,6 +95,24 @@ func hostileLines() {
 	fmt.Fprintln(os.Stderr, `{"@message":"`+strings.Repeat("y", 1<<20)+`"}`)
 	fmt.Fprintln(os.Stderr, strings.Repeat("[", 60000))
 	fmt.Fprintln(os.Stderr, `{"@level":"warn","@message":"still here","n":1e999,"deep":{"a":["\u001b[2J"]}}`)
+}
+
+// frozen stops this process in the middle of a call, which it does not answer: the signal may need a moment.
+func frozen(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// babble writes what nobody asked for to both of its outputs, in lines of 1 MiB, for as long as it lives.
+func babble() {
+	long := append(bytes.Repeat([]byte{0xfe, '|', '1'}, 1<<20/3), '\n')
+	for {
+		syscall.Write(1, long)
+		syscall.Write(2, long)
+		fmt.Fprintln(os.Stdout, `{"@message":5}`)
+		fmt.Fprintln(os.Stderr, `{"@message":5}`)
+	}
 }
 
 // echoer is the one service of the test shim: its request is a command.

@@ -88,12 +88,19 @@ func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// A shim that freezes between its handshake and its first answer is given up at the start's time.
+// A shim that freezes before its handshake, or between that and its first answer, is given up at the start's time.
 func TestTrapT2FrozenAtStart(t *testing.T) {
 	t.Parallel()
 	_, err := startScript(t, 300*time.Millisecond, "kill -STOP $$")
 	checkText(t, err, "sent no handshake", "nothing on stdout", "no answer within 300ms")
 	checkKind(t, err, registry.ErrUnavailable)
+
+	opts := options(t, "freezes")
+	opts.StartTimeout = 3 * time.Second // its handshake has to be there by then
+	_, err = launch.Start(t.Context(), opts)
+	checkText(t, err, "sent a handshake, but did not answer", "no answer within 3s")
+	checkKind(t, err, registry.ErrUnavailable)
+	checkEmpty(t, opts.RunDir)
 }
 
 // T3: a grandchild that holds the pipes delays go-plugin's Kill and its notice of a death until it ends.
@@ -201,6 +208,26 @@ func TestTrapT6EndlessFirstLine(t *testing.T) {
 	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
 }
 
+// Both outputs without an end, in lines of 1 MiB, while the shim serves: it is answered, heard within bounds, and dies when it has to.
+func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
+	t.Parallel()
+	log := newLog()
+	opts := options(t, "babbles")
+	opts.Logger = log
+	p := start(t, opts)
+	bounded := func() bool { return strings.Contains(log.text(), "more bytes]") && strings.Contains(log.text(), "lines were dropped") }
+	for end := time.Now().Add(patience); !bounded(); {
+		if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the log of %d bytes has no line that was cut, or none was dropped", len(log.text()))
+		}
+	}
+	kill(t, p)
+	checkEmpty(t, opts.RunDir)
+}
+
 // T7: a shim outlives its host. Here the host is killed with SIGKILL and nothing else is done.
 func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 	t.Parallel()
@@ -301,6 +328,51 @@ func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	if now := settled(goroutines + 2); now > goroutines+2 {
 		t.Errorf("%d goroutines, %d before", now, goroutines)
 	}
+}
+
+// The same for starts that fail, in every way of these tests.
+func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
+	idle := runtime.NumGoroutine()
+	fail := func() {
+		for _, mode := range []string{"dies", "version", "nocert", "cookie"} {
+			if p, err := launch.Start(t.Context(), options(t, mode)); err == nil {
+				kill(t, p)
+				t.Fatalf("%s was taken for a shim", mode)
+			}
+		}
+		opts := options(t, "freezes")
+		opts.StartTimeout = time.Second
+		if _, err := launch.Start(t.Context(), opts); err == nil {
+			t.Fatal("a frozen one was taken for a shim")
+		}
+	}
+	fail()
+	fds, goroutines, children := descriptors(t), settled(idle+2), offspring(t)
+	for range 4 {
+		fail()
+	}
+	if now := descriptors(t); now > fds+2 {
+		t.Errorf("%d descriptors, %d before", now, fds)
+	}
+	if now := settled(goroutines + 2); now > goroutines+2 {
+		t.Errorf("%d goroutines, %d before", now, goroutines)
+	}
+	if now := offspring(t); now > children {
+		t.Errorf("%d processes, %d before", now, children)
+	}
+}
+
+// offspring counts the children of this process, zombies too.
+func offspring(t *testing.T) (n int) {
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(tasks) == 0 {
+		t.Fatal("this kernel does not say who our children are", err)
+	}
+	for _, path := range tasks {
+		text, _ := os.ReadFile(path)
+		n += len(strings.Fields(string(text)))
+	}
+	return n
 }
 
 // startTwo starts two at once, as a swap may.
