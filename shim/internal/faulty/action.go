@@ -26,7 +26,9 @@ const poll = time.Millisecond
 func (p *program) do(f fault.Fault, req any) error {
 	switch f.Do {
 	case "hang":
-		select {}
+		for { // select {} would be found to be a deadlock where nothing else runs yet
+			time.Sleep(time.Hour)
+		}
 	case "slow":
 		time.Sleep(f.During)
 	case "exit":
@@ -35,7 +37,7 @@ func (p *program) do(f fault.Fault, req any) error {
 		panic("a fault: panic")
 	case "kill-self":
 		signal(os.Getpid(), unix.SIGKILL)
-		select {}
+		time.Sleep(time.Hour)
 	case "freeze":
 		signal(os.Getpid(), unix.SIGSTOP)
 	case "error":
@@ -137,16 +139,17 @@ func killed(pid int) {
 	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
 }
 
-// handshake is what was standard output when this process began: package bootstrap has put it away. It is the only pipe beside standard
-// error that can be written to.
+// handshake is what was standard output when this process began: package bootstrap has put it away. It is the only pipe of this process alone
+// that can be written to.
 func handshake() *os.File {
 	fds, err := os.ReadDir("/proc/self/fd")
 	must(err)
 	for _, e := range fds {
 		fd, _ := strconv.Atoi(e.Name())
 		to, _ := os.Readlink("/proc/self/fd/" + e.Name())
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-		if fd > 2 && err == nil && flags&unix.O_ACCMODE == unix.O_WRONLY && strings.HasPrefix(to, "pipe:") {
+		mode, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+		own, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		if strings.HasPrefix(to, "pipe:") && mode&unix.O_ACCMODE == unix.O_WRONLY && own&unix.FD_CLOEXEC != 0 {
 			copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 			must(err)
 			return os.NewFile(uintptr(copied), "handshake")
