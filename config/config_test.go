@@ -103,7 +103,7 @@ func told(ds registry.Diagnostics) string {
 
 // TestGood: what is not warned of has no .want file.
 func TestGood(t *testing.T) {
-	for _, name := range matches(t, "testdata/good/*.hcl", 8) {
+	for _, name := range append(matches(t, "testdata/good/*.hcl", 8), nextFiles...) {
 		got, ds := parse(name, read(t, name))
 		if ds.Err() != nil {
 			t.Errorf("%v", ds.Err())

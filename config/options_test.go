@@ -237,12 +237,12 @@ func TestUnknownFieldsAreHarmless(t *testing.T) {
 
 func TestSealedThatCannotBeOpened(t *testing.T) {
 	for text, want := range map[string]error{
-		"":                            registry.ErrDamaged,
-		"not json":                    registry.ErrDamaged,
-		"{}":                          registry.ErrDamaged,
-		`{"version":3,"task":{}}`:     registry.ErrUnsupported,
-		`{"version":1,"group":{}}`:    registry.ErrInvalid,
-		`{"version":1,"task":"oops"}`: registry.ErrDamaged,
+		"":         registry.ErrDamaged,
+		"not json": registry.ErrDamaged,
+		"{}":       registry.ErrDamaged,
+		fmt.Sprintf(`{"version":%d,"task":{}}`, sealedVersion+1): registry.ErrUnsupported,
+		`{"version":1,"group":{}}`:                               registry.ErrInvalid,
+		`{"version":1,"task":"oops"}`:                            registry.ErrDamaged,
 	} {
 		if _, err := OpenTask(hooks.Sealed(text)); !errors.Is(err, want) {
 			t.Errorf("%q: got %v, want %v", text, err, want)

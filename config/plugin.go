@@ -9,7 +9,7 @@ import (
 
 var (
 	pluginShape = shape{
-		attrs:  []string{"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout"},
+		attrs:  append([]string{"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout"}, nextPluginAttrs...),
 		blocks: []string{"heartbeat"},
 	}
 	heartbeatShape = shape{attrs: []string{"interval", "timeout", "failures"}}
@@ -44,6 +44,7 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	if dir, ok := at.path("stage_publish_base_dir"); ok {
 		p.StagePublishBaseDir = dir
 	}
+	f.nextPlugin(at, &p)
 	f.checkDirs(at, p)
 	if beat, ok := at.one("heartbeat"); ok {
 		f.heartbeat(f.open(beat, heartbeatShape), &p.Heartbeat)

@@ -27,10 +27,6 @@ const (
 	ExitNotAPlugin = 64
 )
 
-// versions are the versions of the wire envelope that this build speaks, as host and as shim. Features within a version
-// are told by Hello, not by a new number.
-var versions = []int{1}
-
 // Versions lists the protocol versions that this build speaks, lowest first.
 func Versions() []int { return slices.Clone(versions) }
 

@@ -91,7 +91,10 @@ func (b *batch) draftPut(record registry.Record, at registry.Seq) (p put, isNew 
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
 	}
 	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))
-	p.text = merge(shapeOf(reflect.TypeOf(record)), was, text)
+	p.text, err = b.forms.written(p.key.Bucket, merge(shapeOf(reflect.TypeOf(record)), was, text))
+	if err != nil {
+		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
+	}
 	if v, ok := record.(registry.Volume); ok {
 		p.external = v.VolumeKey()
 	}

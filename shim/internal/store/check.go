@@ -48,7 +48,10 @@ func (s *Store) check() []error {
 		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}
 	}
 	defer func() { _ = tx.Rollback() }()
-	c := &checker{view: view{tx, p.head}, limit: s.options.EventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{}}
+	c := &checker{
+		view: view{tx, p.head, s.options.schema.forms}, limit: s.options.EventLimit,
+		volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
+	}
 	if err := s.read(c.all); err != nil {
 		c.report("%w", err)
 	}
@@ -97,11 +100,16 @@ func (c *checker) all() error {
 func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
 	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
 		var record T
-		if err := decode(string(bucket), key, value, &record); err != nil {
+		want := registry.Key{Bucket: bucket, Path: string(key)}
+		text, err := unseal(string(bucket), key, value)
+		if err == nil {
+			err = c.decode(want, text, &record)
+		}
+		if err != nil {
 			c.report("%w", err)
 			return nil
 		}
-		if want := (registry.Key{Bucket: bucket, Path: string(key)}); record.Key() != want {
+		if record.Key() != want {
 			c.report("%s %q lies at %q", bucket, record.Key().Path, key)
 		}
 		c.indexes(bucket, key, value)

@@ -25,6 +25,20 @@
 //
 // docs/state.txt draws the file. It is printed from a real one by TestDrawing.
 //
+// # How a schema changes
+//
+// Two releases that follow each other read and write one file in turn: a new shim may be taken back. So what a release stores otherwise than the
+// one before it does, it stores at both places (it expands), and says by its window that the older one can read it. A form is that: it writes
+// the new place beside the old one, and reads the new one. The older release keeps the new place, which it does not know (see merge), and may
+// change the old one; opening the file it takes the window's number down, so that the newer one migrates again, and there what
+// the old place says counts. A field of no meaning to the older release needs no form: to it the field is unknown, and stays.
+//
+// What is stored at both places is given up at the old one (it is contracted) by the release after, whose window then says that the one which
+// knows only the old place cannot read it. No migration contracts when a swap is committed: the binary before, which the host keeps, could not be
+// swapped back to.
+//
+// TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two with -tags next.
+//
 // # How the file is verified
 //
 // Verification reads the file with pread through the descriptor that bbolt is given afterwards, with the lock held, and

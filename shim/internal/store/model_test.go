@@ -214,7 +214,11 @@ func (m *model) expected(t *rapid.T, key registry.Key) object {
 			record[within].(object)["later"] = value
 		}
 	}
-	return record
+	text, err := released.forms.written(key.Bucket, encode(record))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, text)
 }
 
 func (m *model) compare(t *rapid.T) {

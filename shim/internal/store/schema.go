@@ -9,10 +9,7 @@ import (
 )
 
 // Oldest and Newest bound the schema numbers that this build opens. It writes Newest.
-const (
-	Oldest = 1
-	Newest = 1
-)
+const Oldest = 1
 
 const application = "holdfast"
 
@@ -61,9 +58,8 @@ type schema struct {
 	oldest, newest int
 	readable       int // the oldest build that can read what newest writes
 	migrations     []migration
+	forms          forms
 }
-
-var released = schema{oldest: Oldest, newest: Newest, readable: Oldest}
 
 // accepts refuses what this build cannot read, before anything is written.
 func (s schema) accepts(path string, w window) error {

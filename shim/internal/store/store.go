@@ -252,7 +252,7 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 		return err
 	}
 	defer s.readers.release(p)
-	err = s.read(func() error { return read(view{p.tx, p.head}) })
+	err = s.read(func() error { return read(view{p.tx, p.head, s.options.schema.forms}) })
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}

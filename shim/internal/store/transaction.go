@@ -115,17 +115,17 @@ func (t *transaction) setMeta(name string, v any) error {
 }
 
 // rewrite replaces each record of a bucket by what change makes of it: for migrations.
-func (t *transaction) rewrite(bucket string, change func(fields map[string]json.RawMessage) error) error {
+func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string]json.RawMessage{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		var fields map[string]json.RawMessage
-		if err := decode(bucket, key, value, &fields); err != nil {
+		var record fields
+		if err := decode(bucket, key, value, &record); err != nil {
 			return err
 		}
-		if err := change(fields); err != nil {
+		if err := change(record); err != nil {
 			return err
 		}
-		texts[string(key)] = encode(fields)
+		texts[string(key)] = encode(record)
 		return nil
 	})
 	if err != nil {

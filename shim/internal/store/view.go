@@ -25,6 +25,7 @@ func readHead(tx *bolt.Tx) *head {
 type view struct {
 	tx *bolt.Tx
 	*head
+	forms forms
 }
 
 var _ registry.View = view{}
@@ -34,14 +35,20 @@ func one[T any](v view, k registry.Key) (record T, found bool) {
 	if text == nil {
 		return record, false
 	}
-	decodeText(k, text, &record)
+	must(v.decode(k, text, &record))
 	return record, true
 }
 
-func decodeText(k registry.Key, text []byte, into any) {
-	if err := json.Unmarshal(text, into); err != nil {
-		panic(damage{registry.Errorf(registry.ErrDamaged, "record %s %q cannot be decoded: %w", k.Bucket, k.Path, err)})
+// decode decodes a record's text, whose form is the schema's.
+func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
+	text, err := v.forms.read(k.Bucket, text)
+	if err == nil {
+		err = json.Unmarshal(text, into)
 	}
+	if err != nil {
+		return registry.Errorf(registry.ErrDamaged, "record %s %q cannot be decoded: %w", k.Bucket, k.Path, err)
+	}
+	return nil
 }
 
 // list is all records whose path begins with prefix and passes, in key order.
@@ -54,7 +61,7 @@ func list[T any](v view, bucket registry.Bucket, prefix string, pass func(path [
 		text, err := unseal(string(bucket), key, value)
 		must(err)
 		var record T
-		decodeText(registry.Key{Bucket: bucket, Path: string(key)}, text, &record)
+		must(v.decode(registry.Key{Bucket: bucket, Path: string(key)}, text, &record))
 		records = append(records, record)
 	}
 	return records

@@ -215,7 +215,10 @@ func (s *Store) write(g *group, requests []*request) error {
 		return err
 	}
 	t := newTransaction(tx)
-	b := &batch{transaction: t, view: view{tx, readHead(tx)}, generation: s.generation, eventLimit: s.options.EventLimit, now: s.options.Now}
+	b := &batch{
+		transaction: t, view: view{tx, readHead(tx), s.options.schema.forms}, generation: s.generation, eventLimit: s.options.EventLimit,
+		now: s.options.Now,
+	}
 	for i, r := range requests {
 		if err := s.decide(g, b, i, r); err != nil {
 			return err

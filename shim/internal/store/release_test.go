@@ -1,0 +1,48 @@
+//go:build !next
+
+package store
+
+import (
+	"reflect"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
+)
+
+// TestNextReleaseIsRead: a file of the next release is opened, each of its records is read, and what this release does not know outlives a
+// rewrite of the record. The file is then one of this release, so that the next one migrates it again.
+func TestNextReleaseIsRead(t *testing.T) {
+	path := goldenCopy(t, Newest+1)
+	was := onDisk(t, path)
+	s := start(t, Options{Path: path})
+	var in registry.Instance
+	err := s.View(t.Context(), func(v registry.View) error { in = v.AllInstances()[0]; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Endpoint.Host = "elsewhere"
+	s.must(t, puts(in))
+	var w window
+	if err := s.db.View(func(tx *bolt.Tx) error { getMeta(tx, metaSchema, &w); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	s.stop(t)
+	if w != (window{Newest, Oldest}) {
+		t.Errorf("the file's window is %v", w)
+	}
+	is := onDisk(t, path)
+	list := was[in.Key()]["endpoints"]
+	if list == nil || !reflect.DeepEqual(is[in.Key()]["endpoints"], list) {
+		t.Errorf("the list was %v and is %v", list, is[in.Key()]["endpoints"])
+	}
+	if got := is[in.Key()]["endpoint"].(object)["host"]; got != "elsewhere" {
+		t.Errorf("the endpoint is at %v", got)
+	}
+	delete(was, in.Key())
+	delete(is, in.Key())
+	if !reflect.DeepEqual(was, is) {
+		t.Error("other records have changed")
+	}
+}
