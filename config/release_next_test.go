@@ -11,8 +11,8 @@ import (
 // nextFiles are good ones by this release, and by none before.
 var nextFiles = []string{"testdata/next/scratch.hcl"}
 
-// TestScratchIsOfANewerVersion: a reader that does not know scratch_dir would start the plugin without it, so it refuses what has one. All else
-// it goes on reading.
+// TestScratchIsOfANewerVersion: a reader that does not know scratch_dir would start the plugin without it, so it refuses what has one. All
+// else it goes on reading.
 func TestScratchIsOfANewerVersion(t *testing.T) {
 	for text, want := range map[string]int{"": 1, `scratch_dir = "/scratch"`: scratchVersion} {
 		job := mustParse(t, strings.Replace(pluginText, "MORE", text, 1), Options{})

@@ -41,6 +41,13 @@ func (g *gate) set(f func()) {
 func (g *gate) open(sh *shim)   { g.set(func() { g.current, g.quiet, g.why = sh, false, nil }) }
 func (g *gate) close(why error) { g.set(func() { g.current, g.why = nil, why }) }
 
+// serving is the shim that calls go to; nil: none.
+func (g *gate) serving() *shim {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.current
+}
+
 // hush holds what changes something, and begins to count who waits.
 func (g *gate) hush() { g.set(func() { g.quiet, g.waited = true, 0 }) }
 

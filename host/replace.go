@@ -79,6 +79,7 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 		if fresh, err = h.launch(limited, h.closing, binary); err != nil {
 			return err
 		}
+		s.report.Protocol = fresh.process.Protocol()
 		s.report.Warnings, err = rehearsed(limited, old, fresh, h.config.StateDir)
 		return err
 	})

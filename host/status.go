@@ -19,6 +19,7 @@ type ShimStatus struct {
 	Instances   int
 	Allocs      int
 	SHA256      string // of its binary
+	Protocol    int    // that it and this host have agreed on; 0: it was being replaced just now
 }
 
 // Status asks the active shim what it is.
@@ -34,6 +35,13 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	return ShimStatus{
 		Version: reply.GetVersion(), PID: int(reply.GetPid()), Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
 		Schema: reply.GetSchema(), OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
-		SHA256: h.running.now().SHA256,
+		SHA256: h.running.now().SHA256, Protocol: h.protocolOf(int(reply.GetPid())),
 	}, nil
+}
+
+func (h *Host) protocolOf(pid int) int {
+	if sh := h.gate.serving(); sh != nil && sh.process.PID() == pid {
+		return sh.process.Protocol()
+	}
+	return 0
 }

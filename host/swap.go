@@ -48,6 +48,7 @@ type Swapped struct {
 	Path       string        `json:"path"` // of the new binary, as it was given
 	From       string        `json:"from"` // SHA-256, hex
 	To         string        `json:"to,omitempty"`
+	Protocol   int           `json:"protocol,omitempty"`   // that the new shim and this host have agreed on
 	Generation uint64        `json:"generation,omitempty"` // that began with it
 	Steps      []SwapTook    `json:"steps"`
 	Held       int           `json:"held"` // calls that had to wait

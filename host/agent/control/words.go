@@ -199,6 +199,7 @@ type Shim struct {
 	Instances   int      `json:"instances"`
 	Allocs      int      `json:"allocs"`
 	SHA256      string   `json:"sha256"`
+	Protocol    int      `json:"protocol"`
 }
 
 // Problem is an answer that is an error.

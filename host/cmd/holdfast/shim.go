@@ -29,8 +29,8 @@ func newShimStatus(io streams, p *places) *cobra.Command {
 }
 
 func writeShim(to writer, s control.Shim) error {
-	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Schema", s.Schema,
-		"Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
+	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
+		"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
 }
 
 func newShimSwap(io streams, p *places) *cobra.Command {
@@ -73,8 +73,8 @@ func newShimHistory(io streams, p *places) *cobra.Command {
 }
 
 func writeSwapped(to writer, s host.Swapped) error {
-	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Generation", s.Generation, "Steps", stepsText(s.Steps),
-		"Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
+	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol, "Generation", s.Generation,
+		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
 }
 
 func stepsText(steps []host.SwapTook) string {

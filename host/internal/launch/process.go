@@ -156,6 +156,9 @@ func (p *Process) Conn() *grpc.ClientConn { return p.conn }
 // PID is the number of the process, which is another's once Done is closed.
 func (p *Process) PID() int { return p.runner.child.pid }
 
+// Protocol is the version that the shim and this host have agreed on: the highest that both speak.
+func (p *Process) Protocol() int { return p.client.NegotiatedVersion() }
+
 // Generation is what Start was given.
 func (p *Process) Generation() uint64 { return p.generation }
 
