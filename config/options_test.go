@@ -235,6 +235,17 @@ func TestUnknownFieldsAreHarmless(t *testing.T) {
 	}
 }
 
+// TestRunningTaskOpensWhateverItsVersion: it is watched by whoever is there.
+func TestRunningTaskOpensWhateverItsVersion(t *testing.T) {
+	newer := strings.Replace(string(sealedTask(t)), `"version":1`, `"version":99`, 1)
+	if got, err := OpenRunning(hooks.Sealed(newer)); err != nil || !reflect.DeepEqual(got, wantTask) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := OpenRunning(hooks.Sealed("{}")); !errors.Is(err, registry.ErrDamaged) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestSealedThatCannotBeOpened(t *testing.T) {
 	for text, want := range map[string]error{
 		"":         registry.ErrDamaged,

@@ -3,6 +3,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 
 	"holdfast/hooks"
@@ -46,8 +47,14 @@ func (s sealed) least() int {
 }
 
 // OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what they are.
-func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) {
-	s, err := unseal(text)
+func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, sealedVersion) }
+
+// OpenRunning is our part of a task that was started already, whichever shim has started it: what only a newer one knows was done then, and
+// what is read of a task that runs (its plugin, and how that is watched) means the same in every version.
+func OpenRunning(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, math.MaxInt) }
+
+func openTask(text hooks.Sealed, newest int) (hooks.TaskSpec, error) {
+	s, err := unseal(text, newest)
 	if err == nil && s.Task == nil {
 		err = registry.Invalid("this is not the sealed part of a task that runs a plugin")
 	}
@@ -59,7 +66,7 @@ func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) {
 
 // OpenGroup is our part of a group that uses volumes.
 func OpenGroup(text hooks.Sealed) (hooks.GroupSpec, error) {
-	s, err := unseal(text)
+	s, err := unseal(text, sealedVersion)
 	if err == nil && s.Group == nil {
 		err = registry.Invalid("this is not the sealed part of a group that uses volumes")
 	}
@@ -69,7 +76,7 @@ func OpenGroup(text hooks.Sealed) (hooks.GroupSpec, error) {
 	return *s.Group, nil
 }
 
-func unseal(text hooks.Sealed) (sealed, error) {
+func unseal(text hooks.Sealed, newest int) (sealed, error) {
 	var s sealed
 	if err := json.Unmarshal(text, &s); err != nil {
 		return s, registry.Errorf(registry.ErrDamaged, "it is not what was sealed: %w", err)
@@ -77,8 +84,8 @@ func unseal(text hooks.Sealed) (sealed, error) {
 	switch {
 	case s.Version < 1:
 		return s, registry.Errorf(registry.ErrDamaged, "it has no version")
-	case s.Version > sealedVersion:
-		return s, registry.Errorf(registry.ErrUnsupported, "it has version %d; this shim reads up to %d; use a newer shim", s.Version, sealedVersion)
+	case s.Version > newest:
+		return s, registry.Errorf(registry.ErrUnsupported, "it has version %d; this shim reads up to %d; use a newer shim", s.Version, newest)
 	}
 	return s, nil
 }

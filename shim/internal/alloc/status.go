@@ -154,7 +154,7 @@ func (t *Tasks) Plugins(ctx context.Context) (list []registry.PluginTask, at reg
 	err = t.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		for _, task := range v.Tasks() {
-			spec, err := config.OpenTask(task.Sealed)
+			spec, err := config.OpenRunning(task.Sealed)
 			if err != nil {
 				continue // said when it was to be watched
 			}

@@ -148,7 +148,7 @@ func (t *Tasks) begin(ctx context.Context, at hooks.AllocTask, prep hooks.Prepar
 
 // deregistered is the change by which all that a task serves leaves the table.
 func (t *Tasks) deregistered(v registry.View, task registry.Task, detail string) registry.Change {
-	spec, err := config.OpenTask(task.Sealed)
+	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
 		return registry.RemoveTaskChange(v, t.clock.Now(), task.TaskKey)
 	}
@@ -175,6 +175,10 @@ func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	if err != nil {
 		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
 	}
+	return t.preparation(at, spec)
+}
+
+func (t *Tasks) preparation(at hooks.AllocTask, spec hooks.TaskSpec) (hooks.Preparation, error) {
 	prep, err := hooks.Starting(t.layout, at, spec)
 	if err != nil {
 		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
@@ -184,9 +188,13 @@ func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 
 // told is the preparation as this attempt was told it: another run directory, or another shim, does not move what runs.
 func (t *Tasks) told(task registry.Task) (hooks.Preparation, error) {
-	prep, err := t.prepare(hooks.AllocTask{
+	spec, err := config.OpenRunning(task.Sealed)
+	if err != nil {
+		return hooks.Preparation{}, fmt.Errorf("task %s: %w", task.TaskKey, err)
+	}
+	prep, err := t.preparation(hooks.AllocTask{
 		Alloc: task.Alloc, Task: task.Task, Job: task.Job, Digest: task.Digest, Attempt: task.Attempt, Isolated: task.Isolated, Sealed: task.Sealed,
-	})
+	}, spec)
 	if err != nil || task.Endpoint == (registry.Endpoint{}) {
 		return prep, err
 	}

@@ -215,3 +215,31 @@ func TestPlanOperationTheHostLacks(t *testing.T) {
 	}
 	expect(t, p.said())
 }
+
+// A task that a newer shim has started goes on being watched, also by one that does not know all of what it was started with: after a
+// rollback nobody else is there. It is not started again without that.
+func TestTaskOfANewerShimIsWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		at := pluginTask(t, "a", 1)
+		at.Sealed = []byte(strings.Replace(string(at.Sealed), `"version":1`, `"version":99,"later":true`, 1))
+		err := p.commit([]registry.Record{registry.Task{
+			TaskKey: at.Key(), Attempt: 1, Phase: registry.TaskRunning, Isolated: true, Sealed: at.Sealed,
+			Endpoint: registry.Endpoint{Host: "/run/h/t/x/csi.sock", Task: "/csi/csi.sock"}, Plan: []byte("{}"),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ts, end := p.tasks()
+		defer end()
+		synctest.Wait()
+		expect(t, p.said(), "watch a/t 1")
+		if list, _, _ := ts.Plugins(t.Context()); len(list) != 1 || list[0].Plugin != "p" {
+			t.Errorf("the tasks that run a plugin: %+v", list)
+		}
+		at.Attempt = 2
+		if _, err := ts.Starting(t.Context(), registry.Call{}, at); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "task a/t") {
+			t.Errorf("a start of it: %v", err)
+		}
+	})
+}

@@ -17,7 +17,7 @@ var (
 
 // watch has one start of a task supervised, unless it is already.
 func (t *Tasks) watch(task registry.Task) error {
-	spec, err := config.OpenTask(task.Sealed)
+	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ func expected(v registry.View, role registry.Role, id registry.PluginID) bool {
 		return true
 	}
 	return slices.ContainsFunc(v.Tasks(), func(t registry.Task) bool {
-		spec, err := config.OpenTask(t.Sealed)
+		spec, err := config.OpenRunning(t.Sealed)
 		return err == nil && spec.Plugin.ID == id && slices.Contains(spec.Plugin.Type.Roles(), role)
 	})
 }

@@ -114,12 +114,12 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 		var errs []error
 		for _, task := range v.Tasks() {
 			if _, err := config.OpenTask(task.Sealed); err != nil {
-				errs = append(errs, fmt.Errorf("task %s: %w", task.TaskKey, err))
+				errs = append(errs, fmt.Errorf("task %s could not be started again; stop its job, or use a shim that knows it: %w", task.TaskKey, err))
 			}
 		}
 		for _, a := range v.Allocs() {
 			if _, err := config.OpenGroup(a.Sealed); err != nil && len(a.Sealed) > 0 {
-				errs = append(errs, fmt.Errorf("alloc %s: %w", a.ID, err))
+				errs = append(errs, fmt.Errorf("alloc %s could not be prepared again; stop its job, or use a shim that knows it: %w", a.ID, err))
 			}
 		}
 		r.learnt.events, _ = v.Events(0, registry.MaxEvents)
