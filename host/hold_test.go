@@ -103,6 +103,32 @@ func TestRefusedCallsDoNotHauntTheNextShim(t *testing.T) {
 	}
 }
 
+// What is wrong in itself is refused though no shim is there, and does not keep the next one from starting.
+func TestWrongIdsKeepNoShimFromStarting(t *testing.T) {
+	w := newWorld(t)
+	repair := w.damage()
+	for !strings.Contains(w.log.String(), "cannot be started") {
+		runtime.Gosched()
+	}
+	bad := host.AllocTask{Alloc: "../a", Task: "t", Attempt: 1}
+	for what, call := range map[string]func() error{
+		"task": func() error { _, err := w.host.TaskStarting(w.ctx(), bad); return err },
+		"alloc": func() error {
+			_, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"})
+			return err
+		},
+		"list": func() error { return w.host.Sync(w.ctx(), host.Living{Tasks: []host.LivingTask{{AllocTask: bad}}}) },
+	} {
+		if err := call(); !errors.Is(err, host.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	repair()
+	if _, err := w.host.Status(w.ctx()); err != nil {
+		t.Errorf("after the repair: %v", err)
+	}
+}
+
 // Sync takes down what it does not name, and so does the shim after a crash.
 func TestSyncTakesDownWhatItDoesNotName(t *testing.T) {
 	w := newWorld(t)

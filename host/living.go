@@ -25,6 +25,21 @@ func newLiving(l Living) living {
 	return out
 }
 
+// check says what a shim could not be told of.
+func (l Living) check() error {
+	for _, g := range l.Allocs {
+		if _, err := wire.AllocGroup(wire.AllocGroupProto(g)); err != nil {
+			return err
+		}
+	}
+	for _, t := range l.Tasks {
+		if _, err := wire.AllocTask(wire.AllocTaskProto(t.AllocTask)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (l living) replace(all Living) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

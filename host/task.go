@@ -19,6 +19,9 @@ import (
 // TaskStarting says what to apply to a task that runs a plugin, before this attempt of it starts. Nothing has been applied when it fails.
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: &pb.Call{OperationId: newOperation()}, Task: wire.AllocTaskProto(t)}
+	if _, err := wire.AllocTask(req.GetTask()); err != nil {
+		return Plan{}, err // before it is noted: no shim could start that is told of it
+	}
 	var reply *pb.TaskStartingReply
 	undo := h.living.putTask(t)
 	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
@@ -98,6 +101,9 @@ func bootTime() (BootTime, error) {
 // if it is under way.
 func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
 	req := &pb.PrepareRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: wire.AllocGroupProto(g)}
+	if _, err := wire.AllocGroup(req.GetAlloc()); err != nil {
+		return nil, err // before it is noted: no shim could start that is told of it
+	}
 	var reply *pb.PrepareReply
 	limited, done := h.preparing.begin(ctx, g.Alloc)
 	defer done()
@@ -153,6 +159,9 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 // new shim is told what the calls since then add up to, so this is for hosts that keep a better account. A task that the shim cannot take
 // over is left alone, and logged.
 func (h *Host) Sync(ctx context.Context, all Living) error {
+	if err := all.check(); err != nil {
+		return err
+	}
 	h.living.replace(all)
 	return h.call(ctx, h.sync)
 }
