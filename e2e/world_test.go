@@ -40,6 +40,14 @@ const patience = 60 * time.Second
 // newWorld opens a host. At the test's end everything must be taken down, and the journal legal.
 func newWorld(t *testing.T, caps ...string) *world {
 	t.Helper()
+	w := placed(t, caps...)
+	w.open()
+	return w
+}
+
+// placed is a world whose host is still to be opened.
+func placed(t *testing.T, caps ...string) *world {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
@@ -59,7 +67,6 @@ func newWorld(t *testing.T, caps ...string) *world {
 		Logger: hclog.New(&hclog.LoggerOptions{Output: t.Output(), Level: level}),
 	}
 	t.Cleanup(w.leave)
-	w.open()
 	return w
 }
 
