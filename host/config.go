@@ -42,7 +42,10 @@ type Config struct {
 	Bake         time.Duration // how long a replaced shim stands by; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim to answer; default 10 s
-	Logger       hclog.Logger  // gets the shim's log as well; nil drops all
+
+	PrepareTimeout time.Duration // for a candidate to take a copy of the state over; default 1 min
+	AnswerTimeout  time.Duration // a shim that gives no answer for so long is killed and started again; default 10 s
+	Logger         hclog.Logger  // gets the shim's log as well; nil drops all
 }
 
 // Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs.
@@ -69,6 +72,8 @@ const (
 	activateLimit  = 30 * time.Second
 	defaultBake    = 10 * time.Second
 	defaultBudget  = 500 * time.Millisecond
+	defaultPrepare = time.Minute
+	defaultAnswer  = 10 * time.Second
 )
 
 // complete fills in the defaults and makes both directories.
@@ -96,19 +101,21 @@ func (c *Config) complete() (err error) {
 	if c.Operations == nil {
 		c.Operations = hooks.Operations
 	}
-	if c.MaxHold <= 0 {
-		c.MaxHold = defaultMaxHold
-	}
-	if c.Bake <= 0 {
-		c.Bake = defaultBake
-	}
-	if c.SwapBudget <= 0 {
-		c.SwapBudget = defaultBudget
-	}
+	orDefault(&c.MaxHold, defaultMaxHold)
+	orDefault(&c.Bake, defaultBake)
+	orDefault(&c.SwapBudget, defaultBudget)
+	orDefault(&c.PrepareTimeout, defaultPrepare)
+	orDefault(&c.AnswerTimeout, defaultAnswer)
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}
 	return c.layout().Check()
+}
+
+func orDefault(d *time.Duration, value time.Duration) {
+	if *d <= 0 {
+		*d = value
+	}
 }
 
 // makeDir makes a directory that is ours alone, and gives its path without symbolic links: the one that the mount table shows.

@@ -28,6 +28,19 @@ func openHistory(dir string) *history {
 	return h
 }
 
+// settle ends what is told of swaps that baked when their host died: they are committed if their binary is run now.
+func (h *history) settle(running string) {
+	for _, s := range h.list() {
+		if s.Outcome != SwapBaking {
+			continue
+		}
+		if s.Outcome = SwapCommitted; s.To != running {
+			s.Outcome, s.Failed, s.Reason = SwapRolledBack, SwapBake, "the host ended while it baked, and the next one runs another binary"
+		}
+		h.add(s)
+	}
+}
+
 // add adds a swap, or replaces what is known of it.
 func (h *history) add(s Swapped) {
 	h.mu.Lock()

@@ -22,7 +22,9 @@ type Host struct {
 	config    Config
 	lock      *os.File
 	binaries  *launch.Store
-	running   running         // which binary
+	running   running // which binary
+	choice    *choice // the same, for the next host; the keeper's, once it runs
+	standing  standing
 	closing   context.Context // ends as Close begins
 	swaps     chan *ask
 	swapping  chan struct{} // holds one token while a swap is under way
@@ -32,9 +34,9 @@ type Host struct {
 	preparing preparing
 	launches  atomic.Uint64 // how many shims were started
 	cancel    context.CancelCauseFunc
-	keeper    sync.WaitGroup // keep
+	keeper    sync.WaitGroup // the keeper's run
 	asked     sync.WaitGroup // answers to what shims ask; a new shim does not wait for those to the old one
-	ended     error          // what keep could not end; readable after keeper
+	ended     error          // what the keeper could not end; readable after it
 	close     sync.Once
 	closed    error // what Close returned
 }
@@ -53,15 +55,29 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	}
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	h.closing, h.cancel = run, cancel
-	first, err := h.start(ctx, run)
+	first, err := h.first(ctx, run)
 	if err != nil {
 		cancel(errClosed)
 		h.asked.Wait()
 		return nil, errors.Join(err, h.drop())
 	}
-	h.gate.open(first)
-	h.keeper.Go(func() { h.ended = h.keep(run, first) })
+	k := newKeeper(h, first)
+	h.keeper.Go(func() { h.ended = k.run(run) })
 	return h, nil
+}
+
+// first starts the first shim of this host: the binary that is decided for, or the one before, if that one had not proven itself yet.
+func (h *Host) first(ctx, run context.Context) (*shim, error) {
+	defer func() { h.history.settle(h.running.now().SHA256) }()
+	binary, fallback := h.decide(ctx, h.running.now())
+	h.chosen(binary, digest{})
+	sh, err := h.start(ctx, run)
+	if err == nil || fallback.SHA256 == "" {
+		return sh, err
+	}
+	h.config.Logger.Error("the shim that was swapped to last cannot be started; the one before is", "error", err)
+	h.chosen(fallback, digest{})
+	return h.start(ctx, run)
 }
 
 // take locks the state directory and verifies the shim's binary.
@@ -78,7 +94,7 @@ func (h *Host) take(ctx context.Context) error {
 		return err
 	}
 	h.running.set(binary)
-	h.history = openHistory(h.config.StateDir)
+	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
 	return nil
 }
 
@@ -163,24 +179,6 @@ func (h *Host) Close() error {
 	return h.closed
 }
 
-// restart tries to start a shim until one is active or ctx ends; then it returns nil.
-func (h *Host) restart(ctx context.Context, wait *backoff) *shim {
-	for {
-		if !wait.sleep(ctx) {
-			return nil
-		}
-		sh, err := h.start(ctx, ctx)
-		if err == nil {
-			return sh
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		h.gate.close(err)
-		h.config.Logger.Error("the shim cannot be started", "error", err)
-	}
-}
-
 const (
 	goodLife       = time.Minute
 	backoffFirst   = 10 * time.Millisecond
@@ -188,24 +186,17 @@ const (
 )
 
 // backoff is the waits between starts: the first is none, then it doubles up to a ceiling.
-type backoff struct{ next time.Duration }
+type backoff struct {
+	next  time.Duration
+	taken int
+}
 
-func newBackoff() *backoff { return &backoff{} }
-
-func (b *backoff) sleep(ctx context.Context) bool {
+// take is how long to wait now.
+func (b *backoff) take() time.Duration {
 	wait := b.next
 	b.next = min(max(2*wait, backoffFirst), backoffCeiling)
-	if wait == 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	b.taken++
+	return wait
 }
 
 // newOperation mints an id for a mutating call.

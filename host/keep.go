@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// keeper has one shim active until ctx ends: it starts one that dies again, carries out swaps, and stands by while the new one bakes. All of it
-// is done on one goroutine, so there is never more than one change of shim at a time.
+// keeper has one shim active until ctx ends: it starts one that dies again, kills one that is mute, carries out swaps, and stands by while the new
+// one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time.
 type keeper struct {
 	*Host
-	active *shim
-	born   time.Time
+	active *shim     // nil: none, and the next start is due at next
+	born   time.Time // of active
 	wait   *backoff
-	baking *bake // nil: no swap is young
+	next   *time.Timer // nil: no start is planned
+	baking *bake       // nil: no swap is young
 }
 
 // bake is a swap whose old shim stands by.
@@ -34,31 +35,57 @@ type ask struct {
 	done   chan error
 }
 
-// keep returns what went wrong with the end of the last shim.
-func (h *Host) keep(ctx context.Context, first *shim) error {
-	k := &keeper{Host: h, active: first, born: time.Now(), wait: newBackoff()}
+// newKeeper keeps what begins with an active shim.
+func newKeeper(h *Host, first *shim) *keeper {
+	k := &keeper{Host: h, wait: &backoff{}}
+	k.serves(first)
+	return k
+}
+
+// run returns what went wrong with the end of the last shim.
+func (k *keeper) run(ctx context.Context) error {
 	for {
 		select {
-		case <-k.active.process.Done():
-			if !k.died(ctx) {
-				return k.unpark(ctx)
-			}
+		case <-k.dead():
+			k.died(ctx)
+		case <-k.mute():
+			k.silence(ctx)
+		case <-k.due():
+			k.start(ctx)
 		case <-k.parkedDied():
 			k.config.Logger.Warn("the shim that stands by has died; a rollback would start its binary anew")
 			k.baking.parked.cancel()
 			k.baking.parked = nil
 		case <-k.baked():
 			k.commit(ctx)
-		case a := <-h.swaps:
+		case a := <-k.swaps:
 			k.commit(ctx)
 			a.done <- k.swap(ctx, a)
-			if k.active == nil && !k.restart(ctx) {
-				return k.unpark(ctx)
-			}
 		case <-ctx.Done():
-			return errors.Join(k.active.end(ctx), k.unpark(ctx))
+			return k.end(ctx)
 		}
 	}
+}
+
+func (k *keeper) dead() <-chan struct{} {
+	if k.active == nil {
+		return nil
+	}
+	return k.active.process.Done()
+}
+
+func (k *keeper) mute() <-chan struct{} {
+	if k.active == nil {
+		return nil
+	}
+	return k.active.mute
+}
+
+func (k *keeper) due() <-chan time.Time {
+	if k.next == nil {
+		return nil
+	}
+	return k.next.C
 }
 
 func (k *keeper) parkedDied() <-chan struct{} {
@@ -75,64 +102,118 @@ func (k *keeper) baked() <-chan time.Time {
 	return k.baking.over.C
 }
 
-// died deals with the death of the active shim, and says whether there is another one.
-func (k *keeper) died(ctx context.Context) bool {
+// end ends whoever lives.
+func (k *keeper) end(ctx context.Context) error {
+	if k.next != nil {
+		k.next.Stop()
+	}
+	var err error
+	if k.active != nil {
+		err = k.active.end(ctx)
+	}
+	return errors.Join(err, k.unpark(ctx))
+}
+
+// died deals with the death of the active shim.
+func (k *keeper) died(ctx context.Context) {
 	dead := k.active
 	k.gate.close(dead.process.Err())
 	if err := dead.end(ctx); err != nil {
 		k.config.Logger.Warn("a dead shim has left something", "error", err)
 	}
 	why := withLastWords(dead.process.Err(), dead.process)
-	k.gate.close(why)
-	if k.baking != nil {
-		return k.rollBack(ctx, why)
+	if dead.silenced {
+		why = fmt.Errorf("it gave no answer for %s, and was killed", k.config.AnswerTimeout)
 	}
-	k.config.Logger.Error("the shim has died; it is started again", "error", why)
-	return k.restart(ctx)
-}
-
-// restart starts the shim's binary until one is active or ctx ends, with a back-off that a minute of good life resets.
-func (k *keeper) restart(ctx context.Context) bool {
+	if k.baking != nil && k.rollBack(ctx, why) {
+		return
+	}
 	if time.Since(k.born) > goodLife {
-		k.wait = newBackoff()
+		k.wait = &backoff{}
 	}
-	k.active = k.Host.restart(ctx, k.wait)
-	if k.active == nil {
-		return false
-	}
-	k.is(k.active)
-	return true
+	k.none("the shim has died", why)
 }
 
-// is has calls go to the shim.
-func (k *keeper) is(sh *shim) {
-	k.active, k.born = sh, time.Now()
+// silence kills a shim that gives no answer. Where it does not die, calls wait until it does.
+func (k *keeper) silence(ctx context.Context) {
+	k.active.mute, k.active.silenced = nil, true
+	k.gate.close(fmt.Errorf("the shim has given no answer for %s, and is killed", k.config.AnswerTimeout))
+	ctx, cancel := context.WithTimeout(ctx, killLimit)
+	defer cancel()
+	if err := k.active.process.Kill(ctx); err != nil {
+		k.gate.close(err)
+		k.config.Logger.Error("the shim gives no answer and does not die; calls wait until it does", "error", err)
+	}
+}
+
+// none plans the next start: nobody is active, for what has happened and why.
+func (k *keeper) none(what string, why error) {
+	k.active = nil
+	k.gate.close(why)
+	wait := k.wait.take()
+	k.next = time.NewTimer(wait)
+	k.standing.fails(why, k.wait.taken, k.running.now(), time.Now().Add(wait))
+	k.config.Logger.Error(what+"; it is started again", "in", wait, "failures in a row", k.wait.taken, "error", why)
+}
+
+// start starts the shim's binary.
+func (k *keeper) start(ctx context.Context) {
+	k.next = nil
+	sh, err := k.Host.start(ctx, ctx)
+	switch {
+	case err == nil:
+		k.serves(sh)
+	case ctx.Err() == nil:
+		k.none("the shim cannot be started", err)
+	}
+}
+
+// serves has calls go to the shim.
+func (k *keeper) serves(sh *shim) {
+	k.took(sh)
 	k.gate.open(sh)
+}
+
+// took notes that the shim is the active one.
+func (k *keeper) took(sh *shim) {
+	if k.next != nil {
+		k.next.Stop()
+		k.next = nil
+	}
+	k.active, k.born = sh, time.Now()
+	k.standing.serves(sh.process.PID(), k.running.now())
+	k.heed(sh)
 }
 
 // swap hands over to the candidate.
 func (k *keeper) swap(ctx context.Context, a *ask) error {
 	old := k.active
-	a.swap.old = old
+	if old != nil {
+		a.swap.old = old
+	}
 	active, err := a.swap.handOver(a.ctx)
-	switch active {
-	case side(a.fresh):
-		k.active, k.born = a.fresh, time.Now()
-		k.answerFor(a.fresh)
-		was := k.running.now()
-		k.running.set(a.digest)
-		k.baking = &bake{swapped: a.swap.report, digest: was, over: time.NewTimer(k.config.Bake)}
-		if !gone(old) {
-			k.baking.parked = old
-		}
-	case side(old):
-		k.active = old
+	switch {
+	case active == side(a.fresh):
+		k.swapped(a, old)
+	case old == nil: // nobody is, as before: the next start is planned
+	case active == side(old):
+		k.standing.serves(old.process.PID(), k.running.now())
 	default:
-		k.gate.close(err)
-		k.active = nil
 		_ = old.end(ctx)
+		k.none("no shim is left of a swap", err)
 	}
 	return err
+}
+
+// swapped begins the bake.
+func (k *keeper) swapped(a *ask, old *shim) {
+	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), over: time.NewTimer(k.config.Bake)}
+	if old != nil && !gone(old) {
+		k.baking.parked = old
+	}
+	k.chosen(a.digest, k.baking.digest)
+	k.took(a.fresh)
+	k.answerFor(a.fresh)
 }
 
 // commit ends the bake: the old shim is not needed any more.
@@ -145,6 +226,7 @@ func (k *keeper) commit(ctx context.Context) {
 		k.config.Logger.Warn("the replaced shim has left something", "error", err)
 	}
 	b.swapped.Outcome = SwapCommitted
+	k.chosen(k.running.now(), digest{})
 	k.history.add(b.swapped)
 }
 
@@ -162,7 +244,8 @@ func (k *keeper) unpark(ctx context.Context) error {
 	return b.parked.end(ctx)
 }
 
-// rollBack has the old shim take over from one that died young, or its binary.
+// rollBack goes back from a shim that died young to the binary before it, and says whether the old shim has taken over; else its binary is to
+// be started.
 func (k *keeper) rollBack(ctx context.Context, why error) bool {
 	b := k.baking
 	k.baking = nil
@@ -170,16 +253,17 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 	b.swapped.Outcome, b.swapped.Failed, b.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
 	k.history.add(b.swapped)
 	k.running.set(b.digest)
+	defer func() { k.chosen(b.digest, digest{}) }() // calls are held until then
 	k.config.Logger.Error("the new shim has died; the old one takes over again", "error", why)
 	if b.parked == nil {
-		return k.restart(ctx)
+		return false
 	}
 	if err := k.revive(ctx, b.parked); err != nil {
 		k.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", err)
 		_ = b.parked.end(ctx)
-		return k.restart(ctx)
+		return false
 	}
-	k.is(b.parked)
+	k.serves(b.parked)
 	return true
 }
 

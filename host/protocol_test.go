@@ -136,7 +136,7 @@ func TestSwapProtocol(t *testing.T) {
 					close(old.gone)
 					owner = ""
 				}
-				s := &swap{old: &old, fresh: &fresh, limits: within(defaultBudget), doors: doors{
+				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), doors: doors{
 					holdWrites: func() { script = append(script, "hold writes") },
 					holdAll:    func(error) { script = append(script, "hold all") },
 					held:       func() int { return 7 },

@@ -19,9 +19,6 @@ func As(ctx context.Context, who string) context.Context {
 	return context.WithValue(ctx, operatorKey{}, who)
 }
 
-// prepareLimit is how long a candidate may take to take a copy of the state over.
-const prepareLimit = time.Minute
-
 // Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It returns when the new shim
 // serves; the old one stands by for Config.Bake after that, and takes over again if the new one dies. An error names the step that failed and
 // why; unless it says that nobody is active, the old shim, or its binary, serves on. One swap at a time.
@@ -32,9 +29,10 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	default:
 		return Swapped{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
 	}
-	s := &swap{report: Swapped{Began: time.Now(), Path: b.Path, From: h.running.now().SHA256, Outcome: SwapRefused}}
+	s := &swap{tell: h.standing.swaps, report: Swapped{Began: time.Now(), Path: b.Path, From: h.running.now().SHA256, Outcome: SwapRefused}}
 	s.report.By, _ = ctx.Value(operatorKey{}).(string)
 	err := h.swap(ctx, s, b)
+	h.standing.swaps(s.report, "")
 	h.history.add(s.report)
 	return s.report, err
 }
@@ -67,20 +65,16 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 
 // candidate runs the binary beside the active shim, and has it rehearse.
 func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, error) {
-	limited, cancel := context.WithTimeoutCause(ctx, prepareLimit, registry.Errorf(registry.ErrUnavailable, "it took longer than %s", prepareLimit))
+	limit := h.config.PrepareTimeout
+	limited, cancel := context.WithTimeoutCause(ctx, limit, registry.Errorf(registry.ErrUnavailable, "it took longer than %s", limit))
 	defer cancel()
 	var fresh *shim
-	hold := h.config.MaxHold
 	err := s.step(SwapPrepare, func() (err error) {
-		old, _, err := h.gate.enter(limited, reads, &hold, nil)
-		if err != nil {
-			return err
-		}
 		if fresh, err = h.launch(limited, h.closing, binary); err != nil {
 			return err
 		}
 		s.report.Protocol = fresh.process.Protocol()
-		s.report.Warnings, err = rehearsed(limited, old, fresh, h.config.StateDir)
+		s.report.Warnings, err = h.rehearsed(limited, fresh)
 		return err
 	})
 	if err != nil && fresh != nil {
@@ -89,17 +83,57 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 	return fresh, err
 }
 
-// rehearsed has the candidate take a copy of the old shim's state over.
-func rehearsed(ctx context.Context, old, fresh side, dir string) (warnings []string, err error) {
-	file := filepath.Join(dir, "rehearsal.db")
+const (
+	predecessorLimit = 2 * time.Second // for there to be an active shim that answers, if there is one
+	copyShare        = 2               // half of the time to prepare is for the copy
+)
+
+// errBlind is why a candidate has no copy of the state to rehearse on. It is no reason to go without it: the shim that should give the copy is
+// the one to be rid of.
+var errBlind = errors.New("the running shim gives no copy of the state, so the new one takes it over without having tried that")
+
+// rehearsed has the candidate take a copy of the active shim's state over.
+func (h *Host) rehearsed(ctx context.Context, fresh side) (warnings []string, err error) {
+	file := filepath.Join(h.config.StateDir, "rehearsal.db")
 	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err // of a host that died in the middle
 	}
-	if err := old.snapshot(ctx, file); err != nil {
+	defer os.Remove(file) // the candidate has, unless it died
+	err = h.copied(ctx, file)
+	switch {
+	case errors.Is(err, errBlind) && ctx.Err() == nil:
+		return []string{err.Error()}, nil
+	case err != nil:
 		return nil, fmt.Errorf("copy the state: %w", err)
 	}
-	defer os.Remove(file) // the candidate has, unless it died
 	return fresh.rehearse(ctx, file)
+}
+
+// copied has the active shim write a copy of its state. It is errBlind where there is no such shim, where it does not answer, and where it ends.
+func (h *Host) copied(ctx context.Context, file string) error {
+	old, err := h.predecessor(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errBlind, err)
+	}
+	limited, cancel := context.WithTimeout(ctx, h.config.PrepareTimeout/copyShare)
+	defer cancel()
+	err = old.snapshot(limited, file)
+	if err != nil && (limited.Err() != nil || gone(old)) {
+		return fmt.Errorf("%w: %w", errBlind, err)
+	}
+	return err
+}
+
+// predecessor is the active shim, if there is one that answers.
+func (h *Host) predecessor(ctx context.Context) (*shim, error) {
+	hold := predecessorLimit
+	old, _, err := h.gate.enter(ctx, reads, &hold, nil)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, predecessorLimit)
+	defer cancel()
+	return old, old.answers(ctx)
 }
 
 // Swaps is what earlier swaps came to, the newest first.

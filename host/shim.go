@@ -26,6 +26,11 @@ type shim struct {
 	process *launch.Process
 	life    context.Context // of what the host does for it
 	cancel  context.CancelFunc
+	sync    func(ctx context.Context) error // tells it what lives
+
+	// The keeper's.
+	mute     chan struct{} // closed once it has given no answer for too long; nil before it was active
+	silenced bool          // it was killed for that
 }
 
 const (
@@ -58,7 +63,7 @@ func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	if err != nil {
 		return nil, err
 	}
-	sh := &shim{process: process}
+	sh := &shim{process: process, sync: func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }}
 	sh.life, sh.cancel = context.WithCancel(run)
 	ctx, cancel := context.WithTimeout(ctx, activateLimit)
 	defer cancel()
@@ -70,17 +75,14 @@ func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	return sh, nil
 }
 
-// employ makes a candidate active that nobody hands over to.
+// employ makes a candidate active that no other shim hands over to.
 func (h *Host) employ(ctx context.Context, sh *shim) error {
 	ctx, cancel := context.WithTimeout(ctx, activateLimit)
 	defer cancel()
 	if _, err := sh.activate(ctx, left{}); err != nil {
-		return fmt.Errorf("activate the shim: %w", err)
+		return err
 	}
 	h.answerFor(sh)
-	if err := h.sync(ctx, sh.process.Conn()); err != nil {
-		return fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
-	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -17,6 +18,12 @@ import (
 var _ side = (*shim)(nil)
 
 func (s *shim) control() pb.ControlClient { return pb.NewControlClient(s.process.Conn()) }
+
+// answers says why the shim does not answer.
+func (s *shim) answers(ctx context.Context) error {
+	_, err := s.control().Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
+	return wire.Error(err)
+}
 
 func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}})
@@ -67,10 +74,16 @@ func (s *shim) release(ctx context.Context) (left, error) {
 	return left{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
 }
 
+// activate makes the shim active. One that takes the state from nobody who let go of it is told what lives, as something may have been missed.
 func (s *shim) activate(ctx context.Context, l left) (generation uint64, err error) {
 	reply, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Generation: l.generation, Index: l.index})
 	if err != nil {
-		return 0, wire.Error(err)
+		return 0, fmt.Errorf("activate the shim: %w", wire.Error(err))
+	}
+	if l == (left{}) {
+		if err := s.sync(ctx); err != nil {
+			return 0, fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
+		}
 	}
 	return reply.GetAnswer().GetGeneration(), nil
 }

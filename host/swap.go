@@ -106,11 +106,12 @@ type doors struct {
 
 // swap is one run of the protocol. It knows no process: its sides do.
 type swap struct {
-	old, fresh side
+	old, fresh side // old is nil where no shim is active
 	doors
 	limits limits
 	left   left
 	report Swapped
+	tell   func(Swapped, SwapStep) // of each step as it begins
 }
 
 // errNobody is why no shim is active: the old one is to be dead, and does not die.
@@ -118,6 +119,7 @@ var errNobody = errors.New("the old shim does not die, so nobody may take its pl
 
 // step does one step and notes how long it took. Its error names the step.
 func (s *swap) step(name SwapStep, do func() error) error {
+	s.tell(s.report, name)
 	began := time.Now()
 	err := do()
 	s.report.Steps = append(s.report.Steps, SwapTook{name, time.Since(began)})
@@ -130,6 +132,9 @@ func (s *swap) step(name SwapStep, do func() error) error {
 
 // handOver is quiesce, fence, activate and resume: the steps that hold calls. It returns who is active after it; nil: nobody.
 func (s *swap) handOver(ctx context.Context) (active side, err error) {
+	if s.old == nil {
+		return s.takeOver(ctx)
+	}
 	began := time.Now()
 	defer func() { s.report.Hold, s.report.Held = time.Since(began), s.held() }()
 	if err := s.step(SwapQuiesce, func() error { return s.quiesce(ctx) }); err != nil {
@@ -140,6 +145,16 @@ func (s *swap) handOver(ctx context.Context) (active side, err error) {
 	}
 	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
 		return s.back(ctx, err)
+	}
+	_ = s.step(SwapResume, func() error { s.open(s.fresh); return nil })
+	s.report.Outcome = SwapBaking
+	return s.fresh, nil
+}
+
+// takeOver has the candidate take a state that nobody has: all calls are held already.
+func (s *swap) takeOver(ctx context.Context) (active side, err error) {
+	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
+		return nil, errors.Join(err, s.drop(ctx))
 	}
 	_ = s.step(SwapResume, func() error { s.open(s.fresh); return nil })
 	s.report.Outcome = SwapBaking

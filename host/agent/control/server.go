@@ -53,6 +53,7 @@ type Doctors interface {
 type Swaps interface {
 	Swap(ctx context.Context, b host.Binary) (host.Swapped, error)
 	Swaps() []host.Swapped
+	Standing() host.Standing
 }
 
 // Host is the part of a *host.Host that the API serves.
@@ -178,9 +179,17 @@ func readBody(r *http.Request, into any) error {
 
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
+// getShim asks the shim what it is, if there is one; else it does not wait for one.
 func (s *Server) getShim(r *http.Request) (any, error) {
+	out := Shim{Standing: s.host.Standing()}
+	if !out.Serving {
+		return out, nil
+	}
 	st, err := s.host.Status(r.Context())
-	return Shim(st), err
+	out.Version, out.Generation, out.Index, out.Schema = st.Version, st.Generation, st.Index, st.Schema
+	out.Protocol = st.Protocol
+	out.OpenIntents, out.Instances, out.Allocs = st.OpenIntents, st.Instances, st.Allocs
+	return out, err
 }
 
 // lines writes a stream, each line when it happens.

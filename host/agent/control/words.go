@@ -188,18 +188,17 @@ type Consultation struct {
 	Digest string `json:"digest,omitempty"`
 }
 
-// Shim is the shim that serves the agent.
+// Shim is the shim of the agent, and how it stands. What only the shim itself knows is there if it serves.
 type Shim struct {
-	Version     string   `json:"version"`
-	PID         int      `json:"pid"`
-	Generation  uint64   `json:"generation"`
-	Index       host.Seq `json:"index"`
-	Schema      uint32   `json:"schema"`
+	host.Standing
+	Version     string   `json:"version,omitempty"`
+	Generation  uint64   `json:"generation,omitempty"`
+	Index       host.Seq `json:"index,omitempty"`
+	Schema      uint32   `json:"schema,omitempty"`
 	OpenIntents int      `json:"open_intents"`
 	Instances   int      `json:"instances"`
 	Allocs      int      `json:"allocs"`
-	SHA256      string   `json:"sha256"`
-	Protocol    int      `json:"protocol"`
+	Protocol    int      `json:"protocol,omitempty"`
 }
 
 // Problem is an answer that is an error.

@@ -29,8 +29,32 @@ func newShimStatus(io streams, p *places) *cobra.Command {
 }
 
 func writeShim(to writer, s control.Shim) error {
-	return facts(to, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
-		"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs, "SHA-256", s.SHA256)
+	list := standing(s.Standing)
+	if s.Serving {
+		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
+			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
+	}
+	return facts(to, list...)
+}
+
+// standing is how the shim stands, as names and values.
+func standing(s host.Standing) []any {
+	serves := "since " + when(s.Since)
+	if !s.Serving {
+		serves = "no, since " + when(s.Since) + ": calls wait"
+	}
+	list := []any{"Serves", serves, "SHA-256", s.SHA256}
+	if s.Failures > 0 {
+		list = append(list, "Failures in a row", s.Failures, "The last", s.Reason)
+	}
+	if !s.Serving && !s.Next.IsZero() {
+		list = append(list, "Started again", when(s.Next), "To mend it", "holdfast shim swap PATH")
+	}
+	if swap := s.Swap; swap != nil {
+		list = append(list, "Swap under way", fmt.Sprintf("to %s, by %s, begun %s", swap.Path, swap.By, when(swap.Began)),
+			"Its step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
+	}
+	return list
 }
 
 func newShimSwap(io streams, p *places) *cobra.Command {

@@ -1,0 +1,164 @@
+package host_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"holdfast/host"
+)
+
+// fragile is a shim that ends as it starts for as long as a file is there.
+func (w *world) fragile(name string) (b host.Binary, broken func(bool)) {
+	w.t.Helper()
+	flag := filepath.Join(w.dir, name+".broken")
+	path := filepath.Join(w.dir, name)
+	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo %s is broken >&2; exit 3; fi\nexec %s \"$@\"\n", flag, name, shimBinary)
+	must(w.t, os.WriteFile(path, []byte(script), 0o700))
+	return host.Binary{Path: path}, func(is bool) {
+		w.t.Helper()
+		if is {
+			must(w.t, os.WriteFile(flag, nil, 0o600))
+			return
+		}
+		must(w.t, os.Remove(flag))
+	}
+}
+
+// until waits for the shim to stand as wanted.
+func (w *world) until(what string, is func(host.Standing) bool) host.Standing {
+	w.t.Helper()
+	for ctx := w.ctx(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		if s := w.host.Standing(); is(s) {
+			return s
+		}
+	}
+	w.t.Fatalf("never %s: %+v", what, w.host.Standing())
+	return host.Standing{}
+}
+
+// A crash loop is told with its reason and the time of the next start, and a binary that is swapped in ends it, at once.
+func TestSwapEndsACrashLoop(t *testing.T) {
+	w := at(t)
+	binary, broken := w.fragile("loops")
+	w.config.Shim = binary
+	w.open()
+	before := w.host.Standing()
+	if !before.Serving || before.PID != w.pid() || before.Failures != 0 {
+		t.Errorf("at first: %+v", before)
+	}
+	broken(true)
+	w.kill()
+	loop := w.until("in a crash loop", func(s host.Standing) bool { return s.Failures >= 5 && !s.Next.IsZero() })
+	if loop.Serving || loop.PID != 0 || !strings.Contains(loop.Reason, "loops is broken") || loop.SHA256 != before.SHA256 || !loop.Since.After(before.Since) {
+		t.Errorf("in the loop: %+v", loop)
+	}
+	if report, err := w.host.Swap(w.ctx(), host.Binary{Path: filepath.Join(w.dir, "loops.broken")}); err == nil || report.Outcome != host.SwapRefused {
+		t.Errorf("a bad swap: %v, %+v", err, report)
+	}
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
+	must(t, err)
+	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "without having tried that") {
+		t.Errorf("warnings: %q", report.Warnings)
+	}
+	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.PID != w.pid() || !s.Next.IsZero() {
+		t.Errorf("after the swap: %+v", s)
+	}
+}
+
+// A shim that is frozen is killed and started again; the call that it had is answered by the next.
+func TestFrozenShimIsStartedAgain(t *testing.T) {
+	w := at(t)
+	w.config.AnswerTimeout = time.Second
+	w.open()
+	must(t, syscall.Kill(w.pid(), syscall.SIGSTOP))
+	if _, err := w.host.TaskStarting(w.ctx(), w.task("a")); err != nil {
+		t.Error(err)
+	}
+	if log := w.log.String(); !strings.Contains(log, "it gave no answer for 1s, and was killed") {
+		t.Error("the log does not say why")
+	}
+}
+
+// A shim that is frozen can be replaced: it is killed, as it does not let go.
+func TestFrozenShimIsReplaced(t *testing.T) {
+	w := at(t)
+	w.config.AnswerTimeout = time.Hour
+	w.open()
+	task := w.task("a")
+	frozen := w.pid()
+	must(t, syscall.Kill(frozen, syscall.SIGSTOP))
+	call := make(chan error, 1)
+	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
+	must(t, err)
+	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "gives no copy of the state") {
+		t.Errorf("%+v", report)
+	}
+	if err := syscall.Kill(frozen, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the frozen shim: %v", err)
+	}
+	must(t, <-call)
+	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.Swap != nil {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The newest decision counts for the next host: a swap, until the configuration names another binary than before.
+func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
+	w := newWorld(t)
+	again := func() string {
+		t.Helper()
+		must(t, w.host.Close())
+		w.open()
+		return w.host.Standing().SHA256
+	}
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
+	must(t, err)
+	if got := again(); got != report.To {
+		t.Errorf("after a swap %s is run", got)
+	}
+	if got := again(); got != report.To {
+		t.Errorf("and then %s", got)
+	}
+	if last := w.host.Swaps()[0]; last.Outcome != host.SwapCommitted {
+		t.Errorf("the swap that the next host has kept is %s", last.Outcome)
+	}
+	w.config.Shim = host.Binary{Path: another(t, w.dir, "configured")}
+	configured := again()
+	if configured == report.To || configured == report.From {
+		t.Errorf("after a change of the configuration %s is run", configured)
+	}
+	must(t, os.WriteFile(filepath.Join(w.config.StateDir, "shim.json"), []byte("rubbish"), 0o600))
+	if got := again(); got != configured {
+		t.Errorf("after the choice was damaged %s is run", got)
+	}
+}
+
+// A binary that had not baked when its host died, and does not start for the next one, is rolled back.
+func TestNextHostRollsBack(t *testing.T) {
+	w := newWorld(t)
+	w.plugin("a")
+	binary, broken := w.fragile("young")
+	report, err := w.host.Swap(w.ctx(), binary)
+	must(t, err)
+	must(t, w.create("v", ""))
+	must(t, w.host.Close())
+	broken(true)
+	w.open()
+	if s := w.host.Standing(); s.SHA256 != report.From {
+		t.Errorf("%s is run", s.SHA256)
+	}
+	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake || last.Reason == "" {
+		t.Errorf("%+v", last)
+	}
+	if list, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil || len(list) != 1 {
+		t.Errorf("%v, %v", list, err)
+	}
+	broken(false)
+}
