@@ -9,7 +9,7 @@ SOAK  ?= 10m
 export GORACE ?= atexit_sleep_ms=0
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test e2e sanity soak demo demo-rootless bench fuzz clean
+.PHONY: all help build generate check-generate vet lint test e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -43,6 +43,9 @@ sanity: ## csi-sanity against loopfs in all of its configurations, as root
 soak: ## 100 000 random operations in memory, then chaos on real processes for SOAK (default 10m), all with new seeds; it prints those that failed
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$' ./e2e
+
+bench-swap: ## a thousand swaps under load, with their figures; 200 with SHORT=1
+	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
 
 bench: ## Go benchmarks; compare figures within one run only
 	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...

@@ -1,0 +1,55 @@
+package benchswap
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// roles are what this program is as another process.
+var roles = map[string]func() error{"plugins": servePlugins, "writer": write}
+
+// roleVariable says in the environment which.
+const roleVariable = "HOLDFAST_BENCHSWAP_ROLE"
+
+func TestMain(m *testing.M) {
+	if role, is := roles[os.Getenv(roleVariable)]; is {
+		if err := role(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
+
+// Both builds of the shim.
+var binaries [2]string
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "h-bin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	for i, tags := range []string{"", "next"} { // the second one has another protocol number and another schema
+		binaries[i] = filepath.Join(dir, fmt.Sprint("shim-", i+1))
+		cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-tags", tags, "-o", binaries[i], "../../shim")...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// other is this program as another process, in a role.
+func other(role string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.Stderr = os.Stderr
+	return cmd
+}

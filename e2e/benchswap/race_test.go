@@ -1,0 +1,5 @@
+//go:build race
+
+package benchswap
+
+var raceFlag = []string{"-race"}
