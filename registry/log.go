@@ -30,9 +30,12 @@ type View interface {
 	Tasks() []Task
 	Alloc(AllocID) (Alloc, bool)
 	Allocs() []Alloc
+	AllocsWith(text string) []Alloc // as VolumesWith
 	Volume(VolumeName) (Volume, bool)
 	VolumeByKey(VolumeKey) (Volume, bool)
 	Volumes() []Volume
+	// VolumesWith are, in order, the volumes that have a string among their fields: all of those, and maybe others. Unlike Volumes it costs little.
+	VolumesWith(text string) []Volume
 	Claims(VolumeKey) []Claim
 	ClaimsOf(AllocID) []Claim
 	AllClaims() []Claim

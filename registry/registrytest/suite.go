@@ -170,6 +170,16 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			if found, ok := v.VolumeByKey(r.VolumeKey()); ok {
 				got = append(got, found)
 			}
+			for _, text := range []string{string(r.ID), r.Name, string(r.Plugin)} {
+				if !among(v.VolumesWith(text), r) {
+					t.Errorf("volume %s is not found by %q", r.ID, text)
+				}
+			}
+		case registry.Alloc:
+			if !among(v.AllocsWith(string(r.ID)), r) {
+				t.Errorf("alloc %s is not found by its id", r.ID)
+			}
+			continue
 		case registry.Claim:
 			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim { return v.ClaimsOf(r.Alloc) }).all(v)...)
 		case registry.Ref:
@@ -183,6 +193,10 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			t.Errorf("%T found by another field: %+v", r, got)
 		}
 	}
+}
+
+func among[T any](list []T, r T) bool {
+	return slices.ContainsFunc(list, func(o T) bool { return reflect.DeepEqual(o, r) })
 }
 
 func testIndexes(t *testing.T, open Open) {

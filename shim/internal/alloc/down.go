@@ -132,7 +132,7 @@ func forgotten(v registry.View, id registry.AllocID) registry.Change {
 		return registry.Change{}
 	}
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
-	for _, vol := range v.Volumes() {
+	for _, vol := range v.VolumesWith(string(id)) {
 		if vol.Ephemeral && vol.Owner == id {
 			change.Delete = append(change.Delete, vol.Key())
 		}

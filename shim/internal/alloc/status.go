@@ -13,14 +13,23 @@ import (
 func (a *Allocs) Status(ctx context.Context, only registry.AllocID) (list []registry.AllocStatus, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
-		for _, al := range v.Allocs() {
-			if only == "" || al.ID == only {
-				list = append(list, allocStatus(v, al))
-			}
+		for _, al := range chosen(v, only) {
+			list = append(list, allocStatus(v, al))
 		}
 		return nil
 	})
 	return list, at, err
+}
+
+// chosen is the alloc with the id, or all of them.
+func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
+	if only == "" {
+		return v.Allocs()
+	}
+	if al, known := v.Alloc(only); known {
+		return []registry.Alloc{al}
+	}
+	return nil
 }
 
 func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
@@ -78,12 +87,16 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 	return &w
 }
 
-// Volumes lists volumes and how they are used now. It is true for the index returned.
-func (a *Allocs) Volumes(ctx context.Context) (list []registry.VolumeStatus, at registry.Seq, err error) {
+// Volumes lists volumes and how they are used now; only says which, the zero value all. It is true for the index returned.
+func (a *Allocs) Volumes(ctx context.Context, only registry.VolumeName) (list []registry.VolumeStatus, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
-		waits, creations := waitsOf(v), creationsOf(v)
-		for _, vol := range v.Volumes() {
+		volumes, allocs := v.Volumes(), v.Allocs()
+		if only != (registry.VolumeName{}) {
+			volumes, allocs = theVolume(v, only)
+		}
+		waits, creations := waitsOf(v, allocs), creationsOf(v)
+		for _, vol := range volumes {
 			st := volumeStatus(v, vol, waits[vol.VolumeName()])
 			if st.Intent == nil {
 				st.Intent = creations[vol.VolumeName()]
@@ -98,10 +111,26 @@ func (a *Allocs) Volumes(ctx context.Context) (list []registry.VolumeStatus, at 
 	return list, at, err
 }
 
+// theVolume is the one of that name, if there is one, and the allocs that may use it or wait for it.
+func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
+	vol, known := v.Volume(name)
+	if !known {
+		return nil, nil
+	}
+	allocs := v.AllocsWith(string(name.ID)) // to wait for a volume is to have it in one's record
+	for _, c := range v.Claims(vol.VolumeKey()) {
+		al, known := v.Alloc(c.Alloc)
+		if known && !slices.ContainsFunc(allocs, func(o registry.Alloc) bool { return o.ID == al.ID }) {
+			allocs = append(allocs, al)
+		}
+	}
+	return []registry.Volume{vol}, allocs
+}
+
 // waitsOf is what allocs wait for, by volume.
-func waitsOf(v registry.View) map[registry.VolumeName][]registry.Wait {
+func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][]registry.Wait {
 	waits := map[registry.VolumeName][]registry.Wait{}
-	for _, al := range v.Allocs() {
+	for _, al := range allocs {
 		if al.State == registry.AllocReady {
 			continue
 		}

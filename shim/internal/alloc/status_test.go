@@ -1,6 +1,7 @@
 package alloc
 
 import (
+	"reflect"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -113,7 +114,10 @@ func TestCreationIsToldOfTheVolume(t *testing.T) {
 	}
 	a, end := p.allocs()
 	defer end()
-	list, _, err := a.Volumes(t.Context())
+	list, _, err := a.Volumes(t.Context(), registry.VolumeName{})
+	if one, _, _ := a.Volumes(t.Context(), name); !reflect.DeepEqual(one, list) {
+		t.Errorf("alone %+v, among all %+v", one, list)
+	}
 	if err != nil || len(list) != 1 || list[0].Intent == nil || len(list[0].Waiting) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}

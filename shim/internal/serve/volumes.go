@@ -89,7 +89,11 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
 		return nil, wire.Status(err)
 	}
-	list, at, err := a.Allocs.Volumes(ctx)
+	var only registry.VolumeName
+	if req.GetNamespace() != "" && req.GetId() != "" {
+		only = registry.VolumeName{Namespace: registry.Namespace(req.GetNamespace()), ID: registry.VolumeID(req.GetId())}
+	}
+	list, at, err := a.Allocs.Volumes(ctx, only)
 	if err != nil {
 		return nil, a.status(ctx, err)
 	}

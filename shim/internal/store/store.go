@@ -241,6 +241,21 @@ func (s *Store) PreviousBoot() string { return s.boot }
 // Index is that of the last change that is on disk.
 func (s *Store) Index() registry.Seq { return s.readers.index() }
 
+// Count is how many records of a kind there are. It reads none of them.
+func (s *Store) Count(of registry.Bucket) (records int) {
+	p, err := s.readers.acquire()
+	if err != nil {
+		return 0
+	}
+	defer s.readers.release(p)
+	var sum tally
+	err = s.read(func() error { getMeta(p.tx, metaTally+string(of), &sum); return nil })
+	if errors.Is(err, errBroken) {
+		s.fail(err)
+	}
+	return int(sum.Records)
+}
+
 // View runs read against what the last commit left. Views wait for nothing, and may take as long as they like, but a long one
 // makes the file grow.
 func (s *Store) View(ctx context.Context, read func(registry.View) error) error {

@@ -104,3 +104,15 @@ func TestWhatIsCommittedComesBack(t *testing.T) {
 		t.Errorf("generation %d", s.Generation())
 	}
 }
+
+// What is counted without being read is as much as is there.
+func TestCount(t *testing.T) {
+	s := start(t, Options{Path: statePath(t)})
+	for i := range 5 {
+		s.must(t, puts(alloc(fmt.Sprint("alloc-", i))))
+	}
+	s.must(t, registry.Change{Delete: []registry.Key{registry.AllocRecord("alloc-3")}})
+	if n, m := s.Count(registry.BucketAllocs), s.Count(registry.BucketVolumes); n != 4 || m != 0 {
+		t.Errorf("%d allocs and %d volumes are counted, of 4 and 0", n, m)
+	}
+}

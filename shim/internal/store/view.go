@@ -51,11 +51,11 @@ func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 	return nil
 }
 
-// list is all records whose path begins with prefix and passes, in key order.
-func list[T any](v view, bucket registry.Bucket, prefix string, pass func(path []byte) bool) (records []T) {
+// list is all records whose path begins with prefix and that pass, in key order.
+func list[T any](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) (records []T) {
 	cursor := bucketOf(v.tx, string(bucket)).Cursor()
 	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
-		if pass != nil && !pass(key) {
+		if pass != nil && !pass(key, value) {
 			continue
 		}
 		text, err := unseal(string(bucket), key, value)
@@ -83,8 +83,15 @@ func part(path []byte, n int) []byte {
 }
 
 // ofAlloc passes paths of claims and refs, whose third id is the alloc's.
-func ofAlloc(id registry.AllocID) func([]byte) bool {
-	return func(path []byte) bool { return string(part(path, 2)) == string(id) }
+func ofAlloc(id registry.AllocID) func(path, value []byte) bool {
+	return func(path, _ []byte) bool { return string(part(path, 2)) == string(id) }
+}
+
+// with passes values that have the text as a string. All writers encode it alike: they are builds of this package.
+func with(text string) func(path, value []byte) bool {
+	encoded, err := json.Marshal(text)
+	must(err) // a string can be encoded
+	return func(_, value []byte) bool { return bytes.Contains(value, encoded) }
 }
 
 func (v view) Index() registry.Seq { return v.seq }
@@ -117,6 +124,10 @@ func (v view) Allocs() []registry.Alloc {
 	return list[registry.Alloc](v, registry.BucketAllocs, "", nil)
 }
 
+func (v view) AllocsWith(text string) []registry.Alloc {
+	return list[registry.Alloc](v, registry.BucketAllocs, "", with(text))
+}
+
 func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
 	return one[registry.Volume](v, n.Key())
 }
@@ -137,6 +148,10 @@ func (v view) VolumeByKey(k registry.VolumeKey) (volume registry.Volume, found b
 
 func (v view) Volumes() []registry.Volume {
 	return list[registry.Volume](v, registry.BucketVolumes, "", nil)
+}
+
+func (v view) VolumesWith(text string) []registry.Volume {
+	return list[registry.Volume](v, registry.BucketVolumes, "", with(text))
 }
 
 func (v view) Claims(k registry.VolumeKey) []registry.Claim {

@@ -221,11 +221,8 @@ func (r *reign) active() *serve.Active {
 }
 
 // describe fills in what only a reign knows. Of one that is being taken down that is its generation.
-func (r *reign) describe(ctx context.Context, st *serve.Status) {
-	st.Generation, st.Schema = r.store.Generation(), store.Newest
-	_ = r.store.View(ctx, func(v registry.View) error {
-		st.Index, st.OpenIntents = v.Index(), len(v.Intents())
-		st.Instances, st.Allocs = len(v.AllInstances()), len(v.Allocs())
-		return nil
-	})
+func (r *reign) describe(st *serve.Status) {
+	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, r.store.Index()
+	st.OpenIntents, st.Instances = r.store.Count(registry.BucketIntents), r.store.Count(registry.BucketInstances)
+	st.Allocs = r.store.Count(registry.BucketAllocs)
 }

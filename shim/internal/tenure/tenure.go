@@ -131,7 +131,7 @@ func (t *Tenure) Status() serve.Status {
 		Version: t.version, Tenure: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
 	}
 	if r != nil {
-		r.describe(t.life, &st)
+		r.describe(&st)
 	}
 	return st
 }
