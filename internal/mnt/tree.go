@@ -134,22 +134,34 @@ func RemoveTree(root string) error {
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", root, err)
 	}
-	ms, err := Below(filepath.Join(parent, filepath.Base(root)))
-	if err != nil {
-		return err
-	}
-	if len(ms) > 0 {
-		return fmt.Errorf("remove %s: %s: %w", root, ms[0], ErrMounted)
-	}
 	dir, err := openRoot(parent)
 	if err == nil {
-		err = removeAt(dir, filepath.Base(root))
+		err = removeUnmounted(dir, filepath.Base(root))
 		unix.Close(dir)
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	switch {
+	case errors.Is(err, ErrMounted):
+		if ms, _ := Below(filepath.Join(parent, filepath.Base(root))); len(ms) > 0 { // to say what it is
+			err = fmt.Errorf("%s: %w", ms[0], ErrMounted)
+		}
+		return fmt.Errorf("remove %s: %w", root, err)
+	case err != nil && !errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("remove %s: %w", root, err)
 	}
 	return nil
+}
+
+// removeUnmounted removes one name of a directory, and what is below it, unless something is mounted there. The mount table is not read for
+// that: it may be long.
+func removeUnmounted(dir int, name string) error {
+	mounted, err := holds(dir, name)
+	if err != nil {
+		return err
+	}
+	if mounted {
+		return ErrMounted
+	}
+	return removeAt(dir, name)
 }
 
 // removeAt removes one name of a directory, and what is below it. Whether it is a directory the kernel says, not a stat.

@@ -149,8 +149,7 @@ func (d *Disk) SweepSocketDirs(keep map[string]bool) error {
 
 // Mounted says whether path is a mount point.
 func (d *Disk) Mounted(path string) (bool, error) {
-	_, found, err := mnt.At(path)
-	return found, err
+	return mnt.IsPoint(d.layout.MountRoot(), path)
 }
 
 // Below lists the mount points strictly below root.
