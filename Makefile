@@ -4,12 +4,15 @@ GO    ?= go
 BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
+# The tests of two releases, and the hosts that they are run with: of this release and of the next.
+HOSTS ?= now next
+COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestSwapAddsAField)$$
 
 # With the race detector each process, and the tests have thousands, sleeps for a second at its end unless it is told not to.
 export GORACE ?= atexit_sleep_ms=0
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build generate check-generate vet lint test compat e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -33,6 +36,14 @@ test: ## every test, with -race
 	$(GO) vet ./...
 	$(GO) test -race -timeout 8m ./...
 	$(GO) test -run TestHistories ./shim/internal/alloc
+
+compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
+	@mkdir -p $(BIN)
+	$(GO) build -tags next -o $(BIN)/holdfast-shim-next ./shim
+	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
+	$(GO) vet -tags next ./...
+	$(GO) test -race -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
+	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
 
 e2e: ## the end-to-end scripts alone, with the real binaries
 	$(GO) test -race -count=1 -timeout 8m ./e2e/...

@@ -16,9 +16,16 @@ var bin string
 // faulty is the program of the shims that fail on purpose: see package fault.
 var faulty string
 
-// programs are built once, as this test is built.
-var programs = map[string]string{
-	"holdfast": "../host/cmd/holdfast", "holdfast-shim": "../shim", "loopfs": "../examples/loopfs", "csifake": "../internal/csifake/cmd/csifake",
+// source is a package, and whether it is built as of the release after this one.
+type source struct {
+	pkg  string
+	next bool
+}
+
+// programs are built once, with the race detector if this test has it. Whether this test is built with -tags next makes no difference.
+var programs = map[string]source{
+	"holdfast": {pkg: "../host/cmd/holdfast"}, "holdfast-shim": {pkg: "../shim"}, "holdfast-shim-next": {pkg: "../shim", next: true},
+	"loopfs": {pkg: "../examples/loopfs"}, "csifake": {pkg: "../internal/csifake/cmd/csifake"},
 }
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -31,10 +38,13 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
-	for name, pkg := range programs {
-		cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-o", filepath.Join(dir, name), pkg)...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", pkg, err, out)
+	for name, p := range programs {
+		args := append([]string{"build"}, raceFlag...)
+		if p.next {
+			args = append(args, "-tags=next")
+		}
+		if out, err := exec.Command("go", append(args, "-o", filepath.Join(dir, name), p.pkg)...).CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", name, err, out)
 			return 1
 		}
 	}

@@ -32,6 +32,7 @@ type world struct {
 	backend *csifake.Backend
 	caps    []string
 	started func(*csifake.Plugin) // is told of a plugin before its task counts as started
+	beat    string                // of the heartbeat blocks of plugins that are started
 }
 
 // patience bounds whatever is waited for; it is never what a test measures.
@@ -55,7 +56,7 @@ func placed(t *testing.T, caps ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps}
+	w := &world{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps, beat: `interval = "1s"`}
 	w.journal = csifake.NewJournal(t, journal.Options{Settled: true})
 	level := hclog.Warn
 	if testing.Verbose() {
@@ -150,7 +151,7 @@ func (w *world) plugin(alloc string, role csifake.Role) *pluginTask {
 
 func (w *world) startPlugin(alloc string, role csifake.Role, attempt uint64) *pluginTask {
 	w.t.Helper()
-	text := fmt.Sprintf("task %q {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = %q\n heartbeat {\n interval = \"1s\"\n }\n }\n}\n", "plugin", role)
+	text := fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = %q\n heartbeat {\n %s\n }\n }\n}\n", role, w.beat)
 	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
 	if err != nil {
 		w.t.Fatalf("parse: %v", err)

@@ -1,0 +1,130 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// cli runs holdfast on the station's machine.
+func (s *station) cli(args ...string) (said string, err error) {
+	cmd := exec.CommandContext(s.ctx(), filepath.Join(bin, "holdfast"), args...)
+	cmd.Env = s.environ()
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// says fails the test unless the command ends as it is to, and says all the words.
+func (s *station) says(well bool, words []string, args ...string) {
+	s.t.Helper()
+	said, err := s.cli(args...)
+	if (err == nil) != well {
+		s.t.Fatalf("holdfast %s: %v\n%s", strings.Join(args, " "), err, said)
+	}
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			s.t.Errorf("holdfast %s does not say %q:\n%s", strings.Join(args, " "), word, said)
+		}
+	}
+}
+
+// self is a process and the digest of the very program that it runs.
+func (s *station) self(pid int) string {
+	s.t.Helper()
+	program, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+	s.must(err)
+	defer program.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, program)
+	s.must(err)
+	return fmt.Sprintf("%d %x", pid, sum.Sum(nil))
+}
+
+// scratch is what the process's environment says of a scratch directory, and where on its file system lies what is mounted there.
+func (s *station) scratch(pid int) (env, from string) {
+	s.t.Helper()
+	variables := strings.Fields(proc(pid, "environ"))
+	if at := slices.IndexFunc(variables, func(v string) bool { return strings.HasPrefix(v, "HOLDFAST_SCRATCH_DIR=") }); at >= 0 {
+		env = variables[at]
+	}
+	for line := range strings.Lines(proc(pid, "mountinfo")) {
+		if f := strings.Fields(line); f[4] == "/scratch" { // ID PARENT MAJOR:MINOR ROOT POINT
+			from = f[3]
+		}
+	}
+	return env, from
+}
+
+// withScratch fails the test unless the job's task has its scratch directory, and what is written there is in a directory of this machine.
+// It gives the task's process.
+func (s *station) withScratch(job string) int {
+	s.t.Helper()
+	pid := s.pid(job)
+	env, from := s.scratch(pid)
+	if env != "HOLDFAST_SCRATCH_DIR=/scratch" || !strings.HasSuffix(from, "/scratch") {
+		s.t.Fatalf("process %d has %q in its environment, and at /scratch is %q", pid, env, from)
+	}
+	s.must(os.WriteFile(fmt.Sprintf("/proc/%d/root/scratch/f", pid), []byte("x"), 0o600))
+	found, err := filepath.Glob(filepath.Join(s.run(), "t", "*", "scratch", "f"))
+	s.must(err)
+	if len(found) != 1 || !strings.HasSuffix(found[0], from[strings.Index(from, "/t/"):]+"/f") {
+		s.t.Errorf("what was written lies at %q; the mount is of %s", found, from)
+	}
+	return pid
+}
+
+// TestSwapAddsAField: what a job file may say, and with it what a task gets, changes with the shim alone: neither the agent nor the job file
+// is touched. While a task has what only the new shim knows, the old one is refused; and the task is never started without it.
+func TestSwapAddsAField(t *testing.T) {
+	s := newStation(t)
+	now, next := releases()
+	was := s.self(s.agent.Process.Pid)
+	text, err := os.ReadFile("testdata/hcl/fake.hcl")
+	s.must(err)
+	text = []byte(strings.Replace(string(text), `= "monolith"`, "= \"monolith\"\n        scratch_dir    = \"/scratch\"", 1))
+	job := s.path("scratch.hcl")
+	s.must(os.WriteFile(job, text, 0o600))
+	vars := []string{"--var", "d=" + s.dir, "--var", "csifake=" + filepath.Join(bin, "csifake"), job}
+	run, unknown := append([]string{"job", "run"}, vars...), []string{`csi_plugin has no attribute "scratch_dir"`, "known here: "}
+
+	s.says(false, unknown, append([]string{"validate"}, vars...)...)
+	s.says(false, unknown, run...)
+	if all, err := s.client.Allocs(s.ctx()); err != nil || len(all) != 0 {
+		t.Errorf("of a job that was refused there is %+v, %v", all, err)
+	}
+	s.says(true, nil, "shim", "swap", next.binary.Path)
+	s.says(true, []string{"a good job file"}, append([]string{"validate", "--shim", next.binary.Path}, vars...)...)
+	s.says(true, nil, run...)
+	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
+	pid := s.withScratch("fake")
+	s.must(s.create("disk")) // the plugin serves
+
+	s.says(false, []string{"prepare", "/fake", "could not be started again", "stop its job"}, "shim", "swap", now.binary.Path)
+	s.must(unix.Kill(pid, unix.SIGKILL))
+	s.wait("the task is started again", func() bool { another := s.pid("fake"); return another != 0 && another != pid })
+	s.withScratch("fake")
+
+	if is := s.self(s.agent.Process.Pid); is != was {
+		t.Errorf("the agent was process and program %s, and is %s", was, is)
+	}
+	s.must(s.delete("disk"))
+	s.must(s.stop("fake"))
+	s.says(true, nil, "shim", "swap", now.binary.Path)
+	s.says(false, unknown, run...)
+	plain, err := s.file("fake.hcl")
+	s.must(err)
+	s.must(s.insist("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain); return err }))
+	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
+	if env, from := s.scratch(s.pid("fake")); env != "" || from != "" {
+		t.Errorf("without the field a task has %q, and at /scratch is %q", env, from)
+	}
+	s.must(s.stop("fake"))
+}

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/host"
+	"holdfast/proto/bootstrap"
+)
+
+// release is a build of the shim, and what tells it from others.
+type release struct {
+	name     string
+	binary   host.Binary
+	schema   uint32 // that it writes
+	protocol int    // that it and the host of this test agree on
+}
+
+// releases are this one and the one after it. A host that speaks the next one's protocol is a test with -tags next.
+func releases() (now, next release) {
+	now = release{"this release", host.Binary{Path: filepath.Join(bin, "holdfast-shim")}, 1, 1}
+	next = release{"the next release", host.Binary{Path: filepath.Join(bin, "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}
+	return now, next
+}
+
+// document is a record as JSON has it.
+type document = map[string]any
+
+// stateFile is what lies in a state file.
+type stateFile struct {
+	schema    document
+	instances map[string]document // by "role plugin alloc/task"
+}
+
+// stateOf reads the state file with nothing but bbolt, from a copy: a shim has it open and writes to it. bbolt never writes to a page that
+// the last transaction needs, so that a copy is whole if no transaction ended meanwhile: each ends by writing one of the first two pages.
+func (w *world) stateOf() (s stateFile) {
+	w.t.Helper()
+	path, copied := filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "copy.db")
+	w.eventually("a whole copy of the state", func() bool {
+		before := w.metas(path)
+		text, err := os.ReadFile(path)
+		w.must(err)
+		w.must(os.WriteFile(copied, text, 0o600))
+		return bytes.Equal(before, w.metas(path))
+	})
+	db, err := bolt.Open(copied, 0o600, &bolt.Options{ReadOnly: true})
+	w.must(err)
+	defer db.Close()
+	s.instances = map[string]document{}
+	w.must(db.View(func(tx *bolt.Tx) error {
+		if err := json.Unmarshal(tx.Bucket([]byte("meta")).Get([]byte("schema"))[4:], &s.schema); err != nil {
+			return err
+		}
+		return tx.Bucket([]byte("instances")).ForEach(func(_, value []byte) error {
+			var d document
+			err := json.Unmarshal(value[4:], &d)
+			s.instances[fmt.Sprintf("%s %s %s/%s", d["role"], d["plugin"], d["alloc"], d["task"])] = d
+			return err
+		})
+	}))
+	return s
+}
+
+func (w *world) metas(path string) []byte {
+	file, err := os.Open(path)
+	w.must(err)
+	defer file.Close()
+	pages := make([]byte, 2*os.Getpagesize())
+	_, err = file.ReadAt(pages, 0)
+	w.must(err)
+	return pages
+}
+
+// claimSchema writes another window into the state file, which nobody has open.
+func (w *world) claimSchema(number, readable int) {
+	w.t.Helper()
+	db, err := bolt.Open(filepath.Join(w.config.StateDir, "shim.db"), 0o600, nil)
+	w.must(err)
+	text := fmt.Appendf(nil, `{"number":%d,"readable":%d}`, number, readable)
+	sum := crc32.Checksum(append([]byte("meta\x00\x00\x06schema"), text...), crc32.MakeTable(crc32.Castagnoli))
+	value := append([]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)}, text...)
+	w.must(db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), value) }))
+	w.must(db.Close())
+}
+
+// unfit says in what a state is not as a release leaves one that others have written before. was is the state when the release took it.
+func (r release) unfit(was, is stateFile) (problems []string) {
+	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	if want := (document{"number": float64(r.schema), "readable": 1.0}); !reflect.DeepEqual(is.schema, want) {
+		say("the file says schema %v, not %v", is.schema, want)
+	}
+	for name, now := range is.instances {
+		before := was.instances[name]
+		switch list := listed(now); {
+		case r.schema == 1 && before != nil && before["create_index"] == now["create_index"] && !reflect.DeepEqual(listed(before), list):
+			say("%s: what this release does not know was %v and is %v", name, listed(before), list)
+		case r.schema > 1 && len(list) != 1:
+			say("%s: there is no one endpoint in the list: %v", name, list)
+		case r.schema > 1 && !matches(list[0], now["endpoint"]):
+			say("%s: the list has %v, the old place %v", name, list[0], now["endpoint"])
+		}
+	}
+	return problems
+}
+
+func listed(instance document) []any { list, _ := instance["endpoints"].([]any); return list }
+
+// matches says whether the first endpoint is the one at the old place, and what it is for.
+func matches(first, old any) bool {
+	a, _ := first.(document)
+	b, _ := old.(document)
+	return a != nil && b != nil && a["host"] == b["host"] && a["task"] == b["task"] && a["service"] == "csi"
+}
+
+// mountLines are what is mounted below the world's directories now.
+func (w *world) mountLines() []string { return strings.Split(strings.TrimSpace(w.mountTable()), "\n") }

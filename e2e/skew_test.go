@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+)
+
+// skew is a world whose shim is swapped between two releases, while calls go on.
+type skew struct {
+	*world
+	lives   atomic.Int64 // of volumes, from creation to deletion
+	load    sync.WaitGroup
+	end     context.CancelFunc
+	events  chan []host.Event // as they were told, once the load has ended
+	standby *pluginTask       // a second instance of the plugin, which sickens soon: the first then does what is to be done
+}
+
+// begin has volumes made, used and deleted, lists read and events watched until end.
+func (s *skew) begin() {
+	ctx, cancel := context.WithCancel(s.t.Context())
+	s.end, s.events = cancel, make(chan []host.Event, 1)
+	for worker := range 3 {
+		s.load.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if err := s.once(fmt.Sprintf("v-%d-%d", worker, n)); err != nil {
+					s.t.Errorf("a call has failed: %v", err)
+					return
+				}
+				s.lives.Add(1)
+			}
+		})
+	}
+	s.load.Go(func() {
+		for ctx.Err() == nil {
+			if _, _, err := s.host.Volumes(s.ctx(), host.VolumeQuery{}); err != nil {
+				s.t.Errorf("a read has failed: %v", err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	go func() {
+		var told []host.Event
+		err := s.host.Watch(ctx, host.WatchOptions{}, func(e host.Event) error { told = append(told, e); return nil })
+		if !errors.Is(err, context.Canceled) {
+			s.t.Errorf("the watch ended: %v", err)
+		}
+		s.events <- told
+	}()
+}
+
+// once is the life of a volume that a task writes to.
+func (s *skew) once(id string) error {
+	if err := s.create(id); err != nil {
+		return fmt.Errorf("create %s: %w", id, err)
+	}
+	path, err := s.prepare(s.group("a-"+id, id, "single-node-writer"))
+	if err != nil {
+		return fmt.Errorf("prepare a-%s: %w", id, err)
+	}
+	if err := os.WriteFile(filepath.Join(path, "f"), []byte(id), 0o600); err != nil {
+		return err
+	}
+	if err := s.release("a-" + id); err != nil {
+		return fmt.Errorf("release a-%s: %w", id, err)
+	}
+	return s.delete(id)
+}
+
+// swap swaps to a release, and waits until volumes have lived and died under it.
+func (s *skew) swap(to release) host.ShimStatus {
+	s.t.Helper()
+	report, err := s.host.Swap(s.ctx(), to.binary)
+	s.must(err)
+	st, err := s.host.Status(s.ctx())
+	s.must(err)
+	if st.Schema != to.schema || st.Protocol != to.protocol || report.Protocol != to.protocol || st.SHA256 != report.To {
+		s.t.Errorf("after a swap to %s: %+v, and the report says %+v", to.name, st, report)
+	}
+	before := s.lives.Load()
+	s.eventually("volumes live under "+to.name, func() bool { return s.lives.Load() >= before+6 || s.t.Failed() })
+	return st
+}
+
+// sicken has the record of the standby rewritten by the shim that serves: it says that it is not ready, and is well again.
+func (s *skew) sicken(after host.Seq) {
+	s.t.Helper()
+	s.standby.On("Probe").Times(2).NotReady()
+	at := after
+	for _, kind := range []host.EventKind{"unhealthy", "healthy"} {
+		at = s.until(func(e host.Event) bool {
+			return e.Seq > at && e.Kind == kind && e.Role == "csi-node" && e.Alloc == s.standby.task.Alloc
+		}).Seq
+	}
+}
+
+// judge holds what watchers were told against the history.
+func (s *skew) judge(told []host.Event) {
+	s.t.Helper()
+	for _, problem := range flaps(told, s.standby.task.Alloc) {
+		s.t.Error(problem)
+	}
+	last := told[len(told)-1]
+	all := s.history(func(e host.Event) bool { return e.Seq >= last.Seq })
+	if len(all) != len(told) {
+		s.t.Errorf("%d events were told, and %d have happened", len(told), len(all))
+	}
+}
+
+// flaps says what swaps must not do to events. One alloc may be sick.
+func flaps(told []host.Event, sick host.AllocID) (problems []string) {
+	last := host.Seq(0)
+	for _, e := range told {
+		if e.Seq <= last {
+			problems = append(problems, fmt.Sprintf("%s follows %d", e, last))
+		}
+		last = e.Seq
+		if e.Kind == host.EventResync || e.Alloc != sick && (strings.Contains(string(e.Kind), "unhealthy") || e.Kind == "deregistered") {
+			problems = append(problems, "over a swap: "+e.String())
+		}
+	}
+	return problems
+}
+
+// TestVersionSkew: the shim is swapped to the next release and back, again and again, under load: another protocol number, and another
+// schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount changes, no event is lost, each release reads
+// what the other has rewritten, and keeps of it what it does not know.
+func TestVersionSkew(t *testing.T) {
+	s := &skew{world: newWorld(t, everything...)}
+	s.must(s.host.Close())
+	s.config.SwapBudget = patience // what is held for how long is measured elsewhere
+	s.open()
+	now, next := releases()
+	p := s.plugin("alloc-p", csifake.Monolith)
+	s.beat = "interval = \"100ms\"\n failures = 1"
+	s.standby = s.plugin("alloc-q", csifake.Monolith)
+	s.must(s.create("kept"))
+	kept, err := s.prepare(s.group("alloc-kept", "kept", "single-node-writer"))
+	s.must(err)
+	standing := s.mountLines()
+	s.begin()
+	was := s.stateOf()
+	for round := range 4 {
+		to := []release{next, now}[round%2]
+		st := s.swap(to)
+		s.sicken(st.Index)
+		for _, problem := range to.unfit(was, s.stateOf()) {
+			t.Errorf("round %d, under %s: %s", round, to.name, problem)
+		}
+		s.write(kept, "f", fmt.Sprint(round))
+		s.reads(kept, "f", fmt.Sprint(round))
+		if table := s.mountLines(); slices.ContainsFunc(standing, func(line string) bool { return !slices.Contains(table, line) }) {
+			t.Errorf("round %d: mounts were\n%s\nand are\n%s", round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
+		}
+		s.standby = s.replaced(s.standby, csifake.Monolith)
+		was = s.stateOf()
+	}
+	s.end()
+	s.load.Wait()
+	s.judge(<-s.events)
+	s.must(s.release("alloc-kept"))
+	s.must(s.delete("kept"))
+	s.exit(p)
+	s.exit(s.standby)
+	t.Logf("%d volumes have lived", s.lives.Load())
+}
+
+// Whoever would lose what the next release has written, or not write it, is found out.
+func TestVersionSkewIsSeen(t *testing.T) {
+	now, next := releases()
+	state := func(number float64, change func(document)) stateFile {
+		first := document{"host": "/h", "task": "/t", "service": "csi"}
+		d := document{"create_index": 1.0, "endpoint": document{"host": "/h", "task": "/t"}, "endpoints": []any{first}}
+		if change != nil {
+			change(d)
+		}
+		return stateFile{document{"number": number, "readable": 1.0}, map[string]document{"x": d}}
+	}
+	lost := func(d document) { delete(d, "endpoints") }
+	stale := func(d document) { d["endpoint"] = document{"host": "/new", "task": "/t"} }
+	for what, c := range map[string]struct {
+		by   release
+		is   stateFile
+		want int
+	}{
+		"kept": {now, state(1, nil), 0}, "kept, another endpoint": {now, state(1, stale), 0}, "lost": {now, state(1, lost), 1},
+		"not taken down": {now, state(2, nil), 1}, "moved": {next, state(2, nil), 0}, "not moved": {next, state(2, lost), 1},
+		"stale": {next, state(2, stale), 1},
+	} {
+		if got := c.by.unfit(state(2, nil), c.is); len(got) != c.want {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	flapping := []host.Event{{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"}, {Seq: 2, Kind: "healthy"}}
+	if got := flaps(flapping, "sick"); len(got) != 2 {
+		t.Errorf("events: %q", got)
+	}
+}
+
+// TestStateOutsideTheWindow: a shim that cannot read the state is refused before anything has changed, and is told why.
+func TestStateOutsideTheWindow(t *testing.T) {
+	w := newWorld(t, everything...)
+	now, next := releases()
+	w.must(w.host.Close())
+	w.config.SwapBudget, w.config.Shim = patience, next.binary
+	w.open() // migrates
+	w.must(w.host.Close())
+	w.claimSchema(2, 2)
+	w.open()
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.create("kept"))
+	kept, err := w.prepare(w.group("alloc-kept", "kept", "single-node-writer"))
+	w.must(err)
+	before, err := w.host.Status(w.ctx())
+	w.must(err)
+	mounts := w.mountTable()
+	report, err := w.host.Swap(w.ctx(), now.binary)
+	for _, word := range []string{"prepare", "has schema 2", "only shims of schema 2 or newer", "this shim knows 1 to 1", "use a newer shim"} {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("the swap says %v, and not %q", err, word)
+		}
+	}
+	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {
+		t.Errorf("%v, %+v", err, report)
+	}
+	after, err := w.host.Status(w.ctx())
+	w.must(err)
+	if after.PID != before.PID || after.Generation != before.Generation || w.mountTable() != mounts {
+		t.Errorf("the shim was %+v and is %+v; mounts were\n%s\nand are\n%s", before, after, mounts, w.mountTable())
+	}
+	if got := w.stateOf().schema["readable"]; got != 2.0 {
+		t.Errorf("the file's schema is readable by %v", got)
+	}
+	w.must(w.story())
+	w.write(kept, "f", "x")
+	w.must(w.release("alloc-kept"))
+	w.must(w.delete("kept"))
+	w.exit(p)
+}
