@@ -94,6 +94,9 @@ func settled(j control.Job) bool {
 		switch a.State {
 		case "stopped":
 		case "running", "complete", "failed":
+			if a.State == "running" && !begun(a) {
+				return false
+			}
 			if fills(j, a) {
 				have++
 			}
@@ -102,6 +105,11 @@ func settled(j control.Job) bool {
 		}
 	}
 	return have >= want
+}
+
+// begun says whether each task of an alloc has been started.
+func begun(a control.Alloc) bool {
+	return !slices.ContainsFunc(a.Tasks, func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
 }
 
 // fills says whether an alloc stands for the job as it was submitted last: one that ended under an older version has, or gets, a successor,
