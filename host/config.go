@@ -48,7 +48,8 @@ type Config struct {
 	Logger         hclog.Logger  // gets the shim's log as well; nil drops all
 }
 
-// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs.
+// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs. Of those
+// that ran before, the last three are kept: a Binary without a Path is one of them, by its digest.
 type Binary struct {
 	Path   string
 	SHA256 string // hex; empty: from the file Path+".sha256", else what is found on first use is trusted

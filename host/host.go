@@ -98,8 +98,14 @@ func (h *Host) take(ctx context.Context) error {
 	return nil
 }
 
-// verify copies a binary into the store, if it is the one that it is to be.
+// verify copies a binary into the store, if it is the one that it is to be; without a path it is there already.
 func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
+	switch {
+	case b.Path == "" && b.SHA256 == "":
+		return digest{}, registry.Invalid("no shim is named: give the path of a binary, or the SHA-256 of one that is kept")
+	case b.Path == "":
+		return h.binaries.Stored(ctx, b.SHA256)
+	}
 	d, err := h.binaries.Add(ctx, b.Path, b.SHA256)
 	if err != nil {
 		return d, err

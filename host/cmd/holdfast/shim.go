@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -15,7 +17,8 @@ import (
 )
 
 func newShim(io streams, p *places) *cobra.Command {
-	return group("shim", "Look at the shim, or replace it while everything runs", newShimStatus(io, p), newShimSwap(io, p), newShimHistory(io, p))
+	return group("shim", "Look at the shim, or replace it while everything runs", newShimStatus(io, p), newShimSwap(io, p), newShimRollback(io, p),
+		newShimHistory(io, p))
 }
 
 func newShimStatus(io streams, p *places) *cobra.Command {
@@ -51,7 +54,7 @@ func standing(s host.Standing) []any {
 		list = append(list, "Started again", when(s.Next), "To mend it", "holdfast shim swap PATH")
 	}
 	if swap := s.Swap; swap != nil {
-		list = append(list, "Swap under way", fmt.Sprintf("to %s, by %s, begun %s", swap.Path, swap.By, when(swap.Began)),
+		list = append(list, "Swap under way", fmt.Sprintf("to %s, by %s, begun %s", cmp.Or(swap.Path, "a binary that was kept"), swap.By, when(swap.Began)),
 			"Its step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
 	}
 	return list
@@ -75,6 +78,36 @@ func newShimSwap(io streams, p *places) *cobra.Command {
 	}
 	c.Flags().StringVar(&sum, "sha256", "", "what the binary's digest has to be; without it that of the file PATH.sha256")
 	return c
+}
+
+func newShimRollback(io streams, p *places) *cobra.Command {
+	return &cobra.Command{
+		Use: "rollback", Short: "Replace the shim by the one before it, as swap does", Args: counted(cobra.NoArgs),
+		Long: "Replace the shim by the binary that ran before the last swap. The agent keeps a copy of the last three, so it need not be installed any " +
+			"more. It has to know the state's schema: what it cannot read, it refuses before anything is stopped.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			list, err := p.client().Swaps(c.Context())
+			if err != nil {
+				return err
+			}
+			before, err := beforeLast(list)
+			if err != nil {
+				return err
+			}
+			report, err := p.client().Swap(c.Context(), control.Replacement{SHA256: before, By: operator()})
+			return show(io, p, err, report, writeSwapped)
+		},
+	}
+}
+
+// beforeLast is the digest of the binary that the last swap that came to something has replaced. The list begins with the newest.
+func beforeLast(list []host.Swapped) (string, error) {
+	for _, s := range list {
+		if s.Outcome == host.SwapBaking || s.Outcome == host.SwapCommitted {
+			return s.From, nil
+		}
+	}
+	return "", errors.New("no swap is remembered that could be rolled back; holdfast shim swap PATH replaces the shim by any binary")
 }
 
 // operator is who runs this command.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
@@ -28,12 +29,18 @@ type equipment struct {
 	shim   string
 	node   string
 	driver string
+
+	// As in host.Config; 0 is its default.
+	bake, budget, hold time.Duration
 }
 
 func (e *equipment) flags(c *cobra.Command) {
 	c.Flags().StringVar(&e.shim, "shim", "", "the shim's binary (default holdfast-shim beside this program, else in PATH)")
 	c.Flags().StringVar(&e.node, "node", "", "name of this node (default the machine's host name)")
 	c.Flags().StringVar(&e.driver, "driver", "default", "driver of every task: exec, raw_exec, or default: as its job says")
+	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second, "how long a replaced shim stands by, to take over again if the new one dies")
+	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond, "how long the swap of a shim may hold calls before it is given up")
+	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim that has died")
 }
 
 func (e *equipment) override() (string, error) {
@@ -83,6 +90,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
 			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Living: living, Logger: log, File: readForJob,
+			Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
 	if err == nil {

@@ -215,7 +215,9 @@ func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	opts := options(t, "babbles")
 	opts.Logger = log
 	p := start(t, opts)
-	bounded := func() bool { return strings.Contains(log.text(), "more bytes]") && strings.Contains(log.text(), "lines were dropped") }
+	bounded := func() bool {
+		return strings.Contains(log.text(), "more bytes]") && strings.Contains(log.text(), "lines were dropped")
+	}
 	for end := time.Now().Add(patience); !bounded(); {
 		if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
 			t.Fatalf("%q, %v", got, err)
