@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -68,9 +69,8 @@ func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	ctx, cancel := context.WithTimeout(ctx, activateLimit)
 	defer cancel()
 	if _, err := sh.control().Hello(ctx, h.hello()); err != nil {
-		err = fmt.Errorf("greet the shim: %w", wire.Error(err))
-		ended := sh.end(run)
-		return nil, errors.Join(withLastWords(err, process), ended)
+		err = fmt.Errorf("greet the shim: %w", sh.explained(err))
+		return nil, errors.Join(err, sh.end(run))
 	}
 	return sh, nil
 }
@@ -121,13 +121,18 @@ func (s *shim) end(ctx context.Context) error {
 	return s.process.Stop(ctx, endGrace)
 }
 
-// withLastWords adds what the process wrote last.
+// withLastWords adds what the process wrote last: of a panic its first lines, which say what it was about.
 func withLastWords(err error, p *launch.Process) error {
 	lines := p.LastLines()
 	if len(lines) == 0 {
 		return err
 	}
-	return fmt.Errorf("%w; its last words:\n  %s", err, strings.Join(lines[max(0, len(lines)-lastWords):], "\n  "))
+	from := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") })
+	if from < 0 {
+		from = max(0, len(lines)-lastWords)
+	}
+	lines = lines[from:min(len(lines), from+lastWords)]
+	return fmt.Errorf("%w; its last words:\n  %s", err, strings.Join(lines, "\n  "))
 }
 
 // answerCallbacks answers what the shim asks, until life ends. A stream that breaks while the shim lives is opened again.

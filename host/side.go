@@ -12,6 +12,7 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
+	"holdfast/registry"
 )
 
 // A shim is a side of a swap: each call is one of Control's.
@@ -25,10 +26,34 @@ func (s *shim) answers(ctx context.Context) error {
 	return wire.Error(err)
 }
 
+// noticed is how long after the end of its connection a process may still seem to live.
+const noticed = 100 * time.Millisecond
+
+// said is the error of a call at this shim. One that was cut off by the shim's death tells of that, and of its last words.
+func (s *shim) said(err error) error {
+	if !cutOff(err) {
+		return wire.Error(err)
+	}
+	select {
+	case <-s.dead():
+		return registry.Errorf(registry.ErrUnavailable, "%w", withLastWords(s.process.Err(), s.process))
+	case <-time.After(noticed):
+		return wire.Error(err)
+	}
+}
+
+// explained is said, with the last words of a shim that lives as well: a candidate is about to be ended.
+func (s *shim) explained(err error) error {
+	if err = s.said(err); gone(s) {
+		return err
+	}
+	return withLastWords(err, s.process)
+}
+
 func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}})
 	if err != nil {
-		return wire.Error(err)
+		return s.said(err)
 	}
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -45,7 +70,7 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 			return nil
 		}
 		if err != nil {
-			return wire.Error(err)
+			return s.said(err)
 		}
 		if _, err := to.Write(chunk.GetData()); err != nil {
 			return err
@@ -56,20 +81,20 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, err error) {
 	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
 	if err != nil {
-		return nil, withLastWords(wire.Error(err), s.process)
+		return nil, s.explained(err)
 	}
 	return reply.GetWarnings(), nil
 }
 
 func (s *shim) quiesce(ctx context.Context, short time.Duration) error {
 	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}, Long: durationpb.New(short)})
-	return wire.Error(err)
+	return s.said(err)
 }
 
 func (s *shim) release(ctx context.Context) (left, error) {
 	reply, err := s.control().Release(ctx, &pb.ReleaseRequest{Call: &pb.Call{}})
 	if err != nil {
-		return left{}, wire.Error(err)
+		return left{}, s.said(err)
 	}
 	return left{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
 }
@@ -78,7 +103,7 @@ func (s *shim) release(ctx context.Context) (left, error) {
 func (s *shim) activate(ctx context.Context, l left) (generation uint64, err error) {
 	reply, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Generation: l.generation, Index: l.index})
 	if err != nil {
-		return 0, fmt.Errorf("activate the shim: %w", wire.Error(err))
+		return 0, fmt.Errorf("activate the shim: %w", s.said(err))
 	}
 	if l == (left{}) {
 		if err := s.sync(ctx); err != nil {
@@ -90,7 +115,7 @@ func (s *shim) activate(ctx context.Context, l left) (generation uint64, err err
 
 func (s *shim) again(ctx context.Context) error {
 	_, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Resume: true})
-	return wire.Error(err)
+	return s.said(err)
 }
 
 func (s *shim) kill(ctx context.Context) error {
