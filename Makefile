@@ -51,9 +51,9 @@ e2e: ## the end-to-end scripts alone, with the real binaries
 sanity: ## csi-sanity against loopfs in all of its configurations, as root
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
-soak: ## 100 000 random operations in memory, then chaos on real processes for SOAK (default 10m), all with new seeds; it prints those that failed
+soak: ## 100 000 random operations in memory, then chaos, and kills in swaps, on real processes for SOAK each (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
-	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$' ./e2e
+	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$|TestKilled' ./e2e
 
 bench-swap: ## a thousand swaps under load, with their figures; 200 with SHORT=1
 	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap

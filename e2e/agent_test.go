@@ -33,13 +33,19 @@ func newStation(t *testing.T) *station {
 		t.Skip("real mounts need root")
 	}
 	t.Parallel()
+	return startStation(t)
+}
+
+// startStation starts an agent with more arguments.
+func startStation(t *testing.T, args ...string) *station {
+	t.Helper()
 	m, err := newMachine()
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &station{machine: m, t: t, client: control.NewClient(m.socket())}
 	t.Cleanup(s.leave)
-	s.must(s.start())
+	s.must(s.start(args...))
 	return s
 }
 
