@@ -23,7 +23,13 @@ type bake struct {
 	swapped Swapped
 	parked  *shim // nil: it has died since
 	digest  digest
+	began   time.Time
 	over    *time.Timer
+}
+
+// step notes that a step of the swap has ended.
+func (b *bake) step(name SwapStep, began time.Time) {
+	b.swapped.Steps = append(b.swapped.Steps, SwapTook{name, time.Since(began)})
 }
 
 // ask is a swap that is prepared: its candidate has rehearsed.
@@ -207,7 +213,9 @@ func (k *keeper) swap(ctx context.Context, a *ask) error {
 
 // swapped begins the bake.
 func (k *keeper) swapped(a *ask, old *shim) {
-	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), over: time.NewTimer(k.config.Bake)}
+	now, bakes := time.Now(), k.config.Bake
+	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), began: now, over: time.NewTimer(bakes)}
+	k.standing.bakes(now.Add(bakes))
 	if old != nil && !gone(old) {
 		k.baking.parked = old
 	}
@@ -222,9 +230,12 @@ func (k *keeper) commit(ctx context.Context) {
 		return
 	}
 	b := k.baking
+	b.step(SwapBake, b.began)
+	began := time.Now()
 	if err := k.unpark(ctx); err != nil {
 		k.config.Logger.Warn("the replaced shim has left something", "error", err)
 	}
+	b.step(SwapCommit, began)
 	b.swapped.Outcome = SwapCommitted
 	k.chosen(k.running.now(), digest{})
 	k.history.add(b.swapped)
@@ -238,6 +249,7 @@ func (k *keeper) unpark(ctx context.Context) error {
 		return nil
 	}
 	b.over.Stop()
+	k.standing.bakes(time.Time{})
 	if b.parked == nil {
 		return nil
 	}
@@ -250,6 +262,8 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 	b := k.baking
 	k.baking = nil
 	b.over.Stop()
+	k.standing.bakes(time.Time{})
+	b.step(SwapBake, b.began)
 	b.swapped.Outcome, b.swapped.Failed, b.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
 	k.history.add(b.swapped)
 	k.running.set(b.digest)

@@ -14,7 +14,8 @@ type Standing struct {
 	Failures int          `json:"failures,omitempty"` // starts, and lives of less than a minute, that went wrong one after the other
 	Reason   string       `json:"reason,omitempty"`   // what the last of them ended of
 	Next     time.Time    `json:"next,omitzero"`      // when it is started again
-	Swap     *SwapRunning `json:"swap,omitempty"`     // under way
+	Swap     *SwapRunning `json:"swap,omitempty"`     // under way, up to its resume
+	Bakes    time.Time    `json:"bakes,omitzero"`     // until when the shim before this one stands by
 }
 
 // SwapRunning is a swap that has not ended yet.
@@ -79,6 +80,9 @@ func text(err error) string {
 	}
 	return err.Error()
 }
+
+// bakes notes until when a replaced shim stands by; zero: none does.
+func (s *standing) bakes(until time.Time) { s.set(func(is *Standing) { is.Bakes = until }) }
 
 // swaps notes the step that a swap has come to; "": it has ended.
 func (s *standing) swaps(r Swapped, step SwapStep) {

@@ -9,6 +9,10 @@ import (
 	"holdfast/registry"
 )
 
+// The protocol. This file is its heart: the steps, and quiesce to resume, which hold calls, as one state machine over two sides that need not be
+// processes. verify and prepare, before them, hold nobody (replace.go); bake and commit, after them, are the keeper's, as the new shim serves
+// already (keep.go). What a side does at each step is one call of the control service (side.go); how calls are held, gate.go.
+
 // SwapStep is one of the eight steps of a swap.
 type SwapStep string
 

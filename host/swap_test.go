@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,6 +88,13 @@ func TestSwapUnderLoad(t *testing.T) {
 	all := w.host.Swaps()
 	if len(all) != 10 || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {
 		t.Errorf("history: %+v", all)
+	}
+	var steps []host.SwapStep
+	for _, s := range all[1].Steps {
+		steps = append(steps, s.Step)
+	}
+	if !slices.Equal(steps, []host.SwapStep{"verify", "prepare", "quiesce", "fence", "activate", "resume", "bake", "commit"}) {
+		t.Errorf("the steps of a swap are %v", steps)
 	}
 }
 

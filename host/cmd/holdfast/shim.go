@@ -53,6 +53,9 @@ func standing(s host.Standing) []any {
 	if !s.Serving && !s.Next.IsZero() {
 		list = append(list, "Started again", when(s.Next), "To mend it", "holdfast shim swap PATH")
 	}
+	if !s.Bakes.IsZero() {
+		list = append(list, "The one before", "stands by until "+when(s.Bakes))
+	}
 	if swap := s.Swap; swap != nil {
 		list = append(list, "Swap under way", fmt.Sprintf("to %s, by %s, begun %s", cmp.Or(swap.Path, "a binary that was kept"), swap.By, when(swap.Began)),
 			"Its step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
