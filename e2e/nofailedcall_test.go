@@ -24,6 +24,7 @@ func TestNoFailedCall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tr, stop := newTraffic(newSuccession(t))
+			tr.rolls()
 			for range c.times {
 				tr.flows("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted")
 				c.follows(tr)

@@ -66,9 +66,19 @@ func (s *succession) swap() host.Swapped {
 	return report
 }
 
-// kill kills the shim, and returns once another one serves.
+// committed returns once nobody stands by.
+func (s *succession) committed() {
+	s.t.Helper()
+	s.eventually("the last swap is committed", func() bool {
+		all := s.host.Swaps()
+		return len(all) == 0 || all[0].Outcome != host.SwapBaking
+	})
+}
+
+// kill kills the shim, and returns once another one serves, which is a new one.
 func (s *succession) kill() {
 	s.t.Helper()
+	s.committed()
 	was := s.serves()
 	s.must(syscall.Kill(was.PID, syscall.SIGKILL))
 	s.eventually("the next shim serves", func() bool { return s.serves().PID != was.PID })

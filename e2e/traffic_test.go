@@ -28,28 +28,37 @@ type traffic struct {
 	made map[string]int // calls that ended as they should, by method
 }
 
-// newTraffic starts the callers. stop ends them, and returns when all calls have ended.
+// newTraffic is a plugin and nobody who calls yet. stop ends the callers that come, and returns when all calls have ended.
 func newTraffic(s *succession) (tr *traffic, stop func()) {
 	s.caps = append([]string{"node/GET_VOLUME_STATS"}, everything...)
 	tr = &traffic{succession: s, made: map[string]int{}, plugin: s.plugin("alloc-p", csifake.Monolith)}
-	s.must(s.create("kept"))
-	s.must(s.host.DeregisterVolume(s.ctx(), volumeName("kept")))
 	stopped, cancel := context.WithCancel(s.t.Context())
 	tr.stopped = stopped
-	for i := range 3 {
-		tr.goesOn(func(n int) { tr.volumeLife(fmt.Sprintf("v-%d-%d", i, n)) })
+	return tr, func() {
+		cancel()
+		tr.callers.Wait()
+		tr.streams.Wait()
 	}
+}
+
+// rolls starts callers of every method.
+func (tr *traffic) rolls() {
+	tr.must(tr.create("kept"))
+	tr.must(tr.host.DeregisterVolume(tr.ctx(), volumeName("kept")))
+	tr.users(3)
 	tr.goesOn(func(n int) { tr.pluginLife(fmt.Sprintf("p%d", n)) })
 	tr.goesOn(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
 	tr.goesOn(func(n int) { tr.known(fmt.Sprintf("known-%d", n)) })
 	tr.goesOn(tr.reader)
 	tr.goesOn(tr.refused)
 	tr.goesOn(tr.alone)
-	tr.listens(stopped)
-	return tr, func() {
-		cancel()
-		tr.callers.Wait()
-		tr.streams.Wait()
+	tr.listens(tr.stopped)
+}
+
+// users starts callers who make volumes and use them.
+func (tr *traffic) users(count int) {
+	for i := range count {
+		tr.goesOn(func(n int) { tr.volumeLife(fmt.Sprintf("v-%d-%d", i, n)) })
 	}
 }
 
