@@ -81,33 +81,3 @@ func TestLongCallsSurvive(t *testing.T) {
 		}
 	}
 }
-
-// Plugins stay healthy over a swap: no event says otherwise, and none is lost or repeated.
-func TestEventContinuity(t *testing.T) {
-	w := newWorld(t, everything...)
-	w.must(w.host.Close())
-	w.config.SwapBudget = patience
-	w.open()
-	p := w.plugin("alloc-p", csifake.Monolith)
-	w.must(w.create("vol"))
-	_, err := w.prepare(w.group("alloc-1", "vol", "single-node-writer"))
-	w.must(err)
-	for _, name := range []string{"one", "two", "three"} {
-		_, err := w.host.Swap(w.ctx(), w.anotherShim(name))
-		w.must(err)
-	}
-	w.must(w.release("alloc-1"))
-	w.must(w.delete("vol"))
-	events := w.history(func(e host.Event) bool { return e.Kind == "volume deleted" })
-	last := host.Seq(0)
-	for _, e := range events {
-		if e.Seq <= last {
-			t.Errorf("event %d follows %d", e.Seq, last)
-		}
-		last = e.Seq
-		if strings.Contains(string(e.Kind), "unhealthy") || e.Kind == "deregistered" || e.Kind == "resync" {
-			t.Errorf("over a swap: %s", e)
-		}
-	}
-	w.exit(p)
-}

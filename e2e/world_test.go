@@ -151,33 +151,41 @@ func (w *world) plugin(alloc string, role csifake.Role) *pluginTask {
 
 func (w *world) startPlugin(alloc string, role csifake.Role, attempt uint64) *pluginTask {
 	w.t.Helper()
-	text := fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = %q\n heartbeat {\n %s\n }\n }\n}\n", role, w.beat)
-	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
-	if err != nil {
-		w.t.Fatalf("parse: %v", err)
-	}
-	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: attempt, Sealed: job.Groups[0].Tasks[0].Sealed}
-	plan, err := w.host.TaskStarting(w.ctx(), task)
-	if err != nil {
-		w.t.Fatalf("task starting: %v", err)
-	}
-	endpoint := ""
-	for _, e := range plan.Env {
-		if e.Name == "CSI_ENDPOINT" {
-			endpoint = e.Value
-		}
-	}
-	p := csifake.Start(w.t, csifake.Config{
-		Role: role, Caps: w.caps, Socket: csifake.SocketPath(endpoint), Journal: w.journal, Backend: w.backend, Mounts: true,
-		DataDir: filepath.Join(w.dir, "data"), Instance: alloc, VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},
-	})
+	task, endpoint := w.startingPlugin(alloc, role, attempt, "")
+	p := w.runPlugin(task, role, endpoint)
 	if w.started != nil {
-		w.started(p)
+		w.started(p.Plugin)
 	}
 	if err := w.host.TaskStarted(w.ctx(), task.Key(), attempt); err != nil {
 		w.t.Fatalf("task started: %v", err)
 	}
-	return &pluginTask{p, task}
+	return p
+}
+
+// startingPlugin has the start of a plugin's task prepared. more is further lines of its csi_plugin block.
+func (w *world) startingPlugin(alloc string, role csifake.Role, attempt uint64, more string) (task host.AllocTask, endpoint string) {
+	w.t.Helper()
+	text := fmt.Sprintf("task %q {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = %q\n heartbeat {\n %s\n }\n%s }\n}\n", "plugin", role, w.beat, more)
+	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
+	if err != nil {
+		w.t.Fatalf("parse: %v", err)
+	}
+	task = host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: attempt, Sealed: job.Groups[0].Tasks[0].Sealed}
+	plan, err := w.host.TaskStarting(w.ctx(), task)
+	if err != nil {
+		w.t.Fatalf("task starting: %v", err)
+	}
+	return task, env(plan, "CSI_ENDPOINT")
+}
+
+// runPlugin runs the plugin of a task.
+func (w *world) runPlugin(task host.AllocTask, role csifake.Role, endpoint string) *pluginTask {
+	w.t.Helper()
+	return &pluginTask{csifake.Start(w.t, csifake.Config{
+		Role: role, Caps: w.caps, Socket: csifake.SocketPath(endpoint), Journal: w.journal, Backend: w.backend, Mounts: true,
+		DataDir: filepath.Join(w.dir, "data"), Instance: string(task.Alloc),
+		VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},
+	}), task}
 }
 
 // registered waits until the alloc's instances are healthy.
