@@ -26,7 +26,7 @@ build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's di
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
 
-demo: build ## the main job on real parts: a plugin, a volume, a writer, a reader, and nothing left behind
+demo: build ## the main job on real parts: a plugin, a volume, a writer, a reader, a new shim meanwhile, and nothing left behind
 	@BIN=$(BIN) ./examples/demo.sh
 
 demo-rootless: build ## the same in a user namespace, on loopfs' directory backend

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The main job on real parts: a CSI plugin runs as a task, a volume is created, claimed, staged and published into one task, which writes,
-# and into another, which reads; then everything is taken down, and this script proves that nothing is left.
+# and into another, which reads; meanwhile the shim is replaced; then everything is taken down, and this script proves that nothing is left.
 #
 #   BIN=bin examples/demo.sh                  as root: images on loop devices
 #   BIN=bin unshare -Urm examples/demo.sh     without root: directories
@@ -68,7 +68,7 @@ cat "$work/run.log"
 say "2. The plugin is healthy, registered and fingerprinted: one controller, one node"
 hf plugin status loopfs
 
-say "3. A job writes to the volume, another one reads from it: claimed, staged once, published twice"
+say "3. A job waits to read from the volume: claimed, staged, published"
 hf job run "$here/hcl/demo/reader.hcl"
 running() { hf alloc status | grep -q "$1.*running"; }
 within 20 running reader
@@ -77,6 +77,18 @@ echo
 hf alloc status "$(alloc reader)"
 echo
 grep " $state/mnt/.*/v " /proc/self/mountinfo | sed 's/^/the host sees: /'
+
+say "4. The shim is replaced by another binary, while the reader has the volume mounted: no task and no mount notices"
+{ cat "$bin/holdfast-shim"; echo "Bytes behind a program are not of it, but its digest is another."; } >"$work/another-shim"
+chmod 700 "$work/another-shim"
+pid_of_shim() { hf shim status --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p'; }
+untouched() { grep " $state/" /proc/self/mountinfo; hf alloc status --json | grep '"id"'; hf alloc status "$(alloc loopfs)" --json | grep '"pid"'; }
+first=$(pid_of_shim) before=$(untouched)
+hf shim swap "$work/another-shim" || failed=1
+[ "$(untouched)" = "$before" ] || { echo "demo: a task or a mount is another one now"; failed=1; }
+[ "$(pid_of_shim)" != "$first" ] || { echo "demo: the shim is still process $first"; failed=1; }
+
+say "5. Another job writes to the volume, through the new shim"
 hf job run --wait "$here/hcl/demo/writer.hcl"
 complete() { hf alloc status | grep -q "$1.*complete"; }
 within 20 complete writer
@@ -89,14 +101,14 @@ case $line in
 *) echo "demo: that is not what was written"; failed=1 ;;
 esac
 
-say "4. What happened, as the shim tells it"
+say "6. What happened, as the shim tells it"
 hf events
 
-say "5. Everything is taken down: users of volumes first, then the plugin"
+say "7. Everything is taken down: users of volumes first, then the plugin"
 lines=$(wc -l <"$work/run.log")
 tasks=$(hf alloc status "$(alloc loopfs)" --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p')
 allocs=$(hf alloc status --json | sed -n 's/^ *"id": "\(.*\)",\{0,1\}$/HOLDFAST_TASK=\1/p')
-shim=$(hf shim status --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p')
+shim="$first $(pid_of_shim)"
 kill -TERM "$pid"
 wait "$pid"
 code=$?
@@ -110,7 +122,7 @@ process) tail -f "$work/run.log" >/dev/null & left=$! ;;
 socket) python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$work/left.sock" ;;
 esac
 
-say "6. Is anything left?"
+say "8. Is anything left?"
 grep -F " $work/" /proc/self/mountinfo && bad "mounts"
 # The directory of each plugin stays as long as the state directory; volumes have theirs below.
 [ -z "$(find "$state/mnt" -mindepth 3 2>/dev/null)" ] || { find "$state/mnt" -mindepth 3; bad "directories of volumes"; }
