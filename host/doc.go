@@ -11,6 +11,9 @@
 // calls wait for it (gate.go), at most Config.MaxHold, and their own deadline goes on running. A call that was cut off is made again with
 // the same operation id, so it happens once. Watch, Fingerprints and Restarts go on over it.
 //
+// Swap replaces the running shim by another binary without any of that being noticed but by a few milliseconds in which calls wait (swap.go is
+// the protocol). Standing tells how the shim stands without asking it, and Swaps what earlier swaps came to.
+//
 // One state directory has one host, held by a lock; what the shim keeps there outlives both. After a restart of the host, Open with
 // Config.Living tells the shim what still runs, and what it does not name is taken down.
 //
