@@ -199,8 +199,10 @@ func (m *machine) mountTable() string {
 }
 
 // shims are the processes that are executed from this machine's store of shims, without those that only look at something for one.
-func (m *machine) shims() (pids []int) {
-	store := filepath.Join(m.state(), "shims") + "/"
+func (m *machine) shims() (pids []int) { return shimsOf(m.state()) }
+
+func shimsOf(state string) (pids []int) {
+	store := filepath.Join(state, "shims") + "/"
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/internal/fault"
+)
+
+// TestPowerCutInASwap: the power of the state's file system is cut between fence and activate, when nobody has it open, or when the new shim has
+// just begun its generation. The host that starts on what was on the device has all that was acknowledged, drives the call that was under way
+// to its end, and what was mounted before is not believed.
+func TestPowerCutInASwap(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		for _, when := range []string{"before", "after"} {
+			t.Run(kind+"/"+when, func(t *testing.T) {
+				t.Parallel()
+				powerCut(t, kind, when)
+			})
+		}
+	}
+}
+
+func powerCut(t *testing.T, kind, when string) {
+	disk := newDisk(t, kind, "600M")
+	w := placed(t, everything...)
+	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	w.open()
+	p := w.plugin("alloc-p", csifake.Monolith)
+	for _, id := range []string{"one", "two", "gone", "used"} {
+		w.must(w.create(id))
+	}
+	w.must(w.delete("gone"))
+	used := w.group("user", "used", oneWriter)
+	w.must(second(w.prepare(used)))
+	released := w.group("released", "one", oneWriter)
+	w.must(second(w.prepare(released)))
+	w.must(w.release("released"))
+	gate := p.On("CreateVolume").Times(1).Hold()
+	long := goes(func() error { return w.create("long") })
+	w.arrives(gate, long)
+	before, err := w.host.Status(w.ctx())
+	w.must(err)
+
+	here, goOn := filepath.Join(w.dir, "here"), filepath.Join(w.dir, "go-on")
+	path := fault.Binary(t, faulty, w.dir, "waits", "Activate "+when+" touch "+here, "Activate "+when+" wait-for "+goOn)
+	swapped := goes(func() error { return second(w.host.Swap(w.ctx(), host.Binary{Path: path})) })
+	w.eventually("the new shim is at its activation", func() bool { return exists(here) })
+	unsaved := filepath.Join(w.config.StateDir, "unsaved")
+	w.must(os.WriteFile(unsaved, []byte("never flushed"), 0o600))
+	p.Kill()
+	copied := disk.cut()
+	w.dies(goOn)
+	gate.Open()
+	t.Logf("the swap: %v; the call: %v", <-swapped, <-long)
+
+	disk.powerUp(copied)
+	w.must(journal.NoteReboot(w.journal, "csifake.example.org", "node-1"))
+	if text, err := os.ReadFile(unsaved); err == nil && len(text) > 0 {
+		t.Errorf("the power was not cut: what was not flushed is there: %q", text)
+	}
+	w.open()
+	after, err := w.host.Status(w.ctx())
+	w.must(err)
+	want := before.Generation + 1
+	if when == "after" {
+		want++
+	}
+	if after.Generation != want {
+		t.Errorf("generation %d is followed by %d, not %d", before.Generation, after.Generation, want)
+	}
+	w.recovered()
+}
+
+// dies has all end that wrote to the old device: what they do from now on is lost.
+func (w *world) dies(goOn string) {
+	w.t.Helper()
+	for _, pid := range shimsOf(w.config.StateDir) {
+		w.must(unix.Kill(pid, unix.SIGKILL))
+	}
+	_ = w.host.Close()
+	w.must(os.WriteFile(goOn, nil, 0o600))
+}
+
+// recovered: what was acknowledged is there, and what was under way comes to its end.
+func (w *world) recovered() {
+	w.t.Helper()
+	var ids []string
+	volumes, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{})
+	w.must(err)
+	for _, v := range volumes {
+		ids = append(ids, string(v.ID))
+	}
+	for _, id := range []string{"one", "two", "used"} {
+		if !slices.Contains(ids, id) {
+			w.t.Errorf("volume %s is lost: %v", id, ids)
+		}
+	}
+	if slices.Contains(ids, "gone") {
+		w.t.Error("the deleted volume is there again")
+	}
+	if allocs, _, err := w.host.Allocs(w.ctx(), "released"); err != nil || len(allocs) > 0 {
+		w.t.Errorf("the released alloc is there: %+v, %v", allocs, err)
+	}
+	calls := len(w.sent("CreateVolume"))
+	p := w.plugin("alloc-q", csifake.Monolith)
+	w.eventually("no call is open", func() bool {
+		st, err := w.host.Status(w.ctx())
+		return err == nil && st.OpenIntents == 0
+	})
+	if now := w.sent("CreateVolume"); len(now) == calls || now[len(now)-1].Name != "long" {
+		w.t.Errorf("the creation that was under way was not sent again: %q", told(now))
+	}
+	w.must(w.release("user")) // no host names it any more
+	for _, id := range []string{"one", "two", "used", "long"} {
+		w.must(w.delete(id))
+	}
+	w.exit(p)
+}

@@ -1,0 +1,135 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// volatileDisk is a file system of its own on a loop device: it can be full, or lose its power.
+type volatileDisk struct {
+	t     *testing.T
+	dir   string // where it is mounted
+	image string // the device's content
+}
+
+// newDisk makes a file system of a type, so many MiB long.
+func newDisk(t *testing.T, kind string, size string) *volatileDisk {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("loop devices need root")
+	}
+	if _, err := exec.LookPath("mkfs." + kind); err != nil {
+		t.Skipf("no mkfs.%s here", kind)
+	}
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &volatileDisk{t: t, dir: filepath.Join(dir, "d"), image: filepath.Join(dir, "image")}
+	t.Cleanup(func() {
+		d.unmount()
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d.do("truncate", "-s", size, d.image)
+	d.do("mkfs."+kind, "-q", d.image)
+	d.mount()
+	return d
+}
+
+func (d *volatileDisk) do(name string, args ...string) {
+	d.t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+// mount mounts the image; the loop device ends with the mount.
+func (d *volatileDisk) mount() {
+	d.t.Helper()
+	d.do("mount", "-o", "loop", d.image, d.dir)
+	d.do("mount", "--make-private", d.dir)
+}
+
+// unmount takes away the file system and whatever is mounted on it.
+func (d *volatileDisk) unmount() {
+	d.t.Helper()
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
+	if err != nil {
+		d.t.Error(err)
+	}
+	for _, m := range slices.Backward(mounts) {
+		unmount(d.t, m.Mountpoint)
+	}
+}
+
+// cut copies what is on the device at this moment: what the file system has not written to it yet is not in the copy. The device has to be at
+// rest: two copies that follow each other are alike.
+func (d *volatileDisk) cut() (copied string) {
+	d.t.Helper()
+	copied = d.image + ".cut"
+	var last []byte
+	for range 20 {
+		d.do("cp", "--sparse=always", d.image, copied)
+		sum := sha256.New()
+		cmd := exec.Command("cat", copied)
+		cmd.Stdout = sum
+		if err := cmd.Run(); err != nil {
+			d.t.Fatal(err)
+		}
+		now := sum.Sum(nil)
+		if bytes.Equal(now, last) {
+			return copied
+		}
+		last = now
+	}
+	d.t.Fatal("the device is never at rest")
+	return ""
+}
+
+// powerUp mounts what was on the device when its power was cut.
+func (d *volatileDisk) powerUp(copied string) {
+	d.t.Helper()
+	d.unmount()
+	if err := os.Rename(copied, d.image); err != nil {
+		d.t.Fatal(err)
+	}
+	d.mount()
+}
+
+// fill takes the room that is left. free gives it back.
+func (d *volatileDisk) fill() (free func()) {
+	d.t.Helper()
+	name := filepath.Join(d.dir, "filler")
+	file, err := os.Create(name)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for _, n := range []int{1 << 20, 4096, 1} {
+		for err = nil; err == nil; {
+			_, err = file.Write(make([]byte, n))
+		}
+	}
+	if !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		d.t.Fatal(err)
+	}
+	_ = file.Close()
+	return func() {
+		if err := os.Remove(name); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
