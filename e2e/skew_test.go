@@ -135,8 +135,8 @@ func flaps(told []host.Event, sick host.AllocID) (problems []string) {
 }
 
 // TestVersionSkew: the shim is swapped to the next release and back, again and again, under load: another protocol number, and another
-// schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount changes, no event is lost, each release reads
-// what the other has rewritten, and keeps of it what it does not know.
+// schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount changes, no event is lost, each release
+// reads what the other has rewritten, and keeps of it what it does not know.
 func TestVersionSkew(t *testing.T) {
 	s := &skew{world: newWorld(t, everything...)}
 	s.must(s.host.Close())
@@ -203,7 +203,9 @@ func TestVersionSkewIsSeen(t *testing.T) {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
-	flapping := []host.Event{{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"}, {Seq: 2, Kind: "healthy"}}
+	flapping := []host.Event{
+		{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"}, {Seq: 2, Kind: "healthy"},
+	}
 	if got := flaps(flapping, "sick"); len(got) != 2 {
 		t.Errorf("events: %q", got)
 	}
@@ -247,5 +249,44 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	w.write(kept, "f", "x")
 	w.must(w.release("alloc-kept"))
 	w.must(w.delete("kept"))
+	w.exit(p)
+}
+
+// TestRollbackToTheReleaseBefore: the next release dies young, after it has migrated the state and started a task by a field that only it
+// knows. This one takes over: that task is watched, its volumes are used and given back, and it is not started again without what the field
+// asks for.
+func TestRollbackToTheReleaseBefore(t *testing.T) {
+	w := newWorld(t, everything...)
+	now, next := releases()
+	w.must(w.host.Close())
+	w.config.SwapBudget, w.config.Bake = patience, patience
+	w.open()
+	_, err := w.host.Swap(w.ctx(), next.binary)
+	w.must(err)
+	w.beat, w.more = "interval = \"100ms\"\n failures = 1", "scratch_dir = \"/scratch\"\n"
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.create("kept"))
+	kept, err := w.prepare(w.group("alloc-kept", "kept", "single-node-writer"))
+	w.must(err)
+	mounts := w.mountTable()
+	w.killShim()
+	st, err := w.host.Status(w.ctx())
+	w.must(err)
+	if st.Schema != now.schema || w.host.Swaps()[0].Outcome != host.SwapRolledBack || w.mountTable() != mounts {
+		t.Errorf("after the death %+v serves; the last swap is %+v", st, w.host.Swaps()[0])
+	}
+	w.must(w.story())
+	w.write(kept, "f", "x")
+	p.On("Probe").Times(2).NotReady()
+	sick := w.until(func(e host.Event) bool { return e.Seq > st.Index && e.Kind == "unhealthy" && e.Alloc == "alloc-p" })
+	w.until(func(e host.Event) bool { return e.Seq > sick.Seq && e.Kind == "task healthy" && e.Alloc == "alloc-p" })
+	w.must(w.release("alloc-kept"))
+	w.must(w.delete("kept"))
+	again := p.task
+	again.Attempt++
+	_, err = w.host.TaskStarting(w.ctx(), again)
+	if !errors.Is(err, host.ErrUnsupported) || !strings.Contains(err.Error(), "task alloc-p/plugin") {
+		t.Errorf("a start of the task without what it asks for: %v", err)
+	}
 	w.exit(p)
 }

@@ -33,6 +33,7 @@ type world struct {
 	caps    []string
 	started func(*csifake.Plugin) // is told of a plugin before its task counts as started
 	beat    string                // of the heartbeat blocks of plugins that are started
+	more    string                // of their csi_plugin blocks, in lines
 }
 
 // patience bounds whatever is waited for; it is never what a test measures.
@@ -151,7 +152,7 @@ func (w *world) plugin(alloc string, role csifake.Role) *pluginTask {
 
 func (w *world) startPlugin(alloc string, role csifake.Role, attempt uint64) *pluginTask {
 	w.t.Helper()
-	task, endpoint := w.startingPlugin(alloc, role, attempt, "")
+	task, endpoint := w.startingPlugin(alloc, role, attempt, w.more)
 	p := w.runPlugin(task, role, endpoint)
 	if w.started != nil {
 		w.started(p.Plugin)
