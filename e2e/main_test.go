@@ -31,6 +31,9 @@ var programs = map[string]source{
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	if errand := os.Getenv(hostErrand); errand != "" {
+		return hostMain(errand)
+	}
 	dir, err := os.MkdirTemp("", "h-bin-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
