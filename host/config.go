@@ -41,7 +41,7 @@ type Config struct {
 	MaxHold      time.Duration // how long a call waits, in all, for a shim that is being started again; default 30 s
 	Bake         time.Duration // how long a replaced shim stands by; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
-	StartTimeout time.Duration // for the shim to answer; default 10 s
+	StartTimeout time.Duration // for the shim to answer, and again to be greeted; default 10 s
 
 	PrepareTimeout time.Duration // for a candidate to take a copy of the state over; default 1 min
 	AnswerTimeout  time.Duration // a shim that gives no answer for so long is killed and started again; default 10 s
@@ -75,6 +75,7 @@ const (
 	defaultBudget  = 500 * time.Millisecond
 	defaultPrepare = time.Minute
 	defaultAnswer  = 10 * time.Second
+	defaultStart   = 10 * time.Second
 )
 
 // complete fills in the defaults and makes both directories.
@@ -105,6 +106,7 @@ func (c *Config) complete() (err error) {
 	orDefault(&c.MaxHold, defaultMaxHold)
 	orDefault(&c.Bake, defaultBake)
 	orDefault(&c.SwapBudget, defaultBudget)
+	orDefault(&c.StartTimeout, defaultStart)
 	orDefault(&c.PrepareTimeout, defaultPrepare)
 	orDefault(&c.AnswerTimeout, defaultAnswer)
 	if c.Logger == nil {

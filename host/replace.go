@@ -66,7 +66,7 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 // candidate runs the binary beside the active shim, and has it rehearse.
 func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, error) {
 	limit := h.config.PrepareTimeout
-	limited, cancel := context.WithTimeoutCause(ctx, limit, registry.Errorf(registry.ErrUnavailable, "it took longer than %s", limit))
+	limited, cancel := noLongerThan(ctx, limit)
 	defer cancel()
 	var fresh *shim
 	err := s.step(SwapPrepare, func() (err error) {

@@ -48,8 +48,10 @@ func (h *Host) start(ctx, run context.Context) (*shim, error) {
 		return nil, err
 	}
 	if err := h.employ(ctx, sh); err != nil {
-		ended := sh.end(run)
-		return nil, errors.Join(withLastWords(err, sh.process), ended)
+		if !gone(sh) { // else it says so itself
+			err = withLastWords(err, sh.process)
+		}
+		return nil, errors.Join(err, sh.end(run))
 	}
 	return sh, nil
 }
@@ -66,13 +68,17 @@ func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	}
 	sh := &shim{process: process, sync: func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }}
 	sh.life, sh.cancel = context.WithCancel(run)
-	ctx, cancel := context.WithTimeout(ctx, activateLimit)
-	defer cancel()
-	if _, err := sh.control().Hello(ctx, h.hello()); err != nil {
-		err = fmt.Errorf("greet the shim: %w", sh.explained(err))
-		return nil, errors.Join(err, sh.end(run))
+	if err := h.greet(ctx, sh); err != nil {
+		return nil, errors.Join(fmt.Errorf("greet the shim: %w", err), sh.end(run))
 	}
 	return sh, nil
+}
+
+func (h *Host) greet(ctx context.Context, sh *shim) error {
+	ctx, cancel := noLongerThan(ctx, h.config.StartTimeout)
+	defer cancel()
+	_, err := sh.control().Hello(ctx, h.hello())
+	return sh.explained(ctx, err)
 }
 
 // employ makes a candidate active that no other shim hands over to.

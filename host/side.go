@@ -29,8 +29,17 @@ func (s *shim) answers(ctx context.Context) error {
 // noticed is how long after the end of its connection a process may still seem to live.
 const noticed = 100 * time.Millisecond
 
-// said is the error of a call at this shim. One that was cut off by the shim's death tells of that, and of its last words.
-func (s *shim) said(err error) error {
+// noLongerThan bounds what a shim is waited for, and says so in its error.
+func noLongerThan(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, limit, registry.Errorf(registry.ErrUnavailable, "there was no answer within %s", limit))
+}
+
+// said is the error of a call at this shim. One that was cut off by the shim's death tells of that, and of its last words; one that ended with
+// its context tells why that did.
+func (s *shim) said(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return registry.Errorf(registry.ErrUnavailable, "%w", context.Cause(ctx))
+	}
 	if !cutOff(err) {
 		return wire.Error(err)
 	}
@@ -43,8 +52,8 @@ func (s *shim) said(err error) error {
 }
 
 // explained is said, with the last words of a shim that lives as well: a candidate is about to be ended.
-func (s *shim) explained(err error) error {
-	if err = s.said(err); gone(s) {
+func (s *shim) explained(ctx context.Context, err error) error {
+	if err = s.said(ctx, err); err == nil || gone(s) {
 		return err
 	}
 	return withLastWords(err, s.process)
@@ -53,7 +62,7 @@ func (s *shim) explained(err error) error {
 func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}})
 	if err != nil {
-		return s.said(err)
+		return s.said(ctx, err)
 	}
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -70,7 +79,7 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 			return nil
 		}
 		if err != nil {
-			return s.said(err)
+			return s.said(ctx, err)
 		}
 		if _, err := to.Write(chunk.GetData()); err != nil {
 			return err
@@ -81,20 +90,20 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, err error) {
 	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
 	if err != nil {
-		return nil, s.explained(err)
+		return nil, s.explained(ctx, err)
 	}
 	return reply.GetWarnings(), nil
 }
 
 func (s *shim) quiesce(ctx context.Context, short time.Duration) error {
 	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}, Long: durationpb.New(short)})
-	return s.said(err)
+	return s.said(ctx, err)
 }
 
 func (s *shim) release(ctx context.Context) (left, error) {
 	reply, err := s.control().Release(ctx, &pb.ReleaseRequest{Call: &pb.Call{}})
 	if err != nil {
-		return left{}, s.said(err)
+		return left{}, s.said(ctx, err)
 	}
 	return left{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
 }
@@ -103,11 +112,11 @@ func (s *shim) release(ctx context.Context) (left, error) {
 func (s *shim) activate(ctx context.Context, l left) (generation uint64, err error) {
 	reply, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Generation: l.generation, Index: l.index})
 	if err != nil {
-		return 0, fmt.Errorf("activate the shim: %w", s.said(err))
+		return 0, fmt.Errorf("activate the shim: %w", s.said(ctx, err))
 	}
 	if l == (left{}) {
 		if err := s.sync(ctx); err != nil {
-			return 0, fmt.Errorf("tell the shim what lives: %w", wire.Error(err))
+			return 0, fmt.Errorf("tell the shim what lives: %w", s.said(ctx, err))
 		}
 	}
 	return reply.GetAnswer().GetGeneration(), nil
@@ -115,7 +124,7 @@ func (s *shim) activate(ctx context.Context, l left) (generation uint64, err err
 
 func (s *shim) again(ctx context.Context) error {
 	_, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Resume: true})
-	return s.said(err)
+	return s.said(ctx, err)
 }
 
 func (s *shim) kill(ctx context.Context) error {

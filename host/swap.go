@@ -201,7 +201,7 @@ func (s *swap) activate(ctx context.Context) (err error) {
 	if s.left == (left{}) {
 		limit = activateLater
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	ctx, cancel := noLongerThan(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	s.report.Generation, err = s.fresh.activate(ctx, s.left)
 	return err

@@ -137,6 +137,7 @@ func (t *Tenure) Status() serve.Status {
 }
 
 // Activate makes a candidate the active shim; when it fails the shim is what it was before. A quiesced shim goes on: it still owns its state.
+// So does an active one that is to go on.
 func (t *Tenure) Activate(ctx context.Context, h serve.Handover) error {
 	t.moving.Lock()
 	defer t.moving.Unlock()
@@ -148,6 +149,8 @@ func (t *Tenure) Activate(ctx context.Context, h serve.Handover) error {
 		_, err := t.move(Active)
 		t.server.Resume()
 		return err
+	case state == Active && h.Resume:
+		return nil // it was asked to be quiet, and has not come to it
 	}
 	return t.reigns(ctx, hello, h)
 }

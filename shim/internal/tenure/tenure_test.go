@@ -219,6 +219,7 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 	_, err := p.Quiesce(t.Context(), 0)
 	must(t, err)
 	must(t, p.Activate(t.Context(), serve.Handover{}))
+	must(t, p.Activate(t.Context(), serve.Handover{Resume: true})) // is true already
 	must(t, p.starting("a"))
 	if st := p.Status(); st.Generation != 1 || st.Tenure != pb.Tenure_TENURE_ACTIVE {
 		t.Errorf("%+v", st)
