@@ -13,7 +13,8 @@
 //	Activate before             a method of the service Control: Hello, Status, Snapshot, Rehearse, Quiesce, Release, Activate
 //	Activate after              its work is done, without an error, and its answer not sent
 //	Allocs.Prepare before       a method of another service
-//	serving 200ms               so long after each activation that went well, on a goroutine of its own; a second line counts from the end of the first
+//	serving 200ms               so long after each activation that went well, on a goroutine of its own; a second line counts from the end of the first.
+//	                            What ends the process within milliseconds may overtake the answer to Activate; Callbacks.Serve before is sure not to
 //
 // Actions:
 //

@@ -140,10 +140,11 @@ func Read(program string) ([]Fault, error) {
 	return Parse(strings.Split(string(text), "\n")...)
 }
 
-// Build builds the program for Binary into dir and returns its path. flags are those of go build: -race where the test has it.
+// Build builds the program for Binary into dir and returns its path, without what a debugger needs: it is copied often. flags are those of go
+// build: -race where the test has it.
 func Build(dir string, flags ...string) (string, error) {
 	path := filepath.Join(dir, "holdfast-shim-faulty")
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "holdfast/shim/internal/faulty")...)
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-ldflags=-s -w", "-o", path, "holdfast/shim/internal/faulty")...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the faulty shim: %w\n%s", err, out)
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -39,7 +40,7 @@ func (p *program) do(f fault.Fault, req any) error {
 		signal(os.Getpid(), unix.SIGKILL)
 		time.Sleep(time.Hour)
 	case "freeze":
-		signal(os.Getpid(), unix.SIGSTOP)
+		freeze()
 	case "error":
 		return answer(f.With)
 	case "kill-host":
@@ -87,6 +88,14 @@ func must(err error) {
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
+}
+
+// freeze stops the process. The signal is this thread's own, so that no further instruction of it is carried out; one to the process would be taken
+// by any thread, some time.
+func freeze() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	must(unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP))
 }
 
 func signal(pid int, s unix.Signal) { must(unix.Kill(pid, s)) }

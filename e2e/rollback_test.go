@@ -1,0 +1,310 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// rollback is a swap that goes wrong, and how it ends.
+type rollback struct {
+	name   string
+	old    string                               // the fault of the shim that is to be replaced, once
+	first  func(*swaps)                         // happens before the swap
+	fresh  string                               // the fault of the candidate
+	binary func(s *swaps, t string) host.Binary // makes the candidate at a path, in place of a faulty one
+	step   host.SwapStep                        // that fails; empty: the swap succeeds
+	kind   error                                // of its error
+	says   string                               // the error, among other things
+	serves server                               // who serves afterwards
+}
+
+type server string
+
+const (
+	oldOne   server = "the old process"
+	newOne   server = "the new process"
+	oldAnew  server = "another process of the old binary"
+	dead            = "exited with code 3"
+	panicked        = "exited with code 2"
+	killed          = "was killed by signal 9"
+)
+
+// What is wrong with a candidate before it has touched anything: the old shim has noticed nothing, and no call was held.
+var refused = []rollback{
+	{name: "no such file", binary: absent, step: host.SwapVerify, kind: host.ErrNotFound, says: "install the binary at that path"},
+	{name: "a directory", binary: directory, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a regular file"},
+	{name: "an empty file", binary: file("", 0o700), step: host.SwapVerify, kind: host.ErrInvalid, says: "is empty"},
+	{name: "not executable", binary: file("x", 0o600), step: host.SwapVerify, kind: host.ErrInvalid, says: "chmod +x"},
+	{name: "everybody may write to it", binary: file("x", 0o702), step: host.SwapVerify, kind: host.ErrDenied, says: "chmod o-w"},
+	{name: "another digest", binary: digest(strings.Repeat("0", 64)), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
+	{name: "no digest", binary: digest("green"), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a SHA-256"},
+	{name: "another digest beside it", binary: beside, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
+	{name: "no program", binary: file("hello, world", 0o700), step: host.SwapPrepare, kind: host.ErrUnsupported, says: "it is no ELF executable"},
+	{name: "another architecture", binary: foreign, step: host.SwapPrepare, kind: host.ErrUnsupported, says: "it is an ELF executable for S390"},
+	{name: "another program", binary: file("#!/bin/sh\nexec sleep 0\n", 0o700), step: host.SwapPrepare, kind: host.ErrUnavailable, says: "exited with code 0"},
+	{name: "another protocol", fresh: "start protocol 7", step: host.SwapPrepare, kind: host.ErrUnsupported, says: "no common protocol version: the shim offers 7"},
+	{name: "a state too new for it", fresh: "Rehearse before schema 99", step: host.SwapPrepare, kind: host.ErrUnsupported, says: "has schema 99"},
+	{name: "rubbish", fresh: "start rubbish", step: host.SwapPrepare, kind: host.ErrInternal, says: `is no handshake: "hello, world"`},
+	{name: "exits at start", fresh: "start exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "died at its start: it " + dead},
+	{name: "panics at start", fresh: "start panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "killed at start", fresh: "start kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
+	{name: "exits when greeted", fresh: "Hello before exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: dead},
+	{name: "killed after it was greeted", fresh: "Hello after kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
+	{name: "panics when greeted", fresh: "Hello before panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "refuses the greeting", fresh: "Hello before error unavailable", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "a fault: error unavailable"},
+	{name: "exits in rehearsal", fresh: "Rehearse before exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: dead},
+	{name: "panics in rehearsal", fresh: "Rehearse after panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "killed in rehearsal", fresh: "Rehearse before kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
+	{name: "finds the state damaged", fresh: "Rehearse before error damaged", step: host.SwapPrepare, kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "fails in rehearsal", fresh: "Rehearse after error", step: host.SwapPrepare, kind: host.ErrInternal, says: "a fault: error"},
+}
+
+// A candidate that answers nothing: it is given up after Config.StartTimeout.
+var mute = []rollback{
+	{name: "hangs at start", fresh: "start hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
+	{name: "frozen at start", fresh: "start freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
+	{name: "hangs when greeted", fresh: "Hello before hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "greet the shim: there was no answer within 3s"},
+	{name: "frozen when greeted", fresh: "Hello after freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "greet the shim: there was no answer within 3s"},
+	{name: "hangs in rehearsal", fresh: "Rehearse before hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "there was no answer within 3s"},
+	{name: "frozen in rehearsal", fresh: "Rehearse after freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "there was no answer within 3s"},
+}
+
+// What fails as the new shim takes the state: before it has begun its generation, and after. The old one takes it back.
+var notActivated = []rollback{
+	{name: "exits before", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
+	{name: "exits after", fresh: "Activate after exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
+	{name: "panics before", fresh: "Activate before panic", step: host.SwapActivate, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "panics after", fresh: "Activate after panic", step: host.SwapActivate, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "killed before", fresh: "Activate before kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "killed after", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "hangs before", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
+	{name: "hangs after", fresh: "Activate after hang", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
+	{name: "frozen before", fresh: "Activate before freeze", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
+	{name: "frozen after", fresh: "Activate after freeze", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
+	{name: "refuses before", fresh: "Activate before error exhausted", step: host.SwapActivate, kind: host.ErrExhausted, says: "a fault: error exhausted"},
+	{name: "refuses after", fresh: "Activate after error damaged", step: host.SwapActivate, kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "fails after", fresh: "Activate after error", step: host.SwapActivate, kind: host.ErrInternal, says: "a fault: error"},
+	{name: "dies in quiesce", old: "Quiesce before kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "dies after the fence", old: "Release after kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+}
+
+// What is wrong with the old shim. From the fence on it is not needed: it is killed, and the new one serves.
+var badOld = []rollback{
+	{name: "refuses to copy", old: "Snapshot before error", step: host.SwapPrepare, kind: host.ErrInternal, says: "copy the state: a fault", serves: oldOne},
+	{name: "refuses to be quiet", old: "Quiesce before error", step: host.SwapQuiesce, kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
+	{name: "is quiet and says it is not", old: "Quiesce after error conflict", step: host.SwapQuiesce, kind: host.ErrConflict, says: "a fault", serves: oldOne},
+	{name: "exits as it copies", old: "Snapshot before exit"},
+	{name: "killed as it has copied", old: "Snapshot after kill-self"},
+	{name: "frozen as it copies", old: "Snapshot before freeze"},
+	{name: "frozen", first: (*swaps).frozen},
+	{name: "exits when it is to be quiet", old: "Quiesce before exit"},
+	{name: "killed when it is quiet", old: "Quiesce after kill-self"},
+	{name: "hangs when it is to be quiet", old: "Quiesce before hang"},
+	{name: "frozen when it is to be quiet", old: "Quiesce before freeze"},
+	{name: "frozen when it is quiet", old: "Quiesce after freeze"},
+	{name: "exits when it is to let go", old: "Release before exit"},
+	{name: "panics when it has let go", old: "Release after panic"},
+	{name: "killed when it is to let go", old: "Release before kill-self"},
+	{name: "hangs when it is to let go", old: "Release before hang"},
+	{name: "hangs when it has let go", old: "Release after hang"},
+	{name: "frozen when it is to let go", old: "Release before freeze"},
+	{name: "frozen when it has let go", old: "Release after freeze"},
+	{name: "refuses to let go", old: "Release before error conflict"},
+	{name: "has let go and says it has not", old: "Release after error"},
+}
+
+// What ends a new shim that has served: the old one stands by, and takes over. Callbacks.Serve is what a host calls first at an active shim.
+var young = []rollback{
+	{name: "exits at once", fresh: "Callbacks.Serve before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
+	{name: "panics at once", fresh: "Callbacks.Serve before panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "killed soon", fresh: "serving 200ms kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
+	{name: "frozen soon", fresh: "serving 100ms freeze", step: host.SwapBake, kind: host.ErrUnavailable, says: "it gave no answer for"},
+	{name: "errs", fresh: "Status before error internal", step: host.SwapBake, kind: host.ErrUnavailable, says: "it gave no answer for"},
+	{name: "exits before a call", fresh: "Volumes.Create before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
+	{name: "panics after a call", fresh: "Volumes.Create after panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
+	{name: "killed after a call", fresh: "Volumes.Delete after kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
+}
+
+// Rollback: whatever fails before the commit, a shim serves that works: the old one, or its binary, or, where it is the old one that fails, the
+// new one. One error names the step and the reason, and so does the history. No call fails, nothing is left, and the next swap succeeds.
+func TestRollback(t *testing.T) {
+	all := func(cases []rollback, serves server, more func(*host.Config)) func(t *testing.T) {
+		return func(t *testing.T) {
+			s := newSwaps(t, more)
+			for _, c := range cases {
+				if c.serves == "" {
+					c.serves = serves
+				}
+				t.Run(c.name, func(t *testing.T) { s.rollsBack(t, c) })
+			}
+		}
+	}
+	t.Run("refused", all(refused, oldOne, func(*host.Config) {}))
+	t.Run("mute", all(mute, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
+	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
+	t.Run("a bad old one", all(badOld, newOne, func(*host.Config) {}))
+	t.Run("young", all(young, oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = 2*limit, limit }))
+}
+
+// limit is long enough for what goes well, on a slow machine, and short enough to be waited for.
+const limit = 3 * time.Second
+
+// rollsBack carries out one swap of the tables, and judges its end.
+func (s *swaps) rollsBack(t *testing.T, c rollback) {
+	s.within(t)
+	if c.old != "" {
+		s.good(s.faulty(c.old + " times 1"))
+	}
+	s.goesOn()
+	was, before := s.serves(), s.traces()
+	if c.first != nil {
+		c.first(s)
+	}
+	report, err := s.host.Swap(host.As(s.ctx(), "tester"), c.candidate(s))
+	t.Log(err)
+	if c.step == host.SwapBake {
+		report, err = s.diedYoung(report, err)
+	}
+	s.judges(c, report, err)
+	s.isServed(c.serves, was, report)
+	s.goesOn()
+	s.leftNothing(before)
+	if c.step == host.SwapVerify {
+		return // nothing has begun; the next case shows that swaps go well
+	}
+	s.good(s.next())
+	s.leftNothing(before)
+}
+
+// frozen freezes the active shim.
+func (s *swaps) frozen() { s.must(unix.Kill(s.serves().PID, unix.SIGSTOP)) }
+
+func (c rollback) candidate(s *swaps) host.Binary {
+	if c.binary == nil {
+		return s.faulty(c.fresh)
+	}
+	path := filepath.Join(s.dir, strings.ReplaceAll(c.name, " ", "-"))
+	s.t.Cleanup(func() { _ = os.RemoveAll(path) })
+	return c.binary(s, path)
+}
+
+// judges compares what a swap says with what it should.
+func (s *swaps) judges(c rollback, report host.Swapped, err error) {
+	s.t.Helper()
+	if c.step == "" {
+		if err != nil || report.Outcome != host.SwapBaking || report.Failed != "" {
+			s.t.Errorf("%v; %+v", err, report)
+		}
+		return
+	}
+	outcome, says := host.SwapRefused, fmt.Sprintf("swap: %s: ", c.step)
+	if c.step == host.SwapActivate || c.step == host.SwapBake {
+		outcome = host.SwapRolledBack
+	}
+	if err == nil || !errors.Is(err, c.kind) || !strings.HasPrefix(err.Error(), says) || !strings.Contains(err.Error(), c.says) {
+		s.t.Errorf("the error is %v: it should begin with %q, be %v and say %q", err, says, c.kind, c.says)
+	}
+	if report.Outcome != outcome || report.Failed != c.step || !strings.Contains(report.Reason, c.says) || report.By != "tester" {
+		s.t.Errorf("%s of %s by %s, as %q; it should be %s of %s by tester, as %q", report.Outcome, report.Failed, report.By, report.Reason, outcome, c.step, c.says)
+	}
+	if (c.step == host.SwapVerify || c.step == host.SwapPrepare) && (report.Hold != 0 || report.Held != 0) {
+		s.t.Errorf("%d calls were held, for up to %s", report.Held, report.Hold)
+	}
+	if told := s.host.Swaps()[0]; !reflect.DeepEqual(told, report) {
+		s.t.Errorf("the history says %+v, and the swap said %+v", told, report)
+	}
+}
+
+// diedYoung is what the history says of a swap that went well, once it has been taken back.
+func (s *swaps) diedYoung(report host.Swapped, err error) (host.Swapped, error) {
+	s.t.Helper()
+	s.must(err)
+	s.eventually("the old shim takes over", func() bool { return s.host.Swaps()[0].Outcome == host.SwapRolledBack })
+	told := s.host.Swaps()[0]
+	if !told.Began.Equal(report.Began) {
+		s.t.Errorf("the last swap is %+v", told)
+	}
+	return told, registry.Errorf(registry.ErrUnavailable, "swap: %s: %s", told.Failed, told.Reason)
+}
+
+// isServed compares who serves with who should.
+func (s *swaps) isServed(by server, was host.ShimStatus, report host.Swapped) {
+	s.t.Helper()
+	st := s.serves()
+	right := map[server]bool{
+		oldOne:  st.PID == was.PID && st.SHA256 == was.SHA256 && st.Generation >= was.Generation,
+		newOne:  st.PID != was.PID && st.SHA256 == report.To && st.Generation > was.Generation,
+		oldAnew: st.PID != was.PID && st.SHA256 == was.SHA256 && st.Generation > was.Generation,
+	}
+	if !right[by] {
+		s.t.Errorf("%+v serves, and %+v did; it should be %s", st, was, by)
+	}
+	if report.Outcome == host.SwapRefused && by == oldOne && st.Generation != was.Generation {
+		s.t.Errorf("generation %d has become %d", was.Generation, st.Generation)
+	}
+}
+
+// leftNothing compares what is there with what was.
+func (s *swaps) leftNothing(before traces) {
+	s.t.Helper()
+	var now traces
+	for end := time.Now().Add(patience / 4); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if now = s.traces(); now.is(before) {
+			break
+		}
+	}
+	if !now.is(before) || now.writers != 1 || now.processes != 1 {
+		s.t.Errorf("there is\n%+v\nand there was\n%+v", now, before)
+	}
+}
+
+func absent(_ *swaps, path string) host.Binary { return host.Binary{Path: path} }
+
+func directory(s *swaps, path string) host.Binary {
+	s.must(os.Mkdir(path, 0o700))
+	return host.Binary{Path: path}
+}
+
+func file(text string, mode os.FileMode) func(*swaps, string) host.Binary {
+	return func(s *swaps, path string) host.Binary {
+		s.must(os.WriteFile(path, []byte(text), 0o600))
+		s.must(os.Chmod(path, mode))
+		return host.Binary{Path: path}
+	}
+}
+
+func digest(sum string) func(*swaps, string) host.Binary {
+	return func(s *swaps, _ string) host.Binary {
+		b := s.faulty()
+		b.SHA256 = sum
+		return b
+	}
+}
+
+func beside(s *swaps, _ string) host.Binary {
+	b := s.faulty()
+	s.must(os.WriteFile(b.Path+".sha256", []byte(strings.Repeat("0", 64)+"  shim\n"), 0o600))
+	return b
+}
+
+// foreign is a shim for another machine, as its ELF header says.
+func foreign(s *swaps, _ string) host.Binary {
+	b := s.faulty()
+	f, err := os.OpenFile(b.Path, os.O_WRONLY, 0)
+	s.must(err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{22, 0}, 18) // e_machine: EM_S390
+	s.must(err)
+	return b
+}
