@@ -232,12 +232,12 @@ func (p *patient) do(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		due := time.Now().Add(limit)
 		err := f(ctx)
-		over := time.Since(due)
+		over, own := time.Since(due), errors.Is(ctx.Err(), context.DeadlineExceeded)
 		cancel()
 		switch {
 		case err == nil:
 			return nil
-		case !p.hurried || !errors.Is(err, context.DeadlineExceeded) || over < -50*time.Millisecond || time.Since(began) > patience:
+		case !p.hurried || !own || over > callLimit || time.Since(began) > patience: // an error before the deadline, or long after it
 			return fmt.Errorf("after %s: %w", time.Since(began).Round(time.Millisecond), err)
 		}
 		p.mu.Lock()

@@ -39,6 +39,12 @@ func sizesOf(t *testing.T) sizes {
 		t.Fatalf("HOLDFAST_SWAPS=%q is no number of swaps", text)
 	}
 	s.swaps = n
+	if n, err := strconv.Atoi(os.Getenv("HOLDFAST_PLUGINS")); err == nil { // for machines that are too small for a hundred
+		s.plugins, s.volumes, s.slow = n, 10*n, max(2, n/4)
+	}
+	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_EVERY")); err == nil { // and for those that cannot make 500 calls a second
+		s.every = d
+	}
 	if n < 1000 {
 		s.kills, s.failures = 20, 5
 	}
