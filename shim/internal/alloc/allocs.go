@@ -38,6 +38,9 @@ type Allocs struct {
 	clock      Clock
 	logger     hclog.Logger
 
+	// Calm is how long Run waits before it looks for what nobody claims: the shim before may just have done so. Set before Run.
+	Calm time.Duration
+
 	crew crew
 	mu   sync.Mutex // guards busy and loose; held for no longer than a look-up
 	// busy is what is under way for each alloc: one Prepare, or one teardown.
@@ -68,7 +71,7 @@ func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, la
 func (a *Allocs) Run(ctx context.Context) error {
 	var releasing []registry.AllocID
 	err := a.log.View(ctx, func(v registry.View) error {
-		for _, al := range v.Allocs() {
+		for _, al := range v.AllocsWith(string(registry.AllocReleasing)) {
 			if al.State == registry.AllocReleasing {
 				releasing = append(releasing, al.ID)
 			}
@@ -81,10 +84,24 @@ func (a *Allocs) Run(ctx context.Context) error {
 	for _, id := range releasing {
 		a.teardown(id)
 	}
-	if err := a.TakeDownUnclaimed(ctx); err != nil {
-		return err
-	}
+	a.crew.start(func(ctx context.Context) { a.lookAround(ctx) })
 	return a.crew.run(ctx)
+}
+
+// lookAround takes down what nobody claims, after the calm.
+func (a *Allocs) lookAround(ctx context.Context) {
+	select {
+	case <-time.After(a.Calm):
+	case <-ctx.Done():
+		return
+	}
+	persist(ctx, func(pause time.Duration) error {
+		err := a.TakeDownUnclaimed(ctx)
+		if err != nil && ctx.Err() == nil {
+			a.logger.Warn("what nobody claims cannot be looked for yet", "again_in", pause, "error", err)
+		}
+		return err
+	})
 }
 
 // Prepare claims, attaches, stages and publishes what the alloc asks for, and says what to apply to its tasks. Called again, it finds

@@ -38,6 +38,7 @@ type Conn struct {
 	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, and some answers (send)
 	known atomic.Uint64   // news at the last good Describe
 	made  atomic.Uint64   // connections
+	cut   atomic.Int64    // when a call was last cut off that the plugin may have heard of, Unix time in ns
 
 	mu  sync.Mutex               // guards met; held for no longer than a look-up
 	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
@@ -71,6 +72,11 @@ func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Co
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", path)
 }
+
+// cutHeard is after how long a plugin has surely heard that a call was cut off.
+const cutHeard = 2 * time.Second
+
+func (c *Conn) cutLately() bool { return time.Now().UnixNano()-c.cut.Load() < int64(cutHeard) }
 
 func (c *Conn) close() { _ = c.cc.Close() } // closed before is as good
 

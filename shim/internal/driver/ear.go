@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
@@ -29,12 +30,16 @@ func posted(ctx context.Context) (context.Context, *letter) {
 
 func (ear) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-func (ear) HandleRPC(ctx context.Context, s stats.RPCStats) {
-	if _, ok := s.(*stats.OutPayload); !ok {
-		return
-	}
-	if l, ok := ctx.Value(letterKey{}).(*letter); ok {
-		l.left.Store(true)
+func (e ear) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	switch s := s.(type) {
+	case *stats.OutPayload:
+		if l, ok := ctx.Value(letterKey{}).(*letter); ok {
+			l.left.Store(true)
+		}
+	case *stats.End:
+		if s.Error != nil && ctx.Err() != nil {
+			e.conn.cut.Store(time.Now().UnixNano())
+		}
 	}
 }
 

@@ -73,6 +73,41 @@ func (f *Fleet) Close(t registry.TaskKey) {
 	}
 }
 
+// Find has the fleet find instances there from now on, and ends the connections of tasks that have none. It is called before the first call.
+func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.instances = instances
+	for t, c := range f.conns {
+		if !serves(t) {
+			c.close()
+			delete(f.conns, t)
+		}
+	}
+}
+
+// End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. Those over which
+// a call was cut off in this moment are closed when it returns, so that the plugin hears of that before it hears from anybody else. All calls have
+// ended.
+func (f *Fleet) End() (rest func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	idle := f.conns
+	f.conns = map[registry.TaskKey]*Conn{}
+	for t, c := range idle {
+		if c.cutLately() {
+			c.close()
+			delete(idle, t)
+		}
+	}
+	return func() {
+		for _, c := range idle {
+			c.close()
+		}
+	}
+}
+
 // CloseAll ends every connection for good: nothing is sent by this fleet any more.
 func (f *Fleet) CloseAll() {
 	f.mu.Lock()

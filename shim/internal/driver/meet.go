@@ -25,13 +25,37 @@ func (c *Conn) meet(ctx context.Context, in registry.Instance) (line uint64, err
 	if err != nil {
 		return 0, status.Error(codes.Unavailable, "the plugin has come back, and does not say what it is: "+err.Error())
 	}
-	if now, was := said[in.Role], in.Fingerprint; now.Provider != was.Provider || now.NodeID != was.NodeID ||
-		!slices.Equal(now.Capabilities, was.Capabilities) {
+	if !alike(said[in.Role], in.Fingerprint) {
 		c.forgetMet(in.Role)
 		return 0, status.Error(codes.Unavailable, "the plugin has come back as another one; it is asked for this once it is registered as such")
 	}
 	line, _ = c.hasMet(in.Role)
 	return line, nil
+}
+
+// alike says whether two fingerprints are of one plugin, which can do the same.
+func alike(now, was registry.Fingerprint) bool {
+	return now.Provider == was.Provider && now.NodeID == was.NodeID && slices.Equal(now.Capabilities, was.Capabilities)
+}
+
+// Greet connects to the plugin of a task before it is needed, and has it say what it is in the roles of its instances, which are given. A plugin
+// that is another one than they say keeps no connection: it is met when it is called, or is registered anew by its supervisor.
+func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
+	c, err := f.Open(t, instances[0].Endpoint)
+	if err != nil {
+		return err
+	}
+	var roles []registry.Role
+	for _, in := range instances {
+		roles = append(roles, in.Role)
+	}
+	_, err = c.Probe(ctx)
+	said, untold := c.Describe(ctx, roles)
+	other := slices.ContainsFunc(instances, func(in registry.Instance) bool { return !alike(said[in.Role], in.Fingerprint) })
+	if err != nil || untold != nil || other {
+		f.Close(t)
+	}
+	return err
 }
 
 // hasMet is the number of the connection over which the plugin has said what it is in the role, and whether that is still the newest.

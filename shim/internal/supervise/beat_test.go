@@ -153,9 +153,9 @@ func TestShimRestart(t *testing.T) {
 		after(time.Minute)
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		probes, _ := p.seen()
-		after(0)
+		after(spread)
 		if now, _ := p.seen(); len(now) != len(probes)+1 {
-			t.Errorf("%d probes at once", len(now)-len(probes))
+			t.Errorf("%d probes in the first %v", len(now)-len(probes), spread)
 		}
 		after(time.Hour)
 		w.wantStory("a shim after another")

@@ -50,7 +50,8 @@ const (
 	dialGap       = 2 * time.Millisecond // between two tries, however often the socket's directory changes
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
-	jitter        = 0.1 // of the heartbeat's interval, either way
+	jitter        = 0.1         // of the heartbeat's interval, either way
+	spread        = time.Second // in which a new shim probes what an earlier one has registered
 )
 
 // Supervisor watches plugin tasks.
@@ -89,11 +90,14 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	w := &watch{Supervisor: s, task: t, spec: spec, at: at, plugin: plugin, roles: spec.Type.Roles()}
 	w.spec.HealthTimeout = cmp.Or(spec.HealthTimeout, hooks.DefaultHealthTimeout)
 	w.spec.Heartbeat = whole(spec.Heartbeat)
-	registered, err := w.registered(ctx)
+	registered, healthy, err := w.registered(ctx)
 	if err != nil {
 		return err
 	}
-	if registered { // by an earlier shim: it is probed at once
+	switch {
+	case registered && healthy: // for an earlier shim. Not all plugins are probed at once; one that is gone is noticed at once
+		return w.beat(ctx, time.Duration(w.random()*float64(min(spread, w.spec.Heartbeat.Interval))))
+	case registered:
 		return w.beat(ctx, 0)
 	}
 	if err := w.start(ctx); err != nil {
@@ -110,17 +114,18 @@ func whole(h hooks.Heartbeat) hooks.Heartbeat {
 	}
 }
 
-// registered says whether this attempt of the task has all its instances in the table.
-func (w *watch) registered(ctx context.Context) (all bool, err error) {
+// registered says whether this attempt of the task has all its instances in the table, and whether they are healthy there.
+func (w *watch) registered(ctx context.Context) (all, healthy bool, err error) {
 	err = w.log.View(ctx, func(v registry.View) error {
-		all = true
+		all, healthy = true, true
 		for _, role := range w.roles {
 			in, ok := v.Instance(w.key(role))
 			all = all && ok && in.Attempt == w.task.Attempt
+			healthy = healthy && in.Health.State == registry.Healthy
 		}
 		return nil
 	})
-	return all, err
+	return all, healthy, err
 }
 
 // commit tries again while the disk is full, until ctx ends.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -16,10 +17,50 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// learnt is what a rehearsal leaves for the activation: the events, which are most of what has to be read.
+// learnt is what a rehearsal leaves for the activation: the events, which are most of what has to be read, and connections to plugins that have
+// said what they are.
 type learnt struct {
 	events []registry.Event
 	index  registry.Seq // that they are complete up to
+	fleet  *driver.Fleet
+}
+
+// forget gives back what nobody will use. It may be called for nothing.
+func (l *learnt) forget() {
+	if l != nil {
+		l.fleet.CloseAll()
+	}
+}
+
+// calm is how long a reign that was handed over serves those who wait before it looks around: the shim before has just done so.
+const calm = time.Second
+
+// calmly has f begin after the calm.
+func (i inheritance) calmly(f func(context.Context) error) func(context.Context) error {
+	if !i.handed() {
+		return f
+	}
+	return func(ctx context.Context) error {
+		select {
+		case <-time.After(calm):
+			return f(ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// met is the rehearsal's connections to plugins, of those that are still registered; else a fleet without.
+func (i inheritance) met(table *registry.Registry) *driver.Fleet {
+	if i.learnt == nil {
+		return driver.New(table)
+	}
+	serving := map[registry.TaskKey]bool{}
+	for _, in := range table.All().Instances {
+		serving[in.TaskKey()] = true
+	}
+	i.learnt.fleet.Find(table, func(t registry.TaskKey) bool { return serving[t] })
+	return i.learnt.fleet
 }
 
 // inheritance is how the state comes to a reign.
@@ -70,11 +111,16 @@ func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, 
 	if state, hello := t.greeted(); state != Candidate && state != Released || hello == nil {
 		return serve.Rehearsal{}, registry.Errorf(registry.ErrConflict, "this shim is %s; only a candidate that was greeted rehearses", state)
 	}
-	r := rehearsal{learnt: &learnt{}}
+	t.learnt.forget()
+	t.learnt = nil
+	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
 	err := r.run(ctx, copied)
 	if err == nil {
 		t.learnt = r.learnt
+	} else {
+		r.learnt.forget()
 	}
+	runtime.GC() // now, rather than while calls are held
 	return r.Rehearsal, errors.Join(err, removed(copied))
 }
 
@@ -129,28 +175,28 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 	})
 }
 
-// probe asks every plugin once.
+// probe asks every plugin once: whether it answers, and what it is.
 func (r *rehearsal) probe(ctx context.Context) error {
-	fleet := driver.New(nil)
-	defer fleet.CloseAll()
-	asked := map[registry.TaskKey]registry.Instance{}
+	asked := map[registry.TaskKey][]registry.Instance{}
 	for _, in := range r.instances {
 		if in.Health.State == registry.Healthy {
-			asked[in.TaskKey()] = in
+			asked[in.TaskKey()] = append(asked[in.TaskKey()], in)
 		}
 	}
 	var mu sync.Mutex
 	var failed []error
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, probeAtOnce)
-	for task, in := range asked {
+	for task, instances := range asked {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if err := probed(ctx, fleet, task, in.Endpoint); err != nil {
+			limited, cancel := context.WithTimeout(ctx, probeLimit)
+			defer cancel()
+			if err := r.learnt.fleet.Greet(limited, task, instances); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", in.Plugin, task, err))
+				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", instances[0].Plugin, task, err))
 			}
 		})
 	}
@@ -163,15 +209,4 @@ func (r *rehearsal) probe(ctx context.Context) error {
 		r.Warnings = append(r.Warnings, err.Error())
 	}
 	return nil
-}
-
-func probed(ctx context.Context, fleet *driver.Fleet, task registry.TaskKey, at registry.Endpoint) error {
-	ctx, cancel := context.WithTimeout(ctx, probeLimit)
-	defer cancel()
-	conn, err := fleet.Open(task, at)
-	if err != nil {
-		return err
-	}
-	_, err = conn.Probe(ctx)
-	return err
 }

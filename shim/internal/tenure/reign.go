@@ -129,7 +129,7 @@ func ofInstances(c registry.Change) bool {
 
 // build wires the use cases and the adapters, reconciles, and starts their loops.
 func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
-	r.fleet = driver.New(r.table)
+	r.fleet = in.met(r.table)
 	if r.sockets, err = supervise.NewDirectories(); err != nil {
 		return err
 	}
@@ -148,6 +148,9 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
+	if in.handed() {
+		r.allocs.Calm = calm
+	}
 	r.doctor = reconcile.New(r.store, m, reconcile.Options{
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Check: func() []string { return contradictions(r.store) },
@@ -160,9 +163,10 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)
 	r.loop(t, "allocs", r.allocs.Run)
-	r.loop(t, "volumes", r.volumes.Run)
-	r.loop(t, "mounts", reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts")).Run)
-	r.loop(t, "lists of volumes", reconcile.NewRollcall(r.doctor, r.rollBell).Run)
+	mounts := reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
+	r.loop(t, "volumes", in.calmly(r.volumes.Run))
+	r.loop(t, "mounts", in.calmly(mounts.Run))
+	r.loop(t, "lists of volumes", in.calmly(reconcile.NewRollcall(r.doctor, r.rollBell).Run))
 	return nil
 }
 
@@ -194,9 +198,17 @@ func (r *reign) stop(why error) {
 
 // close takes everything down that open has built: first who calls plugins, then the connections, then the store.
 func (r *reign) close() error {
+	rest, err := r.release()
+	rest()
+	return err
+}
+
+// release is close, but for what holds nobody up any more: rest.
+func (r *reign) release() (rest func(), err error) {
 	r.stop(errReleased)
+	rest = func() {}
 	if r.fleet != nil {
-		r.fleet.CloseAll()
+		rest = r.fleet.End()
 	}
 	var errs []error
 	if r.sockets != nil {
@@ -209,7 +221,7 @@ func (r *reign) close() error {
 	if r.store != nil {
 		errs = append(errs, r.store.Close())
 	}
-	return errors.Join(errs...)
+	return rest, errors.Join(errs...)
 }
 
 // active is the reign as it is served.

@@ -34,12 +34,14 @@ type Tenure struct {
 	reign *reign
 	left  serve.Left // as what this shim has left the state, once it was released
 
-	learnt *learnt // from a rehearsal; used once. Guarded by moving
+	resting sync.WaitGroup // what a released reign closes later
+	ended   chan struct{}  // closed by end
+	learnt  *learnt        // from a rehearsal; used once. Guarded by moving
 }
 
 // New is a candidate.
 func New(version string, log hclog.Logger) *Tenure {
-	t := &Tenure{version: version, log: log, callbacks: &serve.Callbacks{}, fatal: make(chan error, 1), state: Candidate}
+	t := &Tenure{version: version, log: log, callbacks: &serve.Callbacks{}, fatal: make(chan error, 1), ended: make(chan struct{}), state: Candidate}
 	t.server = serve.New(t, t.callbacks, log)
 	return t
 }
@@ -69,6 +71,9 @@ func (t *Tenure) end() error {
 	t.moving.Lock()
 	defer t.moving.Unlock()
 	_, _ = t.move(Gone) // is always legal
+	t.learnt.forget()
+	close(t.ended)
+	defer t.resting.Wait()
 	r := t.take()
 	if r == nil {
 		return nil
@@ -163,8 +168,10 @@ func (t *Tenure) reigns(ctx context.Context, hello *serve.Hello, h serve.Handove
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(t.life, func() { cancel(context.Cause(t.life)) })()
-	r, err := open(ctx, t, hello, t.inherited(h))
+	in := t.inherited(h)
+	r, err := open(ctx, t, hello, in)
 	if err != nil {
+		in.learnt.forget()
 		_, _ = t.move(was) // is legal
 		return fmt.Errorf("activate: %w", err)
 	}
@@ -219,7 +226,14 @@ func (t *Tenure) Release(ctx context.Context) (serve.Left, error) {
 	if err := t.server.Quiesce(waiting, 0); err != nil {
 		t.log.Warn("calls did not end in time; their intents are stored", "error", err)
 	}
-	err := r.close()
+	rest, err := r.release()
+	t.resting.Go(func() {
+		select {
+		case <-time.After(calm): // the next shim has better use for the processor now
+		case <-t.ended:
+		}
+		rest()
+	})
 	t.left = serve.Left{Generation: r.store.Generation(), Index: r.store.Index()}
 	_, _ = t.move(Released) // is legal
 	return t.left, err
