@@ -37,7 +37,7 @@
 // knows only the old place cannot read it. No migration contracts when a swap is committed: the binary before, which the host keeps, could not be
 // swapped back to.
 //
-// TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two with -tags next.
+// TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two with -tags next.
 //
 // # How the file is verified
 //
