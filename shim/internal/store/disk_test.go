@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -128,6 +129,97 @@ func TestNoRoomAtAll(t *testing.T) {
 	}
 	release()
 	start(t, Options{Path: filepath.Join(dir, "shim.db")}).stop(t)
+}
+
+// TestReadOnlyFileSystem: a generation that comes back to its own file reads it and refuses what is to be written, cleanly and each time. A new
+// generation cannot be noted, so there is none. Once the file can be written to, the store stops, for a shim that starts over.
+func TestReadOnlyFileSystem(t *testing.T) {
+	path := statePath(t)
+	dir := filepath.Dir(path)
+	s := start(t, Options{Path: path})
+	s.must(t, puts(alloc("a")))
+	own := s.Generation()
+	s.stop(t)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mountReadOnly(t, dir)
+	if _, err := Open(t.Context(), Options{Path: path}); !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "mount it for writing") {
+		t.Errorf("a new generation: %v", err)
+	}
+	if _, err := Open(t.Context(), Options{Path: path, Generation: own + 1}); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a higher generation: %v", err)
+	}
+	back, err := Open(t.Context(), Options{Path: path, Generation: own})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(ended(t), Options{Path: path, Generation: own}); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("a second opener: %v", err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- back.Run(t.Context()) }()
+	put := func() error {
+		_, err := back.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc("b")), nil })
+		return err
+	}
+	for range 3 {
+		if err := put(); !errors.Is(err, registry.ErrExhausted) || !strings.Contains(err.Error(), "read-only") {
+			t.Errorf("a commit: %v", err)
+		}
+	}
+	if n := stored(back); n != 1 {
+		t.Errorf("%d allocs are read", n)
+	}
+	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
+		t.Errorf("the file was changed: %v", err)
+	}
+	if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("the file is not open where it was mounted: %v", err) // or this test proves nothing
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := put(); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a commit when it can be written to again: %v", err)
+	}
+	if err := <-stopped; !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "start over") {
+		t.Errorf("the store has stopped for %v", err)
+	}
+	if err := back.Close(); err != nil {
+		t.Error(err)
+	}
+	next := start(t, Options{Path: path})
+	next.must(t, puts(alloc("b")))
+	next.stop(t)
+}
+
+// mountReadOnly makes a directory read-only until the test ends.
+func mountReadOnly(t *testing.T, dir string) {
+	t.Helper()
+	err := unix.Mount(dir, dir, "", unix.MS_BIND, "")
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("mounting needs root")
+	}
+	if err == nil {
+		t.Cleanup(func() {
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		err = unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ended is a context that has ended.
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
 }
 
 // TestSnapshot: a copy that is taken while others commit is a sound file, of one index.

@@ -11,6 +11,8 @@
 //     starts over. The outcome of a commit whose sync failed is not known, so no later commit may build on it. The one
 //     exception is a full or read-only disk, where it can be shown that nothing was written.
 //   - A full disk refuses what takes on something new (ErrExhausted); what winds down still commits, out of a reserve.
+//   - A generation that goes on with its own file can do so on a read-only file system: it reads, and refuses whatever is to be written
+//     (ErrExhausted), until the file could be written to; then it stops, and the process starts over.
 //   - A damaged file is found before it is opened for writing, is never replaced and never changed.
 //   - Records keep the fields, and the file keeps the buckets, that this build does not know.
 //

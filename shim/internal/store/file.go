@@ -57,16 +57,20 @@ func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy str
 }
 
 // openFile opens the file for reading and writing without following links and without waiting at a FIFO, and refuses all that
-// we did not make ourselves.
-func openFile(path string) (*os.File, error) {
+// we did not make ourselves. On a read-only file system it is opened for reading, if that is enough.
+func openFile(path string, readable bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if readable && errors.Is(err, unix.EROFS) {
+		file, err = os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	}
 	switch {
 	case errors.Is(err, unix.ELOOP):
 		return nil, registry.Errorf(registry.ErrDenied, "%s is a symbolic link; the state file must be a file of its own", path)
 	case errors.Is(err, fs.ErrPermission):
 		return nil, registry.Errorf(registry.ErrDenied, "state file: %w", err)
 	case errors.Is(err, unix.EROFS):
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system: %w", path, err)
+		return nil, registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system: %w; mount it for "+
+			"writing, and see in the kernel's log why it was not", path, err)
 	case errors.Is(err, unix.EISDIR):
 		return nil, registry.Errorf(registry.ErrDenied, "%s is a directory", path)
 	case err != nil:
@@ -156,10 +160,10 @@ func sameFile(path string, file *os.File) (bool, error) {
 	return err == nil && os.SameFile(named, opened), err
 }
 
-// openLocked opens and locks the file at path, which is created if it is not there.
-func openLocked(ctx context.Context, path string, s schema) (*os.File, error) {
+// openLocked opens and locks the file at path, which is created if it is not there. readable is openFile's.
+func openLocked(ctx context.Context, path string, s schema, readable bool) (*os.File, error) {
 	for {
-		file, err := openFile(path)
+		file, err := openFile(path, readable)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err := create(ctx, path, s); err != nil {
 				return nil, err
@@ -271,4 +275,10 @@ func openBolt(path string, file *os.File) (db *bolt.DB, err error) {
 	}
 	db.AllocSize = growStep
 	return db, nil
+}
+
+// writable says whether the open file can be written to.
+func writable(file *os.File) bool {
+	flags, err := unix.FcntlInt(file.Fd(), unix.F_GETFL, 0)
+	return err == nil && flags&unix.O_ACCMODE == unix.O_RDWR
 }

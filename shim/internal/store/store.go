@@ -21,7 +21,7 @@ import (
 type Options struct {
 	Path string // of the file; its directory is the state directory
 	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
-	// Open writes nothing; a lower one is fenced.
+	// Open writes nothing, and a file on a read-only file system will do; a lower one is fenced.
 	Generation registry.Generation
 	// Left is as what the last writer says to have left the file. One that is so is not walked again: its writer knew it to be whole. The
 	// zero value: nobody has said.
@@ -69,6 +69,7 @@ type Store struct {
 	file       *os.File // bbolt's own; closed by it
 	db         *bolt.DB
 	generation registry.Generation
+	readOnly   bool   // the file system was, when the file was opened
 	boot       string // that the file had before
 	queue      *queue
 	readers    readers
@@ -94,7 +95,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	file, err := openLocked(ctx, path, *options.schema)
+	file, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +104,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	s := &Store{options: options, path: path, file: file, db: db, boot: found.boot, queue: newQueue(), stopped: make(chan struct{})}
+	s := &Store{options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, queue: newQueue(), stopped: make(chan struct{})}
 	if err := s.takeOver(found); err != nil {
 		_ = db.Close()
 		return nil, err
@@ -199,6 +200,12 @@ func (s *Store) takeOver(found state) (err error) {
 	s.generation = s.options.Generation
 	if s.generation == 0 {
 		s.generation = found.generation + 1
+	}
+	if s.readOnly && (s.generation != found.generation || !s.options.schema.settled(found.window)) {
+		return registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system, and another generation has to be noted there", s.path)
+	}
+	if s.readOnly {
+		return s.readers.publish(s.db)
 	}
 	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
 		if err := s.raise(found); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -247,6 +248,10 @@ func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 		g.answers[i] = answer{0, err}
 		return nil
 	}
+	if s.readOnly {
+		g.answers[i] = answer{0, errReadOnly}
+		return s.writableAgain()
+	}
 	if d.grows {
 		switch err := s.reserve(b.transaction.tx.Size()); {
 		case errors.Is(err, registry.ErrExhausted):
@@ -260,6 +265,19 @@ func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 	g.answers[i] = answer{index: d.applied.Index}
 	g.applied = append(g.applied, d.applied)
 	return b.write(d)
+}
+
+// errReadOnly is why nothing is written to a file that was opened for reading.
+var errReadOnly = registry.Errorf(registry.ErrExhausted, "the state is on a read-only file system: nothing is written until that is mounted for writing")
+
+// writableAgain is an error once the file could be opened for writing: a shim that starts over does.
+func (s *Store) writableAgain() error {
+	file, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	_ = file.Close()
+	return registry.Errorf(registry.ErrUnavailable, "%s can be written to again; start over", s.path)
 }
 
 // publish commits, then shows, then tells.
