@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -66,7 +67,7 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 	}
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return forWantOfRoom(err)
 	}
 	defer func() {
 		if err = errors.Join(err, to.Close()); err != nil {
@@ -82,9 +83,17 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 			return s.said(ctx, err)
 		}
 		if _, err := to.Write(chunk.GetData()); err != nil {
-			return err
+			return forWantOfRoom(err)
 		}
 	}
+}
+
+// forWantOfRoom says what to do where the copy of a state has no room.
+func forWantOfRoom(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return registry.Errorf(registry.ErrExhausted, "%w: a swap needs room for a copy of the state; free some there", err)
+	}
+	return err
 }
 
 func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, err error) {

@@ -1,0 +1,169 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
+)
+
+// atActivation is a world on a disk of its own with a swap whose new shim is about to take the state.
+type atActivation struct {
+	*world
+	disk    *volatileDisk
+	plugin  *pluginTask
+	swapped <-chan error
+	report  host.Swapped
+	goOn    string
+}
+
+func newAtActivation(t *testing.T) *atActivation {
+	t.Parallel()
+	disk := newDisk(t, "ext4", "600M")
+	a := &atActivation{world: placed(t, everything...), disk: disk}
+	a.config.StateDir, a.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	a.open()
+	a.plugin = a.world.plugin("alloc-p", csifake.Monolith)
+	a.must(a.create("one"))
+	a.must(a.create("two"))
+	a.must(second(a.prepare(a.group("user", "one", oneWriter))))
+	here := filepath.Join(a.dir, "here")
+	a.goOn = filepath.Join(a.dir, "go-on")
+	path := fault.Binary(t, faulty, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.goOn)
+	a.swapped = goes(func() (err error) {
+		a.report, err = a.host.Swap(a.ctx(), host.Binary{Path: path})
+		return err
+	})
+	a.eventually("the new shim is at its activation", func() bool { return exists(here) })
+	return a
+}
+
+// goesOn lets it be activated, and gives what became of the swap.
+func (a *atActivation) goesOn() error {
+	a.t.Helper()
+	a.must(os.WriteFile(a.goOn, nil, 0o600))
+	err := a.ends("the swap", a.swapped)
+	a.t.Logf("the swap: %s at %q after %s: %v", a.report.Outcome, a.report.Failed, a.report.Hold, err)
+	return err
+}
+
+// reads: who serves tells what there is.
+func (a *atActivation) reads() {
+	a.t.Helper()
+	volumes, _, err := a.host.Volumes(a.ctx(), host.VolumeQuery{})
+	if err != nil || len(volumes) != 2 {
+		a.t.Errorf("%d volumes are listed: %v", len(volumes), err)
+	}
+}
+
+// takenDown: all goes on as ever, a swap as well.
+func (a *atActivation) takenDown() {
+	a.t.Helper()
+	a.must(a.create("three"))
+	a.must(second(a.host.Swap(a.ctx(), host.Binary{Path: fault.Binary(a.t, faulty, a.dir, "later")})))
+	for _, id := range []string{"one", "two", "three"} {
+		a.must(a.delete(id))
+	}
+	a.exit(a.plugin)
+}
+
+// TestDiskFullAtActivation: the disk fills up while the new shim is about to take the state. Whoever serves then reads, and lets go of what is
+// used; what is new is refused with what to do. Once there is room all goes on by itself.
+func TestDiskFullAtActivation(t *testing.T) {
+	a := newAtActivation(t)
+	free := a.disk.fill()
+	if err := a.goesOn(); err != nil && !strings.Contains(err.Error(), "swap: activate: ") {
+		t.Errorf("the error does not say where: %v", err)
+	}
+	a.reads()
+	var made []string
+	for err := error(nil); err == nil; {
+		id := fmt.Sprint("more-", len(made))
+		if err = a.createWith(a.ctx(), id, `parameters = { text = "`+strings.Repeat("x", 3000)+`" }`); err == nil {
+			made = append(made, id)
+		} else if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "no room") {
+			t.Fatalf("something new on a full disk: %v", err)
+		}
+		if len(made) > 5000 {
+			t.Fatal("the disk is never full")
+		}
+	}
+	t.Logf("%d volumes fit in what was reserved", len(made))
+	a.must(a.release("user"))
+	for _, id := range made {
+		a.must(a.delete(id))
+	}
+	free()
+	a.takenDown()
+}
+
+// TestSwapOnAFullDisk: a swap that needs room where there is none is refused before it holds a call, and says what to do.
+func TestSwapOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	disk := newDisk(t, "ext4", "600M")
+	w := placed(t, everything...)
+	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	w.open()
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.create("one"))
+	stored := w.anotherShim("stored")
+	w.must(second(w.host.Swap(w.ctx(), stored)))
+	w.must(second(w.host.Swap(w.ctx(), w.config.Shim)))
+	before, err := w.host.Status(w.ctx())
+	w.must(err)
+	free := disk.fill()
+	for step, b := range map[string]host.Binary{"verify": w.anotherShim("new"), "prepare": stored} {
+		report, err := w.host.Swap(w.ctx(), b)
+		t.Logf("%s: %v", step, err)
+		if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: "+step) || !strings.Contains(err.Error(), "room") || report.Hold != 0 {
+			t.Errorf("a swap that fails at %s: %v, calls held %s", step, err, report.Hold)
+		}
+	}
+	if after, err := w.host.Status(w.ctx()); err != nil || after.PID != before.PID || after.Generation != before.Generation {
+		t.Errorf("the shim was %+v and is %+v, %v", before, after, err)
+	}
+	free()
+	w.must(second(w.host.Swap(w.ctx(), stored)))
+	w.must(w.delete("one"))
+	w.exit(p)
+}
+
+// readOnly makes the state directory so for whoever opens a file of it from now on; writable takes that back.
+func (d *volatileDisk) readOnly(dir string) (writable func()) {
+	d.t.Helper()
+	d.do("mount", "--rbind", dir, dir)
+	d.do("mount", "-o", "remount,bind,ro", dir)
+	return func() { d.do("mount", "-o", "remount,bind,rw", dir) }
+}
+
+// TestDiskReadOnlyAtActivation: the file system is made read-only while the new shim is about to take the state, which it cannot then. The old
+// one goes on without a write: it reads, and says why it does nothing else. Once the state can be written to all goes on without a hand.
+func TestDiskReadOnlyAtActivation(t *testing.T) {
+	a := newAtActivation(t)
+	db := filepath.Join(a.config.StateDir, "shim.db")
+	text, err := os.ReadFile(db)
+	a.must(err)
+	writable := a.disk.readOnly(a.config.StateDir)
+	err = a.goesOn()
+	if err == nil || !strings.Contains(err.Error(), "swap: activate: ") || !strings.Contains(err.Error(), unix.EROFS.Error()) {
+		t.Errorf("the error does not say where and why: %v", err)
+	}
+	a.reads()
+	if now, err := os.ReadFile(db); err != nil || string(now) != string(text) {
+		t.Errorf("the state was written to: %v", err)
+	}
+	if err := a.create("three"); !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("something new: %v", err)
+	}
+	writable()
+	a.must(a.release("user"))
+	a.takenDown()
+}
