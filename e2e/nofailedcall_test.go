@@ -56,6 +56,20 @@ func (tr *traffic) judge() {
 	for _, problem := range effectsOnce(calls, events) {
 		tr.t.Error(problem)
 	}
+	tr.t.Logf("of %d calls of plugins %d were made again, over %d shims", len(calls), madeAgain(calls), len(tr.pids))
+}
+
+// madeAgain is how many calls were made for which there had been one already.
+func madeAgain(calls []journal.Call) (n int) {
+	first := map[deed]bool{}
+	for _, c := range calls {
+		d := deed{subjectOf(c), c.RPC}
+		if first[d] {
+			n++
+		}
+		first[d] = true
+	}
+	return n
 }
 
 // TestNoFailedCallIsJudged: what judges the calls finds one that is made again blindly, one with other fields, and one that nobody tells of.

@@ -81,3 +81,33 @@ func TestLongCallsSurvive(t *testing.T) {
 		}
 	}
 }
+
+// One call hangs at the driver while shim follows shim: no swap waits for it, each shim makes the same call again, and the last one has its answer.
+func TestOneCallSurvivesManyShims(t *testing.T) {
+	t.Parallel()
+	s := newSuccession(t, everything...)
+	p := s.plugin("alloc-p", csifake.Monolith)
+	p.On("NodeStageVolume").Times(4).Hang() // until its caller goes
+	done := goes(s.story)
+	sent := func(n int) func() bool { return func() bool { return len(s.sent("NodeStageVolume")) == n } }
+	s.eventually("the call is made", sent(1))
+	for n := range 3 {
+		report := s.swap()
+		s.eventually("the call is made again", sent(n+2))
+		t.Logf("calls were held for %s", report.Hold)
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("the story ended while a call of it hangs: %v", err)
+	default:
+	}
+	s.kill()
+	s.must(s.ends("the story", done))
+	if calls := s.oneRequest("NodeStageVolume", 5); len(calls) > 5 {
+		t.Errorf("for five shims there were %d calls", len(calls))
+	}
+	for _, problem := range twoMasters(s.sent(), s.pids) {
+		t.Error(problem)
+	}
+	s.exit(p)
+}

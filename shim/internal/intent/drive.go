@@ -114,6 +114,8 @@ func (d *drive) open(ctx context.Context) error {
 
 // send sends the call once. A nil result means that it is done.
 func (d *drive) send(ctx context.Context) *registry.CallError {
+	ctx, done := lingering(ctx)
+	defer done()
 	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
 	defer cancel()
 	err := judge(d.Intent.RPC, d.Do(ctx))

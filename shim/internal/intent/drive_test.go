@@ -115,6 +115,7 @@ func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	log, gone := registrytest.NewLog(time.Now), errors.New("gone")
 	err := Drive(ctx, log, time.Now, stage(func(ctx context.Context) error {
 		cancel(gone)
+		<-ctx.Done()
 		return ctx.Err()
 	}))
 	if !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, gone) {

@@ -17,6 +17,7 @@ import (
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/reconcile"
 	"holdfast/shim/internal/serve"
@@ -50,7 +51,7 @@ type reign struct {
 	writer    sync.WaitGroup // the store's
 }
 
-var errReleased = registry.Errorf(registry.ErrUnavailable, "this shim is not active any more")
+var errReleased = registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo)
 
 // open builds a reign for what the host has said of itself.
 func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*reign, error) {

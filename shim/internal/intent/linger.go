@@ -1,0 +1,37 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Linger is how long a call has from its beginning, though its shim lets go of the state meanwhile: one that is short ends, and is not made twice; one
+// that is long is called off, and made again by the next shim.
+const Linger = 10 * time.Millisecond
+
+// ErrLetGo is, or is in, the cause of a context that ends because its shim lets go of the state.
+var ErrLetGo = errors.New("this shim is not active any more")
+
+// lingering is ctx for a call that begins now. It ends with ctx, but not before Linger if ctx ends for ErrLetGo.
+func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() != nil {
+		return context.WithCancel(ctx)
+	}
+	began := time.Now()
+	call, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		why := context.Cause(ctx)
+		if !errors.Is(why, ErrLetGo) {
+			cancel(why)
+			return
+		}
+		time.AfterFunc(Linger-time.Since(began), func() { cancel(why) })
+	})
+	end, has := ctx.Deadline()
+	if !has {
+		return call, func() { stop(); cancel(nil) }
+	}
+	limited, done := context.WithDeadline(call, end)
+	return limited, func() { stop(); cancel(nil); done() }
+}
