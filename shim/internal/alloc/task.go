@@ -327,7 +327,8 @@ func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskK
 		return t.answered(ctx, call, struct{}{})
 	}
 	t.unwatch(k, errExited)
-	_, err = t.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	// Whoever called it off would not know whether it is recorded, and its directory would stay.
+	_, err = t.log.Commit(context.WithoutCancel(ctx), func(v registry.View) (registry.Change, error) {
 		change := t.deregistered(v, task, how.String())
 		change.Put = append(change.Put, call.Answered(struct{}{})...)
 		if how.Final {

@@ -1,12 +1,16 @@
 package alloc
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -242,4 +246,49 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 			t.Errorf("a start of it: %v", err)
 		}
 	})
+}
+
+// impatient is a log whose callers do not learn what became of a change that was being written when their context ended.
+type impatient struct {
+	registry.Log
+	writing func()
+}
+
+func (l impatient) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+	at, err := l.Log.Commit(context.WithoutCancel(ctx), decide)
+	l.writing()
+	if ctx.Err() != nil {
+		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
+	}
+	return at, err
+}
+
+// removals are the directories of sockets that were removed.
+type removals struct {
+	*parts
+	dirs []string
+}
+
+func (r *removals) RemoveSocketDir(dir string) error {
+	r.dirs = append(r.dirs, dir)
+	return nil
+}
+
+// A shim that lets go while the end of a task is being written removes the directory of its socket: the next one answers the call again from
+// what is stored, and would leave it.
+func TestDirectoryOfATaskThatEndsInASwapIsRemoved(t *testing.T) {
+	p := &removals{parts: newParts(t)}
+	cut := func() {}
+	ts := NewTasks(impatient{p.log, func() { cut() }}, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
+	defer running(ts.Run)()
+	start(t, ts, "a", 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cut = cancel
+	key := registry.TaskKey{Alloc: "a", Task: "t"}
+	if err := ts.Exited(ctx, registry.Call{}, key, 1, Exit{Final: true}); err != nil {
+		t.Error(err)
+	}
+	if len(p.dirs) != 1 {
+		t.Errorf("removed: %q", p.dirs)
+	}
 }
