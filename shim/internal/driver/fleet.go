@@ -23,6 +23,7 @@ type Fleet struct {
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
 	conns     map[registry.TaskKey]*Conn
 	memories  map[registry.PluginID]*memory
+	ending    bool
 	ended     bool
 }
 
@@ -63,11 +64,11 @@ func (f *Fleet) Connect(t registry.TaskKey, at registry.Endpoint) (supervise.Plu
 	return f.Open(t, at)
 }
 
-// Close ends the task's connection, if there is one. Calls under way end uncertain.
+// Close ends the task's connection, if there is one. Calls under way end uncertain. A fleet that is about to end leaves that to End.
 func (f *Fleet) Close(t registry.TaskKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c := f.conns[t]; c != nil {
+	if c := f.conns[t]; c != nil && !f.ending {
 		c.close()
 		delete(f.conns, t)
 	}
@@ -84,6 +85,13 @@ func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 			delete(f.conns, t)
 		}
 	}
+}
+
+// Ending says that End comes, as soon as whoever calls plugins has ended.
+func (f *Fleet) Ending() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ending = true
 }
 
 // End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. Those over which

@@ -193,6 +193,9 @@ func (r *reign) loop(t *Tenure, name string, f func(context.Context) error) {
 
 // stop ends the use cases' loops and the calls that are under way; both still write down how they ended.
 func (r *reign) stop(why error) {
+	if r.fleet != nil {
+		r.fleet.Ending()
+	}
 	r.cancel(why)
 	r.work.Wait()
 }
