@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"holdfast/internal/fault"
 )
 
 // roles are what this program is as another process.
@@ -25,8 +27,10 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
-// Both builds of the shim.
-var binaries [2]string
+var (
+	binaries [2]string // both builds of the shim
+	faulty   string    // the shim that fails on purpose: see package fault
+)
 
 func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "h-bin-")
@@ -42,6 +46,10 @@ func run(m *testing.M) int {
 			fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
 			return 1
 		}
+	}
+	if faulty, err = fault.Build(dir, raceFlag...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	return m.Run()
 }

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
 )
 
 // TestSwapFigures is the run. HOLDFAST_SWAPS says how many swaps; without it few are made, on a small node.
@@ -50,8 +51,11 @@ func (n *node) warm() {
 		_, err := n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
 		must(n.t, err)
 	}
-	if _, err := n.host.Swap(n.ctx(), host.Binary{Path: n.rubbish()}); err == nil {
-		n.t.Fatal("rubbish was taken for a shim")
+	for i := range 3 { // as many binaries as are kept
+		b := fault.Binary(n.t, faulty, n.dir, fmt.Sprint("warm-", i), "Rehearse before error damaged", fmt.Sprintf("Hello after touch %s/warm-%d-greeted", n.dir, i))
+		if _, err := n.host.Swap(n.ctx(), host.Binary{Path: b}); err == nil {
+			n.t.Fatal("a shim that refuses the state was taken")
+		}
 	}
 	l.finish()
 	for _, err := range l.failed {
@@ -184,18 +188,34 @@ func (n *node) rubbish() string {
 	return path
 }
 
-// failing swaps to what is no shim: nothing is held.
+// failing swaps to what is no shim, or does not take a copy of the state over: nothing is held. Then to what cannot take the state itself.
 func (n *node) failing(t *testing.T, r *report) {
+	t.Helper()
+	none, most := limit{max: time.Nanosecond}, limit{max: 600 * time.Millisecond}
+	refuses := fault.Binary(t, faulty, n.dir, "refuses", "Rehearse before error damaged")
+	n.fails(t, r, "before the fence", none, host.SwapRefused, n.rubbish(), refuses)
+	errs := fault.Binary(t, faulty, n.dir, "errs", "Activate before error damaged")
+	dies := fault.Binary(t, faulty, n.dir, "dies", "Activate before kill-self")
+	last := fault.Binary(t, faulty, n.dir, "late", "Activate after kill-self")
+	all := []string{errs, dies, last}
+	if n.sizes.budget == 0 { // else it is waited for as long
+		all = append(all, fault.Binary(t, faulty, n.dir, "hangs", "Activate before hang"))
+	}
+	n.fails(t, r, "after the fence", most, host.SwapRolledBack, all...)
+}
+
+// fails swaps to each of the binaries in turn.
+func (n *node) fails(t *testing.T, r *report, when string, aim limit, want host.SwapOutcome, paths ...string) {
 	t.Helper()
 	l := startLoad(n, &expectations{})
 	n.rest()
 	var hold []time.Duration
 	var swaps windows
-	for range n.sizes.failures {
+	for i := range max(n.sizes.failures, len(paths)) {
 		from := time.Now()
-		got, err := n.host.Swap(n.ctx(), host.Binary{Path: n.rubbish()})
-		if err == nil || got.Outcome != host.SwapRefused {
-			t.Errorf("a swap to rubbish: %v, %+v", err, got)
+		got, err := n.host.Swap(n.ctx(), host.Binary{Path: paths[i%len(paths)]})
+		if err == nil || got.Outcome != want {
+			t.Errorf("a swap to %s: %v, %+v", filepath.Base(paths[i%len(paths)]), err, got)
 		}
 		swaps = append(swaps, window{from, time.Now()})
 		hold = append(hold, got.Hold)
@@ -205,10 +225,10 @@ func (n *node) failing(t *testing.T, r *report) {
 	for _, err := range l.failed {
 		t.Errorf("a call failed: %v", err)
 	}
-	r.add("hold of a swap that fails before the fence", hold, limit{max: time.Nanosecond})
+	r.add("hold of a swap that fails "+when, hold, aim)
 	all := tell(l.calls, nil, swaps)
-	r.add("mutating call meanwhile", all.during[false], limit{})
-	r.add("control: mutating call while there is no swap", all.quiet[false], limit{})
+	r.add("mutating call during such a swap", all.during[false], limit{})
+	r.add("control: mutating call while there is none", all.quiet[false], limit{})
 }
 
 // killed kills the shim, and waits for the answer to a call that is waiting already. Each time it is a host that has just begun: the back-off of
