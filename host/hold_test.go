@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,6 +71,43 @@ func TestCrashLoopIsReportedAndSlowsDown(t *testing.T) {
 		t.Errorf("%d starts in a second", n)
 	}
 	repair()
+}
+
+// A shim that serves and dies, again and again, is started ever more rarely, and how often is told. Calls go on whenever one serves: none fails.
+func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
+	w := newWorld(t)
+	ctx, stop := context.WithCancel(w.ctx())
+	var calls sync.WaitGroup
+	for range 3 {
+		calls.Go(func() {
+			for ctx.Err() == nil {
+				if err := w.host.ReleaseAlloc(w.ctx(), "a"); err != nil {
+					t.Errorf("a call failed: %v", err)
+					return
+				}
+			}
+		})
+	}
+	const deaths = 6
+	var waits [deaths]time.Duration
+	for i := range waits {
+		was := w.host.Standing()
+		must(t, syscall.Kill(was.PID, syscall.SIGKILL))
+		for now := was; !now.Serving || now.PID == was.PID; now = w.host.Standing() {
+			if !now.Serving && !now.Next.IsZero() {
+				waits[i] = max(waits[i], now.Next.Sub(now.Since))
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if now := w.host.Standing(); now.Failures != i+1 || !strings.Contains(now.Reason, "killed") {
+			t.Errorf("after %d deaths: %+v", i+1, now)
+		}
+	}
+	stop()
+	calls.Wait()
+	if last := waits[deaths-1]; last < 8*10*time.Millisecond {
+		t.Errorf("the waits before the starts were %v", waits)
+	}
 }
 
 // A shim that ends by itself is told of with its last words; the call that met its end is answered by the next.
