@@ -138,7 +138,7 @@ func (l *load) stops(t *testing.T) {
 	l.cancel()
 	l.wg.Wait()
 	l.hasFailed(t)
-	if l.writes.Load() < 10 || l.reads.Load() < 10 {
+	if l.writes.Load() == 0 || l.reads.Load() == 0 {
 		t.Errorf("there was no load: %d writes, %d reads", l.writes.Load(), l.reads.Load())
 	}
 }
