@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -38,7 +40,8 @@ func noLongerThan(ctx context.Context, limit time.Duration) (context.Context, co
 // said is the error of a call at this shim. One that was cut off by the shim's death tells of that, and of its last words; one that ended with
 // its context tells why that did.
 func (s *shim) said(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
+	if overdue(ctx, err) {
+		<-ctx.Done()
 		return registry.Errorf(registry.ErrUnavailable, "%w", context.Cause(ctx))
 	}
 	if !cutOff(err) {
@@ -50,6 +53,12 @@ func (s *shim) said(ctx context.Context, err error) error {
 	case <-time.After(noticed):
 		return wire.Error(err)
 	}
+}
+
+// overdue says whether a call has ended because its time was up. The shim has the same deadline, and its clock may be the first: the call is then
+// cut off before the deadline here.
+func overdue(ctx context.Context, err error) bool {
+	return err != nil && timeIsUp(ctx) && (cutOff(err) || status.Code(err) == codes.DeadlineExceeded)
 }
 
 // explained is said, with the last words of a shim that lives as well: a candidate is about to be ended.
