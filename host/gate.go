@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -230,8 +231,8 @@ func timeIsUp(ctx context.Context) bool {
 }
 
 // cutOff says whether nobody has answered a call whose caller still waits: the transport failed, its connection was closed after the
-// shim's death, or the shim is not active. An answer of the shim carries a detail.
+// shim's death, the time was up as the transport has it, or the shim is not active. An answer of the shim carries a detail.
 func cutOff(err error) bool {
 	st, is := status.FromError(err)
-	return is && (st.Code() == codes.Unavailable || st.Code() == codes.Canceled) && len(st.Details()) == 0
+	return is && len(st.Details()) == 0 && slices.Contains([]codes.Code{codes.Unavailable, codes.Canceled, codes.DeadlineExceeded}, st.Code())
 }
