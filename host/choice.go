@@ -6,6 +6,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+
+	"holdfast/host/internal/launch"
 )
 
 // choice is which binary is run: the one that the configuration names, or one that was swapped to since. The newest decision counts, so a
@@ -27,6 +29,13 @@ func openChoice(dir string) *choice {
 		return &choice{path: c.path}
 	}
 	return c
+}
+
+// hold has the binaries of the choice count as used now: adding another one to the store does not remove them.
+func (c *choice) hold(ctx context.Context, binaries *launch.Store) {
+	for _, sum := range []string{c.Previous, c.Running} {
+		_, _ = binaries.Stored(ctx, sum) // what is not there cannot be held: decide says so
+	}
 }
 
 // write makes it durable.

@@ -89,12 +89,13 @@ func (h *Host) take(ctx context.Context) error {
 	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
 		return err
 	}
+	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
+	h.choice.hold(ctx, h.binaries)
 	binary, err := h.verify(ctx, h.config.Shim)
 	if err != nil {
 		return err
 	}
 	h.running.set(binary)
-	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
 	return nil
 }
 

@@ -140,6 +140,29 @@ func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
 	}
 }
 
+// A binary that was swapped back to is the oldest file in the store. It is not removed when the next host adds the configured one anew.
+func TestNextHostFindsWhatWasSwappedBackTo(t *testing.T) {
+	w := at(t)
+	w.config.SwapBudget = patience
+	w.open()
+	var back host.Binary
+	for _, name := range []string{"one", "two", "three"} {
+		b := host.Binary{Path: another(t, w.dir, name)}
+		_, err := w.host.Swap(w.ctx(), b)
+		must(t, err)
+		if name == "one" {
+			back = b
+		}
+	}
+	report, err := w.host.Swap(w.ctx(), back)
+	must(t, err)
+	must(t, w.host.Close())
+	w.open()
+	if got := w.host.Standing().SHA256; got != report.To {
+		t.Errorf("%s was swapped back to, and %s is run", report.To, got)
+	}
+}
+
 // A binary that had not baked when its host died, and does not start for the next one, is rolled back.
 func TestNextHostRollsBack(t *testing.T) {
 	w := newWorld(t)
