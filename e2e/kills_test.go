@@ -187,7 +187,7 @@ func killedAtVerify(s *siege, victim string) {
 	next := s.binary(s.t, "new-"+victim)
 	long, err := os.OpenFile(next, os.O_RDWR, 0)
 	s.must(err)
-	s.must(long.Truncate(512 << 20))
+	s.must(long.Truncate(256 << 20))
 	s.must(long.Close())
 	s.attempts(next)
 	before := s.shims()

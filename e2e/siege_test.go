@@ -63,6 +63,7 @@ func newSiege(t *testing.T) *siege {
 	s.writer = s.alloc("writer").Tasks[0]
 	s.wait("the task writes", func() bool { return len(s.written()) > 3 })
 	s.mounts = s.mountTable()
+	t.Cleanup(s.endLoad)
 	for i := range 3 {
 		s.load.Go(func() { s.volumes(i) })
 	}
@@ -92,6 +93,13 @@ func sumOf(t *testing.T, path string) string {
 }
 
 func (s *siege) over() bool { return closed(s.ending) }
+
+func (s *siege) endLoad() {
+	if !s.over() {
+		close(s.ending)
+	}
+	s.load.Wait()
+}
 
 // volumes makes volumes, and deletes every other one.
 func (s *siege) volumes(client int) {
@@ -261,8 +269,7 @@ func (s *siege) written() []string {
 func (s *siege) judge() {
 	s.t.Helper()
 	s.goesOn("after it")
-	close(s.ending)
-	s.load.Wait()
+	s.endLoad()
 	s.oneIsActive()
 	s.nothingIsLost()
 	s.tidy()
