@@ -57,6 +57,7 @@ func (s *station) leave() {
 		}
 		for _, v := range csifake.Check(s.path("journal"), journal.Options{Settled: true}) {
 			s.t.Errorf("journal: %s", v)
+			s.before(v)
 		}
 	}
 	if s.t.Failed() && s.agent != nil {
@@ -68,6 +69,19 @@ func (s *station) leave() {
 	}
 	if err := s.sweep(); err != nil {
 		s.t.Error(err)
+	}
+}
+
+// before logs what the journal has of the violation's volume shortly before it: who called what, and who has gone.
+func (s *station) before(v journal.Violation) {
+	lines, err := journal.Read(s.path("journal"))
+	if err != nil || v.Line == 0 {
+		return
+	}
+	for i, l := range lines[max(0, v.Line-40):v.Line] {
+		if l.Volume == lines[v.Line-1].Volume {
+			s.t.Logf("line %d: %s %s call %d of %d, request %.8s, beside %v: %s", max(0, v.Line-40)+i+1, l.Kind, l.RPC, l.Call, l.Peer, l.Hash, l.Beside, l.Code)
+		}
 	}
 }
 
