@@ -2,10 +2,13 @@ package csifake
 
 import (
 	"context"
+	"errors"
+	"os"
 	"path"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -127,7 +130,7 @@ func (p *Plugin) arrive(c *call) bool {
 		return false
 	}
 	for _, other := range beside {
-		if !other.gone {
+		if !other.gone && !other.orphaned() {
 			c.line.Beside = append(c.line.Beside, other.line.Call)
 		}
 	}
@@ -160,9 +163,14 @@ func (p *Plugin) companions(c *call) []*call {
 
 // farewell writes that the caller of a running call has gone, once. p.mu is held.
 func (p *Plugin) farewell(c *call) {
-	if p.open[c] && c.ctx.Err() != nil {
+	if p.open[c] && (c.ctx.Err() != nil || c.orphaned()) {
 		p.sayGone(c)
 	}
+}
+
+// orphaned says whether the call's caller is another process, which is dead. The end of its connection may be read later than that.
+func (c *call) orphaned() bool {
+	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }
 
 // sayGone is farewell for whoever knows better than the call. p.mu is held.

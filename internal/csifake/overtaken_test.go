@@ -2,10 +2,13 @@ package csifake
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -70,3 +73,39 @@ func TestTheDeadKeepNoVolume(t *testing.T) {
 	_, err := dial(t, Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
 	must(t, err)
 }
+
+// A call whose caller was killed is in flight for nobody, though the end of its connection was not read yet.
+func TestCallsOfDeadCallersAreInNobodysFlight(t *testing.T) {
+	fake := Start(t, Config{Caps: AllCaps})
+	caller := exec.Command("true")
+	must(t, caller.Run())
+	from := func(pid int) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: peerAddr{pid: pid, via: nobody{}}})
+	}
+	request := &csi.DeleteVolumeRequest{VolumeId: "v"}
+	arrived, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = fake.handle(from(caller.Process.Pid), csi.Controller_DeleteVolume_FullMethodName, request, func(context.Context) (proto.Message, error) {
+			close(arrived)
+			<-end
+			return &csi.DeleteVolumeResponse{}, nil
+		})
+	}()
+	<-arrived
+	_, _ = fake.handle(from(os.Getpid()), csi.Controller_DeleteVolume_FullMethodName, request, func(context.Context) (proto.Message, error) {
+		return &csi.DeleteVolumeResponse{}, nil
+	})
+	close(end)
+	<-done
+	calls, err := fake.Calls()
+	must(t, err)
+	if len(calls) != 2 || len(calls[1].Beside) > 0 {
+		t.Errorf("%+v", calls)
+	}
+}
+
+// nobody is a connection that is not cut.
+type nobody struct{}
+
+func (nobody) cut() {}
