@@ -229,9 +229,7 @@ func (s *swaps) traces() traces {
 
 // is compares what can be compared: a host that has never swapped has no history.
 func (a traces) is(b traces) bool {
-	same := slices.Equal(a.files, b.files)
-	a.files, b.files = nil, nil
-	return same && a.mounts == b.mounts && a.processes == b.processes && a.directories == b.directories && a.writers == b.writers &&
+	return slices.Equal(a.files, b.files) && a.mounts == b.mounts && a.processes == b.processes && a.directories == b.directories && a.writers == b.writers &&
 		a.descriptors == b.descriptors
 }
 

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -215,13 +216,25 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 		sent()
 		switch {
 		case !cutOff(err):
-			return wire.Error(err)
+			return late(ctx, wire.Error(err))
 		case timeIsUp(ctx):
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}
 		cut = sh
 	}
+}
+
+// late is the error of a call. Where the caller's time is up, it says so as well: what was waited for is one matter, that the wait has ended another.
+func late(ctx context.Context, err error) error {
+	if !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded) || !timeIsUp(ctx) {
+		return err
+	}
+	<-ctx.Done()
+	if end := context.Cause(ctx); !errors.Is(err, end) {
+		return fmt.Errorf("%w: %w", end, err)
+	}
+	return err
 }
 
 // timeIsUp says whether the caller's time is up, or is in a moment: the shim has the same deadline, and its clock may be the first.

@@ -143,13 +143,6 @@ func (ws windows) at(from, to time.Time) (int, bool) {
 	return i, false
 }
 
-func (ws windows) sum() (d time.Duration) {
-	for _, w := range ws {
-		d += w.to.Sub(w.from)
-	}
-	return d
-}
-
 // medians are those of each sort of call, in calls that no swap was near.
 type medians map[sort]time.Duration
 

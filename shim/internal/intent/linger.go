@@ -22,7 +22,10 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	call, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		why := context.Cause(ctx)
-		if !errors.Is(why, ErrLetGo) {
+		switch {
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return // the call has the same deadline, and ends of that rather than of being called off
+		case !errors.Is(why, ErrLetGo):
 			cancel(why)
 			return
 		}
