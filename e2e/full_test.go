@@ -78,6 +78,7 @@ func (a *atActivation) takenDown() {
 // TestDiskFullAtActivation: the disk fills up while the new shim is about to take the state. Whoever serves then reads, and lets go of what is
 // used; what is new is refused with what to do. Once there is room all goes on by itself.
 func TestDiskFullAtActivation(t *testing.T) {
+	slow(t)
 	a := newAtActivation(t)
 	free := a.disk.fill()
 	if err := a.goesOn(); err != nil && !strings.Contains(err.Error(), "swap: activate: ") {
@@ -107,6 +108,7 @@ func TestDiskFullAtActivation(t *testing.T) {
 
 // TestSwapOnAFullDisk: a swap that needs room where there is none is refused before it holds a call, and says what to do.
 func TestSwapOnAFullDisk(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	disk := newDisk(t, "ext4", "600M")
 	w := placed(t, everything...)
@@ -147,6 +149,7 @@ func (d *volatileDisk) readOnly(dir string) (writable func()) {
 // TestDiskReadOnlyAtActivation: the file system is made read-only while the new shim is about to take the state, which it cannot then. The old
 // one goes on without a write: it reads, and says why it does nothing else. Once the state can be written to all goes on without a hand.
 func TestDiskReadOnlyAtActivation(t *testing.T) {
+	slow(t)
 	a := newAtActivation(t)
 	db := filepath.Join(a.config.StateDir, "shim.db")
 	text, err := os.ReadFile(db)

@@ -22,6 +22,7 @@ const longBudget = patience / 4
 // BoundedHold: what changes something is held for at most the budget, with the caller's own deadline running, and never fails of it; over budget
 // the swap is given up. Reads go on.
 func TestBoundedHold(t *testing.T) {
+	slow(t)
 	for what, test := range map[string]func(*swaps){
 		"reads go on, deadlines run":             (*swaps).heldInQuiesce,
 		"a call at the driver is not waited for": (*swaps).notHeldByADriver,

@@ -68,6 +68,7 @@ func (m moment) kill(victim string) string {
 // serves, nothing that was acknowledged is lost, the plugin's journal is legal, and no mount and no task was touched; nobody had to do anything
 // but to start a host that was killed. Two of the 24 cannot be: there is no new shim yet at verify, and no old one any more after commit.
 func TestKilledAtEachStep(t *testing.T) {
+	slow(t)
 	points := moments
 	if os.Getenv("HOLDFAST_CHAOS") != "" {
 		points = append(points, more...)
@@ -272,6 +273,7 @@ func holds(pid int, file string) bool {
 // TestKilledAtRandomTimes is the complement: who dies when within a swap is left to chance. HOLDFAST_CHAOS=10m goes on for that long;
 // HOLDFAST_CHAOS_SEED=7 is the seed.
 func TestKilledAtRandomTimes(t *testing.T) {
+	slow(t)
 	for _, seed := range ordinarySeeds(t)[:1] {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killedAtRandom(t, seed, 8, 0) })
 	}

@@ -18,6 +18,7 @@ import (
 // just begun its generation. The host that starts on what was on the device has all that was acknowledged, drives the call that was under way
 // to its end, and what was mounted before is not believed.
 func TestPowerCutInASwap(t *testing.T) {
+	slow(t)
 	for _, kind := range []string{"ext4", "xfs"} {
 		for _, when := range []string{"before", "after"} {
 			t.Run(kind+"/"+when, func(t *testing.T) {

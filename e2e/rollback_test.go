@@ -139,6 +139,7 @@ var young = []rollback{
 // Rollback: whatever fails before the commit, a shim serves that works: the old one, or its binary, or, where it is the old one that fails, the
 // new one. One error names the step and the reason, and so does the history. No call fails, nothing is left, and the next swap succeeds.
 func TestRollback(t *testing.T) {
+	slow(t)
 	all := func(cases []rollback, serves server, more func(*host.Config)) func(t *testing.T) {
 		return func(t *testing.T) {
 			s := newSwaps(t, more)

@@ -13,6 +13,7 @@ import (
 // A shim that writes what breaks readers of logs, and one that leaves a child with its pipes, are replaced and replace others like any shim, and
 // the child ends with them. One that dies meanwhile is refused at once, though the pipes stay open.
 func TestSwapsOfNoisyShims(t *testing.T) {
+	slow(t)
 	s := newSwaps(t, func(*host.Config) {})
 	s.goesOn()
 	before, kin := s.traces(), s.kin()

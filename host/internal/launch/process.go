@@ -175,8 +175,13 @@ func (p *Process) Err() error {
 	}
 }
 
-// LastLines are the last lines that the shim has written to stderr, oldest first.
-func (p *Process) LastLines() []string { return p.runner.scribe.last() }
+// LastLines are the last lines that the shim has written to stderr, oldest first. Of a dead one they are all there: it waits until they are read.
+func (p *Process) LastLines() []string {
+	if p.Err() != nil {
+		p.runner.readers.Wait()
+	}
+	return p.runner.scribe.last()
+}
 
 // Kill ends the process with SIGKILL and returns once it is dead and everything it had is removed, at the latest when ctx
 // ends, or after 10 s. An error means that it may still live; Done tells when it does not. It may be called again.
