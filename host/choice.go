@@ -53,7 +53,14 @@ func (c *choice) write() error {
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(temp))
 	}
-	return os.Rename(temp, c.path)
+	if err := os.Rename(temp, c.path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(c.path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // decide is the binary to run where the configuration names the given one, and the one to fall back on; empty: none.

@@ -70,10 +70,14 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	defer func() { h.history.settle(h.running.now().SHA256) }()
 	binary, fallback := h.decide(ctx, h.running.now())
-	h.chosen(binary, digest{})
+	h.chosen(binary, fallback)
 	sh, err := h.start(ctx, run)
-	if err == nil || fallback.SHA256 == "" {
-		return sh, err
+	switch {
+	case err == nil:
+		h.chosen(binary, digest{})
+		return sh, nil
+	case fallback.SHA256 == "" || ctx.Err() != nil:
+		return nil, err
 	}
 	h.config.Logger.Error("the shim that was swapped to last cannot be started; the one before is", "error", err)
 	h.chosen(fallback, digest{})
@@ -84,6 +88,9 @@ func (h *Host) first(ctx, run context.Context) (*shim, error) {
 func (h *Host) take(ctx context.Context) error {
 	var err error
 	if h.lock, err = lockState(h.config.layout().HostLock()); err != nil {
+		return err
+	}
+	if err := h.config.removeCopies(); err != nil {
 		return err
 	}
 	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
@@ -179,6 +186,7 @@ func (h *Host) Close() error {
 	h.close.Do(func() {
 		h.gate.shut(errClosed)
 		h.cancel(errClosed)
+		h.swapping <- struct{}{} // for good: the one that is under way has ended, and there is none after it
 		h.keeper.Wait()
 		h.asked.Wait()
 		h.closed = errors.Join(h.ended, h.drop())

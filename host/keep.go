@@ -131,6 +131,7 @@ func (k *keeper) died(ctx context.Context) {
 	if dead.silenced {
 		why = fmt.Errorf("it gave no answer for %s, and was killed", k.config.AnswerTimeout)
 	}
+	k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
 	if k.baking != nil && k.rollBack(ctx, why) {
 		return
 	}
@@ -143,7 +144,9 @@ func (k *keeper) died(ctx context.Context) {
 // silence kills a shim that gives no answer. Where it does not die, calls wait until it does.
 func (k *keeper) silence(ctx context.Context) {
 	k.active.mute, k.active.silenced = nil, true
-	k.gate.close(fmt.Errorf("the shim has given no answer for %s, and is killed", k.config.AnswerTimeout))
+	why := fmt.Errorf("the shim has given no answer for %s, and is killed", k.config.AnswerTimeout)
+	k.gate.close(why)
+	k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
 	ctx, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
 	if err := k.active.process.Kill(ctx); err != nil {
@@ -197,13 +200,13 @@ func (k *keeper) swap(ctx context.Context, a *ask) error {
 	if old != nil {
 		a.swap.old = old
 	}
+	a.swap.report.From = k.running.now().SHA256 // which a rollback may have changed since the swap began
 	active, err := a.swap.handOver(a.ctx)
 	switch {
 	case active == side(a.fresh):
 		k.swapped(a, old)
 	case old == nil: // nobody is, as before: the next start is planned
-	case active == side(old):
-		k.standing.serves(old.process.PID(), k.running.now())
+	case active == side(old): // as before
 	default:
 		_ = old.end(ctx)
 		k.none("no shim is left of a swap", err)
@@ -216,12 +219,12 @@ func (k *keeper) swapped(a *ask, old *shim) {
 	now, bakes := time.Now(), k.config.Bake
 	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), began: now, over: time.NewTimer(bakes)}
 	k.standing.bakes(now.Add(bakes))
-	if old != nil && !gone(old) {
-		k.baking.parked = old
-	}
-	k.chosen(a.digest, k.baking.digest)
+	k.history.add(k.baking.swapped)
+	k.baking.parked = old // if it has died, that is noticed next
+	k.running.set(a.digest)
 	k.took(a.fresh)
 	k.answerFor(a.fresh)
+	k.chosen(a.digest, k.baking.digest)
 }
 
 // commit ends the bake: the old shim is not needed any more.
@@ -267,22 +270,26 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 	b.swapped.Outcome, b.swapped.Failed, b.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
 	k.history.add(b.swapped)
 	k.running.set(b.digest)
-	defer func() { k.chosen(b.digest, digest{}) }() // calls are held until then
+	defer func() { k.chosen(b.digest, digest{}) }() // on disk once calls are held no more
 	k.config.Logger.Error("the new shim has died; the old one takes over again", "error", why)
 	if b.parked == nil {
 		return false
 	}
 	if err := k.revive(ctx, b.parked); err != nil {
-		k.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", err)
-		_ = b.parked.end(ctx)
+		k.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", errors.Join(err, ended(ctx, b.parked)))
 		return false
 	}
 	k.serves(b.parked)
 	return true
 }
 
-// revive makes a shim active that stood by.
+// revive makes a shim active that stood by. One that does not answer is not waited for, as calls are held.
 func (k *keeper) revive(ctx context.Context, sh *shim) error {
+	soon, done := context.WithTimeout(ctx, k.config.SwapBudget)
+	defer done()
+	if err := sh.answers(soon); err != nil {
+		return fmt.Errorf("it does not answer: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, activateLater)
 	defer cancel()
 	if _, err := sh.activate(ctx, left{}); err != nil {

@@ -18,6 +18,7 @@ type actor struct {
 	script *[]string
 	fails  map[string]error // by call
 	hangs  map[string]bool  // until its context ends
+	takes  time.Duration    // for each of quiesce, release and activate
 	stuck  bool             // it does not die
 	gone   chan struct{}
 	owner  *string // who has the state
@@ -27,6 +28,13 @@ var errNo = errors.New("no")
 
 func (a *actor) do(ctx context.Context, call string) error {
 	*a.script = append(*a.script, a.name+" "+call)
+	if call == "quiesce" || call == "release" || call == "activate" {
+		select {
+		case <-time.After(a.takes):
+		case <-ctx.Done():
+			return registry.Errorf(registry.ErrUnavailable, "no answer: %w", context.Cause(ctx))
+		}
+	}
 	if a.hangs[call] {
 		<-ctx.Done()
 		return registry.Errorf(registry.ErrUnavailable, "no answer: %w", context.Cause(ctx))
@@ -39,6 +47,13 @@ func (a *actor) rehearse(ctx context.Context, _ string) ([]string, error) {
 	return nil, a.do(ctx, "rehearse")
 }
 func (a *actor) dead() <-chan struct{} { return a.gone }
+
+func (a *actor) death() error {
+	if gone(a) {
+		return errNo
+	}
+	return nil
+}
 
 func (a *actor) release(ctx context.Context) (left, error) {
 	if err := a.do(ctx, "release"); err != nil {
@@ -93,6 +108,8 @@ func TestSwapProtocol(t *testing.T) {
 		old     actor
 		fresh   actor
 		oldDies bool
+		newDies bool
+		goes    bool   // whoever wanted the swap
 		active  string // empty: nobody
 		failed  SwapStep
 		outcome SwapOutcome
@@ -100,6 +117,15 @@ func TestSwapProtocol(t *testing.T) {
 	}{
 		{name: "all is well", active: "new", outcome: SwapBaking,
 			asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
+		{name: "the new one has died meanwhile", newDies: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+			asked: "old again, open old, new kill"},
+		{name: "whoever wanted it goes", goes: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+			asked: "hold writes, old quiesce, old again, open old, new kill"},
+		{name: "all of them take their time", old: actor{takes: defaultBudget / 4}, fresh: actor{takes: defaultBudget / 4}, active: "new", outcome: SwapBaking,
+			asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
+		{name: "and together more than there is", old: actor{takes: defaultBudget * 28 / 100}, fresh: actor{takes: defaultBudget / 2},
+			active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
 		{name: "the old one refuses to be quiet", old: actor{fails: map[string]error{"quiesce": errNo}}, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
 			asked: "hold writes, old quiesce, old again, open old, new kill"},
 		{name: "the old one hangs when it is to be quiet", old: actor{hangs: map[string]bool{"quiesce": true, "release": true}}, active: "new", outcome: SwapBaking,
@@ -136,13 +162,21 @@ func TestSwapProtocol(t *testing.T) {
 					close(old.gone)
 					owner = ""
 				}
+				if c.newDies {
+					close(fresh.gone)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				if c.goes {
+					cancel()
+				}
+				defer cancel()
 				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), doors: doors{
 					holdWrites: func() { script = append(script, "hold writes") },
 					holdAll:    func(error) { script = append(script, "hold all") },
 					held:       func() int { return 7 },
 					open:       func(p side) { script = append(script, "open "+p.(*actor).name) },
 				}}
-				active, err := s.handOver(t.Context())
+				active, err := s.handOver(ctx)
 				got := ""
 				if a, is := active.(*actor); is {
 					got = a.name
@@ -150,7 +184,7 @@ func TestSwapProtocol(t *testing.T) {
 				if asked := strings.Join(script, ", "); got != c.active || asked != c.asked {
 					t.Errorf("%q serves after\n\t%s\nnot %q after\n\t%s", got, asked, c.active, c.asked)
 				}
-				if (err != nil) != (c.failed != "") || s.report.Failed != c.failed || s.report.Outcome != c.outcome || s.report.Held != 7 {
+				if (err != nil) != (c.failed != "") || s.report.Failed != c.failed || s.report.Outcome != c.outcome || (s.report.Held == 7) == c.newDies {
 					t.Errorf("%v; %+v", err, s.report)
 				}
 				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {

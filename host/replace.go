@@ -23,6 +23,12 @@ func As(ctx context.Context, who string) context.Context {
 // serves; the old one stands by for Config.Bake after that, and takes over again if the new one dies. An error names the step that failed and
 // why; unless it says that nobody is active, the old shim, or its binary, serves on. One swap at a time.
 func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
+	if h.closing.Err() != nil {
+		return Swapped{}, errClosed
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(h.closing, func() { cancel(errClosed) })()
 	select {
 	case h.swapping <- struct{}{}:
 		defer func() { <-h.swapping }()
@@ -33,7 +39,9 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	s.report.By, _ = ctx.Value(operatorKey{}).(string)
 	err := h.swap(ctx, s, b)
 	h.standing.swaps(s.report, "")
-	h.history.add(s.report)
+	if s.report.Outcome != SwapBaking { // else the keeper tells what becomes of it
+		h.history.add(s.report)
+	}
 	return s.report, err
 }
 
@@ -92,13 +100,27 @@ const (
 // the one to be rid of.
 var errBlind = errors.New("the running shim gives no copy of the state, so the new one takes it over without having tried that")
 
+// rehearsalFile is, in the state directory, the copy of the state that a candidate rehearses on.
+const rehearsalFile = "rehearsal.db"
+
+// removeCopies removes the copy, and what the store has put aside of one that was damaged. A host that dies leaves them.
+func (c *Config) removeCopies() error {
+	left, err := filepath.Glob(filepath.Join(c.StateDir, rehearsalFile+"*"))
+	for _, file := range left {
+		if gone := os.Remove(file); !errors.Is(gone, os.ErrNotExist) {
+			err = errors.Join(err, gone)
+		}
+	}
+	return err
+}
+
 // rehearsed has the candidate take a copy of the active shim's state over.
 func (h *Host) rehearsed(ctx context.Context, fresh side) (warnings []string, err error) {
-	file := filepath.Join(h.config.StateDir, "rehearsal.db")
-	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err // of a host that died in the middle
+	file := filepath.Join(h.config.StateDir, rehearsalFile)
+	if err := h.config.removeCopies(); err != nil {
+		return nil, err
 	}
-	defer os.Remove(file) // the candidate has, unless it died
+	defer func() { _ = h.config.removeCopies() }() // the candidate has, unless it died
 	err = h.copied(ctx, file)
 	switch {
 	case errors.Is(err, errBlind) && ctx.Err() == nil:

@@ -151,3 +151,10 @@ func (s *shim) kill(ctx context.Context) error {
 }
 
 func (s *shim) dead() <-chan struct{} { return s.process.Done() }
+
+func (s *shim) death() error {
+	if err := s.process.Err(); err != nil {
+		return withLastWords(err, s.process)
+	}
+	return nil
+}

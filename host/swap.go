@@ -70,13 +70,17 @@ const (
 
 // limits are those of the steps that hold calls. What is not over by then is dealt with as a failure of the step.
 type limits struct {
+	budget   time.Duration // for all of them: what is left of it is the new shim's
 	quiesce  time.Duration // for the old shim to say that short calls have ended
 	fence    time.Duration // for it to let go; then it is killed
 	activate time.Duration // for the new shim, which knows the state
+	again    time.Duration // for the old one to go on, where it knows the state
 }
 
 // within splits what a swap may hold calls for among its steps. They are not all late at once.
-func within(budget time.Duration) limits { return limits{budget * 3 / 10, budget / 2, budget * 6 / 10} }
+func within(budget time.Duration) limits {
+	return limits{budget, budget * 3 / 10, budget / 2, budget * 6 / 10, budget * 4}
+}
 
 // left is as what a shim has left the state; the zero value: not known.
 type left struct{ generation, index uint64 }
@@ -98,6 +102,8 @@ type side interface {
 	// kill returns when the process is dead.
 	kill(ctx context.Context) error
 	dead() <-chan struct{}
+	// death is how it has died; nil: it lives.
+	death() error
 }
 
 // doors are how a swap holds calls.
@@ -113,6 +119,7 @@ type swap struct {
 	old, fresh side // old is nil where no shim is active
 	doors
 	limits limits
+	began  time.Time // that calls were held
 	left   left
 	report Swapped
 	tell   func(Swapped, SwapStep) // of each step as it begins
@@ -139,8 +146,7 @@ func (s *swap) handOver(ctx context.Context) (active side, err error) {
 	if s.old == nil {
 		return s.takeOver(ctx)
 	}
-	began := time.Now()
-	defer func() { s.report.Hold, s.report.Held = time.Since(began), s.held() }()
+	defer s.measure()
 	if err := s.step(SwapQuiesce, func() error { return s.quiesce(ctx) }); err != nil {
 		return s.stay(ctx, err)
 	}
@@ -155,6 +161,13 @@ func (s *swap) handOver(ctx context.Context) (active side, err error) {
 	return s.fresh, nil
 }
 
+// measure notes how long calls were held, if they were.
+func (s *swap) measure() {
+	if !s.began.IsZero() {
+		s.report.Hold, s.report.Held = time.Since(s.began), s.held()
+	}
+}
+
 // takeOver has the candidate take a state that nobody has: all calls are held already.
 func (s *swap) takeOver(ctx context.Context) (active side, err error) {
 	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
@@ -165,21 +178,30 @@ func (s *swap) takeOver(ctx context.Context) (active side, err error) {
 	return s.fresh, nil
 }
 
-// quiesce holds what changes something and lets what is short end. An old shim that does not answer is fenced next.
+// quiesce holds what changes something and lets what is short end. An old shim that does not answer is fenced next. The swap may be given up for the
+// last time here, as whoever wants it may have gone, or the candidate died.
 func (s *swap) quiesce(ctx context.Context) error {
+	if why := s.fresh.death(); why != nil {
+		return why
+	}
+	s.began = time.Now()
 	s.holdWrites()
 	limited, cancel := context.WithTimeout(ctx, s.limits.quiesce)
 	defer cancel()
 	err := s.old.quiesce(limited, shortCall)
-	if err != nil && (limited.Err() != nil && ctx.Err() == nil || gone(s.old)) {
-		return nil
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil && limited.Err() == nil && !gone(s.old):
+		return err
 	}
-	return err
+	return s.fresh.death()
 }
 
 // fence returns when the old shim writes nothing and calls nobody any more: it says so, or is dead.
 func (s *swap) fence(ctx context.Context) error {
 	s.holdAll(errors.New("it is being replaced"))
+	ctx = context.WithoutCancel(ctx) // there is only forward now
 	limited, cancel := context.WithTimeout(ctx, s.limits.fence)
 	defer cancel()
 	var err error
@@ -187,7 +209,7 @@ func (s *swap) fence(ctx context.Context) error {
 		return nil
 	}
 	s.left = left{}
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), killLimit) // there is only forward now
+	ctx, cancel = context.WithTimeout(ctx, killLimit)
 	defer cancel()
 	if killed := s.old.kill(ctx); killed != nil {
 		return fmt.Errorf("%w: %w (it was killed because it did not let go: %w)", errNobody, killed, err)
@@ -195,9 +217,9 @@ func (s *swap) fence(ctx context.Context) error {
 	return nil
 }
 
-// activate has the candidate take the state.
+// activate has the candidate take the state, within what is left of the budget. Where the old shim has let nothing go, no budget can be kept.
 func (s *swap) activate(ctx context.Context) (err error) {
-	limit := s.limits.activate
+	limit := min(s.limits.activate, s.limits.budget-time.Since(s.began))
 	if s.left == (left{}) {
 		limit = activateLater
 	}
@@ -210,10 +232,10 @@ func (s *swap) activate(ctx context.Context) (err error) {
 // stay ends a swap that has changed nothing: the old shim takes calls again.
 func (s *swap) stay(ctx context.Context, why error) (side, error) {
 	s.report.Outcome = SwapRefused
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), activateLater)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.again)
 	defer cancel()
 	if err := s.old.again(ctx); err != nil {
-		return nil, errors.Join(why, err, s.old.kill(ctx), s.drop(ctx))
+		return nil, errors.Join(why, err, ended(ctx, s.old), s.drop(ctx))
 	}
 	s.open(s.old)
 	return s.old, errors.Join(why, s.drop(ctx))
@@ -223,8 +245,7 @@ func (s *swap) stay(ctx context.Context, why error) (side, error) {
 // is then started anew.
 func (s *swap) back(ctx context.Context, why error) (side, error) {
 	s.report.Outcome = SwapRolledBack
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), activateLater)
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 	if err := s.drop(ctx); err != nil {
 		return nil, errors.Join(why, err)
 	}
@@ -232,7 +253,7 @@ func (s *swap) back(ctx context.Context, why error) (side, error) {
 		return nil, why
 	}
 	if err := s.retake(ctx); err != nil {
-		return nil, errors.Join(why, err, s.old.kill(ctx))
+		return nil, errors.Join(why, err, ended(ctx, s.old))
 	}
 	s.open(s.old)
 	return s.old, why
@@ -240,18 +261,25 @@ func (s *swap) back(ctx context.Context, why error) (side, error) {
 
 // retake has the old shim take the state again: as it was, or, where its successor came so far as to begin a generation, under a new one.
 func (s *swap) retake(ctx context.Context) error {
-	err := s.old.again(ctx)
+	limited, cancel := context.WithTimeout(ctx, s.limits.again)
+	defer cancel()
+	err := s.old.again(limited)
 	if errors.Is(err, registry.ErrFenced) {
-		_, err = s.old.activate(ctx, left{})
+		limited, cancel := context.WithTimeout(ctx, activateLater)
+		defer cancel()
+		_, err = s.old.activate(limited, left{})
 	}
 	return err
 }
 
 // drop ends the candidate.
-func (s *swap) drop(ctx context.Context) error {
+func (s *swap) drop(ctx context.Context) error { return ended(ctx, s.fresh) }
+
+// ended kills a side, whatever has ended ctx.
+func ended(ctx context.Context, p side) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
-	return s.fresh.kill(ctx)
+	return p.kill(ctx)
 }
 
 func gone(p side) bool {

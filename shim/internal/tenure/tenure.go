@@ -197,6 +197,9 @@ func (t *Tenure) greeted() (State, *serve.Hello) {
 func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	t.moving.Lock()
 	defer t.moving.Unlock()
+	if ctx.Err() != nil { // nobody waits for it any more, and may have said so by an Activate that came first
+		return 0, context.Cause(ctx)
+	}
 	if _, err := t.move(Quiesced); err != nil {
 		return 0, err
 	}
