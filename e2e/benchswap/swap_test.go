@@ -48,8 +48,9 @@ func (n *node) warm() {
 	must(n.t, os.WriteFile(filepath.Join(n.written, "log"), nil, 0o600))
 	l := startLoad(n, &expectations{})
 	for i := range 4 {
-		_, err := n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
+		got, err := n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
 		must(n.t, err)
+		n.t.Logf("while warming up calls were held for %s: %v", got.Hold, got.Steps)
 	}
 	for i := range 3 { // as many binaries as are kept
 		b := fault.Binary(n.t, faulty, n.dir, fmt.Sprint("warm-", i), "Rehearse before error damaged", fmt.Sprintf("Hello after touch %s/warm-%d-greeted", n.dir, i))

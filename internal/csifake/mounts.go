@@ -72,9 +72,12 @@ func (w work) put(readonly bool, mount func(at string) error) error {
 			return err
 		}
 	}
-	before, err := mountsAt(at)
-	if err != nil {
-		return err
+	before := 0
+	if isMounted(at) {
+		var err error
+		if before, err = mountsAt(at); err != nil {
+			return err
+		}
 	}
 	want := 1
 	if w.c.lies(Stacked) {
@@ -185,11 +188,8 @@ func (w work) unpublish() error {
 // unmount takes away all mounts at the path, and at the one beside it.
 func (w work) unmount() error {
 	for _, path := range []string{w.path, Beside(w.path)} {
-		n, err := mountsAt(path)
-		if err != nil {
-			return err
-		}
-		for range n {
+		n := 0
+		for ; isMounted(path); n++ {
 			if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
 				return failed("unmount", path, err)
 			}
@@ -204,7 +204,21 @@ func (w work) unmount() error {
 	return nil
 }
 
-// mountsAt counts the mounts at a path, by the kernel's table: a mount that hangs or is dead is counted too.
+// isMounted says whether something is mounted at a path. The kernel knows without asking what is: that may hang, or be dead.
+func isMounted(path string) bool {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return false
+	case err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0:
+		return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	}
+	n, err := mountsAt(path)
+	return err == nil && n > 0
+}
+
+// mountsAt counts the mounts at a path, by the kernel's table.
 func mountsAt(path string) (int, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {

@@ -91,8 +91,11 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 func (a *Allocs) Volumes(ctx context.Context, only registry.VolumeName) (list []registry.VolumeStatus, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
-		volumes, allocs := v.Volumes(), v.Allocs()
-		if only != (registry.VolumeName{}) {
+		var volumes []registry.Volume
+		var allocs []registry.Alloc
+		if only == (registry.VolumeName{}) {
+			volumes, allocs = v.Volumes(), v.Allocs()
+		} else {
 			volumes, allocs = theVolume(v, only)
 		}
 		waits, creations := waitsOf(v, allocs), creationsOf(v)
