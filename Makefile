@@ -13,7 +13,7 @@ COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|Test
 export GORACE ?= atexit_sleep_ms=0
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test compat e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build generate check-generate vet lint test compat swaps e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
