@@ -212,6 +212,20 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 }
 
 // A hand-over that is given up before Release leaves the shim active, under its own generation.
+// A Quiesce that was called off and is served late, after the Activate that took its place, leaves the shim as it is.
+func TestLateQuiesceIsCalledOff(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	must(t, p.Activate(t.Context(), serve.Handover{Resume: true}))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("it was called off, and ended with %v", err)
+	}
+	must(t, p.starting("a"))
+}
+
 func TestQuiescedShimGoesOn(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
