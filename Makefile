@@ -4,7 +4,8 @@ GO    ?= go
 BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
-SWAPS ?= TestRollback$$|TestKilledAt|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
+LONG := TestRollback$$|TestKilledAt|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
+LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
 # The tests of two releases, and the hosts that they are run with: of this release and of the next.
 HOSTS ?= now next
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
@@ -13,7 +14,7 @@ COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|Test
 export GORACE ?= atexit_sleep_ms=0
 
 .DEFAULT_GOAL := all
-.PHONY: all help build generate check-generate vet lint test compat swaps e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
+.PHONY: all help build generate check-generate vet lint test compat long e2e sanity soak demo demo-rootless bench bench-swap fuzz clean
 
 all: build vet test ## build, vet and test
 
@@ -33,9 +34,9 @@ demo: build ## the main job on real parts: a plugin, a volume, a writer, a reade
 demo-rootless: build ## the same in a user namespace, on loopfs' directory backend
 	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
 
-test: ## every test, with -race, but for the suites of minutes: those have targets of their own
+test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap
 	$(GO) vet ./...
-	$(GO) test -race -short -timeout 8m ./...
+	$(GO) test -race -short -timeout 12m ./...
 	$(GO) test -run TestHistories ./shim/internal/alloc
 
 compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
@@ -46,11 +47,11 @@ compat: ## two releases that follow each other, swapped in turn under load, with
 	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
 	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
 
-swaps: ## what may go wrong in a swap: every candidate and every old shim that fails, deaths at each step, power cuts, full disks
-	$(GO) test -count=1 -timeout 25m -run '$(SWAPS)' ./e2e
+long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, full disks
+	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
 
 e2e: ## the end-to-end scripts alone, with the real binaries
-	$(GO) test -race -short -count=1 -timeout 8m ./e2e/...
+	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
 
 sanity: ## csi-sanity against loopfs in all of its configurations, as root
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .

@@ -318,6 +318,7 @@ func killAgent(s *station) {
 
 // The agent is killed in the middle of each call, before and after its effect. The next one adopts the tasks, and the job goes on.
 func TestAgentKilledInTheMiddle(t *testing.T) {
+	slow(t)
 	for _, rpc := range everyCall {
 		for _, when := range []string{"before", "after"} {
 			middle(t, rpc, when, killAgent)
@@ -327,6 +328,7 @@ func TestAgentKilledInTheMiddle(t *testing.T) {
 
 // The shim is killed under an agent that runs: the agent starts it anew, and nobody else notices.
 func TestShimKilledUnderAnAgent(t *testing.T) {
+	slow(t)
 	for _, rpc := range []string{"NodeStageVolume", "NodeUnpublishVolume"} {
 		middle(t, rpc, "after", func(s *station) {
 			shim, err := s.client.Shim(s.ctx())
@@ -346,6 +348,7 @@ func TestShimKilledUnderAnAgent(t *testing.T) {
 
 // The plugin's task is killed in the middle of a call: it is started again under its restart policy, and the call goes on there.
 func TestPluginTaskKilledInTheMiddle(t *testing.T) {
+	slow(t)
 	for _, rpc := range []string{"NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
 		middle(t, rpc, "after", func(s *station) {
 			plugin := s.pid("fake")
@@ -357,6 +360,7 @@ func TestPluginTaskKilledInTheMiddle(t *testing.T) {
 
 // Agent, shim and plugin are killed together, as by a machine that runs out of memory. What was mounted is taken up and taken down.
 func TestAllKilledInTheMiddle(t *testing.T) {
+	slow(t)
 	for rpc, when := range map[string]string{"NodeStageVolume": "after", "NodePublishVolume": "after", "NodeUnpublishVolume": "before", "NodeUnstageVolume": "after"} {
 		middle(t, rpc, when, func(s *station) {
 			shim, err := s.client.Shim(s.ctx())

@@ -84,6 +84,7 @@ func (s *station) withScratch(job string) int {
 // TestSwapAddsAField: what a job file may say, and with it what a task gets, changes with the shim alone: neither the agent nor the job file
 // is touched. While a task has what only the new shim knows, the old one is refused; and the task is never started without it.
 func TestSwapAddsAField(t *testing.T) {
+	slow(t)
 	s := newStation(t)
 	now, next := releases()
 	was := s.self(s.agent.Process.Pid)

@@ -138,6 +138,7 @@ func flaps(told []host.Event, sick host.AllocID) (problems []string) {
 // schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount changes, no event is lost, each release
 // reads what the other has rewritten, and keeps of it what it does not know.
 func TestVersionSkew(t *testing.T) {
+	slow(t)
 	s := &skew{world: newWorld(t, everything...)}
 	s.must(s.host.Close())
 	s.config.SwapBudget = patience // what is held for how long is measured elsewhere
@@ -179,6 +180,7 @@ func TestVersionSkew(t *testing.T) {
 
 // Whoever would lose what the next release has written, or not write it, is found out.
 func TestVersionSkewIsSeen(t *testing.T) {
+	slow(t)
 	now, next := releases()
 	state := func(number float64, change func(document)) stateFile {
 		first := document{"host": "/h", "task": "/t", "service": "csi"}
@@ -213,6 +215,7 @@ func TestVersionSkewIsSeen(t *testing.T) {
 
 // TestStateOutsideTheWindow: a shim that cannot read the state is refused before anything has changed, and is told why.
 func TestStateOutsideTheWindow(t *testing.T) {
+	slow(t)
 	w := newWorld(t, everything...)
 	now, next := releases()
 	w.must(w.host.Close())
@@ -256,6 +259,7 @@ func TestStateOutsideTheWindow(t *testing.T) {
 // knows. This one takes over: that task is watched, its volumes are used and given back, and it is not started again without what the field
 // asks for.
 func TestRollbackToTheReleaseBefore(t *testing.T) {
+	slow(t)
 	w := newWorld(t, everything...)
 	now, next := releases()
 	w.must(w.host.Close())

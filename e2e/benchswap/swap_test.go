@@ -17,6 +17,9 @@ import (
 
 // TestSwapFigures is the run. HOLDFAST_SWAPS says how many swaps; without it few are made, on a small node.
 func TestSwapFigures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a run of a minute: make bench-swap, and go test without -short")
+	}
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
