@@ -2,8 +2,8 @@ package benchswap
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -248,7 +248,7 @@ func (p *patient) do(f func(context.Context) error) error {
 }
 
 // atItsTime says whether a call was ended by its caller's deadline: it says so, and was not over before it (the shim's clock may be the first, by
-// little) nor long after it. The deadline may be one of several reasons that an error gives, of which only the first has a kind.
+// little) nor long after it.
 func atItsTime(err error, over time.Duration) bool {
-	return strings.Contains(err.Error(), context.DeadlineExceeded.Error()) && over > -50*time.Millisecond && over < callLimit
+	return errors.Is(err, context.DeadlineExceeded) && over > -50*time.Millisecond && over < callLimit
 }

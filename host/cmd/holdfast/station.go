@@ -53,6 +53,16 @@ func (e *equipment) override() (string, error) {
 	return "", usageError{fmt.Errorf("--driver %q: use exec, raw_exec or default", e.driver)}
 }
 
+// checkTimes refuses times that are none. What no flag has set is 0, and the host's default.
+func (e *equipment) checkTimes() error {
+	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget, "shim-max-hold": e.hold} {
+		if d < 0 {
+			return usageError{fmt.Errorf("--%s=%s: a time below zero; write one as in 10s or 500ms", flag, d)}
+		}
+	}
+	return nil
+}
+
 // station is an agent with its shim and its control socket, in this process.
 type station struct {
 	agent  *agent.Agent
@@ -66,7 +76,7 @@ type station struct {
 // openStation opens everything, in the order in which each needs the other. ctx bounds that only.
 func openStation(ctx context.Context, state, run string, e *equipment, log hclog.Logger) (*station, error) {
 	override, err := e.override()
-	if err != nil {
+	if err = errors.Join(err, e.checkTimes()); err != nil {
 		return nil, err
 	}
 	shim, err := findShim(e.shim)
