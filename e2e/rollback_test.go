@@ -24,6 +24,7 @@ type rollback struct {
 	fresh  string                               // the fault of the candidate
 	binary func(s *swaps, t string) host.Binary // makes the candidate at a path, in place of a faulty one
 	step   host.SwapStep                        // that fails; empty: the swap succeeds
+	or     host.SwapStep                        // may fail in its place, where it depends on when a death is noticed
 	kind   error                                // of its error
 	says   string                               // the error, among other things
 	serves server                               // who serves afterwards
@@ -95,7 +96,7 @@ var notActivated = []rollback{
 	{name: "refuses before", fresh: "Activate before error exhausted", step: host.SwapActivate, kind: host.ErrExhausted, says: "a fault: error exhausted"},
 	{name: "refuses after", fresh: "Activate after error damaged", step: host.SwapActivate, kind: host.ErrDamaged, says: "a fault: error damaged"},
 	{name: "fails after", fresh: "Activate after error", step: host.SwapActivate, kind: host.ErrInternal, says: "a fault: error"},
-	{name: "dies in quiesce", old: "Quiesce before kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "dies in quiesce", old: "Quiesce before kill-other", step: host.SwapActivate, or: host.SwapQuiesce, kind: host.ErrUnavailable, says: killed},
 	{name: "dies after the fence", old: "Release after kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
 }
 
@@ -208,6 +209,9 @@ func (s *swaps) judges(c rollback, report host.Swapped, err error) {
 			s.t.Errorf("%v; %+v", err, report)
 		}
 		return
+	}
+	if c.or != "" && report.Failed == c.or {
+		c.step = c.or
 	}
 	outcome, says := host.SwapRefused, fmt.Sprintf("swap: %s: ", c.step)
 	if c.step == host.SwapActivate || c.step == host.SwapBake {
