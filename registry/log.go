@@ -20,7 +20,7 @@ type Log interface {
 }
 
 // View is the state as one transaction sees it. Lists are in key order. What cannot be decoded ends the transaction with
-// ErrDamaged.
+// ErrDamaged. Records are shared with other readers: a map, a slice or what a pointer points to is cloned before it is changed.
 type View interface {
 	Index() Seq
 	Instance(InstanceKey) (Instance, bool)
@@ -73,6 +73,8 @@ type Record interface {
 	Key() Key
 	// Indexed is the record with ModifyIndex at, and with CreateIndex created, or at if that is 0.
 	Indexed(created, at Seq) Record
+	// Indexes are what Indexed has set. A record without a ModifyIndex never changes.
+	Indexes() (created, modified Seq)
 }
 
 // Bucket is one kind of record.
@@ -233,3 +235,13 @@ func (o Operation) Indexed(created, at Seq) Record {
 	indexes(&o.CreateIndex, &modify, created, at)
 	return o
 }
+
+func (i Instance) Indexes() (created, modified Seq)  { return i.CreateIndex, i.ModifyIndex }
+func (t Task) Indexes() (created, modified Seq)      { return t.CreateIndex, t.ModifyIndex }
+func (a Alloc) Indexes() (created, modified Seq)     { return a.CreateIndex, a.ModifyIndex }
+func (v Volume) Indexes() (created, modified Seq)    { return v.CreateIndex, v.ModifyIndex }
+func (c Claim) Indexes() (created, modified Seq)     { return c.CreateIndex, c.ModifyIndex }
+func (p Placement) Indexes() (created, modified Seq) { return p.CreateIndex, p.ModifyIndex }
+func (r Ref) Indexes() (created, modified Seq)       { return r.CreateIndex, r.ModifyIndex }
+func (i Intent) Indexes() (created, modified Seq)    { return i.CreateIndex, i.ModifyIndex }
+func (o Operation) Indexes() (created, modified Seq) { return o.CreateIndex, o.CreateIndex }

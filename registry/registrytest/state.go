@@ -3,6 +3,7 @@ package registrytest
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
@@ -11,7 +12,7 @@ import (
 )
 
 // state is everything that was committed up to one index. It is immutable. Records are kept as JSON, so that what is read shares
-// nothing with what was written.
+// nothing with what was written, and as decoded from it, which all readers share: one that changes it in place is found out by the next.
 type state struct {
 	index      registry.Seq
 	generation registry.Generation
@@ -22,8 +23,9 @@ type state struct {
 
 // entry is one record of a bucket, which are sorted by path.
 type entry struct {
-	path string
-	text []byte
+	path   string
+	text   []byte
+	record any // decoded from text, and shared by all who read it
 }
 
 func position(entries []entry, path string) (int, bool) {
@@ -69,12 +71,17 @@ func (s *state) put(r registry.Record) {
 	}
 	k := r.Key()
 	entries := s.buckets[k.Bucket]
+	record := reflect.New(reflect.TypeOf(r))
+	if err := json.Unmarshal(text, record.Interface()); err != nil {
+		panic(fmt.Sprintf("record %s cannot be decoded: %v", text, err))
+	}
+	e := entry{k.Path, text, record.Elem().Interface()}
 	at, found := position(entries, k.Path)
 	if found {
-		entries[at].text = text
+		entries[at] = e
 		return
 	}
-	s.buckets[k.Bucket] = slices.Insert(entries, at, entry{k.Path, text})
+	s.buckets[k.Bucket] = slices.Insert(entries, at, e)
 }
 
 // created is the CreateIndex of the record that a key names, 0 if there is none.
@@ -83,17 +90,17 @@ func (s *state) created(k registry.Key) registry.Seq {
 	if !found {
 		return 0
 	}
-	return decode[struct {
-		CreateIndex registry.Seq `json:"create_index"`
-	}](s.buckets[k.Bucket][at].text).CreateIndex
+	created, _ := s.buckets[k.Bucket][at].record.(registry.Record).Indexes()
+	return created
 }
 
-func decode[T any](text []byte) T {
-	var r T
-	if err := json.Unmarshal(text, &r); err != nil {
-		panic(fmt.Sprintf("record %s cannot be decoded: %v", text, err))
+// recordOf is the entry's record, if nobody has changed it in place.
+func recordOf[T any](e entry) T {
+	var again T
+	if err := json.Unmarshal(e.text, &again); err != nil || !reflect.DeepEqual(e.record, any(again)) {
+		panic(fmt.Sprintf("record %s was changed in place, to %+v: clone what is to be changed", e.text, e.record))
 	}
-	return r
+	return e.record.(T)
 }
 
 func copyEvents(events []registry.Event) []registry.Event {
@@ -116,7 +123,7 @@ func one[T any](v view, k registry.Key) (T, bool) {
 		var none T
 		return none, false
 	}
-	return decode[T](v.buckets[k.Bucket][at].text), true
+	return recordOf[T](v.buckets[k.Bucket][at]), true
 }
 
 // many is the records whose path begins with prefix, in key order.
@@ -125,7 +132,7 @@ func many[T any](v view, b registry.Bucket, prefix string) []T {
 	at, _ := position(entries, prefix)
 	var out []T
 	for ; at < len(entries) && strings.HasPrefix(entries[at].path, prefix); at++ {
-		out = append(out, decode[T](entries[at].text))
+		out = append(out, recordOf[T](entries[at]))
 	}
 	return out
 }

@@ -396,7 +396,7 @@ func testReaders(t *testing.T, open Open) {
 	readers.Wait()
 }
 
-// testNothingShared changes what was written and what was read: the log must not notice.
+// testNothingShared changes what was written: the log must not notice. What is read may be shared with other readers.
 func testNothingShared(t *testing.T, open Open) {
 	log, _ := open(t)
 	i := Filled[registry.Instance](t, 1)
@@ -404,19 +404,14 @@ func testNothingShared(t *testing.T, open Open) {
 	event := i.Clone()
 	at(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{{Kind: registry.EventRegistered, Instance: &event}}})
 	i.Options["x"], i.Fingerprint.Capabilities[0], event.Options["x"] = "changed", "changed", "changed"
-	for range 2 {
-		look(t, log, func(v registry.View) {
-			got, _ := v.Instance(i.InstanceKey)
-			if !got.Same(want) {
-				t.Errorf("the record changed: %+v, want %+v", got, want)
-			}
-			got.Options["y"] = "changed"
-			events, _ := v.Events(0, 1)
-			if !events[0].Instance.Same(want) {
-				t.Errorf("the event's record changed: %+v", events[0].Instance)
-			}
-		})
-	}
+	look(t, log, func(v registry.View) {
+		if got, _ := v.Instance(i.InstanceKey); !got.Same(want) {
+			t.Errorf("the record changed: %+v, want %+v", got, want)
+		}
+		if events, _ := v.Events(0, 1); !events[0].Instance.Same(want) {
+			t.Errorf("the event's record changed: %+v", events[0].Instance)
+		}
+	})
 }
 
 func testDeletes(t *testing.T, open Open) {

@@ -23,6 +23,7 @@ type batch struct {
 	eventLimit int
 	now        func() time.Time
 	dirty      bool
+	deleted    []registry.Key
 }
 
 // draft is a change made ready to write: nothing in it can fail any more for a reason of the change itself.
@@ -78,10 +79,12 @@ func (b *batch) dated(c registry.Change) registry.Change {
 
 // created is the create index of the record at k, 0 if there is none.
 func (b *batch) created(k registry.Key) registry.Seq {
-	old, _ := one[struct {
-		CreateIndex registry.Seq `json:"create_index"`
-	}](b.view, k)
-	return old.CreateIndex
+	old, found := anyOf[k.Bucket](b.view, k)
+	if !found {
+		return 0
+	}
+	created, _ := old.Indexes()
+	return created
 }
 
 func (b *batch) draftPut(record registry.Record, at registry.Seq) (p put, isNew bool, err error) {
@@ -201,6 +204,7 @@ func (b *batch) deleteRecord(key registry.Key) error {
 			}
 		}
 	}
+	b.deleted = append(b.deleted, key)
 	return b.delete(string(key.Bucket), path)
 }
 

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -49,7 +48,7 @@ func (s *Store) check() []error {
 	}
 	defer func() { _ = tx.Rollback() }()
 	c := &checker{
-		view: view{tx, p.head, s.options.schema.forms}, limit: s.options.EventLimit,
+		view: s.view(tx, p.head), limit: s.options.EventLimit,
 		volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
 	}
 	if err := s.read(c.all); err != nil {
@@ -99,40 +98,23 @@ func (c *checker) all() error {
 // walk holds each record of a bucket to C2 and C3, then to the rules of its kind.
 func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
 	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
-		var record T
-		want := registry.Key{Bucket: bucket, Path: string(key)}
-		text, err := unseal(string(bucket), key, value)
-		if err == nil {
-			err = c.decode(want, text, &record)
-		}
+		record, err := recordOf[T](c.view, bucket, key, value)
 		if err != nil {
 			c.report("%w", err)
 			return nil
 		}
-		if record.Key() != want {
+		if want := (registry.Key{Bucket: bucket, Path: string(key)}); record.Key() != want {
 			c.report("%s %q lies at %q", bucket, record.Key().Path, key)
 		}
-		c.indexes(bucket, key, value)
+		c.indexes(bucket, key, record)
 		also(record)
 		return nil
 	})
 }
 
-func (c *checker) indexes(bucket registry.Bucket, key, value []byte) {
-	var at struct {
-		Create registry.Seq  `json:"create_index"`
-		Modify *registry.Seq `json:"modify_index"`
-	}
-	if err := json.Unmarshal(value[sumSize:], &at); err != nil {
-		c.report("%s %q: %w", bucket, key, err)
-		return
-	}
-	last := at.Create
-	if at.Modify != nil {
-		last = *at.Modify
-	}
-	if at.Create == 0 || last < at.Create || last > c.seq {
-		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, at.Create, last, c.seq)
+func (c *checker) indexes(bucket registry.Bucket, key []byte, record registry.Record) {
+	if create, last := record.Indexes(); create == 0 || last < create || last > c.seq {
+		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, create, last, c.seq)
 	}
 }
 

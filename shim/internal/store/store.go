@@ -33,6 +33,7 @@ type Options struct {
 	Applied    func(registry.Applied)
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
+	Decoded    *Decoded // what an earlier store of this process has decoded of the same state; nil: nothing
 
 	schema *schema
 }
@@ -55,6 +56,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
+	}
+	if o.Decoded == nil {
+		o.Decoded = NewDecoded()
 	}
 	if o.schema == nil {
 		o.schema = &released
@@ -274,11 +278,15 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 		return err
 	}
 	defer s.readers.release(p)
-	err = s.read(func() error { return read(view{p.tx, p.head, s.options.schema.forms}) })
+	err = s.read(func() error { return read(s.view(p.tx, p.head)) })
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}
 	return err
+}
+
+func (s *Store) view(tx *bolt.Tx, h *head) view {
+	return view{tx, h, s.options.schema.forms, s.options.Decoded}
 }
 
 // Snapshot writes a copy of the whole file as the last commit left it, and returns its index. Commits go on meanwhile.

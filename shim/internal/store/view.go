@@ -26,17 +26,51 @@ type view struct {
 	tx *bolt.Tx
 	*head
 	forms forms
+	known *Decoded
 }
 
 var _ registry.View = view{}
 
-func one[T any](v view, k registry.Key) (record T, found bool) {
-	text := get(v.tx, string(k.Bucket), []byte(k.Path))
-	if text == nil {
+func one[T registry.Record](v view, k registry.Key) (record T, found bool) {
+	path := []byte(k.Path)
+	value := bucketOf(v.tx, string(k.Bucket)).Get(path)
+	if value == nil {
 		return record, false
 	}
-	must(v.decode(k, text, &record))
+	record, err := recordOf[T](v, k.Bucket, path, value)
+	must(err)
 	return record, true
+}
+
+// anyOf reads a record of each bucket.
+var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool){
+	registry.BucketInstances:  some[registry.Instance],
+	registry.BucketTasks:      some[registry.Task],
+	registry.BucketAllocs:     some[registry.Alloc],
+	registry.BucketVolumes:    some[registry.Volume],
+	registry.BucketClaims:     some[registry.Claim],
+	registry.BucketPlacements: some[registry.Placement],
+	registry.BucketRefs:       some[registry.Ref],
+	registry.BucketIntents:    some[registry.Intent],
+	registry.BucketRequests:   some[registry.Operation],
+}
+
+func some[T registry.Record](v view, k registry.Key) (registry.Record, bool) { return one[T](v, k) }
+
+// recordOf is the record that a stored value is: as it was decoded before, or decoded now.
+func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (record T, err error) {
+	if known, found := v.known.find(bucket, path, value); found {
+		return known.(T), nil
+	}
+	text, err := unseal(string(bucket), path, value)
+	if err != nil {
+		return record, err
+	}
+	if err := v.decode(registry.Key{Bucket: bucket, Path: string(path)}, text, &record); err != nil {
+		return record, err
+	}
+	v.known.add(v.seq, bucket, path, value, record)
+	return record, nil
 }
 
 // decode decodes a record's text, whose form is the schema's.
@@ -52,16 +86,14 @@ func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 }
 
 // list is all records whose path begins with prefix and that pass, in key order.
-func list[T any](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) (records []T) {
+func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) (records []T) {
 	cursor := bucketOf(v.tx, string(bucket)).Cursor()
 	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
 		if pass != nil && !pass(key, value) {
 			continue
 		}
-		text, err := unseal(string(bucket), key, value)
+		record, err := recordOf[T](v, bucket, key, value)
 		must(err)
-		var record T
-		must(v.decode(registry.Key{Bucket: bucket, Path: string(key)}, text, &record))
 		records = append(records, record)
 	}
 	return records

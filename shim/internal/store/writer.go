@@ -187,6 +187,7 @@ type group struct {
 	decided int    // how many have been asked
 	sent    bool   // the transaction has been given to the disk
 	applied []registry.Applied
+	deleted []registry.Key
 }
 
 // outcome of a transaction that was given to the disk.
@@ -217,7 +218,7 @@ func (s *Store) write(g *group, requests []*request) error {
 	}
 	t := newTransaction(tx)
 	b := &batch{
-		transaction: t, view: view{tx, readHead(tx), s.options.schema.forms}, generation: s.generation, eventLimit: s.options.EventLimit,
+		transaction: t, view: s.view(tx, readHead(tx)), generation: s.generation, eventLimit: s.options.EventLimit,
 		now: s.options.Now,
 	}
 	for i, r := range requests {
@@ -232,6 +233,7 @@ func (s *Store) write(g *group, requests []*request) error {
 	if err := b.finish(); err != nil {
 		return err
 	}
+	g.deleted = b.deleted
 	return s.publish(g, tx)
 }
 
@@ -293,6 +295,7 @@ func (s *Store) publish(g *group, tx *bolt.Tx) error {
 	if err := s.readers.publish(s.db); err != nil {
 		return err
 	}
+	s.options.Decoded.forget(s.readers.index(), g.deleted)
 	for _, applied := range g.applied {
 		s.options.Applied(applied)
 	}

@@ -114,7 +114,7 @@ func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, 
 	t.learnt.forget()
 	t.learnt = nil
 	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
-	err := r.run(ctx, copied)
+	err := r.run(ctx, store.Options{Path: copied, Decoded: t.decoded})
 	if err == nil {
 		t.learnt = r.learnt
 	} else {
@@ -138,8 +138,8 @@ type rehearsal struct {
 	instances []registry.Instance
 }
 
-func (r *rehearsal) run(ctx context.Context, copied string) error {
-	s, err := store.Open(ctx, store.Options{Path: copied})
+func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
+	s, err := store.Open(ctx, copied)
 	if err != nil {
 		return fmt.Errorf("open a copy of the state: %w", err)
 	}

@@ -83,7 +83,7 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: d.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
-		Left: in.left, Generation: in.generation,
+		Left: in.left, Generation: in.generation, Decoded: t.decoded,
 	})
 	if err != nil {
 		return err

@@ -37,11 +37,15 @@ type Tenure struct {
 	resting sync.WaitGroup // what a released reign closes later
 	ended   chan struct{}  // closed by end
 	learnt  *learnt        // from a rehearsal; used once. Guarded by moving
+	decoded *store.Decoded // of the state, and of the copy that was rehearsed with
 }
 
 // New is a candidate.
 func New(version string, log hclog.Logger) *Tenure {
-	t := &Tenure{version: version, log: log, callbacks: &serve.Callbacks{}, fatal: make(chan error, 1), ended: make(chan struct{}), state: Candidate}
+	t := &Tenure{
+		version: version, log: log, callbacks: &serve.Callbacks{}, fatal: make(chan error, 1), ended: make(chan struct{}), state: Candidate,
+		decoded: store.NewDecoded(),
+	}
 	t.server = serve.New(t, t.callbacks, log)
 	return t
 }

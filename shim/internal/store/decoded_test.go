@@ -1,0 +1,107 @@
+package store
+
+import (
+	"strings"
+	"testing"
+
+	"holdfast/registry"
+)
+
+func instanceOf(option string) registry.Instance {
+	return registry.Instance{
+		InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "p", Alloc: "a", Task: "t"},
+		Options:     map[string]string{"o": option},
+	}
+}
+
+func (r *running) put(t *testing.T, record registry.Record) {
+	t.Helper()
+	r.change(t, registry.Change{Put: []registry.Record{record}})
+}
+
+func (r *running) change(t *testing.T, c registry.Change) {
+	t.Helper()
+	if _, err := r.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func optionOf(v registry.View) string {
+	i, _ := v.Instance(instanceOf("").InstanceKey)
+	return i.Options["o"]
+}
+
+func (d *Decoded) size() (n int) {
+	for _, records := range d.of {
+		n += len(records)
+	}
+	return n
+}
+
+// TestReadersSeeTheirOwnState: what one reader has had decoded is not given to another, whose state has another value of it; nor does it come
+// back once it was deleted.
+func TestReadersSeeTheirOwnState(t *testing.T) {
+	known := NewDecoded()
+	s := start(t, Options{Path: statePath(t), Decoded: known})
+	defer s.stop(t)
+	s.put(t, instanceOf("old"))
+	err := s.View(t.Context(), func(before registry.View) error {
+		s.put(t, instanceOf("new"))
+		for range 2 {
+			if got := optionOf(before); got != "old" {
+				t.Errorf("a reader of the old state sees %q", got)
+			}
+			if err := s.View(t.Context(), func(v registry.View) error {
+				if got := optionOf(v); got != "new" {
+					t.Errorf("a reader of the new state sees %q", got)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+		s.change(t, registry.Change{Delete: []registry.Key{instanceOf("").Key()}})
+		if got := optionOf(before); got != "old" {
+			t.Errorf("after it was deleted, a reader of the old state sees %q", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if n := known.size(); n != 0 {
+		t.Errorf("%d records are kept of a state that has none", n)
+	}
+}
+
+// TestARecordIsDecodedOnce: readers share it, also with the readers of a copy of the state, and the one who changes it in place is found out.
+func TestARecordIsDecodedOnce(t *testing.T) {
+	known := NewDecoded()
+	path := statePath(t)
+	s := start(t, Options{Path: path, Decoded: known})
+	s.put(t, instanceOf("x"))
+	s.stop(t)
+	s = start(t, Options{Path: path, Decoded: known})
+	defer s.stop(t)
+	var first map[string]string
+	for range 2 {
+		if err := s.View(t.Context(), func(v registry.View) error {
+			i, _ := v.Instance(instanceOf("").InstanceKey)
+			if first != nil && i.Options["mark"] != "set" {
+				t.Error("it was decoded again")
+			}
+			first = i.Options
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := known.Changed(); (err != nil) != (first["mark"] != "") {
+			t.Errorf("%v, and the mark is %q", err, first["mark"])
+		}
+		first["mark"] = "set"
+	}
+	if err := known.Changed(); err == nil || !strings.Contains(err.Error(), "was changed in place") {
+		t.Errorf("what was changed in place: %v", err)
+	}
+	delete(first, "mark")
+}
