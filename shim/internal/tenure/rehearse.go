@@ -104,7 +104,8 @@ const (
 )
 
 // Rehearse takes a copy of the state over, as Activate would the state itself: it is verified and migrated, whatever runs by it is parsed, and
-// every plugin is asked. The copy is removed. Of the plugins that were healthy at least one has to answer.
+// every plugin is asked. The copy is removed. Of the plugins that were healthy at least one has to answer. Whoever is served meanwhile comes
+// first.
 func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, error) {
 	t.moving.Lock()
 	defer t.moving.Unlock()
@@ -114,13 +115,16 @@ func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, 
 	t.learnt.forget()
 	t.learnt = nil
 	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
-	err := r.run(ctx, store.Options{Path: copied, Decoded: t.decoded})
+	var err error
+	gently(func() {
+		err = r.run(ctx, store.Options{Path: copied, Decoded: t.decoded})
+		runtime.GC() // now, rather than while calls are held
+	})
 	if err == nil {
 		t.learnt = r.learnt
 	} else {
 		r.learnt.forget()
 	}
-	runtime.GC() // now, rather than while calls are held
 	return r.Rehearsal, errors.Join(err, removed(copied))
 }
 
