@@ -1,11 +1,7 @@
 package config
 
 import (
-	"fmt"
-	"math/big"
-	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 
@@ -155,32 +151,9 @@ func (f *fields) capacity(name string) int64 {
 	if !ok {
 		return 0
 	}
-	n, err := parseCapacity(s)
+	n, err := registry.ParseSize(s)
 	if err != nil {
 		f.errorf(f.at(name), `write bytes, or a number with a unit: "10GiB" (2^30), "10GB" (10^9)`, "%s %v", name, err)
 	}
 	return n
-}
-
-var capacityForm = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGTPE]?)(I?)B?$`)
-
-// parseCapacity reads sizes as people write them: K, KB, KiB; upper and lower case alike; without a unit they are bytes.
-func parseCapacity(s string) (int64, error) {
-	m := capacityForm.FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
-	if m == nil || m[2] == "" && m[3] != "" {
-		return 0, fmt.Errorf("is not a size")
-	}
-	base := int64(1000)
-	if m[3] != "" {
-		base = 1024
-	}
-	n, _ := new(big.Rat).SetString(m[1])
-	for range strings.Index("KMGTPE", m[2]) + min(len(m[2]), 1) {
-		n.Mul(n, big.NewRat(base, 1))
-	}
-	whole := new(big.Int).Div(n.Num(), n.Denom())
-	if !whole.IsInt64() {
-		return 0, fmt.Errorf("is larger than 2^63-1 bytes")
-	}
-	return whole.Int64(), nil
 }
