@@ -28,8 +28,10 @@ const (
 	EventVolumeCreated    EventKind = "volume created"
 	EventVolumeRegistered EventKind = "volume registered"
 	EventVolumeDeleted    EventKind = "volume deleted"
-	EventVolumeForgotten  EventKind = "volume deregistered" // its plugin keeps it
-	EventVolumeKept       EventKind = "volume kept"         // its deletion was refused for certain: it is ready again
+	EventVolumeForgotten  EventKind = "volume deregistered"  // its plugin keeps it
+	EventVolumeKept       EventKind = "volume kept"          // its deletion was refused for certain: it is ready again
+	EventVolumeExpanded   EventKind = "volume expanded"      // by its controller, or for its node alone to do; Detail says to what
+	EventNodeExpanded     EventKind = "expanded on its node" // who uses it has the room
 	EventClaimed          EventKind = "claimed"
 	EventReleased         EventKind = "released"
 	EventAttached         EventKind = "attached"

@@ -38,6 +38,8 @@ type Use struct {
 	Target  Tree
 	Intent  *Intent // of the volume, whoever it is for; nil: none
 	Wait    *Wait   // what it waits for; nil: nothing
+	// Expansion of the volume, if it has not come to its end on this node.
+	Expansion Expansion
 	// Trouble is what is wrong with its mount, and since when; empty: nothing is known to be.
 	Trouble  string
 	Troubled time.Time

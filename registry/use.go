@@ -100,7 +100,12 @@ const (
 	NodeUnstageRPC         RPC = "NodeUnstageVolume"
 	NodePublishRPC         RPC = "NodePublishVolume"
 	NodeUnpublishRPC       RPC = "NodeUnpublishVolume"
+	ControllerExpandRPC    RPC = "ControllerExpandVolume"
+	NodeExpandRPC          RPC = "NodeExpandVolume"
 )
+
+// Expands says whether the call makes a volume larger. There is no undo of that.
+func (r RPC) Expands() bool { return r == ControllerExpandRPC || r == NodeExpandRPC }
 
 // Outcome of a CSI call.
 type Outcome string

@@ -143,6 +143,7 @@ type Volume struct {
 	Ephemeral   bool        `json:"ephemeral,omitempty"`  // inline: made by the publish of its one owner, and gone with it; neither attached nor staged
 	Owner       AllocID     `json:"owner,omitempty"`      // of an ephemeral volume
 	Capacity    int64       `json:"capacity,omitempty"`   // bytes; 0: not known
+	Expansion   Expansion   `json:"expansion,omitzero"`
 	Accessible  []Topology  `json:"accessible_topology,omitempty"`
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`

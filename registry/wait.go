@@ -15,6 +15,7 @@ const (
 	StepTurn      Step = "turn"      // the end of what else is under way for the volume
 	StepAttach    Step = "attach"    // ControllerPublishVolume
 	StepStage     Step = "stage"     // NodeStageVolume
+	StepExpand    Step = "expand"    // NodeExpandVolume
 	StepPublish   Step = "publish"   // NodePublishVolume
 	StepUnpublish Step = "unpublish" // NodeUnpublishVolume
 	StepUnstage   Step = "unstage"   // NodeUnstageVolume
@@ -22,7 +23,7 @@ const (
 )
 
 var steps = map[RPC]Step{
-	ControllerPublishRPC: StepAttach, NodeStageRPC: StepStage, NodePublishRPC: StepPublish,
+	ControllerPublishRPC: StepAttach, NodeStageRPC: StepStage, NodeExpandRPC: StepExpand, NodePublishRPC: StepPublish,
 	NodeUnpublishRPC: StepUnpublish, NodeUnstageRPC: StepUnstage, ControllerUnpublishRPC: StepDetach,
 }
 
@@ -105,12 +106,14 @@ func (w Wait) Participle() string {
 		return "created"
 	case DeleteVolumeRPC:
 		return "deleted"
+	case ControllerExpandRPC:
+		return "expanded"
 	}
 	return "ready"
 }
 
 var participles = map[Step]string{
-	StepAttach: "attached", StepStage: "staged", StepPublish: "published",
+	StepAttach: "attached", StepStage: "staged", StepExpand: "expanded", StepPublish: "published",
 	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 

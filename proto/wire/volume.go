@@ -50,7 +50,7 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
 		Attach: string(v.Placement.Attach), AttachedNodeId: string(v.Placement.Node), Stage: string(v.Placement.Stage),
 		StagedAt: treeProto(v.Placement.StagedAt), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
-		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto),
+		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto), Expansion: expansionProto(v.Expansion),
 	}
 }
 
@@ -59,6 +59,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(), Capacity: m.GetCapacity(),
 		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
 		Since: moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
+		Expansion: expansion(m.GetExpansion()),
 	}, Waiting: each(m.GetWaiting(), wait)}
 	out.Placement = registry.Placement{
 		Attach: registry.Mark(m.GetAttach()), Node: registry.NodeID(m.GetAttachedNodeId()), Stage: registry.Mark(m.GetStage()), StagedAt: tree(m.GetStagedAt()),
@@ -74,6 +75,25 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		}
 	})
 	return out
+}
+
+// expansionProto leaves out what is for the shim alone: the usage that a controller was asked with.
+func expansionProto(e registry.Expansion) *pb.Expansion {
+	if e == (registry.Expansion{}) {
+		return nil
+	}
+	return &pb.Expansion{
+		Done: e.Done, AskedRequired: e.Asked.Required, AskedLimit: e.Asked.Limit, NodeRequired: e.Node.Required, NodeLimit: e.Node.Limit,
+		Refused: e.Refused, Since: stamp(e.Since), Rpc: string(e.RPC), Code: e.Code, Detail: text(e.Detail),
+	}
+}
+
+func expansion(m *pb.Expansion) registry.Expansion {
+	return registry.Expansion{
+		Done: m.GetDone(), Asked: registry.CapacityRange{Required: m.GetAskedRequired(), Limit: m.GetAskedLimit()},
+		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(), Since: moment(m.GetSince()),
+		RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
+	}
 }
 
 func holderProto(h registry.Holder) *pb.Holder {
@@ -130,6 +150,7 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External),
 				Usage: usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
 				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble), Troubled: stamp(u.Troubled),
+				Expansion: expansionProto(u.Expansion),
 			}
 		}),
 	}
@@ -149,6 +170,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
 				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: moment(u.GetTroubled()),
+				Expansion: expansion(u.GetExpansion()),
 			}
 		}),
 	}

@@ -840,6 +840,7 @@ type Use struct {
 	Wait          *Wait                  `protobuf:"bytes,11,opt,name=wait,proto3" json:"wait,omitempty"`
 	Trouble       string                 `protobuf:"bytes,12,opt,name=trouble,proto3" json:"trouble,omitempty"` // what is wrong with its mount
 	Troubled      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=troubled,proto3" json:"troubled,omitempty"`
+	Expansion     *Expansion             `protobuf:"bytes,14,opt,name=expansion,proto3" json:"expansion,omitempty"` // of the volume; none: there was none, or it has come to its end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -965,6 +966,130 @@ func (x *Use) GetTroubled() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Use) GetExpansion() *Expansion {
+	if x != nil {
+		return x.Expansion
+	}
+	return nil
+}
+
+// Expansion is how far the making larger of a volume has come, and what stands in the way.
+type Expansion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Done          int64                  `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`                                        // required bytes of the last one that the controller is done with
+	AskedRequired int64                  `protobuf:"varint,2,opt,name=asked_required,json=askedRequired,proto3" json:"asked_required,omitempty"` // of a controller, without an answer that says what became of it
+	AskedLimit    int64                  `protobuf:"varint,3,opt,name=asked_limit,json=askedLimit,proto3" json:"asked_limit,omitempty"`
+	NodeRequired  int64                  `protobuf:"varint,4,opt,name=node_required,json=nodeRequired,proto3" json:"node_required,omitempty"` // what the node is still to see to; 0: nothing
+	NodeLimit     int64                  `protobuf:"varint,5,opt,name=node_limit,json=nodeLimit,proto3" json:"node_limit,omitempty"`
+	Refused       bool                   `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"` // by the node's plugin, which is asked again when the volume is mounted anew
+	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
+	Rpc           string                 `protobuf:"bytes,8,opt,name=rpc,proto3" json:"rpc,omitempty"` // what the driver said last
+	Code          string                 `protobuf:"bytes,9,opt,name=code,proto3" json:"code,omitempty"`
+	Detail        string                 `protobuf:"bytes,10,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Expansion) Reset() {
+	*x = Expansion{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Expansion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Expansion) ProtoMessage() {}
+
+func (x *Expansion) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Expansion.ProtoReflect.Descriptor instead.
+func (*Expansion) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Expansion) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Expansion) GetAskedRequired() int64 {
+	if x != nil {
+		return x.AskedRequired
+	}
+	return 0
+}
+
+func (x *Expansion) GetAskedLimit() int64 {
+	if x != nil {
+		return x.AskedLimit
+	}
+	return 0
+}
+
+func (x *Expansion) GetNodeRequired() int64 {
+	if x != nil {
+		return x.NodeRequired
+	}
+	return 0
+}
+
+func (x *Expansion) GetNodeLimit() int64 {
+	if x != nil {
+		return x.NodeLimit
+	}
+	return 0
+}
+
+func (x *Expansion) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *Expansion) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Expansion) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *Expansion) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Expansion) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // IntentState is a CSI call that is open or whose outcome is not known.
 type IntentState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -983,7 +1108,7 @@ type IntentState struct {
 
 func (x *IntentState) Reset() {
 	*x = IntentState{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1120,7 @@ func (x *IntentState) String() string {
 func (*IntentState) ProtoMessage() {}
 
 func (x *IntentState) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1133,7 @@ func (x *IntentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentState.ProtoReflect.Descriptor instead.
 func (*IntentState) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IntentState) GetRpc() string {
@@ -1085,7 +1210,7 @@ type ListAllocsRequest struct {
 
 func (x *ListAllocsRequest) Reset() {
 	*x = ListAllocsRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1222,7 @@ func (x *ListAllocsRequest) String() string {
 func (*ListAllocsRequest) ProtoMessage() {}
 
 func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1235,7 @@ func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListAllocsRequest) GetCall() *Call {
@@ -1145,7 +1270,7 @@ type ListAllocsReply struct {
 
 func (x *ListAllocsReply) Reset() {
 	*x = ListAllocsReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1282,7 @@ func (x *ListAllocsReply) String() string {
 func (*ListAllocsReply) ProtoMessage() {}
 
 func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1295,7 @@ func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsReply.ProtoReflect.Descriptor instead.
 func (*ListAllocsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListAllocsReply) GetAnswer() *Answer {
@@ -1270,7 +1395,7 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x05since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12.\n" +
 	"\x04next\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x04next\x12\x16\n" +
-	"\x06advice\x18\f \x01(\tR\x06advice\"\xd1\x03\n" +
+	"\x06advice\x18\f \x01(\tR\x06advice\"\x87\x04\n" +
 	"\x03Use\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12/\n" +
 	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
@@ -1286,7 +1411,22 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	" \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\x12%\n" +
 	"\x04wait\x18\v \x01(\v2\x11.holdfast.v1.WaitR\x04wait\x12\x18\n" +
 	"\atrouble\x18\f \x01(\tR\atrouble\x126\n" +
-	"\btroubled\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\"\x91\x02\n" +
+	"\btroubled\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\x124\n" +
+	"\texpansion\x18\x0e \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\"\xb5\x02\n" +
+	"\tExpansion\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\x03R\x04done\x12%\n" +
+	"\x0easked_required\x18\x02 \x01(\x03R\raskedRequired\x12\x1f\n" +
+	"\vasked_limit\x18\x03 \x01(\x03R\n" +
+	"askedLimit\x12#\n" +
+	"\rnode_required\x18\x04 \x01(\x03R\fnodeRequired\x12\x1d\n" +
+	"\n" +
+	"node_limit\x18\x05 \x01(\x03R\tnodeLimit\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\bR\arefused\x120\n" +
+	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x10\n" +
+	"\x03rpc\x18\b \x01(\tR\x03rpc\x12\x12\n" +
+	"\x04code\x18\t \x01(\tR\x04code\x12\x16\n" +
+	"\x06detail\x18\n" +
+	" \x01(\tR\x06detail\"\x91\x02\n" +
 	"\vIntentState\x12\x10\n" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x18\n" +
@@ -1324,7 +1464,7 @@ func file_holdfast_v1_allocs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_allocs_proto_rawDescData
 }
 
-var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*AllocGroup)(nil),            // 0: holdfast.v1.AllocGroup
 	(*LivingTask)(nil),            // 1: holdfast.v1.LivingTask
@@ -1338,72 +1478,75 @@ var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*Alloc)(nil),                 // 9: holdfast.v1.Alloc
 	(*Wait)(nil),                  // 10: holdfast.v1.Wait
 	(*Use)(nil),                   // 11: holdfast.v1.Use
-	(*IntentState)(nil),           // 12: holdfast.v1.IntentState
-	(*ListAllocsRequest)(nil),     // 13: holdfast.v1.ListAllocsRequest
-	(*ListAllocsReply)(nil),       // 14: holdfast.v1.ListAllocsReply
-	nil,                           // 15: holdfast.v1.AllocGroup.IsolatedEntry
-	nil,                           // 16: holdfast.v1.PrepareReply.PlansEntry
-	(*AllocTask)(nil),             // 17: holdfast.v1.AllocTask
-	(*BootTime)(nil),              // 18: holdfast.v1.BootTime
-	(*Call)(nil),                  // 19: holdfast.v1.Call
-	(*Answer)(nil),                // 20: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 21: holdfast.v1.TaskKey
-	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
-	(*VolumeName)(nil),            // 23: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 24: holdfast.v1.Usage
-	(*Tree)(nil),                  // 25: holdfast.v1.Tree
-	(*Page)(nil),                  // 26: holdfast.v1.Page
-	(*Plan)(nil),                  // 27: holdfast.v1.Plan
+	(*Expansion)(nil),             // 12: holdfast.v1.Expansion
+	(*IntentState)(nil),           // 13: holdfast.v1.IntentState
+	(*ListAllocsRequest)(nil),     // 14: holdfast.v1.ListAllocsRequest
+	(*ListAllocsReply)(nil),       // 15: holdfast.v1.ListAllocsReply
+	nil,                           // 16: holdfast.v1.AllocGroup.IsolatedEntry
+	nil,                           // 17: holdfast.v1.PrepareReply.PlansEntry
+	(*AllocTask)(nil),             // 18: holdfast.v1.AllocTask
+	(*BootTime)(nil),              // 19: holdfast.v1.BootTime
+	(*Call)(nil),                  // 20: holdfast.v1.Call
+	(*Answer)(nil),                // 21: holdfast.v1.Answer
+	(*TaskKey)(nil),               // 22: holdfast.v1.TaskKey
+	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
+	(*VolumeName)(nil),            // 24: holdfast.v1.VolumeName
+	(*Usage)(nil),                 // 25: holdfast.v1.Usage
+	(*Tree)(nil),                  // 26: holdfast.v1.Tree
+	(*Page)(nil),                  // 27: holdfast.v1.Page
+	(*Plan)(nil),                  // 28: holdfast.v1.Plan
 }
 var file_holdfast_v1_allocs_proto_depIdxs = []int32{
-	15, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
-	17, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
-	18, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
-	19, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
+	16, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
+	18, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
+	19, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
+	20, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
 	0,  // 4: holdfast.v1.SyncRequest.allocs:type_name -> holdfast.v1.AllocGroup
 	1,  // 5: holdfast.v1.SyncRequest.tasks:type_name -> holdfast.v1.LivingTask
-	20, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
-	21, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
+	21, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
+	22, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
 	4,  // 8: holdfast.v1.SyncReply.refused:type_name -> holdfast.v1.RefusedTask
-	21, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
-	19, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
+	22, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
+	20, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
 	0,  // 11: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	20, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
-	16, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
-	19, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
-	20, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
+	21, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
+	17, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
+	20, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
+	21, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
 	11, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
-	22, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
+	23, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
 	10, // 18: holdfast.v1.Alloc.waiting:type_name -> holdfast.v1.Wait
-	23, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
-	22, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	22, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
-	23, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	24, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	25, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
-	12, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
+	24, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
+	23, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	23, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
+	24, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	25, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	26, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	13, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
 	10, // 26: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
-	22, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
-	22, // 28: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	22, // 29: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	19, // 30: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	26, // 31: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	20, // 32: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 33: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	27, // 34: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 35: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	5,  // 36: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	7,  // 37: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	13, // 38: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	3,  // 39: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	6,  // 40: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	8,  // 41: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	14, // 42: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	39, // [39:43] is the sub-list for method output_type
-	35, // [35:39] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	23, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
+	12, // 28: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
+	23, // 29: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
+	23, // 30: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	23, // 31: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	20, // 32: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	27, // 33: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	21, // 34: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	9,  // 35: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
+	28, // 36: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 37: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 38: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 39: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	14, // 40: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	3,  // 41: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 42: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 43: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	15, // 44: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	41, // [41:45] is the sub-list for method output_type
+	37, // [37:41] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }
@@ -1419,7 +1562,7 @@ func file_holdfast_v1_allocs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_allocs_proto_rawDesc), len(file_holdfast_v1_allocs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

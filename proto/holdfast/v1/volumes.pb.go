@@ -279,6 +279,7 @@ type Volume struct {
 	Ephemeral      bool         `protobuf:"varint,15,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"`
 	Owner          string       `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"` // of an ephemeral volume: an alloc
 	Waiting        []*Wait      `protobuf:"bytes,17,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	Expansion      *Expansion   `protobuf:"bytes,18,opt,name=expansion,proto3" json:"expansion,omitempty"` // none: there was none, or it has come to its end
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -428,6 +429,13 @@ func (x *Volume) GetOwner() string {
 func (x *Volume) GetWaiting() []*Wait {
 	if x != nil {
 		return x.Waiting
+	}
+	return nil
+}
+
+func (x *Volume) GetExpansion() *Expansion {
+	if x != nil {
+		return x.Expansion
 	}
 	return nil
 }
@@ -1213,6 +1221,126 @@ func (x *ListVolumesReply) GetNextToken() string {
 	return ""
 }
 
+type ExpandVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	Name          *VolumeName            `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	RequiredBytes int64                  `protobuf:"varint,3,opt,name=required_bytes,json=requiredBytes,proto3" json:"required_bytes,omitempty"`
+	LimitBytes    int64                  `protobuf:"varint,4,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"` // 0: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpandVolumeRequest) Reset() {
+	*x = ExpandVolumeRequest{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpandVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpandVolumeRequest) ProtoMessage() {}
+
+func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExpandVolumeRequest) GetCall() *Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *ExpandVolumeRequest) GetName() *VolumeName {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *ExpandVolumeRequest) GetRequiredBytes() int64 {
+	if x != nil {
+		return x.RequiredBytes
+	}
+	return 0
+}
+
+func (x *ExpandVolumeRequest) GetLimitBytes() int64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+type ExpandVolumeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpandVolumeReply) Reset() {
+	*x = ExpandVolumeReply{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpandVolumeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpandVolumeReply) ProtoMessage() {}
+
+func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpandVolumeReply.ProtoReflect.Descriptor instead.
+func (*ExpandVolumeReply) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExpandVolumeReply) GetAnswer() *Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *ExpandVolumeReply) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type VolumeStatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
@@ -1223,7 +1351,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1363,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1376,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VolumeStatsRequest) GetCall() *Call {
@@ -1275,7 +1403,7 @@ type VolumeStatsReply struct {
 
 func (x *VolumeStatsReply) Reset() {
 	*x = VolumeStatsReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1415,7 @@ func (x *VolumeStatsReply) String() string {
 func (*VolumeStatsReply) ProtoMessage() {}
 
 func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1428,7 @@ func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsReply.ProtoReflect.Descriptor instead.
 func (*VolumeStatsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VolumeStatsReply) GetAnswer() *Answer {
@@ -1330,7 +1458,7 @@ type VolumeUsage struct {
 
 func (x *VolumeUsage) Reset() {
 	*x = VolumeUsage{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1470,7 @@ func (x *VolumeUsage) String() string {
 func (*VolumeUsage) ProtoMessage() {}
 
 func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1483,7 @@ func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUsage.ProtoReflect.Descriptor instead.
 func (*VolumeUsage) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeUsage) GetUnit() string {
@@ -1430,7 +1558,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aO\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
-	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xfa\x04\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xb0\x05\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1451,7 +1579,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06intent\x18\x0e \x01(\v2\x18.holdfast.v1.IntentStateR\x06intent\x12\x1c\n" +
 	"\tephemeral\x18\x0f \x01(\bR\tephemeral\x12\x14\n" +
 	"\x05owner\x18\x10 \x01(\tR\x05owner\x12+\n" +
-	"\awaiting\x18\x11 \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xbf\x02\n" +
+	"\awaiting\x18\x11 \x03(\v2\x11.holdfast.v1.WaitR\awaiting\x124\n" +
+	"\texpansion\x18\x12 \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\"\xbf\x02\n" +
 	"\x06Holder\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x12\n" +
@@ -1507,7 +1636,16 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12-\n" +
 	"\avolumes\x18\x02 \x03(\v2\x13.holdfast.v1.VolumeR\avolumes\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x03 \x01(\tR\tnextToken\"h\n" +
+	"next_token\x18\x03 \x01(\tR\tnextToken\"\xb1\x01\n" +
+	"\x13ExpandVolumeRequest\x12%\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
+	"\x04name\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x04name\x12%\n" +
+	"\x0erequired_bytes\x18\x03 \x01(\x03R\rrequiredBytes\x12\x1f\n" +
+	"\vlimit_bytes\x18\x04 \x01(\x03R\n" +
+	"limitBytes\"m\n" +
+	"\x11ExpandVolumeReply\x12+\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12+\n" +
+	"\x06volume\x18\x02 \x01(\v2\x13.holdfast.v1.VolumeR\x06volume\"h\n" +
 	"\x12VolumeStatsRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12+\n" +
 	"\x04name\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x04name\"o\n" +
@@ -1518,7 +1656,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x03R\x05total\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x03R\x04used\x12\x1c\n" +
-	"\tavailable\x18\x04 \x01(\x03R\tavailable2\xa5\x04\n" +
+	"\tavailable\x18\x04 \x01(\x03R\tavailable2\xf1\x04\n" +
 	"\aVolumes\x12G\n" +
 	"\x05Parse\x12\x1f.holdfast.v1.ParseVolumeRequest\x1a\x1d.holdfast.v1.ParseVolumeReply\x12J\n" +
 	"\x06Create\x12 .holdfast.v1.CreateVolumeRequest\x1a\x1e.holdfast.v1.CreateVolumeReply\x12P\n" +
@@ -1526,7 +1664,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x06Delete\x12 .holdfast.v1.DeleteVolumeRequest\x1a\x1e.holdfast.v1.DeleteVolumeReply\x12V\n" +
 	"\n" +
 	"Deregister\x12$.holdfast.v1.DeregisterVolumeRequest\x1a\".holdfast.v1.DeregisterVolumeReply\x12F\n" +
-	"\x04List\x12\x1f.holdfast.v1.ListVolumesRequest\x1a\x1d.holdfast.v1.ListVolumesReply\x12G\n" +
+	"\x04List\x12\x1f.holdfast.v1.ListVolumesRequest\x1a\x1d.holdfast.v1.ListVolumesReply\x12J\n" +
+	"\x06Expand\x12 .holdfast.v1.ExpandVolumeRequest\x1a\x1e.holdfast.v1.ExpandVolumeReply\x12G\n" +
 	"\x05Stats\x12\x1f.holdfast.v1.VolumeStatsRequest\x1a\x1d.holdfast.v1.VolumeStatsReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
@@ -1541,7 +1680,7 @@ func file_holdfast_v1_volumes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_volumes_proto_rawDescData
 }
 
-var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeCapability)(nil),        // 0: holdfast.v1.VolumeCapability
 	(*VolumeSpec)(nil),              // 1: holdfast.v1.VolumeSpec
@@ -1559,94 +1698,104 @@ var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*DeregisterVolumeReply)(nil),   // 13: holdfast.v1.DeregisterVolumeReply
 	(*ListVolumesRequest)(nil),      // 14: holdfast.v1.ListVolumesRequest
 	(*ListVolumesReply)(nil),        // 15: holdfast.v1.ListVolumesReply
-	(*VolumeStatsRequest)(nil),      // 16: holdfast.v1.VolumeStatsRequest
-	(*VolumeStatsReply)(nil),        // 17: holdfast.v1.VolumeStatsReply
-	(*VolumeUsage)(nil),             // 18: holdfast.v1.VolumeUsage
-	nil,                             // 19: holdfast.v1.VolumeSpec.ParametersEntry
-	nil,                             // 20: holdfast.v1.VolumeSpec.ContextEntry
-	nil,                             // 21: holdfast.v1.VolumeSpec.SecretsEntry
-	nil,                             // 22: holdfast.v1.ParseVolumeRequest.VariablesEntry
-	(*Topology)(nil),                // 23: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),   // 24: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 25: holdfast.v1.Tree
-	(*IntentState)(nil),             // 26: holdfast.v1.IntentState
-	(*Wait)(nil),                    // 27: holdfast.v1.Wait
-	(*Usage)(nil),                   // 28: holdfast.v1.Usage
-	(*Call)(nil),                    // 29: holdfast.v1.Call
-	(*Source)(nil),                  // 30: holdfast.v1.Source
-	(*Answer)(nil),                  // 31: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 32: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 33: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 34: holdfast.v1.Page
-	(*Secret)(nil),                  // 35: holdfast.v1.Secret
+	(*ExpandVolumeRequest)(nil),     // 16: holdfast.v1.ExpandVolumeRequest
+	(*ExpandVolumeReply)(nil),       // 17: holdfast.v1.ExpandVolumeReply
+	(*VolumeStatsRequest)(nil),      // 18: holdfast.v1.VolumeStatsRequest
+	(*VolumeStatsReply)(nil),        // 19: holdfast.v1.VolumeStatsReply
+	(*VolumeUsage)(nil),             // 20: holdfast.v1.VolumeUsage
+	nil,                             // 21: holdfast.v1.VolumeSpec.ParametersEntry
+	nil,                             // 22: holdfast.v1.VolumeSpec.ContextEntry
+	nil,                             // 23: holdfast.v1.VolumeSpec.SecretsEntry
+	nil,                             // 24: holdfast.v1.ParseVolumeRequest.VariablesEntry
+	(*Topology)(nil),                // 25: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),   // 26: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 27: holdfast.v1.Tree
+	(*IntentState)(nil),             // 28: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 29: holdfast.v1.Wait
+	(*Expansion)(nil),               // 30: holdfast.v1.Expansion
+	(*Usage)(nil),                   // 31: holdfast.v1.Usage
+	(*Call)(nil),                    // 32: holdfast.v1.Call
+	(*Source)(nil),                  // 33: holdfast.v1.Source
+	(*Answer)(nil),                  // 34: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 35: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 36: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 37: holdfast.v1.Page
+	(*Secret)(nil),                  // 38: holdfast.v1.Secret
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
-	19, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
-	20, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
-	21, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
-	23, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
-	23, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
+	21, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
+	22, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
+	23, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
+	25, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
+	25, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
 	1,  // 6: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	23, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	24, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	25, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	25, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	26, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	27, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
 	3,  // 10: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	26, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	27, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
-	28, // 13: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	25, // 14: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	24, // 15: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	24, // 16: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
-	29, // 17: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	30, // 18: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	22, // 19: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	30, // 20: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	31, // 21: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 22: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	32, // 23: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	29, // 24: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 25: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	31, // 26: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 27: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	29, // 28: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 29: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	31, // 30: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 31: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	29, // 32: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	33, // 33: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	31, // 34: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	29, // 35: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	33, // 36: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	31, // 37: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	29, // 38: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	34, // 39: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	31, // 40: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 41: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	29, // 42: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
-	33, // 43: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
-	31, // 44: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
-	18, // 45: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
-	35, // 46: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	4,  // 47: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	6,  // 48: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	8,  // 49: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	10, // 50: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	12, // 51: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	14, // 52: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	16, // 53: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	5,  // 54: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	7,  // 55: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	9,  // 56: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	11, // 57: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	13, // 58: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	15, // 59: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	17, // 60: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	54, // [54:61] is the sub-list for method output_type
-	47, // [47:54] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	28, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	29, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	30, // 13: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
+	31, // 14: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	27, // 15: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	26, // 16: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	26, // 17: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	32, // 18: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	33, // 19: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	24, // 20: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	33, // 21: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	34, // 22: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 23: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	35, // 24: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	32, // 25: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 26: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	34, // 27: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 28: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	32, // 29: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 30: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	34, // 31: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 32: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	32, // 33: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	36, // 34: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	34, // 35: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	32, // 36: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	36, // 37: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	34, // 38: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	32, // 39: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	37, // 40: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	34, // 41: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 42: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	32, // 43: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
+	36, // 44: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	34, // 45: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 46: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
+	32, // 47: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	36, // 48: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	34, // 49: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	20, // 50: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	38, // 51: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	4,  // 52: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	6,  // 53: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	8,  // 54: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	10, // 55: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	12, // 56: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	14, // 57: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	16, // 58: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
+	18, // 59: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	5,  // 60: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	7,  // 61: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	9,  // 62: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	11, // 63: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	13, // 64: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	15, // 65: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	17, // 66: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	19, // 67: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	60, // [60:68] is the sub-list for method output_type
+	52, // [52:60] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }
@@ -1663,7 +1812,7 @@ func file_holdfast_v1_volumes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_volumes_proto_rawDesc), len(file_holdfast_v1_volumes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

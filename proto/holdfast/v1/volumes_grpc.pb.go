@@ -30,6 +30,7 @@ const (
 	Volumes_Delete_FullMethodName     = "/holdfast.v1.Volumes/Delete"
 	Volumes_Deregister_FullMethodName = "/holdfast.v1.Volumes/Deregister"
 	Volumes_List_FullMethodName       = "/holdfast.v1.Volumes/List"
+	Volumes_Expand_FullMethodName     = "/holdfast.v1.Volumes/Expand"
 	Volumes_Stats_FullMethodName      = "/holdfast.v1.Volumes/Stats"
 )
 
@@ -50,6 +51,8 @@ type VolumesClient interface {
 	// Deregister forgets the volume; the plugin keeps it.
 	Deregister(ctx context.Context, in *DeregisterVolumeRequest, opts ...grpc.CallOption) (*DeregisterVolumeReply, error)
 	List(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesReply, error)
+	// Expand makes a volume larger: at its controller, and on the node that has it, now or when it is used next.
+	Expand(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeReply, error)
 	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
 	Stats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsReply, error)
 }
@@ -122,6 +125,16 @@ func (c *volumesClient) List(ctx context.Context, in *ListVolumesRequest, opts .
 	return out, nil
 }
 
+func (c *volumesClient) Expand(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExpandVolumeReply)
+	err := c.cc.Invoke(ctx, Volumes_Expand_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *volumesClient) Stats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VolumeStatsReply)
@@ -149,6 +162,8 @@ type VolumesServer interface {
 	// Deregister forgets the volume; the plugin keeps it.
 	Deregister(context.Context, *DeregisterVolumeRequest) (*DeregisterVolumeReply, error)
 	List(context.Context, *ListVolumesRequest) (*ListVolumesReply, error)
+	// Expand makes a volume larger: at its controller, and on the node that has it, now or when it is used next.
+	Expand(context.Context, *ExpandVolumeRequest) (*ExpandVolumeReply, error)
 	// Stats asks the node plugin how full a volume is that is mounted here (NodeGetVolumeStats).
 	Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error)
 	mustEmbedUnimplementedVolumesServer()
@@ -178,6 +193,9 @@ func (UnimplementedVolumesServer) Deregister(context.Context, *DeregisterVolumeR
 }
 func (UnimplementedVolumesServer) List(context.Context, *ListVolumesRequest) (*ListVolumesReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedVolumesServer) Expand(context.Context, *ExpandVolumeRequest) (*ExpandVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Expand not implemented")
 }
 func (UnimplementedVolumesServer) Stats(context.Context, *VolumeStatsRequest) (*VolumeStatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
@@ -311,6 +329,24 @@ func _Volumes_List_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Volumes_Expand_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExpandVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Expand(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Expand_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Expand(ctx, req.(*ExpandVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Volumes_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(VolumeStatsRequest)
 	if err := dec(in); err != nil {
@@ -359,6 +395,10 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Volumes_List_Handler,
+		},
+		{
+			MethodName: "Expand",
+			Handler:    _Volumes_Expand_Handler,
 		},
 		{
 			MethodName: "Stats",

@@ -73,15 +73,15 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := h.log.View(ctx, func(v registry.View) error { open, found = v.Intent(h.key.Volume); return nil })
-	if err != nil || !found || follows(open) {
+	if err != nil || !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
 		return err
 	}
 	h.step = registry.StepTurn
 	h.waits(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
-	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC:
+	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
 		err = h.controller.Settle(ctx, h.call, open)
-	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC:
+	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC, registry.NodeExpandRPC:
 		err = h.node.Settle(ctx, h.call, open)
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))

@@ -31,6 +31,8 @@ type Controller interface {
 // Node stages and publishes volumes. Calls for one volume are never concurrent.
 type Node interface {
 	Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error
+	// Grow has an expansion that is pending seen to, if it can be now. What the plugin refuses is no error.
+	Grow(ctx context.Context, call registry.Call, v registry.VolumeKey) error
 	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
 	// MountParts mounts parts of what is published, and says where.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)

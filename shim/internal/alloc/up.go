@@ -57,13 +57,30 @@ func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage,
 	if err := h.node.Stage(ctx, h.call, vol, u); err != nil {
 		return hooks.Published{}, err
 	}
+	if err := h.grow(ctx); err != nil {
+		return hooks.Published{}, err
+	}
 	h.step = registry.StepPublish
 	at, err := h.node.Publish(ctx, h.call, vol, h.key, u)
 	if err != nil {
 		return hooks.Published{}, err
 	}
+	if err := h.grow(ctx); err != nil {
+		return hooks.Published{}, err
+	}
 	at.Parts, err = h.node.MountParts(ctx, h.key, h.parts)
 	return at, err
+}
+
+// grow has an expansion seen to that was made while nobody used the volume here, once it is staged, or published if it has to be.
+func (h *hold) grow(ctx context.Context) error {
+	before := h.step
+	h.step = registry.StepExpand
+	err := h.node.Grow(ctx, h.call, h.key.Volume)
+	if err == nil {
+		h.step = before
+	}
+	return err
 }
 
 // volume is the volume that the request names, or makes.

@@ -167,6 +167,9 @@ func (p *parts) MountParts(ctx context.Context, k registry.ClaimKey, wanted []ho
 	return at, nil
 }
 
+// Grow has nothing to do: no volume here is expanded.
+func (p *parts) Grow(context.Context, registry.Call, registry.VolumeKey) error { return nil }
+
 func (p *parts) Unpublish(ctx context.Context, _ registry.Call, k registry.ClaimKey) error {
 	if err := p.step(ctx, k.Volume, "unpublish %s %s", k.Volume.External, k.Alloc); err != nil {
 		return err

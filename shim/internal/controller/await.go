@@ -70,7 +70,7 @@ func (m *Mediator) attaches(v registry.Volume, p registry.Placement) bool {
 	return p.Attaches || v.Created && !v.Unattached
 }
 
-// Settle has an open ControllerPublishVolume or ControllerUnpublishVolume come to a certain end, by the same call again. nil says that it has
+// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end, by the same call again. nil says that it has
 // one, whichever. Whoever calls it holds the volume's lane.
 func (m *Mediator) Settle(ctx context.Context, call registry.Call, open registry.Intent) error {
 	var p registry.Placement
@@ -88,8 +88,10 @@ func (m *Mediator) Settle(ctx context.Context, call registry.Call, open registry
 		err = m.attach(ctx, call, v, p.Attached, p.Node)
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, call, p, v)
+	case registry.ControllerExpandRPC:
+		err = m.enlarge(ctx, call, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
 	default:
-		return registry.Errorf(registry.ErrInternal, "%s is no call to attach or detach", open.RPC)
+		return registry.Errorf(registry.ErrInternal, "%s is no call of a controller for a volume in use", open.RPC)
 	}
 	return intent.Settled(err)
 }

@@ -76,13 +76,28 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	switch {
 	case !found:
 		return registry.Volume{}, nil
-	case form(v) != form(want):
+	case !alike(v, want, form) && v.State == registry.VolumeReady && want.CapacityMin > v.CapacityMin && sized(v, want, form):
+		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; to make it larger: holdfast volume expand %s --namespace %s --size %d",
+			v.VolumeName(), v.ID, v.Namespace, want.CapacityMin)
+	case !alike(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
 			"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
 	case v.State == registry.VolumeDeleting:
 		return v, registry.Errorf(registry.ErrConflict, "volume %s is being deleted; wait until it is gone", v.VolumeName())
 	}
 	return v, nil
+}
+
+// alike says whether want is v, of the size that it was made with, or that it was expanded to since.
+func alike(v, want registry.Volume, form func(registry.Volume) string) bool {
+	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
+	return form(v) == form(want) || v.Expansion.Done > 0 && fits && sized(v, want, form)
+}
+
+// sized says whether want is v but for its size.
+func sized(v, want registry.Volume, form func(registry.Volume) string) bool {
+	v.CapacityMin, v.CapacityMax = want.CapacityMin, want.CapacityMax
+	return form(v) == form(want)
 }
 
 func origin(v registry.Volume) string {

@@ -89,6 +89,9 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)",
 			v.Plugin, registry.CreateDelete)
 	}
+	if err := m.settleExpansion(ctx, v.VolumeName(), p); err != nil {
+		return err
+	}
 	request := DeleteRequest{
 		VolumeID: v.External, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}

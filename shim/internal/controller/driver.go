@@ -15,6 +15,16 @@ type Driver interface {
 	Attach(context.Context, registry.InstanceKey, AttachRequest) (map[string]string, error)
 	Detach(context.Context, registry.InstanceKey, DetachRequest) error
 	Validate(context.Context, registry.InstanceKey, ValidateRequest) (Validated, error)
+	Expand(context.Context, registry.InstanceKey, ExpandRequest) (Expanded, error)
+}
+
+// Node is the node's half of an expansion. Whoever calls Grow holds the volume's lane.
+type Node interface {
+	// Grow has the node see to an expansion that is pending, if the volume is where it can. What the plugin refuses for certain is recorded,
+	// and no error.
+	Grow(ctx context.Context, call registry.Call, key registry.VolumeKey) error
+	// Grows says whether Grow would have something to do.
+	Grows(view registry.View, v registry.Volume) bool
 }
 
 // Plugins answers which instance of a plugin is the active one.
@@ -93,6 +103,21 @@ type ValidateRequest struct {
 	MountFlags    registry.Flags                  `json:"mount_flags,omitempty"`
 	Parameters    map[string]string               `json:"parameters,omitempty"`
 	Secrets       map[string]registry.SecretValue `json:"-"`
+}
+
+// ExpandRequest is ControllerExpandVolumeRequest.
+type ExpandRequest struct {
+	VolumeID registry.ExternalID             `json:"volume_id"`
+	Range    registry.CapacityRange          `json:"capacity_range"`
+	Usage    registry.Usage                  `json:"usage,omitzero"` // volume_capability; zero: not sent
+	Secrets  map[string]registry.SecretValue `json:"-"`
+	Private  Private                         `json:"-"`
+}
+
+// Expanded is ControllerExpandVolumeResponse, unchecked.
+type Expanded struct {
+	Capacity int64
+	Node     bool // the node has to see to it too
 }
 
 // Validated is ValidateVolumeCapabilitiesResponse.

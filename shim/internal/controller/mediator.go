@@ -21,7 +21,7 @@ type Mediator struct {
 	plugins Plugins
 	secrets Secrets
 	Options
-	left chan struct{} // holds one token after a creation or deletion has ended without success
+	left chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // Options of a Mediator.
@@ -30,6 +30,8 @@ type Options struct {
 	Lanes *lane.Lanes
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
+	// Node has the node see to expansions. nil: nobody does.
+	Node Node
 	// Now tells the wall time, for people.
 	Now    func() time.Time
 	Logger hclog.Logger

@@ -32,10 +32,13 @@ type plugin struct {
 	faults   []fault           // of the next calls, in order
 	spoil    func(*Created)    // the answer of Create
 	publish  map[string]string // the answer of Attach
+	sizes    map[string]int64  // volume id to what Expand has made of it
+	enlarged *Expanded         // the answer of Expand; nil: the size that was asked for, and nothing for the node
 	confirm  func(ValidateRequest) (Validated, error)
 	last     struct {
 		create CreateRequest
 		attach AttachRequest
+		expand ExpandRequest
 	}
 }
 
@@ -107,6 +110,17 @@ func (p *plugin) Validate(_ context.Context, _ registry.InstanceKey, r ValidateR
 	return Validated{Confirmed: r.Capabilities}, err
 }
 
+func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r ExpandRequest) (Expanded, error) {
+	p.last.expand = r
+	err := p.call(registry.ControllerExpandRPC, fmt.Sprintf("%s %d..%d", r.VolumeID, r.Range.Required, r.Range.Limit), r.Secrets, func() {
+		p.sizes[string(r.VolumeID)] = max(p.sizes[string(r.VolumeID)], r.Range.Required)
+	})
+	if p.enlarged != nil {
+		return *p.enlarged, err
+	}
+	return Expanded{Capacity: p.sizes[string(r.VolumeID)]}, err
+}
+
 func (p *plugin) expect(calls ...string) {
 	p.t.Helper()
 	if !slices.Equal(p.journal, calls) {
@@ -170,7 +184,7 @@ type desk struct {
 }
 
 func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
-	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}}, log: registrytest.NewLog(time.Now), t: t}
+	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{}}, log: registrytest.NewLog(time.Now), t: t}
 	d.use(plugins)
 	d.put(records...)
 	t.Cleanup(d.checkNoSecret)

@@ -14,7 +14,7 @@ import (
 // pace is the wait between two tries of what nobody waits for.
 var pace = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run drives creations and deletions to their end that nobody waits for any more: those of an earlier process, and those whose caller got
+// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier process, and those whose caller got
 // no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his turn, until it
 // is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx ends.
 func (m *Mediator) Run(ctx context.Context) error {
@@ -23,7 +23,7 @@ func (m *Mediator) Run(ctx context.Context) error {
 	for first := true; ; first = false {
 		names, err := m.unfinished(ctx)
 		if err != nil {
-			return fmt.Errorf("load unfinished creations and deletions: %w", err)
+			return fmt.Errorf("load unfinished creations, deletions and expansions: %w", err)
 		}
 		wait := pace.Delay(1, rand.Float64())
 		if first {
@@ -85,7 +85,7 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 			return
 		}
 		wait = pace.Delay(try, rand.Float64())
-		r.Logger.Warn("a creation or deletion is not finished yet", "volume", name, "again_in", wait, "error", err)
+		r.Logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait, "error", err)
 	}
 }
 
@@ -95,7 +95,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	if err != nil || !found {
 		return err == nil, err
 	}
-	if err := m.comes(ctx, v.Plugin); err != nil {
+	if err := m.comes(ctx, v); err != nil {
 		return false, err
 	}
 	leave, err := m.Lanes.Enter(ctx, name, "what nobody waits for any more")
@@ -107,10 +107,13 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	if err != nil || !found {
 		return err == nil, err
 	}
-	if v.State == registry.VolumeCreating {
+	switch v.State {
+	case registry.VolumeCreating:
 		err = m.create(ctx, call, v.VolumeSpec, once(registry.CreateVolumeRPC))
-	} else {
+	case registry.VolumeDeleting:
 		err = m.delete(ctx, call, v, once(registry.DeleteVolumeRPC))
+	default:
+		err = m.resume(ctx, v)
 	}
 	if _, _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
 		return true, nil // an error that is certain is told by its event
@@ -118,11 +121,16 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	return false, err
 }
 
-// comes waits for the plugin's controller, for as long as one pause lasts: the volume may be forgotten meanwhile.
-func (m *Mediator) comes(ctx context.Context, id registry.PluginID) error {
+// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's controller, or
+// its node plugin if nothing is left but the node's half of an expansion.
+func (m *Mediator) comes(ctx context.Context, v registry.Volume) error {
+	role := registry.RoleController
+	if v.State == registry.VolumeReady && !v.Expansion.Open() {
+		role = registry.RoleNode
+	}
 	ctx, cancel := context.WithTimeout(ctx, pace.Max)
 	defer cancel()
-	_, err := m.plugins.Await(ctx, registry.RoleController, id)
+	_, err := m.plugins.Await(ctx, role, v.Plugin)
 	return err
 }
 
@@ -134,7 +142,7 @@ func once(rpc registry.RPC) intent.Policy {
 func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
 	err = m.log.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
-			if _, open := left(view, v); open {
+			if _, open := m.remains(view, v); open {
 				names = append(names, v.VolumeName())
 			}
 		}
@@ -147,16 +155,16 @@ func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName,
 func (m *Mediator) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, call registry.Call, found bool, err error) {
 	err = m.log.View(ctx, func(view registry.View) error {
 		if v, found = view.Volume(name); found {
-			call, found = left(view, v)
+			call, found = m.remains(view, v)
 		}
 		return nil
 	})
 	return v, call, found, err
 }
 
-// left says whether something is left to be done for the volume: a creation that may have left, or a deletion. A creation that has ended
+// remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation that has ended
 // for certain without a volume that can be used is for people.
-func left(view registry.View, v registry.Volume) (call registry.Call, is bool) {
+func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry.Call, is bool) {
 	for _, open := range intents(view, v) {
 		if open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC {
 			call, is = open.Answers, true
@@ -168,5 +176,5 @@ func left(view registry.View, v registry.Volume) (call registry.Call, is bool) {
 	case registry.VolumeDeleting:
 		return call, true
 	}
-	return registry.Call{}, false
+	return registry.Call{}, m.expands(view, v)
 }

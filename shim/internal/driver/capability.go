@@ -36,6 +36,18 @@ func usageCapability(u registry.Usage) *csi.VolumeCapability {
 	return out
 }
 
+// maybeCapability is the capability that a usage is; none for no usage.
+func maybeCapability(u registry.Usage) *csi.VolumeCapability {
+	if u == (registry.Usage{}) {
+		return nil
+	}
+	return usageCapability(u)
+}
+
+func capacityRange(r registry.CapacityRange) *csi.CapacityRange {
+	return &csi.CapacityRange{RequiredBytes: r.Required, LimitBytes: r.Limit}
+}
+
 func capabilities(list []registry.VolumeCapability, fs string, flags registry.Flags) (out []*csi.VolumeCapability) {
 	for _, c := range list {
 		out = append(out, volumeCapability(c, fs, flags))

@@ -89,6 +89,19 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r controlle
 	})
 }
 
+// Expand is ControllerExpandVolume.
+func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r controller.ExpandRequest) (out controller.Expanded, err error) {
+	hide := hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
+	err = f.send(ctx, registry.ControllerExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		reply, err := csi.NewControllerClient(cc).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+			VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets), VolumeCapability: maybeCapability(r.Usage),
+		})
+		out = controller.Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}
+		return err
+	})
+	return out, err
+}
+
 // validateRPC changes nothing.
 const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 

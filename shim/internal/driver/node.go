@@ -56,6 +56,20 @@ func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r volume
 	})
 }
 
+// Grow is NodeExpandVolume. It returns the capacity that the plugin tells; 0: it tells none.
+func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r volume.GrowRequest) (capacity int64, err error) {
+	hide := hidden(r.Secrets, r.Usage.MountFlags, r.Contexts...)
+	err = f.send(ctx, registry.NodeExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
+		reply, err := csi.NewNodeClient(cc).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range), StagingTargetPath: r.StagingPath,
+			VolumeCapability: maybeCapability(r.Usage), Secrets: reveal(r.Secrets),
+		})
+		capacity = reply.GetCapacityBytes()
+		return err
+	})
+	return capacity, err
+}
+
 // later is the veil of a call that carries nothing private.
 func later(ctx context.Context, private func(context.Context) volume.Private) veil {
 	if private == nil {

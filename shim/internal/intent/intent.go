@@ -89,6 +89,15 @@ func answers(code string) bool {
 	return true
 }
 
+// Answers says whether a code is the plugin's own word on the call.
+func Answers(code string) bool { return answers(code) }
+
+// Vague says whether a code is the plugin's own word on a call, and does not say whether it had an effect.
+func Vague(code string) bool {
+	row, known := common[code]
+	return answers(code) && (!known || row.Outcome == registry.OutcomeUncertain)
+}
+
 // Settled is nil if the error of a call says that it has come to a certain end, whichever: it does not run any more.
 func Settled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed && !errors.Is(err, registry.ErrUncertain) {

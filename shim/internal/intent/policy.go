@@ -141,6 +141,25 @@ var Policies = map[registry.RPC]Policy{
 	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, map[string]Row{
 		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and something is still mounted: see what"),
 	})},
+	registry.ControllerExpandRPC: {2 * time.Minute, rows(slow, expanding(map[string]Row{
+		"FAILED_PRECONDITION": failed(few, "the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
+		"OUT_OF_RANGE":        failed(1, "the plugin cannot make the volume so large: ask for another size"),
+		"RESOURCE_EXHAUSTED":  failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
+	}))},
+	registry.NodeExpandRPC: {2 * time.Minute, rows(quick, expanding(map[string]Row{
+		"FAILED_PRECONDITION": failed(1, "the volume cannot grow while it is mounted as it is: end its jobs; it is tried again at the next mount"),
+		"OUT_OF_RANGE":        failed(1, "the node's plugin cannot make the volume so large: its log may say why"),
+		"RESOURCE_EXHAUSTED":  failed(few, "this node, or the plugin's storage, is full: make room"),
+	}))},
+}
+
+// expanding is what differs for calls that make a volume larger. They have no undo, and nothing stands on them, so one that the plugin has
+// answered does not hold up the others for its volume; what it may have done is found out by the same call again.
+func expanding(differing map[string]Row) map[string]Row {
+	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
+	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
+	differing["DATA_LOSS"] = failed(few, "the plugin says that data is lost: look at its storage before anything else")
+	return differing
 }
 
 // rows is the common table with that back-off, and with those rows in place of its own.

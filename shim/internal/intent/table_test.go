@@ -20,6 +20,7 @@ var update = flag.Bool("update", false, "write the golden document anew")
 var rpcs = []registry.RPC{
 	registry.CreateVolumeRPC, registry.ControllerPublishRPC, registry.NodeStageRPC, registry.NodePublishRPC,
 	registry.NodeUnpublishRPC, registry.NodeUnstageRPC, registry.ControllerUnpublishRPC, registry.DeleteVolumeRPC,
+	registry.ControllerExpandRPC, registry.NodeExpandRPC,
 }
 
 // tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what it says of each call.
@@ -28,19 +29,22 @@ func tries(rpc registry.RPC, code string) int {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
 		return Forever
 	case "RESOURCE_EXHAUSTED": // a creation or an attachment may fit elsewhere
-		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC {
+		if rpc == registry.CreateVolumeRPC || rpc == registry.ControllerPublishRPC || rpc.Expands() {
 			return few
 		}
 		return Forever
 	case "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAUTHENTICATED", "", "CODE_99":
 		return few
 	case "NOT_FOUND": // "verify, and retry with exponential back off"
-		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC {
+		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC || rpc.Expands() {
 			return few
 		}
 	case "FAILED_PRECONDITION": // attached elsewhere: "wait for it to be detached, and retry with exponential back off"
 		if rpc == registry.ControllerPublishRPC {
 			return Forever
+		}
+		if rpc == registry.ControllerExpandRPC { // "ensure that volume is not published and retry"; on the node "MUST NOT retry"
+			return few
 		}
 	}
 	return 1
@@ -48,6 +52,13 @@ func tries(rpc registry.RPC, code string) int {
 
 // stays is the codes that say nothing certain of a call.
 var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "CODE_99"}
+
+// staysOpen says whether the intent of a call stays open after the answer. Nothing stands on an expansion: of those, only the ones stay that
+// may still run.
+func staysOpen(rpc registry.RPC, code string) bool {
+	answered := []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CODE_99"}
+	return slices.Contains(stays, code) && !(rpc.Expands() && slices.Contains(answered, code))
+}
 
 // Every code of every call: how often it is sent in an hour, and whether its intent stays open.
 func TestRetryTable(t *testing.T) {
@@ -65,7 +76,7 @@ func TestRetryTable(t *testing.T) {
 			if want == Forever && sent < 50 || want != Forever && sent != want {
 				t.Errorf("%s that answers %q was sent %d times", rpc, code, sent)
 			}
-			if open != slices.Contains(stays, code) {
+			if open != staysOpen(rpc, code) {
 				t.Errorf("%s that answers %q leaves its intent open: %v", rpc, code, open)
 			}
 			if code != "" && Advice(rpc, code) == "" {
@@ -96,7 +107,8 @@ func drawn() []byte {
 	b.WriteString(`# What is done about a driver's answer
 
 Printed from the retry table (` + "`intent.Policies`" + `). *Failed*: the call does not run any more; what it may have done is undone. *Uncertain*: it may
-still take effect, so only the same call again or its undo is sent for that volume. Between two tries the wait doubles, from the first to the
+still take effect, so only the same call again or its undo is sent for that volume. Expansions have no undo, and nothing stands on them: one that
+was answered vaguely is *failed*, and is sent again as it was before any other is. Between two tries the wait doubles, from the first to the
 last given, less up to half of it by chance. What is tried "until it succeeds" ends with the deadline of who asked, or when the alloc is stopped.
 A try that did not leave, as the plugin could not be reached, has failed for certain.
 

@@ -81,6 +81,21 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	return &pb.DeregisterVolumeReply{Answer: v.s.orLatest(ctx, nil)}, nil
 }
 
+func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.ExpandVolumeReply, error) {
+	name, err := volumeName(req.GetName())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
+	vol, err := once(ctx, v.s, "Volumes.Expand", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+		return a.Volumes.Expand(ctx, call, name, want)
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.ExpandVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+}
+
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
 	a, err := v.s.now(req)
 	if err != nil {

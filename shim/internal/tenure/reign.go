@@ -138,14 +138,14 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
 	lanes := &lane.Lanes{}
-	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
-		Lanes: lanes, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
-	})
 	m := newMachine(d)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
 	})
 	r.meter = stager
+	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
+		Lanes: lanes, Node: stager, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
+	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))

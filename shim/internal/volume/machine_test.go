@@ -96,6 +96,9 @@ type plugin struct {
 	mountsStaging   bool
 	keepsTargetDirs bool
 	blind           bool // does not know how full a volume is
+	expands         bool // at the controller
+	grows           bool // on the node
+	offline         bool // expands volumes that nobody uses, and no others
 	absent          bool // no instance of it is there
 	health          registry.Health
 	fault           func(registry.RPC) fault
@@ -106,12 +109,16 @@ type plugin struct {
 		publish volume.PublishRequest
 		private volume.Private
 		stats   volume.StatsRequest
+		grow    volume.GrowRequest
+		expand  controller.ExpandRequest
 	}
 	measure func(context.Context) ([]registry.VolumeUsage, error) // what it answers to Stats; nil: something
 }
 
 // disk is what a plugin knows of one volume on one node.
 type disk struct {
+	size     int64 // as the controller has it, and as the node shows it
+	shown    int64
 	attached string
 	staged   string          // host path
 	targets  map[string]bool // host paths
@@ -292,6 +299,42 @@ func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r volume
 	})
 }
 
+func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r controller.ExpandRequest) (controller.Expanded, error) {
+	p.last.expand = r
+	err := p.call(registry.ControllerExpandRPC, r.VolumeID, "size", fmt.Sprint(r.Range.Required), func(d *disk) string {
+		switch {
+		case !p.expands:
+			return "not announced"
+		case p.offline && (d.attached != "" || d.staged != "" || d.anyTarget()):
+			return "in use"
+		}
+		return ""
+	}, func(d *disk) { d.size = max(d.size, r.Range.Required) })
+	return controller.Expanded{Capacity: p.disk(r.VolumeID).size, Node: p.grows}, err
+}
+
+func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r volume.GrowRequest) (int64, error) {
+	p.last.grow = r
+	at, where := p.host(r.Path), "target"
+	if at == p.disk(r.VolumeID).staged {
+		where = "staging"
+	}
+	err := p.call(registry.NodeExpandRPC, r.VolumeID, "node size", fmt.Sprintf("%d at %s", r.Range.Required, where), func(d *disk) string {
+		switch {
+		case !p.grows:
+			return "not announced"
+		case p.expands && d.size < r.Range.Required:
+			return "not expanded by the controller"
+		case p.stages && (d.staged == "" || r.StagingPath == "" || p.host(r.StagingPath) != d.staged):
+			return "not staged there"
+		case at != d.staged && !d.targets[at]:
+			return "not at " + at
+		}
+		return ""
+	}, func(d *disk) { d.shown = max(d.size, r.Range.Required) })
+	return 0, err
+}
+
 func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.StatsRequest) ([]registry.VolumeUsage, error) {
 	at, d := p.host(r.Path), p.disk(r.VolumeID)
 	p.journal = append(p.journal, "NodeGetVolumeStats "+string(r.VolumeID)+" "+at)
@@ -314,6 +357,9 @@ func (p *plugin) reboot() {
 	for _, d := range p.state {
 		d.staged = ""
 		clear(d.targets)
+		if d.pending[0] == string(registry.NodeExpandRPC) {
+			d.pending = [2]string{} // the place that it was for is gone
+		}
 		maps.DeleteFunc(d.doubt, func(edge string, _ bool) bool { return edge != "attach" })
 	}
 }
@@ -347,6 +393,15 @@ func (p *plugin) Find(role registry.Role, id registry.PluginID) (registry.Instan
 	}
 	if p.stages {
 		caps = append(caps, registry.StageUnstage)
+	}
+	if p.expands {
+		caps = append(caps, registry.ControllerExpand)
+	}
+	if p.grows {
+		caps = append(caps, registry.NodeExpand)
+	}
+	if !p.offline {
+		caps = append(caps, registry.ExpandsOnline)
 	}
 	if !p.blind {
 		caps = append(caps, registry.VolumeStats)

@@ -21,6 +21,7 @@ func TestModelOfTheLifeCycle(t *testing.T) {
 			w := newWorld(t.Fatalf)
 			w.limit = patience
 			w.attaches, w.stages = rapid.Bool().Draw(t, "attaches"), rapid.Bool().Draw(t, "stages")
+			w.expands, w.grows, w.offline = rapid.Bool().Draw(t, "expands"), rapid.Bool().Draw(t, "grows"), rapid.Bool().Draw(t, "offline")
 			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t, "keeps target dirs")
 			w.put(volumeOf("one"), volumeOf("two"))
 			w.fault = func(registry.RPC) fault { return anyFault(t, w) }
@@ -84,6 +85,12 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 		},
 		"down": func(t *rapid.T) {
 			_ = w.down(context.Background(), someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"))
+		},
+		"expand": func(t *rapid.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+			defer cancel()
+			name := volumeOf(someVolume.Draw(t, "volume")).VolumeName()
+			_, _ = w.mediator.Expand(ctx, registry.Call{}, name, registry.CapacityRange{Required: rapid.Int64Range(1, 9).Draw(t, "size")})
 		},
 		"a step out of order": func(t *rapid.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -197,7 +204,26 @@ func (w *world) settle(t *rapid.T) {
 	if last != nil {
 		t.Fatalf("cannot be taken down: %v", last)
 	}
+	for _, id := range []registry.VolumeID{"one", "two"} {
+		w.usedAgain(t, id)
+	}
 	w.reconcile(t) // sweeps what refused calls left
 	w.empty()
 	w.noSecret()
+}
+
+// usedAgain uses a volume once more, and then nothing is pending: its node shows what its controller has made of it.
+func (w *world) usedAgain(t *rapid.T, id registry.VolumeID) {
+	if _, err := w.up(context.Background(), id, "a1", shared()); err != nil {
+		t.Fatalf("cannot be used in the end: %v", err)
+	}
+	w.view(func(view registry.View) {
+		v, _ := view.VolumeByKey(volumeOf(id).VolumeKey())
+		if d := w.disk(v.External); v.Expansion.Pending() || w.grows && v.Expansion.Done > 0 && d.shown < v.Capacity {
+			t.Fatalf("%s has %d bytes and its node shows %d: %+v", id, v.Capacity, d.shown, v.Expansion)
+		}
+	})
+	if err := w.down(context.Background(), id, "a1"); err != nil {
+		t.Fatalf("cannot be taken down after that: %v", err)
+	}
 }

@@ -14,6 +14,8 @@ type Node interface {
 	Unstage(context.Context, registry.InstanceKey, UnstageRequest) error
 	Publish(context.Context, registry.InstanceKey, PublishRequest) error
 	Unpublish(context.Context, registry.InstanceKey, UnpublishRequest) error
+	// Grow returns the capacity that the plugin tells; 0: it tells none.
+	Grow(context.Context, registry.InstanceKey, GrowRequest) (int64, error)
 	// Stats changes nothing: it may be under way beside another call, and its error never means that something is uncertain.
 	Stats(context.Context, registry.InstanceKey, StatsRequest) ([]registry.VolumeUsage, error)
 }
@@ -91,6 +93,17 @@ type UnpublishRequest struct {
 	VolumeID   registry.ExternalID           `json:"volume_id"`
 	TargetPath string                        `json:"-"` // target_path
 	Private    func(context.Context) Private `json:"-"` // is called only when the plugin has said something; nil: nothing is
+}
+
+// GrowRequest is NodeExpandVolumeRequest.
+type GrowRequest struct {
+	VolumeID    registry.ExternalID             `json:"volume_id"`
+	Path        string                          `json:"-"` // volume_path
+	StagingPath string                          `json:"-"` // staging_target_path; empty: the plugin does not stage
+	Range       registry.CapacityRange          `json:"capacity_range"`
+	Usage       registry.Usage                  `json:"usage"` // volume_capability
+	Secrets     map[string]registry.SecretValue `json:"-"`
+	Contexts    []map[string]string             `json:"-"` // not sent; what they hold must not appear in the error of the call
 }
 
 // StatsRequest is NodeGetVolumeStatsRequest.

@@ -104,7 +104,11 @@ func (s *Stager) publish(
 		},
 		Done: func(view registry.View) registry.Change {
 			r.Publish = registry.MarkDone
-			return registry.Change{Put: []registry.Record{r}, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
+			put := []registry.Record{r}
+			if others := view.Refs(r.Volume); !stages && len(others) <= 1 {
+				put = append(put, anew(view, r.Volume)...)
+			}
+			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
 		},
 	})
 	return at, err

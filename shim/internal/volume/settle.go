@@ -21,6 +21,9 @@ func (s *Stager) again(ctx context.Context, call registry.Call, open registry.In
 	if err != nil {
 		return err
 	}
+	if open.RPC == registry.NodeExpandRPC {
+		return s.Grow(ctx, call, open.Volume)
+	}
 	inst, err := s.await(ctx, open.Volume.Plugin)
 	if err != nil {
 		return err

@@ -43,10 +43,10 @@ func newWorld(report errorf) *world {
 // build makes the use cases anew, as a process that starts does.
 func (w *world) build() {
 	w.ledger = claim.New(w.log, time.Now)
-	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now})
 	w.stager = volume.New(w.log, w.plugin, w.plugin, w.machine, vault{}, volume.Options{
 		Layout: layout, Check: w.check, Parts: w.machine, Now: time.Now,
 	})
+	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Lanes: &lane.Lanes{}, Node: w.stager, Now: time.Now})
 }
 
 // crash has the process die: whatever it still does is not durable any more.
@@ -100,11 +100,13 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 		func(ctx context.Context) error { return w.settled(ctx, key, registry.NodePublishRPC) },
 		func(ctx context.Context) error { return w.mediator.Attach(ctx, call, v, c.Usage, "i-1") },
 		func(ctx context.Context) error { return w.stager.Stage(ctx, call, v, c.Usage) },
+		func(ctx context.Context) error { return w.stager.Grow(ctx, call, key.Volume) },
 		func(ctx context.Context) (err error) {
 			published, err := w.stager.Publish(ctx, call, v, key, c.Usage)
 			at = published.Target
 			return err
 		},
+		func(ctx context.Context) error { return w.stager.Grow(ctx, call, key.Volume) },
 		func(ctx context.Context) error {
 			_, err := w.stager.MountParts(ctx, key, w.wanted)
 			return err
@@ -140,9 +142,9 @@ func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...r
 	})
 	own := open.Alloc == key.Alloc && open.Request == key.Request && slices.Contains(follows, open.RPC)
 	switch {
-	case !found || own || open.Alloc == "" && !used && len(follows) == 2:
+	case !found || own || open.Alloc == "" && !used && len(follows) == 2 && !open.RPC.Expands():
 		return nil
-	case open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC:
+	case open.RPC == registry.ControllerExpandRPC || open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC:
 		return w.mediator.Settle(ctx, registry.Call{}, open)
 	}
 	return w.stager.Settle(ctx, registry.Call{}, open)

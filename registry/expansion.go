@@ -1,0 +1,54 @@
+package registry
+
+import "time"
+
+// CapacityRange is how large a volume is to be, in bytes (CSI CapacityRange). The zero value asks for nothing.
+type CapacityRange struct {
+	Required int64 `json:"required_bytes,omitempty"`
+	Limit    int64 `json:"limit_bytes,omitempty"` // 0: none
+}
+
+// Expansion is how far the expansions of a volume have come. The zero value: there was none.
+type Expansion struct {
+	Done int64 `json:"done,omitempty"` // bytes that the last one asked for that its controller is done with
+	// Asked is what a controller was asked for without an answer that says what became of it; zero: nothing. It is asked for once more before
+	// anything else is, with the same usage.
+	Asked CapacityRange `json:"asked,omitzero"`
+	Usage Usage         `json:"usage,omitzero"` // that Asked named; zero: none
+	// Node is what the node is still to see to: the resize is pending. Zero: nothing.
+	Node CapacityRange `json:"node,omitzero"`
+	// Refused: the node's plugin said for certain that it cannot. It is asked again when the volume is mounted anew.
+	Refused bool      `json:"refused,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
+	// What the driver said last; empty: nothing was wrong.
+	RPC    RPC    `json:"rpc,omitempty"`
+	Code   string `json:"code,omitempty"`
+	Detail string `json:"detail,omitempty"` // bounded and redacted
+}
+
+// Pending says whether the node is still to see to an expansion.
+func (e Expansion) Pending() bool { return e.Node != CapacityRange{} }
+
+// Open says whether nobody knows what became of an expansion at the controller.
+func (e Expansion) Open() bool { return e.Asked != CapacityRange{} }
+
+// Closed is e without what a controller was asked for: it will not do it.
+func (e Expansion) Closed() Expansion {
+	e.Asked, e.Usage = CapacityRange{}, Usage{}
+	if e.RPC == ControllerExpandRPC {
+		e.RPC, e.Code, e.Detail = "", "", ""
+	}
+	return e
+}
+
+// Troubled is e with what the driver said.
+func (e Expansion) Troubled(err *CallError) Expansion {
+	e.RPC, e.Code, e.Detail = err.RPC, err.Code, err.Detail
+	return e
+}
+
+// Untroubled is e without it.
+func (e Expansion) Untroubled() Expansion {
+	e.RPC, e.Code, e.Detail, e.Refused = "", "", "", false
+	return e
+}

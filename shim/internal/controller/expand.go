@@ -1,0 +1,383 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Expand makes the volume larger: its controller does (ControllerExpandVolume), and in the commit of its answer it is recorded that
+// the node has to see to it too, which it does now if the volume is used here, else when it is used next. Where the plugin expands on
+// the node alone, that is all. A volume that is large enough stays as it is, and nothing is sent.
+//
+// An expansion that nobody knows the end of is asked for once more before another is. A plugin that does not say that it expands volumes in
+// use (VolumeExpansion ONLINE) is not asked while the volume is attached, staged or published: ErrConflict names its users.
+func (m *Mediator) Expand(
+	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
+) (registry.Volume, error) {
+	if err := meaningful(want); err != nil {
+		return registry.Volume{}, err
+	}
+	v, err := m.expandable(ctx, name)
+	if err != nil {
+		return v, err
+	}
+	if done, err := m.enough(ctx, v, want); done || err != nil {
+		if err == nil {
+			err = m.answer(ctx, call, v)
+		}
+		return v, err
+	}
+	w, err := m.wayOf(ctx, v)
+	if err != nil {
+		return v, fmt.Errorf("expand volume %s: %w", name, err)
+	}
+	if err := m.expandIn(ctx, call, v, want, w); err != nil {
+		m.leaves()
+		return v, fmt.Errorf("expand volume %s: %w", name, err)
+	}
+	if v, err = m.volume(ctx, name); err != nil {
+		return v, err
+	}
+	return v, m.answer(ctx, call, v)
+}
+
+func meaningful(want registry.CapacityRange) error {
+	switch {
+	case want.Required <= 0:
+		return registry.Invalid("an expansion says how large the volume is to be: %d bytes is no size", want.Required)
+	case want.Limit < 0 || want.Limit > 0 && want.Limit < want.Required:
+		return registry.Invalid("the limit of %d bytes is below the size of %d bytes", want.Limit, want.Required)
+	}
+	return nil
+}
+
+// expandable is the volume, if it is one that can be made larger.
+func (m *Mediator) expandable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	if v, err = m.volume(ctx, name); err != nil {
+		return v, err
+	}
+	switch {
+	case v.Ephemeral:
+		err = registry.Errorf(registry.ErrUnsupported, "volume %s is an inline volume of alloc %s, and goes with it: it cannot be expanded", name, v.Owner)
+	case v.State != registry.VolumeReady:
+		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be expanded when it is ready", name, v.State)
+	}
+	return v, err
+}
+
+// enough says whether there is nothing to do: the volume is as large as it is to be, here too. An error says that it would have to shrink.
+func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.CapacityRange) (done bool, err error) {
+	e, floor := v.Expansion, v.Capacity
+	if asked := max(e.Done, v.CapacityMin); asked > 0 {
+		floor = min(floor, asked) // plugins round up, and what was asked for before is no request to shrink
+	}
+	switch {
+	case want.Required < floor:
+		return false, registry.Invalid("volume %s has %d bytes, and a volume cannot be made smaller: %d bytes were asked for", v.VolumeName(), v.Capacity, want.Required)
+	case want.Limit > 0 && want.Limit < v.Capacity:
+		return false, registry.Invalid("volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes", v.VolumeName(), v.Capacity, want.Limit)
+	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required:
+		return false, nil
+	}
+	err = m.log.View(ctx, func(view registry.View) error {
+		done = m.Node == nil || !m.Node.Grows(view, v) && !retriable(e)
+		return nil
+	})
+	return done, err
+}
+
+// retriable says whether a person who asks again may have the node asked again for what it has refused: not where CSI forbids that.
+func retriable(e registry.Expansion) bool {
+	return e.Pending() && e.Refused && e.Code != "FAILED_PRECONDITION"
+}
+
+// way is who makes a plugin's volumes larger, and when.
+type way struct {
+	controller bool // else the node alone does
+	online     bool // also while they are used
+}
+
+// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lane is held meanwhile.
+func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
+	inst, has, err := m.controller(ctx, v.Plugin, v.Created)
+	if err != nil {
+		return way{}, err
+	}
+	if has && inst.Fingerprint.Has(registry.ControllerExpand) {
+		return way{true, inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+	}
+	if inst.Role != registry.RoleNode {
+		if inst, err = m.plugins.Await(ctx, registry.RoleNode, v.Plugin); err != nil {
+			return way{}, fmt.Errorf("node plugin %s: %w", v.Plugin, err)
+		}
+	}
+	if !inst.Fingerprint.Has(registry.NodeExpand) {
+		return way{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
+			v.Plugin, registry.ControllerExpand, registry.NodeExpand)
+	}
+	return way{false, inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+}
+
+// expandIn expands the volume in its lanes.
+func (m *Mediator) expandIn(ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way) error {
+	leave, err := m.lanesOf(ctx, v, "its expansion")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if v, err = m.expandable(ctx, v.VolumeName()); err != nil {
+		return err
+	}
+	if v, err = m.earlier(ctx, call, v, want, w); err != nil {
+		return err
+	}
+	done, err := m.enough(ctx, v, want)
+	if err != nil || done {
+		return err
+	}
+	switch {
+	case !v.Expansion.Open() && v.Capacity >= want.Required:
+	case w.controller:
+		err = m.enlarge(ctx, call, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
+	case v.Expansion.Node.Required < want.Required:
+		err = m.leaveToNode(ctx, v, want, w)
+	}
+	if err != nil {
+		return err
+	}
+	return m.grow(ctx, call, v, true)
+}
+
+// lanesOf enters the volume's lanes, that of its name first.
+func (m *Mediator) lanesOf(ctx context.Context, v registry.Volume, what string) (leave func(), err error) {
+	name, err := m.Lanes.Enter(ctx, v.VolumeName(), what)
+	if err != nil {
+		return nil, err
+	}
+	key, err := m.Lanes.Enter(ctx, v.VolumeKey(), what)
+	if err != nil {
+		name()
+		return nil, err
+	}
+	return func() { key(); name() }, nil
+}
+
+// earlier has an expansion come to its end that is open, if it is another one: at its controller, and on the node. What the node has
+// answered vaguely has to be known too, as long as the volume is mounted as it was then.
+func (m *Mediator) earlier(
+	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way,
+) (registry.Volume, error) {
+	if v.Expansion.Open() && v.Expansion.Asked != want && w.controller {
+		if err := m.enlarge(ctx, call, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
+			return v, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w", v.Expansion.Asked.Required, err)
+		}
+	}
+	if err := m.grow(ctx, call, v, intent.Vague(v.Expansion.Code)); err != nil {
+		return v, err
+	}
+	err := m.log.View(ctx, func(view registry.View) error {
+		v, _ = view.Volume(v.VolumeName())
+		p, _ := view.Placement(v.VolumeKey())
+		mounted := p.Stage != registry.MarkNone || len(view.Refs(v.VolumeKey())) > 0
+		if e := v.Expansion; mounted && e.Refused && intent.Vague(e.Code) && v.Capacity < want.Required {
+			return registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end on the node "+
+				"(%s: %s: %s); stop the jobs that use the volume, and expand it then", e.RPC, e.Code, e.Detail)
+		}
+		return nil
+	})
+	return v, err
+}
+
+// grow has the node see to what is pending, if it can. again: also to what it has refused, unless CSI forbids that.
+func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volume, again bool) error {
+	if m.Node == nil {
+		return nil
+	}
+	if again {
+		_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+			v, known := view.VolumeByKey(v.VolumeKey())
+			if !known || !retriable(v.Expansion) {
+				return registry.Change{}, nil
+			}
+			v.Expansion.Refused = false
+			return registry.Change{Put: []registry.Record{v}}, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return m.Node.Grow(ctx, call, v.VolumeKey())
+}
+
+// enlarge drives ControllerExpandVolume to its end.
+func (m *Mediator) enlarge(ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy) error {
+	request := ExpandRequest{
+		VolumeID: v.External, Range: want, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+	}
+	var err error
+	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
+		return err
+	}
+	before := v.Expansion
+	if request.Usage = before.Usage; !before.Open() {
+		request.Usage = usageOf(v.VolumeSpec)
+	}
+	vague := before.Open() // something may be made of the request that nobody knows of
+	var answer Expanded
+	open := base(registry.ControllerExpandRPC, registry.Call{ID: call.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
+	return m.drive(ctx, intent.Call{
+		Intent: open, Policy: p,
+		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
+		Do: func(ctx context.Context) error {
+			inst, err := m.await(ctx, v.Plugin)
+			if err != nil {
+				return err
+			}
+			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil && answer.Capacity < want.Required {
+				err = broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin says that the volume has %d bytes; %d were asked for",
+					answer.Capacity, want.Required)
+			}
+			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) {
+				vague = intent.Vague(e.Code)
+			}
+			return err
+		},
+		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
+		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
+			v, known := view.Volume(v.VolumeName())
+			if !known {
+				return registry.Change{}
+			}
+			if v.Expansion = v.Expansion.Troubled(err); !vague {
+				v.Expansion = before.Closed()
+			}
+			return registry.Change{Put: []registry.Record{v}}
+		},
+	})
+}
+
+// resume goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed, and nothing
+// else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
+func (m *Mediator) resume(ctx context.Context, v registry.Volume) error {
+	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.Node == nil {
+		return err
+	}
+	return m.Node.Grow(intent.Round(ctx, pace.First), registry.Call{}, v.VolumeKey())
+}
+
+// settleExpansion has an open ControllerExpandVolume of the volume sent again.
+func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
+	v, err := m.volume(ctx, name)
+	if err != nil {
+		return err
+	}
+	open, found := registry.Intent{}, false
+	err = m.log.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
+	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
+		return err
+	}
+	return intent.Settled(m.enlarge(ctx, registry.Call{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
+}
+
+// expands says whether an expansion of the volume is under way that goes on by itself.
+func (m *Mediator) expands(view registry.View, v registry.Volume) bool {
+	for _, open := range intents(view, v) {
+		if open.RPC.Expands() {
+			return true
+		}
+	}
+	return m.Node != nil && v.Expansion.Pending() && m.Node.Grows(view, v)
+}
+
+// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told of the
+// one could leave out what the other needs.
+func usageOf(s registry.VolumeSpec) (u registry.Usage) {
+	for _, c := range s.Capabilities {
+		if c.Attachment != s.Capabilities[0].Attachment {
+			return registry.Usage{}
+		}
+	}
+	if len(s.Capabilities) == 0 {
+		return u
+	}
+	u = registry.Usage{Access: s.Capabilities[0].Access, Attachment: s.Capabilities[0].Attachment}
+	if u.Attachment == registry.FileSystem {
+		u.FSType, u.MountFlags, u.MountGroup = s.FSType, s.MountFlags, s.MountGroup
+	}
+	return u
+}
+
+// expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
+func (m *Mediator) expanding(view registry.View, v registry.Volume, r ExpandRequest, w way) (registry.Change, error) {
+	now, found := view.Volume(v.VolumeName())
+	if !found {
+		return registry.Change{}, unknown(v.VolumeName())
+	}
+	if err := offline(view, now, w); err != nil {
+		return registry.Change{}, err
+	}
+	if !now.Expansion.Open() {
+		now.Expansion.Since = m.Now()
+	}
+	now.Expansion.Asked, now.Expansion.Usage = r.Range, r.Usage
+	return registry.Change{Put: []registry.Record{now}}, nil
+}
+
+// offline is nil if the volume may be expanded now. One that was only claimed so far is not used yet.
+func offline(view registry.View, v registry.Volume, w way) error {
+	p, _ := view.Placement(v.VolumeKey())
+	if w.online || p.Attach == registry.MarkNone && p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it lacks %s): stop the jobs of these allocs, expand the volume, and run them again",
+		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOnline)
+}
+
+// expanded is what the controller has made of the volume, and in the same commit what is left for its node.
+func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer Expanded) registry.Change {
+	v, known := view.Volume(name)
+	if !known {
+		return registry.Change{}
+	}
+	last := v.Expansion
+	v.Capacity = max(v.Capacity, answer.Capacity)
+	v.Expansion = registry.Expansion{Done: max(want.Required, last.Done)}
+	told := fmt.Sprintf("%d bytes", v.Capacity)
+	if answer.Node {
+		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: answer.Capacity}, m.Now()
+		told += "; its node is to see to it"
+	}
+	if answer.Node && last.Refused && last.Code == "FAILED_PRECONDITION" { // while the volume is mounted as it is, that stands
+		v.Expansion.Refused, v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = true, last.RPC, last.Code, last.Detail
+	}
+	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+}
+
+// leaveToNode records what the node is to see to, for a plugin that expands there alone.
+func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
+	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Volume(v.VolumeName())
+		if !found {
+			return registry.Change{}, unknown(v.VolumeName())
+		}
+		if err := offline(view, now, w); err != nil {
+			return registry.Change{}, err
+		}
+		now.Expansion.Node, now.Expansion.Since = want, m.Now()
+		now.Expansion.Done = max(want.Required, now.Expansion.Done)
+		return registry.Change{
+			Put: []registry.Record{now}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, now, fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
+		}, nil
+	})
+	return err
+}

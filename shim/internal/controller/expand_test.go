@@ -1,0 +1,188 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"holdfast/registry"
+)
+
+// expands is a table with a controller that expands volumes in use.
+func expands() table {
+	return of(registry.CreateDelete, registry.ControllerExpand, registry.ExpandsOnline)
+}
+
+// madeOf is a volume of that many bytes that was made.
+func madeOf(capacity int64) registry.Volume {
+	v := ready()
+	v.Capacity = capacity
+	return v
+}
+
+func upTo(required, limit int64) registry.CapacityRange {
+	return registry.CapacityRange{Required: required, Limit: limit}
+}
+
+const large, larger = 2 << 20, 3 << 20
+
+// What the controller made of a volume is its capacity, its node's part is recorded in the same commit, and a replay asks nobody.
+func TestExpand(t *testing.T) {
+	d := open(t, expands(), madeOf(1<<20))
+	d.plugin.enlarged = &Expanded{Capacity: large + 512, Node: true}
+	v, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, larger))
+	if err != nil || v.Capacity != large+512 || v.Expansion.Node != upTo(large+512, 0) || v.Expansion.Open() {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	d.expect("ControllerExpandVolume vol-data 2097152..3145728")
+	if r := d.last.expand; r.Usage != usage() || len(r.Secrets) != 1 {
+		t.Errorf("asked %+v", r)
+	}
+	stored, _ := d.stored()
+	if stored.Expansion != v.Expansion || !slices.Contains(d.kinds(), registry.EventVolumeExpanded) {
+		t.Errorf("stored %+v, told %v", stored.Expansion, d.kinds())
+	}
+	d.view(func(view registry.View) {
+		if _, answered := view.Operation(call.ID); !answered {
+			t.Error("the call is not answered")
+		}
+	})
+	if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(large, larger)); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	d.expect()
+}
+
+// What cannot be is refused before anything is sent, and says why.
+func TestExpandRefused(t *testing.T) {
+	mixed, deleting, inline := madeOf(1<<20), madeOf(1<<20), madeOf(1<<20)
+	mixed.Capabilities = append(mixed.Capabilities, registry.VolumeCapability{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice})
+	deleting.State, inline.Ephemeral = registry.VolumeDeleting, true
+	for what, c := range map[string]struct {
+		plugins table
+		volume  registry.Volume
+		want    registry.CapacityRange
+		kind    error
+		says    string
+	}{
+		"no size":           {expands(), madeOf(1 << 20), upTo(0, 0), registry.ErrInvalid, "how large"},
+		"a limit below":     {expands(), madeOf(1 << 20), upTo(large, 1), registry.ErrInvalid, "limit"},
+		"smaller":           {expands(), madeOf(large), upTo(1<<19, 0), registry.ErrInvalid, "cannot be made smaller"},
+		"at most less":      {expands(), madeOf(larger), upTo(large, large), registry.ErrInvalid, "cannot be made smaller"},
+		"deleting":          {expands(), deleting, upTo(large, 0), registry.ErrConflict, "deleting"},
+		"inline":            {expands(), inline, upTo(large, 0), registry.ErrUnsupported, "inline"},
+		"nobody expands":    {both(registry.CreateDelete), madeOf(1 << 20), upTo(large, 0), registry.ErrUnsupported, "lacks controller.EXPAND_VOLUME and node.EXPAND_VOLUME"},
+		"there is no other": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y", Plugin: "p"}}, upTo(large, 0), registry.ErrNotFound, "there is no volume"},
+	} {
+		d := open(t, c.plugins, c.volume)
+		if _, err := d.Mediator.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+		d.expect()
+	}
+	d := open(t, expands(), mixed)
+	if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != (registry.Usage{}) {
+		t.Errorf("of a volume for both: %+v, %v", d.last.expand, err)
+	}
+}
+
+// both is a table with a controller that has the capabilities, and a node that has none.
+func both(caps ...registry.Capability) table {
+	t := of(caps...)
+	node := with()
+	node.Role = registry.RoleNode
+	t[registry.RoleNode] = node
+	return t
+}
+
+// A vague answer leaves nothing open that holds up others, and is found out by the same call before another one is made.
+func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, expands(), madeOf(1<<20))
+		d.faults = []fault{failed("INTERNAL"), failed("INTERNAL"), {"INTERNAL", registry.OutcomeFailed, true}}
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+			t.Error("it succeeded")
+		}
+		d.view(func(view registry.View) {
+			if open, found := view.Intent(key); found {
+				t.Errorf("open: %+v", open)
+			}
+		})
+		v, _ := d.stored()
+		if v.Expansion.Asked != upTo(large, 0) || v.Expansion.Code != "INTERNAL" {
+			t.Errorf("recorded: %+v", v.Expansion)
+		}
+		d.crash()
+		d.plugin.journal = nil
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0)); err != nil {
+			t.Error(err)
+		}
+		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 3145728..0")
+		if v, _ := d.stored(); v.Expansion != (registry.Expansion{Done: larger}) || v.Capacity != larger {
+			t.Errorf("recorded: %+v", v)
+		}
+	})
+}
+
+// A certain refusal leaves nothing behind: another size can be asked for.
+func TestRefusedExpansionIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, expands(), madeOf(1<<20))
+		d.faults = []fault{failed("OUT_OF_RANGE")}
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0)); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "ask for another size") {
+			t.Errorf("%v", err)
+		}
+		if v, _ := d.stored(); v.Expansion.Open() || v.Expansion.Code != "" {
+			t.Errorf("recorded: %+v", v.Expansion)
+		}
+		d.plugin.enlarged = &Expanded{Capacity: 1 << 20}
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
+			t.Errorf("of a plugin that does less: %v", err)
+		}
+		d.expect("ControllerExpandVolume vol-data 3145728..0", "ControllerExpandVolume vol-data 2097152..0")
+	})
+}
+
+// A file with a larger size is told how to have the volume made larger; after that, it is the volume.
+func TestLargerFileNamesExpand(t *testing.T) {
+	d := open(t, expands(), madeOf(1<<20))
+	larger := spec()
+	larger.CapacityMin = large
+	if _, err := d.Mediator.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "holdfast volume expand data --namespace default --size 2097152") {
+		t.Errorf("before: %v", err)
+	}
+	if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for what, s := range map[string]registry.VolumeSpec{"the larger file": larger, "the one that it was made of": spec()} {
+		if v, err := d.Mediator.Create(t.Context(), registry.Call{}, s); err != nil || v.Capacity != large {
+			t.Errorf("%s: %+v, %v", what, v, err)
+		}
+	}
+	larger.CapacityMin = 4 << 20
+	if _, err := d.Mediator.Create(t.Context(), registry.Call{}, larger); !errors.Is(err, registry.ErrExists) {
+		t.Errorf("one that is larger still: %v", err)
+	}
+	d.expect("ControllerExpandVolume vol-data 2097152..0")
+}
+
+// A deletion waits for the certain end of an expansion.
+func TestDeleteSettlesAnExpansion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, expands(), madeOf(1<<20))
+		ctx, cancel := context.WithCancel(t.Context())
+		d.faults = []fault{uncertain("UNAVAILABLE", true)}
+		go func() { synctest.Wait(); cancel() }()
+		if _, err := d.Mediator.Expand(ctx, call, name, upTo(large, 0)); !errors.Is(err, registry.ErrUncertain) {
+			t.Errorf("%v", err)
+		}
+		d.crash()
+		if err := d.Mediator.Delete(t.Context(), registry.Call{}, name); err != nil {
+			t.Error(err)
+		}
+		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 2097152..0", "DeleteVolume vol-data")
+	})
+}
