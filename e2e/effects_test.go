@@ -16,6 +16,7 @@ var outcomes = map[string]host.EventKind{
 	"CreateVolume": registry.EventVolumeCreated, "DeleteVolume": registry.EventVolumeDeleted,
 	"ControllerPublishVolume": registry.EventAttached, "ControllerUnpublishVolume": registry.EventDetached,
 	"NodeStageVolume": registry.EventStaged, "NodeUnstageVolume": registry.EventUnstaged,
+	"ControllerExpandVolume": registry.EventVolumeExpanded, "NodeExpandVolume": registry.EventNodeExpanded,
 	"NodePublishVolume": registry.EventPublished, "NodeUnpublishVolume": registry.EventUnpublished,
 }
 

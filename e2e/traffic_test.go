@@ -30,7 +30,7 @@ type traffic struct {
 
 // newTraffic is a plugin and nobody who calls yet. stop ends the callers that come, and returns when all calls have ended.
 func newTraffic(s *succession) (tr *traffic, stop func()) {
-	s.caps = append([]string{"node/GET_VOLUME_STATS"}, everything...)
+	s.caps = append([]string{"node/GET_VOLUME_STATS", "EXPAND_VOLUME", "expansion/ONLINE"}, everything...)
 	tr = &traffic{succession: s, made: map[string]int{}, plugin: s.plugin("alloc-p", csifake.Monolith)}
 	stopped, cancel := context.WithCancel(s.t.Context())
 	tr.stopped = stopped
@@ -149,10 +149,12 @@ func (tr *traffic) volumeLife(id string) {
 			return os.WriteFile(filepath.Join(env(plans["t"], "HOLDFAST_VOLUME_V0"), "f"), []byte("x"), 0o600)
 		}},
 		{"VolumeStats", nil, func(ctx context.Context) error { _, _, err := h.VolumeStats(ctx, name); return err }},
+		{"ExpandVolume", nil, func(ctx context.Context) error { return tr.expanded(ctx, name, 3<<30) }},
 		{"DeleteVolume", host.ErrConflict, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Claims", nil, func(ctx context.Context) error { return tr.claimed(ctx, group.Alloc) }},
 		{"ReleaseAlloc", nil, func(ctx context.Context) error { return h.ReleaseAlloc(ctx, group.Alloc) }},
 		{"Allocs", nil, func(ctx context.Context) error { return none(h.Allocs(ctx, group.Alloc)) }},
+		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return tr.expanded(ctx, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
 		{"Volumes", nil, func(ctx context.Context) error { return none(h.Volumes(ctx, host.VolumeQuery{Name: name})) }},
 	}
@@ -161,6 +163,15 @@ func (tr *traffic) volumeLife(id string) {
 			return
 		}
 	}
+}
+
+// expanded has a volume expanded, and says what is wrong unless it is as large, here too.
+func (tr *traffic) expanded(ctx context.Context, name host.VolumeName, size int64) error {
+	v, err := tr.host.ExpandVolume(ctx, name, host.CapacityRange{Required: size})
+	if err == nil && (v.Capacity != size || v.Expansion.Pending()) {
+		err = fmt.Errorf("expanded to %d bytes: %+v", v.Capacity, v.Expansion)
+	}
+	return err
 }
 
 // known is a volume that its plugin has had for long, which is made known and forgotten.

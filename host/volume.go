@@ -38,6 +38,24 @@ func (h *Host) RegisterVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, 
 	return wire.Volume(reply.GetVolume()), nil
 }
 
+// ExpandVolume makes a volume larger: at its controller, and on this node, now if the volume is used here, else when it is used next
+// (Volume.Expansion says what is left to do, and what its plugin said to that). One that is large enough stays as it is. ErrConflict: it is
+// used, and its plugin expands only volumes that nobody uses. ErrInvalid: it would have to shrink.
+func (h *Host) ExpandVolume(ctx context.Context, n VolumeName, want CapacityRange) (VolumeStatus, error) {
+	req := &pb.ExpandVolumeRequest{
+		Call: &pb.Call{OperationId: newOperation()}, Name: wire.VolumeNameProto(n), RequiredBytes: want.Required, LimitBytes: want.Limit,
+	}
+	var reply *pb.ExpandVolumeReply
+	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		reply, err = pb.NewVolumesClient(conn).Expand(ctx, req)
+		return err
+	})
+	if err != nil {
+		return VolumeStatus{}, err
+	}
+	return wire.Volume(reply.GetVolume()), nil
+}
+
 // DeleteVolume has the plugin delete the volume, and forgets it. It is refused while the volume is used.
 func (h *Host) DeleteVolume(ctx context.Context, n VolumeName) error {
 	req := &pb.DeleteVolumeRequest{Call: &pb.Call{OperationId: newOperation()}, Name: wire.VolumeNameProto(n)}

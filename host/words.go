@@ -11,6 +11,7 @@ type (
 	AllocID           = registry.AllocID
 	AllocStatus       = registry.AllocStatus
 	BootTime          = registry.BootTime
+	CapacityRange     = registry.CapacityRange
 	Claim             = registry.Claim
 	Diagnosis         = registry.Diagnosis
 	Diagnostic        = registry.Diagnostic

@@ -90,6 +90,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		out.Waiting = e.waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
 			use := useView(u)
+			use.Growth = growth(u.Name, u.Expansion)
 			use.Trouble = e.trouble(u.Trouble, u.Troubled, u.Name, u.Volume.Plugin, rec.ID)
 			out.Volumes = append(out.Volumes, use)
 		}
@@ -208,6 +209,20 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		s.agent.Retry()
 		return volumeView(st, s.explainer()), nil
 	}
+}
+
+// expandVolume answers when the volume is larger. Its node may have it left to do.
+func (s *Server) expandVolume(r *http.Request) (any, error) {
+	var want host.CapacityRange
+	if err := readBody(r, &want); err != nil {
+		return nil, err
+	}
+	var st host.VolumeStatus
+	err := s.inTime(r, volumeName(r), "", func(ctx context.Context) (err error) {
+		st, err = s.host.ExpandVolume(ctx, volumeName(r), want)
+		return err
+	})
+	return volumeView(st, s.explainer()), err
 }
 
 func (s *Server) deleteVolume(r *http.Request) (any, error) {

@@ -211,6 +211,12 @@ func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume
 	return out, err
 }
 
+// ExpandVolume makes a volume larger.
+func (c *Client) ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (out Volume, err error) {
+	err = c.do(ctx, http.MethodPost, volumePath(n, "/expand", c.wait()), want, &out)
+	return out, err
+}
+
 // DeleteVolume has the plugin delete a volume; DeregisterVolume only forgets it.
 func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
 	return c.do(ctx, http.MethodDelete, volumePath(n, "", c.wait()), nil, &struct{}{})

@@ -29,6 +29,7 @@ type Texts interface {
 type Volumes interface {
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
+	ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
 }
@@ -108,25 +109,26 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, answer := range map[string]func(*http.Request) (any, error){
-		"GET /v1/agent/self":        s.getSelf,
-		"POST /v1/jobs":             s.postJob,
-		"GET /v1/jobs":              s.getJobs,
-		"GET /v1/job/{id}":          s.getJob,
-		"DELETE /v1/job/{id}":       s.deleteJob,
-		"GET /v1/allocs":            s.getAllocs,
-		"GET /v1/alloc/{id}":        s.getAlloc,
-		"GET /v1/plugins":           s.getPlugins,
-		"GET /v1/plugin/{id}":       s.getPlugin,
-		"GET /v1/volumes":           s.getVolumes,
-		"POST /v1/volumes/create":   s.postVolume(s.host.CreateVolume),
-		"POST /v1/volumes/register": s.postVolume(s.register),
-		"GET /v1/volume/{id}":       s.getVolume,
-		"GET /v1/volume/{id}/stats": s.getStats,
-		"DELETE /v1/volume/{id}":    s.deleteVolume,
-		"POST /v1/doctor":           s.postDoctor,
-		"GET /v1/shim":              s.getShim,
-		"GET /v1/shim/history":      s.getSwaps,
-		"POST /v1/shim/swap":        s.postSwap,
+		"GET /v1/agent/self":          s.getSelf,
+		"POST /v1/jobs":               s.postJob,
+		"GET /v1/jobs":                s.getJobs,
+		"GET /v1/job/{id}":            s.getJob,
+		"DELETE /v1/job/{id}":         s.deleteJob,
+		"GET /v1/allocs":              s.getAllocs,
+		"GET /v1/alloc/{id}":          s.getAlloc,
+		"GET /v1/plugins":             s.getPlugins,
+		"GET /v1/plugin/{id}":         s.getPlugin,
+		"GET /v1/volumes":             s.getVolumes,
+		"POST /v1/volumes/create":     s.postVolume(s.host.CreateVolume),
+		"POST /v1/volumes/register":   s.postVolume(s.register),
+		"POST /v1/volume/{id}/expand": s.expandVolume,
+		"GET /v1/volume/{id}":         s.getVolume,
+		"GET /v1/volume/{id}/stats":   s.getStats,
+		"DELETE /v1/volume/{id}":      s.deleteVolume,
+		"POST /v1/doctor":             s.postDoctor,
+		"GET /v1/shim":                s.getShim,
+		"GET /v1/shim/history":        s.getSwaps,
+		"POST /v1/shim/swap":          s.postSwap,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			v, err := answer(r)

@@ -73,7 +73,7 @@ func useView(u registry.Use) Use {
 func volumeView(v host.VolumeStatus, e *explainer) Volume {
 	out := Volume{
 		Volume: v.Volume, Attached: string(v.Placement.Attach), Staged: string(v.Placement.Stage), StagedAt: v.Placement.StagedAt.Host,
-		Holders: []Holder{}, Intent: v.Intent,
+		Holders: []Holder{}, Intent: v.Intent, Growth: growth(v.VolumeName(), v.Expansion),
 	}
 	for _, h := range v.Holders {
 		out.Holders = append(out.Holders, e.holder(h))

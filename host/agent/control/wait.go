@@ -38,7 +38,7 @@ type Runner struct {
 	File   string `json:"file,omitempty"`   // that it was submitted from
 }
 
-// Trouble is what is wrong with a mount that was confirmed.
+// Trouble is what is wrong with a mount that was confirmed, or what an expansion waits for.
 type Trouble struct {
 	Found string    `json:"found"`
 	Since time.Time `json:"since,omitzero"`

@@ -96,6 +96,7 @@ type Use struct {
 	Target    string           `json:"target,omitempty"`
 	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
 	Trouble   *Trouble         `json:"trouble,omitempty"`
+	Growth    *Trouble         `json:"growth,omitempty"` // an expansion of the volume that has not come to its end
 }
 
 // Plugin is a plugin with all that serves it.
@@ -154,6 +155,7 @@ type Volume struct {
 	Holders  []Holder         `json:"holders"`
 	Waiting  []Wait           `json:"waiting,omitempty"` // allocs that wait for it, or to be rid of it; its creation; its deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
+	Growth   *Trouble         `json:"growth,omitempty"` // what an expansion waits for that has not come to its end
 
 	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
 	Usage      []Usage `json:"usage,omitempty"`

@@ -42,6 +42,18 @@ func writeTrouble(to io.Writer, alloc, job, request string, t *control.Trouble) 
 	return b.write("TROUBLE: "+t.Help.What, t.Help)
 }
 
+// writeGrowth says what an expansion waits for.
+func writeGrowth(to io.Writer, t *control.Trouble) error {
+	if t == nil {
+		return nil
+	}
+	s := sheetOf(to)
+	b := &block{sheet: s}
+	b.say("Plugin says", t.Found)
+	b.say("Since", s.since(t.Since))
+	return b.write("PENDING: "+t.Help.What, t.Help)
+}
+
 // wait is one block: the step, who is concerned, what was said, and help.
 func (s *sheet) wait(w control.Wait) error {
 	b := &block{sheet: s}

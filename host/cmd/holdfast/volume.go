@@ -17,10 +17,10 @@ import (
 )
 
 func newVolume(io streams, p *places) *cobra.Command {
-	return group("volume", "Create, register, look at and remove volumes",
+	return group("volume", "Create, register, look at, expand and remove volumes",
 		newVolumeMake(io, p, "create", "Have a plugin make the volume of a file", (*control.Client).CreateVolume),
 		newVolumeMake(io, p, "register", "Make a volume known that exists at its plugin", (*control.Client).RegisterVolume),
-		newVolumeList(io, p), newVolumeStatus(io, p),
+		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p),
 		newVolumeGone(io, p, "delete", "Have the plugin delete a volume that nobody uses", (*control.Client).DeleteVolume),
 		newVolumeGone(io, p, "deregister", "Forget a volume that nobody uses; its plugin keeps it", (*control.Client).DeregisterVolume))
 }
@@ -163,7 +163,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State},
 		[]any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
-	err = errors.Join(err, writeWaits(to, v.Waiting))
+	err = errors.Join(err, writeWaits(to, v.Waiting), writeGrowth(to, v.Growth))
 	for _, h := range v.Holders {
 		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
 	}

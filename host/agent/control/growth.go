@@ -1,0 +1,55 @@
+package control
+
+import (
+	"fmt"
+
+	"holdfast/registry"
+)
+
+// growth is what an expansion waits for; nil: there is none, or it has come to its end.
+func growth(name registry.VolumeName, e registry.Expansion) *Trouble {
+	if !e.Pending() && (!e.Open() || e.RPC == "") { // one that is under way is told as an open call
+		return nil
+	}
+	t := &Trouble{Since: e.Since}
+	if e.RPC != "" {
+		t.Found = fmt.Sprintf("%s: %s: %s", e.RPC, e.Code, e.Detail)
+	}
+	if e.Open() {
+		t.Help = vagueHelp(name, e)
+		return t
+	}
+	t.Help = pendingHelp(name, e)
+	return t
+}
+
+// vagueHelp is for an expansion of which a controller's plugin has not said what became of it.
+func vagueHelp(name registry.VolumeName, e registry.Expansion) Help {
+	return Help{
+		What:  fmt.Sprintf("whether volume %s was expanded to %d bytes is not known", name, e.Asked.Required),
+		Means: "The plugin failed, and did not say whether it had done it before that.",
+		Then:  "Nothing. When somebody asks for an expansion, this one is asked for again first.",
+		Do: []Do{
+			{"ask for it again", fmt.Sprintf("holdfast volume expand %s --size %d", volumeArgs(name), e.Asked.Required)},
+			{"see what it is now", "holdfast volume status " + volumeArgs(name)},
+		},
+	}
+}
+
+// pendingHelp is for an expansion that the node has still to see to.
+func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
+	h := Help{
+		What: fmt.Sprintf("volume %s is expanded to %d bytes, and not on this node yet", name, e.Node.Required),
+		Then: "It is done when the volume is mounted next, before its tasks start. What is mounted for reading only cannot grow, and waits for somebody who writes.",
+	}
+	if !e.Refused {
+		return h
+	}
+	h.Means = "The plugin cannot do it now. Who uses the volume goes on with the size that it has here."
+	h.Then = "It is tried again when the volume is mounted anew, after all who use it have ended."
+	if e.Code != "FAILED_PRECONDITION" { // which may not be tried again before
+		h.Do = append(h.Do, Do{"have it tried now", fmt.Sprintf("holdfast volume expand %s --size %d", volumeArgs(name), e.Node.Required)})
+	}
+	h.Do = append(h.Do, Do{"see who uses it", "holdfast volume status " + volumeArgs(name)})
+	return h
+}
