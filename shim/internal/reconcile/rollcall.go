@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -83,9 +84,13 @@ func (c *Rollcall) done(id registry.PluginID) {
 	c.busy[id] = false
 }
 
-// call asks one plugin and tells what is new.
+// call asks one plugin and tells what is new. Most often nothing is: then nobody's commit has waited for it.
 func (c *Rollcall) call(ctx context.Context, in registry.Instance) {
-	before, err := c.records(ctx)
+	var before Records
+	err := c.log.View(ctx, func(v registry.View) error {
+		before = recordsOfPlugin(v, in.Plugin)
+		return nil
+	})
 	var l Listing
 	if err == nil {
 		l, err = ask(ctx, c.Lister, in, before)
@@ -94,14 +99,38 @@ func (c *Rollcall) call(ctx context.Context, in registry.Instance) {
 		c.Logger.Info("a plugin does not list its volumes; nothing is concluded of that", "plugin", in.Plugin, "error", err)
 		return
 	}
-	_, err = c.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		j := newJudge(Facts{Layout: c.Layout, Records: RecordsOf(v)})
-		j.listing(l)
-		return registry.Change{Events: c.fresh(in.Plugin, j.findings)}, nil
-	})
-	if err != nil && ctx.Err() == nil {
+	if err := c.tell(ctx, l); err != nil && ctx.Err() == nil {
 		c.Logger.Warn("what a plugin says of its volumes is not among the events", "plugin", in.Plugin, "error", err)
 	}
+}
+
+// tell commits what is new in a list.
+func (c *Rollcall) tell(ctx context.Context, l Listing) error {
+	var found []registry.Finding
+	err := c.log.View(ctx, func(v registry.View) error {
+		found = c.judged(v, l)
+		return nil
+	})
+	if err != nil || !c.news(l.Plugin, found) {
+		return err
+	}
+	_, err = c.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return registry.Change{Events: c.fresh(l.Plugin, c.judged(v, l))}, nil
+	})
+	return err
+}
+
+func (c *Rollcall) judged(v registry.View, l Listing) []registry.Finding {
+	j := newJudge(Facts{Layout: c.Layout, Records: recordsOfPlugin(v, l.Plugin)})
+	j.listing(l)
+	return j.findings
+}
+
+// news says whether the findings are others than those of the plugin's last list.
+func (c *Rollcall) news(id registry.PluginID, findings []registry.Finding) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(findings) != len(c.said[id]) || slices.ContainsFunc(findings, func(f registry.Finding) bool { return !c.said[id][f.Detail] })
 }
 
 // fresh are the events of what the plugin's last list has not said already.
