@@ -127,6 +127,9 @@ func (h *hold) waits(ctx context.Context, w registry.Wait) {
 
 // rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
 func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
+	if intent.LetGo(ctx) {
+		return
+	}
 	ctx = context.WithoutCancel(ctx)
 	decide := func(v registry.View) (out registry.Change) {
 		al, known := v.Alloc(h.key.Alloc)

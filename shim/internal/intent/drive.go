@@ -171,7 +171,8 @@ func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 	var store error
 	err.Attempt = d.Intent.Attempt
 	said := advised{err, d.Policy.Row(err.Code).Advice}
-	if err.Outcome == registry.OutcomeFailed {
+	switch {
+	case err.Outcome == registry.OutcomeFailed:
 		store = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failed(err)}
 			if d.Failed != nil {
@@ -179,7 +180,7 @@ func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 			}
 			return change
 		})
-	} else {
+	case !LetGo(ctx):
 		store = d.keep(ctx, err, time.Time{})
 	}
 	if ctx.Err() != nil {

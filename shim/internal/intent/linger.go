@@ -13,6 +13,12 @@ const Linger = 10 * time.Millisecond
 // ErrLetGo is, or is in, the cause of a context that ends because its shim lets go of the state.
 var ErrLetGo = errors.New("this shim is not active any more")
 
+// LetGo says whether ctx has ended because its shim lets go of the state. Calls of it that were called off are made again by the next shim, which
+// finds their intents as they are: nothing needs to be stored of that, and whoever waits for this shim to let go waits less.
+func LetGo(ctx context.Context) bool {
+	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrLetGo)
+}
+
 // lingering is ctx for a call that begins now. It ends with ctx, but not before Linger if ctx ends for ErrLetGo.
 func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {

@@ -16,7 +16,15 @@ type Decoded struct {
 	mu      sync.RWMutex // guards what follows
 	of      map[registry.Bucket]map[string]decoded
 	deleted registry.Seq // index of the last change that deleted something: who reads an older state adds nothing
+	// What migrations have made of stored values: the rehearsal on a copy does the work for the state itself.
+	rewritten map[place]rewritten
 }
+
+// place is where a migration, by its name, rewrites something.
+type place struct{ migration, bucket, key string }
+
+// rewritten is a stored value, and the text that a migration has made of it.
+type rewritten struct{ value, text []byte }
 
 // decoded is a stored value, whose checksum was found right, and its record.
 type decoded struct {
@@ -25,7 +33,9 @@ type decoded struct {
 }
 
 // NewDecoded knows nothing yet.
-func NewDecoded() *Decoded { return &Decoded{of: map[registry.Bucket]map[string]decoded{}} }
+func NewDecoded() *Decoded {
+	return &Decoded{of: map[registry.Bucket]map[string]decoded{}, rewritten: map[place]rewritten{}}
+}
 
 // find is the record of a value, if it was decoded before.
 func (d *Decoded) find(bucket registry.Bucket, path, value []byte) (record any, found bool) {
@@ -60,6 +70,30 @@ func (d *Decoded) forget(at registry.Seq, deleted []registry.Key) {
 	for _, k := range deleted {
 		delete(d.of[k.Bucket], k.Path)
 	}
+}
+
+// rewrite is what a migration makes of a stored value: what it made of it before, or what change makes of it now.
+func (d *Decoded) rewrite(at place, value []byte, change func() ([]byte, error)) ([]byte, error) {
+	if d == nil {
+		return change()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if known, found := d.rewritten[at]; found && bytes.Equal(known.value, value) {
+		return known.text, nil
+	}
+	text, err := change()
+	if err == nil {
+		d.rewritten[at] = rewritten{bytes.Clone(value), text}
+	}
+	return text, err
+}
+
+// Migrated drops what only migrations need.
+func (d *Decoded) Migrated() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.rewritten = map[place]rewritten{}
 }
 
 // Changed says which records were changed in place by somebody who was given them. For tests.

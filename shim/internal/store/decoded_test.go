@@ -1,6 +1,10 @@
 package store
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,4 +108,66 @@ func TestARecordIsDecodedOnce(t *testing.T) {
 		t.Errorf("what was changed in place: %v", err)
 	}
 	delete(first, "mark")
+}
+
+// TestWhatIsRehearsedIsNotMigratedTwice: the migrations of a copy leave, for the state itself, those of what has changed since. Two migrations of
+// one record do not take each other's work for their own.
+func TestWhatIsRehearsedIsNotMigratedTwice(t *testing.T) {
+	ran := map[string]int{}
+	adds := func(name string) migration {
+		return migration{name, func(t *transaction) error {
+			return t.rewrite(string(registry.BucketAllocs), func(record fields) error {
+				ran[name]++
+				if _, old := record["index"]; old && name == "second" {
+					record[name] = encode(true)
+				}
+				return nil
+			})
+		}}
+	}
+	later := schema{
+		oldest: Oldest, newest: Newest + 2, readable: Oldest, forms: released.forms,
+		migrations: append(slices.Clone(released.migrations), adds("first"), adds("second")),
+	}
+	state, copied, known := statePath(t), statePath(t), NewDecoded()
+	s := start(t, Options{Path: state})
+	s.must(t, puts(registry.Alloc{ID: "a", Index: 1}, registry.Alloc{ID: "b", Index: 1}))
+	copyTo(t, s.Store, copied)
+	s.must(t, puts(registry.Alloc{ID: "b", Index: 2}))
+	s.stop(t)
+	for _, run := range []struct {
+		path string
+		want int
+	}{{copied, 2}, {state, 3}} {
+		s := start(t, Options{Path: run.path, Decoded: known, schema: &later})
+		if ran["first"] != run.want || ran["second"] != run.want {
+			t.Errorf("after %s the migrations have seen %v records, want %d", filepath.Base(run.path), ran, run.want)
+		}
+		if err := s.View(t.Context(), func(v registry.View) error {
+			for _, id := range []registry.AllocID{"a", "b"} {
+				text := get(v.(view).tx, string(registry.BucketAllocs), []byte(registry.AllocRecord(id).Path))
+				if !bytes.Contains(text, []byte(`"second":true`)) {
+					t.Errorf("alloc %s is %s", id, text)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		s.stop(t)
+	}
+}
+
+func copyTo(t *testing.T, s *Store, path string) {
+	t.Helper()
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Snapshot(t.Context(), file); err != nil {
+		t.Error(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -82,6 +82,7 @@ func (s schema) settled(w window) bool { return w.Number == s.newest }
 func (s schema) migrate(t *transaction, w window) error {
 	for number := w.Number; number < s.newest; number++ {
 		m := s.migrations[number-s.oldest]
+		t.doing = m.name
 		if err := m.run(t); err != nil {
 			return fmt.Errorf("migrate to schema %d (%s): %w", number+1, m.name, err)
 		}

@@ -226,6 +226,7 @@ func (s *Store) raise(found state) error {
 	}
 	defer func() { _ = tx.Rollback() }() // of no effect after Commit
 	t := newTransaction(tx)
+	t.known = s.options.Decoded
 	err = s.options.schema.migrate(t, found.window)
 	if err == nil {
 		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot), t.writeTallies())

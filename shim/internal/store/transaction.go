@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,9 +23,13 @@ func must(err error) {
 type transaction struct {
 	tx      *bolt.Tx
 	tallies map[string]*tally // of the buckets that were written
+	known   *Decoded          // what was migrated before; nil: nothing
+	doing   string            // the migration that runs, by its name
 }
 
-func newTransaction(tx *bolt.Tx) *transaction { return &transaction{tx, map[string]*tally{}} }
+func newTransaction(tx *bolt.Tx) *transaction {
+	return &transaction{tx: tx, tallies: map[string]*tally{}}
+}
 
 func bucketOf(tx *bolt.Tx, name string) *bolt.Bucket {
 	b := tx.Bucket([]byte(name))
@@ -116,17 +121,13 @@ func (t *transaction) setMeta(name string, v any) error {
 
 // rewrite replaces each record of a bucket by what change makes of it: for migrations.
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
-	texts := map[string]json.RawMessage{}
+	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		var record fields
-		if err := decode(bucket, key, value, &record); err != nil {
-			return err
+		text, err := t.known.rewrite(place{t.doing, bucket, string(key)}, value, func() ([]byte, error) { return changed(bucket, key, value, change) })
+		if err == nil && !bytes.Equal(text, value[sumSize:]) {
+			texts[string(key)] = text
 		}
-		if err := change(record); err != nil {
-			return err
-		}
-		texts[string(key)] = encode(record)
-		return nil
+		return err
 	})
 	if err != nil {
 		return err
@@ -137,4 +138,16 @@ func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 		}
 	}
 	return nil
+}
+
+// changed is the text of a stored record after a change of its fields.
+func changed(bucket string, key, value []byte, change func(fields) error) ([]byte, error) {
+	var record fields
+	if err := decode(bucket, key, value, &record); err != nil {
+		return nil, err
+	}
+	if err := change(record); err != nil {
+		return nil, err
+	}
+	return encode(record), nil
 }

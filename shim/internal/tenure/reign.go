@@ -88,6 +88,7 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 	if err != nil {
 		return err
 	}
+	t.decoded.Migrated()
 	r.table = registry.New(r.store, time.Now)
 	r.feed = registry.NewFeed(registry.MaxEvents, r.table.All)
 	if err := r.table.Load(ctx); err != nil {
