@@ -18,8 +18,10 @@ type Expansion struct {
 	// Node is what the node is still to see to: the resize is pending. Zero: nothing.
 	Node CapacityRange `json:"node,omitzero"`
 	// Refused: the node's plugin said for certain that it cannot. It is asked again when the volume is mounted anew.
-	Refused bool      `json:"refused,omitempty"`
-	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
+	Refused bool `json:"refused,omitempty"`
+	// At is where the node was asked last, as the host sees it, as long as it is mounted as it was then: it is asked nowhere else.
+	At    string    `json:"at,omitempty"`
+	Since time.Time `json:"since,omitzero"` // when Asked or Node was recorded
 	// What the driver said last; empty: nothing was wrong.
 	RPC    RPC    `json:"rpc,omitempty"`
 	Code   string `json:"code,omitempty"`
@@ -49,6 +51,6 @@ func (e Expansion) Troubled(err *CallError) Expansion {
 
 // Untroubled is e without it.
 func (e Expansion) Untroubled() Expansion {
-	e.RPC, e.Code, e.Detail, e.Refused = "", "", "", false
+	e.RPC, e.Code, e.Detail, e.At, e.Refused = "", "", "", "", false
 	return e
 }

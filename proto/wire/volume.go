@@ -77,7 +77,7 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 	return out
 }
 
-// expansionProto leaves out what is for the shim alone: the usage that a controller was asked with.
+// expansionProto leaves out what is for the shim alone: with which usage a controller was asked, and where a node was.
 func expansionProto(e registry.Expansion) *pb.Expansion {
 	if e == (registry.Expansion{}) {
 		return nil

@@ -214,7 +214,9 @@ func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volu
 }
 
 // enlarge drives ControllerExpandVolume to its end.
-func (m *Mediator) enlarge(ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy) error {
+func (m *Mediator) enlarge(
+	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
+) error {
 	request := ExpandRequest{
 		VolumeID: v.External, Range: want, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
@@ -261,8 +263,8 @@ func (m *Mediator) enlarge(ctx context.Context, call registry.Call, v registry.V
 	})
 }
 
-// resume goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed, and nothing
-// else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
+// resume goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed, and
+// nothing else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
 func (m *Mediator) resume(ctx context.Context, v registry.Volume) error {
 	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
@@ -299,8 +301,8 @@ func (m *Mediator) expands(view registry.View, v registry.Volume) bool {
 	return m.Node != nil && v.Expansion.Pending() && m.Node.Grows(view, v)
 }
 
-// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told of the
-// one could leave out what the other needs.
+// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told
+// of the one could leave out what the other needs.
 func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 	for _, c := range s.Capabilities {
 		if c.Attachment != s.Capabilities[0].Attachment {
@@ -339,7 +341,8 @@ func offline(view registry.View, v registry.Volume, w way) error {
 	if w.online || p.Attach == registry.MarkNone && p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it lacks %s): stop the jobs of these allocs, expand the volume, and run them again",
+	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it lacks %s): "+
+		"stop the jobs of these allocs, expand the volume, and run them again",
 		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOnline)
 }
 
@@ -358,7 +361,7 @@ func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want r
 		told += "; its node is to see to it"
 	}
 	if answer.Node && last.Refused && last.Code == "FAILED_PRECONDITION" { // while the volume is mounted as it is, that stands
-		v.Expansion.Refused, v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = true, last.RPC, last.Code, last.Detail
+		v.Expansion.Refused, v.Expansion.At, v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = true, last.At, last.RPC, last.Code, last.Detail
 	}
 	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
 }

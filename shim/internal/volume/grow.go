@@ -8,12 +8,13 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Grow has the node see to an expansion of the volume (NodeExpandVolume), if one is pending and the volume is here: where it is staged, if it is
-// a file system that its plugin stages, else where it is published. It has to be somewhere where it may be written: a file system that is
-// read-only everywhere cannot grow, and the expansion stays pending until it is not.
+// Grow has the node see to an expansion of the volume (NodeExpandVolume), if one is pending and the volume is here: where it is staged,
+// if it is a file system that its plugin stages, else where it is published. It has to be somewhere where it may be written: a file
+// system that is read-only everywhere cannot grow, and the expansion stays pending until it is not.
 //
-// What the plugin refuses for certain is recorded and told, and is no error: who uses the volume goes on with the size that it has. It is asked
-// again when the volume is mounted anew, not before (CSI NodeExpandVolume: "Caller MUST NOT retry"). Whoever calls it holds the volume's lane.
+// What the plugin refuses for certain is recorded and told, and is no error: who uses the volume goes on with the size that it has. It
+// is asked again when the volume is mounted anew, not before (CSI NodeExpandVolume: "Caller MUST NOT retry"). Whoever calls it holds the
+// volume's lane.
 func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
 	var st state
 	var open registry.Intent
@@ -88,6 +89,9 @@ func (s *Stager) site(st state, again bool) (site, bool) {
 		return site{p.StagedAt, p.StagedAt, p.Staged}, !p.Staged.Access.ReaderOnly()
 	}
 	for _, r := range st.refs {
+		if at := st.volume.Expansion.At; at != "" && at != r.Target.Host {
+			continue
+		}
 		if up(r.Publish, r.Boot) && !r.Usage.ReadOnly && !r.Usage.Access.ReaderOnly() {
 			return site{r.Target, p.StagedAt, r.Usage}, true
 		}
@@ -111,7 +115,15 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 	refused, capacity := false, int64(0)
 	err = s.drive(ctx, intent.Call{
 		Intent: open,
-		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
+		Before: func(view registry.View) (registry.Change, error) {
+			v, known := view.VolumeByKey(open.Volume)
+			if !known {
+				return registry.Change{}, conflict("volume %s is not known any more", open.Name)
+			}
+			v.Expansion.At = where.at.Host
+			return registry.Change{Put: []registry.Record{v}}, nil
+		},
+		Renew: func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := s.await(ctx, v.Plugin)
 			if err != nil {
@@ -126,13 +138,15 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 		},
 		Done: func(view registry.View) registry.Change { return s.grown(view, open, capacity) },
 		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
-			v, known := view.VolumeByKey(open.Volume)
-			if refused = intent.Answers(err.Code) && known; !refused {
-				return registry.Change{} // it has not left
+			now, known := view.VolumeByKey(open.Volume)
+			if refused = intent.Answers(err.Code) && known; !known {
+				return registry.Change{}
 			}
-			v.Expansion = v.Expansion.Troubled(err)
-			v.Expansion.Refused = true
-			return registry.Change{Put: []registry.Record{v}}
+			if now.Expansion.At = v.Expansion.At; refused { // else it has not left
+				now.Expansion = now.Expansion.Troubled(err)
+				now.Expansion.Refused, now.Expansion.At = true, where.at.Host
+			}
+			return registry.Change{Put: []registry.Record{now}}
 		},
 	})
 	if refused && ctx.Err() == nil {
@@ -163,7 +177,7 @@ func (s *Stager) moot(ctx context.Context, open registry.Intent) error {
 		if !found || now.RPC != open.RPC || now.Hash != open.Hash {
 			return registry.Change{}, nil
 		}
-		return registry.Change{Delete: []registry.Key{open.Key()}}, nil
+		return registry.Change{Put: anew(view, open.Volume), Delete: []registry.Key{open.Key()}}, nil
 	})
 	return err
 }
@@ -187,9 +201,9 @@ func (s *Stager) unable(ctx context.Context, key registry.VolumeKey, inst regist
 // anew is the volume's record where its node's plugin may be asked once more for what it has refused: the volume is mounted anew.
 func anew(view registry.View, key registry.VolumeKey) []registry.Record {
 	v, known := view.VolumeByKey(key)
-	if !known || !v.Expansion.Refused {
+	if !known || !v.Expansion.Refused && v.Expansion.At == "" {
 		return nil
 	}
-	v.Expansion.Refused = false
+	v.Expansion.Refused, v.Expansion.At = false, ""
 	return []registry.Record{v}
 }
