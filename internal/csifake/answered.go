@@ -23,7 +23,7 @@ func answered(req, reply proto.Message) *journal.Answer {
 	case *csi.ControllerPublishVolumeResponse:
 		return &journal.Answer{PublishContext: HashMap(r.GetPublishContext())}
 	case *csi.ControllerExpandVolumeResponse:
-		return &journal.Answer{NodeExpand: r.GetNodeExpansionRequired()}
+		return &journal.Answer{NodeExpand: r.GetNodeExpansionRequired(), Bytes: r.GetCapacityBytes()}
 	case *csi.CreateSnapshotResponse:
 		return &journal.Answer{Snapshot: r.GetSnapshot().GetSnapshotId()}
 	case *csi.ValidateVolumeCapabilitiesResponse:

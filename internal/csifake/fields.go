@@ -143,6 +143,10 @@ func details(l *journal.Line, req proto.Message) {
 		}
 	case *csi.GetCapacityRequest:
 		l.Topology = r.GetAccessibleTopology() != nil
+	case *csi.ControllerExpandVolumeRequest:
+		l.Bytes = r.GetCapacityRange().GetRequiredBytes()
+	case *csi.NodeExpandVolumeRequest:
+		l.Bytes = r.GetCapacityRange().GetRequiredBytes()
 	case *csi.NodePublishVolumeRequest:
 		l.Ephemeral = r.GetVolumeContext()[inline] == "true"
 	}

@@ -82,8 +82,8 @@ func TestStatsAndExpand(t *testing.T) {
 		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
 			got = append(got, v.Rule)
 		}
-		if !slices.Equal(got, []string{"R12"}) {
-			t.Errorf("Check finds %v, want R12 for the stats of elsewhere", got)
+		if !slices.Equal(got, []string{"R30", "R12"}) {
+			t.Errorf("Check finds %v, want R30 for the size that the controller has not made, and R12 for the stats of elsewhere", got)
 		}
 	})
 }

@@ -143,7 +143,7 @@ func (c *checker) end(l Line) {
 	}
 	if f.edge != nil {
 		f.edge.end(l, f)
-		c.arrived(f)
+		c.arrived(f, l.Code)
 	}
 	if l.Code == "OK" && l.Answer != nil {
 		c.learn(f.Line, *l.Answer)
@@ -158,7 +158,7 @@ func (l Line) nameless(rpc string) bool {
 }
 
 // arrived keeps what is known by key in step with the edge that a call has moved.
-func (c *checker) arrived(f *flight) {
+func (c *checker) arrived(f *flight, code string) {
 	switch f.RPC {
 	case "ControllerPublishVolume", "ControllerUnpublishVolume":
 		key := nodeKey{f.Plugin, f.Node}
@@ -170,11 +170,21 @@ func (c *checker) arrived(f *flight) {
 		} else {
 			delete(c.attachments[key], f.Volume)
 		}
+	case "NodeExpandVolume":
+		n := c.volume(f.Plugin, f.Volume).node(c.nodeOf(f.Line))
+		n.refused = n.refused || code == "FAILED_PRECONDITION"
+	case "NodeStageVolume", "NodeUnstageVolume":
+		if n := c.volume(f.Plugin, f.Volume).node(c.nodeOf(f.Line)); n.stage.state != f.before {
+			n.anew()
+		}
 	case "NodePublishVolume", "NodeUnpublishVolume":
 		if f.edge.state == down && f.edge.flights == 0 {
 			v := c.volume(f.Plugin, f.Volume)
 			v.node(c.nodeOf(f.Line)).forget(f.Target, f.edge)
 			v.ephemeral = v.ephemeral && v.anyPublished()
+		}
+		if n := c.volume(f.Plugin, f.Volume).node(c.nodeOf(f.Line)); n.stage.state == down && !n.mayBePublished() {
+			n.anew()
 		}
 	}
 }
@@ -187,6 +197,7 @@ func (c *checker) reboot(l Line) {
 		}
 		if n := v.nodes[l.Node]; n != nil {
 			n.stage, n.publish = edge{}, map[string]*edge{}
+			n.anew()
 		}
 		v.ephemeral = v.ephemeral && v.anyPublished()
 	}

@@ -216,6 +216,13 @@ var illegal = []offence{
 			call(enlarge, "OK", &Answer{}).ok(grow), Options{}},
 	{"R30", "node expansion of a volume that is nowhere", tell().knows("EXPAND_VOLUME").
 		call(enlarge, "OK", &Answer{NodeExpand: true}).ok(grow), Options{}},
+	{"R30", "node expansion where it may be published", tell().knows("EXPAND_VOLUME").ok(direct).
+		call(enlarge, "OK", &Answer{NodeExpand: true}).call(with(direct, func(l *Line) { l.Target = "/t/2" }), "INTERNAL", nil).
+		ok(with(grow, func(l *Line) { l.Path = "/t/2" })), Options{}},
+	{"R30", "node expansion to more than the controller has made", tell().knows("EXPAND_VOLUME").ok(direct).
+		call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 2}).ok(with(grow, func(l *Line) { l.Bytes = 3 })), Options{}},
+	{"R30", "node expansion again after it was refused", tell().knows("EXPAND_VOLUME").ok(direct).
+		call(enlarge, "OK", &Answer{NodeExpand: true}).call(grow, "FAILED_PRECONDITION", nil).ok(grow), Options{}},
 	{"RU", "publish after an uncertain stage",
 		tell().knows().ok(create, attach).call(stage, "DEADLINE_EXCEEDED", nil).ok(publish), Options{}},
 	{"RU", "detach after an uncertain unstage",

@@ -80,6 +80,7 @@ type volume struct {
 	other   map[string]*edge // calls without a negation, by RPC, node and name
 	context *string          // volume_context as CreateVolume answered it
 	grown   *bool            // what ControllerExpand last said of the node's part
+	bytes   int64            // that ControllerExpand last said the volume has
 
 	ephemeral bool                // published without having been made
 	denied    map[string]bool     // usages that the plugin did not confirm
@@ -90,6 +91,8 @@ type volume struct {
 type node struct {
 	attach  edge
 	stage   edge
+	expand  edge             // while it is staged or published as it is
+	refused bool             // NodeExpand has answered that it cannot be, as the volume is mounted
 	publish map[string]*edge // by target path
 	staging string           // the one staging path
 	context *string          // publish_context as ControllerPublish answered it
@@ -129,6 +132,12 @@ func (n *node) forget(path string, e *edge) {
 	if n.publish[path] == e {
 		delete(n.publish, path)
 	}
+}
+
+// anew: what is known of the volume's expansion on the node does not count any more. It is mounted anew, or not at all.
+func (n *node) anew() {
+	flights := n.expand.flights
+	n.expand, n.refused = edge{flights: flights}, false
 }
 
 // inUse tells whether the volume is on this node, or may be.
@@ -177,6 +186,8 @@ func (c *checker) edge(l Line) (*edge, bool) {
 		return &v.node(c.nodeOf(l)).stage, upwards
 	case "NodePublishVolume", "NodeUnpublishVolume":
 		return v.node(c.nodeOf(l)).target(l.Target), upwards
+	case "NodeExpandVolume":
+		return &v.node(c.nodeOf(l)).expand, upwards
 	}
 	key := l.RPC + "\x00" + l.Node + "\x00" + l.Name
 	if v.other[key] == nil {

@@ -187,7 +187,11 @@ func TestLegalFields(t *testing.T) {
 			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK", &Answer{}), Options{MaxPages: 2}},
 		"offline expansion": {expanding("OFFLINE").ok(create, attach, detach, enlarge, remove), Options{}},
 		"online expansion":  {expanding("OFFLINE", "ONLINE").ok(create, attach, enlarge, detach, remove), Options{}},
-		"a socket":          {started("unix:///run/csi.sock"), Options{}},
+		"expansion on the node": {tell().knows("EXPAND_VOLUME").ok(direct).call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 3}).
+			call(with(grow, func(l *Line) { l.Bytes = 3 }), "FAILED_PRECONDITION", nil).ok(unpublish, direct).
+			call(with(grow, func(l *Line) { l.Bytes = 3 }), "INTERNAL", nil).ok(unpublish, direct).
+			call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 4}).ok(with(grow, func(l *Line) { l.Bytes = 4 }), unpublish), Options{}},
+		"a socket": {started("unix:///run/csi.sock"), Options{}},
 		"a snapshot": {tell().knows(everything...).ok(create).call(snap, "INTERNAL", nil).call(snap, "OK", &Answer{Snapshot: "s1"}).
 			call(unsnap, "ABORTED", nil).ok(unsnap, remove), Options{}},
 	}

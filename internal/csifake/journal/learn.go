@@ -110,7 +110,8 @@ func (c *checker) learn(l Line, a Answer) {
 	case "ControllerPublishVolume":
 		c.volume(l.Plugin, l.Volume).node(l.Node).context = &a.PublishContext
 	case "ControllerExpandVolume":
-		c.volume(l.Plugin, l.Volume).grown = &a.NodeExpand
+		v := c.volume(l.Plugin, l.Volume)
+		v.grown, v.bytes = &a.NodeExpand, a.Bytes
 	}
 }
 

@@ -35,8 +35,9 @@ type Line struct {
 	Node           string   `json:"node,omitempty"`     // controller: node_id of the request; node: the plugin's own
 	Staging        string   `json:"staging,omitempty"`
 	Target         string   `json:"target,omitempty"`
-	Path           string   `json:"path,omitempty"` // volume_path of stats, health and expand
-	Hash           string   `json:"hash,omitempty"` // of the request without its secrets
+	Path           string   `json:"path,omitempty"`  // volume_path of stats, health and expand
+	Bytes          int64    `json:"bytes,omitempty"` // required_bytes of an expansion
+	Hash           string   `json:"hash,omitempty"`  // of the request without its secrets
 	Usage          string   `json:"usage,omitempty"`
 	ReadOnly       bool     `json:"readonly,omitempty"`
 	PublishContext string   `json:"publish_context,omitempty"` // hash; empty for an empty map
@@ -80,6 +81,7 @@ type Answer struct {
 	Node           string   `json:"node,omitempty"`
 	Caps           []string `json:"caps,omitempty"`
 	NodeExpand     bool     `json:"node_expand,omitempty"`
+	Bytes          int64    `json:"bytes,omitempty"` // that a volume has after its expansion
 	Ready          *bool    `json:"ready,omitempty"`
 
 	Name       string              `json:"name,omitempty"` // of the provider

@@ -132,10 +132,16 @@ func (c *checker) expandable(l Line, v *volume) {
 		c.report("R30", "NodeExpandVolume for volume %s though ControllerExpandVolume did not ask for it", l.Volume)
 	case v.grown == nil && c.plugin(l.Plugin).expands:
 		c.report("R30", "NodeExpandVolume for volume %s before ControllerExpandVolume", l.Volume)
+	case c.plugin(l.Plugin).expands && l.Bytes > v.bytes:
+		c.report("R30", "NodeExpandVolume for volume %s to %d bytes; ControllerExpandVolume has answered that it has %d", l.Volume, l.Bytes, v.bytes)
+	case v.node(c.nodeOf(l)).refused:
+		c.report("R30", "NodeExpandVolume for volume %s again, though it cannot be as long as it is mounted as it is", l.Volume)
 	case k.node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != up:
 		c.report("R30", "NodeExpandVolume for volume %s, which is not staged", l.Volume)
 	case !k.node.ever["STAGE_UNSTAGE_VOLUME"] && !v.node(c.nodeOf(l)).isPublished():
 		c.report("R30", "NodeExpandVolume for volume %s, which is not published", l.Volume)
+	case !v.node(c.nodeOf(l)).isAt(l.Path):
+		c.report("R30", "NodeExpandVolume for volume %s at %s, where it is not for certain", l.Volume, l.Path)
 	}
 }
 
@@ -151,6 +157,15 @@ func (c *checker) offline(l Line, v *volume) {
 			c.report("R30", "ControllerExpandVolume for volume %s, which is in use on %s, but the plugin expands OFFLINE only", l.Volume, id)
 		}
 	}
+}
+
+// isAt tells whether the volume is for certain staged or published at the path.
+func (n *node) isAt(path string) bool {
+	if path == n.staging && n.stage.state == up {
+		return true
+	}
+	e := n.publish[path]
+	return e != nil && e.state == up
 }
 
 func (n *node) isPublished() bool {

@@ -36,7 +36,8 @@ var Rules = []Rule{
 	{"R27", "Probe is not called more often than Options.ProbesPerMinute"},
 	{"R28", "no node has more volumes attached than it said"},
 	{"R29", "a list goes on with a token that the plugin gave, for no more than Options.MaxPages pages"},
-	{"R30", "NodeExpand only after ControllerExpand asked for it, of a volume that is staged or published; OFFLINE expansion of no such"},
+	{"R30", "NodeExpand only after ControllerExpand asked for it, to no more than that, where the volume is staged or published, " +
+		"and not again after FAILED_PRECONDITION while it is; OFFLINE expansion of no such"},
 	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
 	{"RU", "from an uncertain outcome only the same call or its negation; what was sent is undone in the end"},
 }
