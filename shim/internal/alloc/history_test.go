@@ -73,8 +73,10 @@ func (n *node) step() {
 	switch d := n.random.IntN(100); {
 	case d < 35:
 		n.prepare()
-	case d < 65:
+	case d < 63:
 		n.release()
+	case d < 67:
+		n.expand()
 	case d < 85:
 		n.fault()
 	case d < 90:
@@ -118,6 +120,19 @@ func (n *node) release() {
 	n.allocs.Go(func() { _ = shim.allocs.Release(shim.ctx, registry.Call{}, id) })
 }
 
+// expand asks for a volume to be made larger, or for what it has already.
+func (n *node) expand() {
+	name := registry.VolumeName{Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", n.random.IntN(3)))}
+	n.size += n.random.Int64N(3) << 30
+	want, shim := registry.CapacityRange{Required: 1<<30 + n.size}, n.shim
+	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
+	n.allocs.Go(func() {
+		ctx, cancel := context.WithTimeout(shim.ctx, limit)
+		defer cancel()
+		_, _ = shim.volumes.Expand(ctx, registry.Call{}, name, want)
+	})
+}
+
 // sync names some of the allocs as living.
 func (n *node) sync() {
 	living := []registry.AllocID{n.anAlloc(), n.anAlloc()}
@@ -127,6 +142,7 @@ func (n *node) sync() {
 
 var faulty = []string{
 	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume",
+	"ControllerExpandVolume", "NodeExpandVolume",
 }
 
 // fault has the plugin go wrong at some of its next calls.
@@ -157,6 +173,18 @@ func (n *node) settle() {
 	n.plugin.Load().end(false)
 	n.startPlugin()
 	n.introduce()
+	n.emptied()
+	n.usedAgain()
+	n.emptied()
+	n.shim.cancel(errShimEnds)
+	n.shim.fleet.CloseAll()
+	n.shim.loops.Wait()
+	n.allocs.Wait()
+	n.plugin.Load().end(false)
+}
+
+// emptied has no alloc live any more, and waits until nothing is left.
+func (n *node) emptied() {
 	if _, err := n.shim.allocs.Sync(n.shim.ctx, nil); err != nil {
 		n.t.Errorf("sync: %v", err)
 	}
@@ -166,11 +194,32 @@ func (n *node) settle() {
 			break
 		}
 	}
-	n.shim.cancel(errShimEnds)
-	n.shim.fleet.CloseAll()
-	n.shim.loops.Wait()
-	n.allocs.Wait()
-	n.plugin.Load().end(false)
+}
+
+// usedAgain has all volumes used once more, by one who writes: the last chance for what was expanded while nobody did.
+func (n *node) usedAgain() {
+	group := n.group("alloc-last", wish{volumes: []int{0, 1, 2}})
+	if _, err := n.shim.allocs.Prepare(n.shim.ctx, registry.Call{}, group); err != nil {
+		n.t.Errorf("used again: %v", err)
+	}
+}
+
+// shrunken is the volumes of which the node does not know what their controller has made of them last, by what the plugin was asked.
+func shrunken(calls []journal.Call) (left []string) {
+	owed := map[string]int64{}
+	for _, c := range calls {
+		switch {
+		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil && c.RPC == "ControllerExpandVolume":
+		case c.RPC == "ControllerExpandVolume" && c.End.Answer.NodeExpand:
+			owed[c.Volume] = c.End.Answer.Bytes
+		case c.RPC == "NodeExpandVolume" && c.Bytes >= owed[c.Volume]:
+			delete(owed, c.Volume)
+		}
+	}
+	for id, bytes := range owed {
+		left = append(left, fmt.Sprintf("%s has %d bytes, and its node does not know", id, bytes))
+	}
+	return left
 }
 
 // left is what is recorded.
@@ -212,6 +261,9 @@ func (n *node) judge() (calls int) {
 	lines := n.journal.Lines()
 	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
 		n.t.Errorf("journal: %s", v)
+	}
+	for _, what := range shrunken(journal.Calls(lines)) {
+		n.t.Error(what)
 	}
 	if n.t.Failed() && *seed != 0 {
 		for i, l := range lines {

@@ -47,8 +47,9 @@ type node struct {
 	boot    string
 	plugin  atomic.Pointer[fake]
 	shim    *shim
-	allocs  sync.WaitGroup // what was asked for allocs
+	allocs  sync.WaitGroup // what was asked for allocs and volumes
 	starts  int            // of plugins
+	size    int64          // more than volumes had that were asked to have
 	boots   int
 }
 
@@ -68,6 +69,10 @@ func newNode(t *testing.T, seed uint64) *node {
 		if n.random.IntN(4) > 0 {
 			n.caps = append(n.caps, c)
 		}
+	}
+	if n.random.IntN(4) > 0 {
+		n.caps = append(n.caps, []string{"EXPAND_VOLUME", "controller/EXPAND_VOLUME", "node/EXPAND_VOLUME"}[n.random.IntN(3)],
+			[]string{"expansion/ONLINE", "expansion/OFFLINE"}[n.random.IntN(2)])
 	}
 	for i := range 3 {
 		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{
@@ -189,12 +194,13 @@ func messages(method string) (in, out proto.Message, err error) {
 
 // shim is one process of the shim, without its sockets and its disk.
 type shim struct {
-	table  *registry.Registry
-	fleet  *driver.Fleet
-	allocs *alloc.Allocs
-	cancel context.CancelCauseFunc
-	ctx    context.Context
-	loops  sync.WaitGroup
+	table   *registry.Registry
+	fleet   *driver.Fleet
+	volumes *controller.Mediator
+	allocs  *alloc.Allocs
+	cancel  context.CancelCauseFunc
+	ctx     context.Context
+	loops   sync.WaitGroup
 }
 
 var errShimEnds = errors.New("the shim ends")
@@ -211,12 +217,15 @@ func (n *node) startShim() {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	lanes := &lane.Lanes{}
-	mediator := controller.New(n.log, s.fleet, s.table, noSecrets{}, controller.Options{Lanes: lanes, Now: time.Now, Logger: hclog.NewNullLogger()})
 	stager := volume.New(n.log, s.fleet, s.table, kernel{n.boot}, noSecrets{}, volume.Options{Layout: layout, Now: time.Now})
+	s.volumes = controller.New(n.log, s.fleet, s.table, noSecrets{}, controller.Options{
+		Lanes: lanes, Node: stager, Now: time.Now, Logger: hclog.NewNullLogger(),
+	})
 	clock := alloc.Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: n.boot} }}
-	s.allocs = alloc.NewAllocs(n.log, s.table, claim.New(n.log, time.Now), mediator, stager, lanes,
+	s.allocs = alloc.NewAllocs(n.log, s.table, claim.New(n.log, time.Now), s.volumes, stager, lanes,
 		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
+	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
 	n.shim = s
 }
 
