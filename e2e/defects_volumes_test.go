@@ -231,3 +231,65 @@ func TestDefectV6AFailedPublishLeavesNothingStaged(t *testing.T) {
 		})
 	}
 }
+
+// A volume that was expanded while nobody used it is expanded on its node when it is used next, by whichever shim, once, before its tasks start;
+// one that is used, at once. The size that the node tells is the new one.
+func TestDefectV8ExpandedVolumeGrowsAtItsNextUse(t *testing.T) {
+	const enlargeOK, growOK = "ControllerExpandVolume OK", "NodeExpandVolume OK"
+	stages := []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"}
+	for name, c := range map[string]struct {
+		caps         []string
+		up, up2      []string
+		down, online []string
+	}{
+		"staged": {stages, []string{attachOK, stageOK, growOK, publishOK}, []string{attachOK, stageOK, publishOK},
+			[]string{unpublishOK, unstageOK, detachOK}, []string{enlargeOK, growOK}},
+		"published": {[]string{"CREATE_DELETE_VOLUME"}, []string{publishOK, growOK}, []string{publishOK}, []string{unpublishOK}, []string{enlargeOK, growOK}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, append(c.caps, "EXPAND_VOLUME", "expansion/ONLINE", "node/GET_VOLUME_STATS")...)
+			p := w.plugin("alloc-p", csifake.Monolith)
+			w.must(w.create("vol"))
+			n := len(w.sent())
+			w.expanded("vol", 2<<20, true)
+			w.mustHaveSent(n, enlargeOK)
+			w.killShim()
+			n = len(w.sent())
+			w.use("alloc-1", ask{source: "vol"})
+			w.mustHaveSent(n, c.up...)
+			w.shows("vol", 2<<20)
+			n = len(w.sent())
+			w.must(w.release("alloc-1"))
+			w.use("alloc-2", ask{source: "vol"})
+			w.mustHaveSent(n, append(c.down, c.up2...)...)
+			n = len(w.sent())
+			w.expanded("vol", 3<<20, false)
+			w.mustHaveSent(n, c.online...)
+			w.shows("vol", 3<<20)
+			w.must(w.release("alloc-2"))
+			w.must(w.delete("vol"))
+			w.exit(p)
+		})
+	}
+}
+
+// expanded expands a volume, and says whether its node has it left to do.
+func (w *world) expanded(id string, size int64, pending bool) {
+	w.t.Helper()
+	v, err := w.host.ExpandVolume(w.ctx(), volumeName(id), host.CapacityRange{Required: size})
+	w.must(err)
+	if v.Capacity != size || v.Expansion.Pending() != pending {
+		w.t.Errorf("expanded to %d bytes: %+v", v.Capacity, v.Expansion)
+	}
+}
+
+// shows fails the test unless the node tells that size of a volume.
+func (w *world) shows(id string, size int64) {
+	w.t.Helper()
+	usage, _, err := w.host.VolumeStats(w.ctx(), volumeName(id))
+	w.must(err)
+	if len(usage) == 0 || usage[0].Total != size {
+		w.t.Errorf("the node tells %+v, want %d bytes", usage, size)
+	}
+}

@@ -11,6 +11,9 @@
 // announced when a volume was put up decides how it is taken down. A second user of a staged volume whose usage would need
 // another staging mount is a conflict that says why; usages are compared by value.
 //
+// An expansion that is pending for the node (registry.Expansion) is seen to where the volume is mounted for writing, at once or at its next
+// mount (Grow). It has no undo; a call of which nobody knows the end is sent again, at the same place, before anything else.
+//
 // Where tasks want parts of what is published, these are mounted once more after the publish and taken off before its undo, each at a
 // place of its own that is recorded before it is used (Parts). A part that is used keeps its volume published.
 //
