@@ -113,10 +113,7 @@ func (m *mess) demon(ctx context.Context) {
 // Steps of a volume's life, and what plugins may answer. Those who say "not found" of what is there, or refuse a creation that they have
 // made, lose volumes themselves.
 var (
-	steps = []string{
-		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
-	}
+	steps     = mutating
 	questions = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}
 	unclear   = []codes.Code{codes.Internal, codes.Unavailable, codes.Aborted, codes.Unknown, codes.DeadlineExceeded, codes.DataLoss, codes.Canceled}
 	refusals  = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.PermissionDenied, codes.AlreadyExists, codes.OutOfRange}

@@ -123,9 +123,9 @@ type service struct {
 
 func services() []*service {
 	return []*service{
-		{id: "mono", caps: everything},
-		{id: "split", caps: everything},
-		{id: "bare", caps: []string{"CREATE_DELETE_VOLUME"}},
+		{id: "mono", caps: larger},
+		{id: "split", caps: append([]string{"EXPAND_VOLUME", "expansion/OFFLINE"}, everything...)},
+		{id: "bare", caps: []string{"CREATE_DELETE_VOLUME", "EXPAND_VOLUME", "expansion/ONLINE"}},
 		{id: "stager", caps: []string{"CREATE_DELETE_VOLUME", "STAGE_UNSTAGE_VOLUME"}},
 		{id: "attacher", caps: []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME"}},
 	}

@@ -46,15 +46,18 @@ func (m *mess) tolerable(what string, err error) bool {
 	return true
 }
 
-// clerk creates and deletes volumes, without asking anybody.
+// clerk creates, expands and deletes volumes, without asking anybody.
 func (m *mess) clerk(ctx context.Context, name string) {
 	rng := m.dice(name)
 	for pause(ctx, upTo(rng, 100)) {
 		s := m.volumes[rng.IntN(len(m.volumes))]
 		limit := upTo(rng, 2000)
-		if rng.IntN(3) == 0 {
+		switch rng.IntN(6) {
+		case 0, 1:
 			m.tolerable("delete "+s.id, m.remove(s, limit))
-		} else {
+		case 2:
+			m.expand(s, int64(1+rng.IntN(8))<<20, limit)
+		default:
 			m.tolerable("create "+s.id, m.make(s, limit))
 		}
 	}
@@ -64,6 +67,19 @@ func (m *mess) make(s *shelf, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(m.ctx(), limit)
 	defer cancel()
 	return m.call(func(h *host.Host) error { _, err := h.CreateVolume(ctx, s.spec); return err })
+}
+
+// expand has a volume expanded. Some plugins cannot.
+func (m *mess) expand(s *shelf, size int64, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(m.ctx(), limit)
+	defer cancel()
+	err := m.call(func(h *host.Host) error {
+		_, err := h.ExpandVolume(ctx, s.name(), host.CapacityRange{Required: size})
+		return err
+	})
+	if !errors.Is(err, host.ErrUnsupported) {
+		m.tolerable("expand "+s.id, err)
+	}
 }
 
 func (m *mess) remove(s *shelf, limit time.Duration) error {

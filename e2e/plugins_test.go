@@ -14,15 +14,11 @@ import (
 // The plugin is killed in the middle of each call, before and after its effect, and started again by its orchestrator. Whoever asked gets
 // what they asked for.
 func TestPluginKilledInTheMiddle(t *testing.T) {
-	rpcs := []string{
-		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
-	}
-	for _, rpc := range rpcs {
+	for _, rpc := range mutating {
 		for _, when := range []string{"before", "after"} {
 			t.Run(rpc+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, everything...)
+				w := newWorld(t, larger...)
 				p := w.plugin("alloc-p", csifake.Monolith)
 				at := p.On(rpc).Times(1)
 				if when == "after" {

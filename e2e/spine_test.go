@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +14,15 @@ import (
 )
 
 var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"}
+
+// larger is everything, of a plugin that expands volumes too, and mutating what it is asked for in a story, call by call.
+var (
+	larger   = append([]string{"EXPAND_VOLUME", "expansion/ONLINE"}, everything...)
+	mutating = []string{
+		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume",
+		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
+	}
+)
 
 // A volume is made, mounted, written, read by a second alloc, and taken down.
 func TestMainJob(t *testing.T) {
@@ -71,15 +82,11 @@ func TestSeparateNodeAndController(t *testing.T) {
 
 // The shim is killed in the middle of each call, before and after it has taken effect. The call goes on; nothing is lost or left.
 func TestShimKilledInTheMiddle(t *testing.T) {
-	rpcs := []string{
-		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
-	}
-	for _, rpc := range rpcs {
+	for _, rpc := range mutating {
 		for _, when := range []string{"before", "after"} {
 			t.Run(rpc+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, everything...)
+				w := newWorld(t, larger...)
 				p := w.plugin("alloc-p", csifake.Monolith)
 				at := p.On(rpc).Times(1)
 				if when == "after" {
@@ -102,7 +109,7 @@ func TestShimKilledInTheMiddle(t *testing.T) {
 	}
 }
 
-// story is a volume's whole life.
+// story is a volume's whole life. If its plugin can, it is expanded while it is used.
 func (w *world) story() error {
 	if err := w.create("vol"); err != nil {
 		return err
@@ -113,6 +120,15 @@ func (w *world) story() error {
 	}
 	if err := os.WriteFile(filepath.Join(path, "f"), []byte("x"), 0o600); err != nil {
 		return err
+	}
+	if slices.Contains(w.caps, "EXPAND_VOLUME") {
+		v, err := w.host.ExpandVolume(w.ctx(), volumeName("vol"), host.CapacityRange{Required: 2 << 20})
+		if err == nil && (v.Capacity != 2<<20 || v.Expansion.Pending()) {
+			err = fmt.Errorf("expanded to %d bytes: %+v", v.Capacity, v.Expansion)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := w.release("alloc-1"); err != nil {
 		return err

@@ -38,14 +38,11 @@ func (w *world) mountTable() string {
 // A call that is at the driver when the shim is replaced, in the middle of every kind of call, before and after its effect, is re-driven by the new
 // shim and ends well: the swap does not wait for it, and no mount is touched.
 func TestLongCallsSurvive(t *testing.T) {
-	for _, rpc := range []string{
-		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-		"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
-	} {
+	for _, rpc := range mutating {
 		for _, when := range []string{"before", "after"} {
 			t.Run(rpc+"/"+when, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t, everything...)
+				w := newWorld(t, larger...)
 				w.must(w.host.Close())
 				w.config.SwapBudget = patience // what is held for how long is measured elsewhere
 				w.open()
