@@ -51,7 +51,7 @@ func (s *Store) check() []error {
 		view: s.view(tx, p.head), limit: s.options.EventLimit,
 		volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
 	}
-	if err := s.read(c.all); err != nil {
+	if err := reading(c.all); err != nil {
 		c.report("%w", err)
 	}
 	return c.errs

@@ -130,8 +130,8 @@ func caught(err *error) {
 	}
 }
 
-// read runs a function that reads the mapped file.
-func (s *Store) read(do func() error) (err error) {
+// reading runs a function that reads the mapped file.
+func reading(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer caught(&err)
 	return do()

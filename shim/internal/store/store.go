@@ -261,7 +261,7 @@ func (s *Store) Count(of registry.Bucket) (records int) {
 	}
 	defer s.readers.release(p)
 	var sum tally
-	err = s.read(func() error { getMeta(p.tx, metaTally+string(of), &sum); return nil })
+	err = reading(func() error { getMeta(p.tx, metaTally+string(of), &sum); return nil })
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}
@@ -279,7 +279,7 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 		return err
 	}
 	defer s.readers.release(p)
-	err = s.read(func() error { return read(s.view(p.tx, p.head)) })
+	err = reading(func() error { return read(s.view(p.tx, p.head)) })
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}

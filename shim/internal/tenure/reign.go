@@ -65,12 +65,16 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	}
 	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
 	r.ctx, r.cancel = context.WithCancelCause(t.life)
+	var shared sync.WaitGroup // takes a while where much is mounted, as reading the state does
 	if !in.handed() {
-		if err := d.Share(); err != nil {
-			t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
-		}
+		shared.Go(func() {
+			if err := d.Share(); err != nil {
+				t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
+			}
+		})
 	}
-	if err := r.openState(ctx, t, layout, d, in); err != nil {
+	err = r.openState(ctx, t, layout, d, in)
+	if shared.Wait(); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
 	if err := r.build(ctx, t, hello, layout, d, in); err != nil {
