@@ -94,6 +94,14 @@ func (s *shim) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.S
 
 func (s *shim) DeleteVolume(_ context.Context, n host.VolumeName) error { return s.refuse }
 
+func (s *shim) ExpandVolume(_ context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error) {
+	v := registry.Volume{VolumeSpec: host.VolumeSpec{Namespace: n.Namespace, ID: n.ID, Plugin: "loopfs"}, Capacity: want.Required}
+	v.Expansion = registry.Expansion{
+		Node: want, Since: noon, Refused: true, RPC: registry.NodeExpandRPC, Code: "FAILED_PRECONDITION", Detail: "not now",
+	}
+	return host.VolumeStatus{Volume: v}, s.refuse
+}
+
 func (s *shim) Parse(_ context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error) {
 	if len(src.Text) == 0 {
 		return nil, nil, registry.Invalid("%s:1:1: error: it is empty", src.Name)
@@ -368,5 +376,45 @@ func TestEventsEndOrFollow(t *testing.T) {
 	})
 	if n != 5 || !errors.Is(err, context.Canceled) {
 		t.Errorf("%d events, %v", n, err)
+	}
+}
+
+func TestExpandAVolume(t *testing.T) {
+	s := &shim{}
+	_, c := serve(t, s)
+	v, err := c.ExpandVolume(t.Context(), host.VolumeName{Namespace: "ns", ID: "v"}, host.CapacityRange{Required: 9, Limit: 10})
+	if err != nil || v.Capacity != 9 || v.VolumeName() != (host.VolumeName{Namespace: "ns", ID: "v"}) || v.Expansion.Node.Limit != 10 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if g := v.Growth; g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION: not now" || !commands(g.Help, "holdfast volume status --namespace ns v") {
+		t.Errorf("what it waits for: %+v", g)
+	}
+	s.refuse = registry.Errorf(registry.ErrConflict, "it is used")
+	if _, err := c.ExpandVolume(t.Context(), host.VolumeName{ID: "v"}, host.CapacityRange{}); !errors.Is(err, registry.ErrConflict) || err.Error() != "it is used" {
+		t.Errorf("%v", err)
+	}
+}
+
+// What an expansion waits for is told as long as it waits, and what may be done is what its plugin's answer leaves.
+func TestGrowth(t *testing.T) {
+	name := registry.VolumeName{Namespace: "default", ID: "v"}
+	half := registry.Expansion{Node: registry.CapacityRange{Required: 9}}
+	asked := registry.Expansion{Asked: registry.CapacityRange{Required: 9}}
+	again := "holdfast volume expand v --size 9"
+	refused, vague := half, asked
+	refused.Refused, refused.RPC, refused.Code = true, registry.NodeExpandRPC, "INTERNAL"
+	vague.RPC, vague.Code = registry.ControllerExpandRPC, "INTERNAL"
+	for what, c := range map[string]struct {
+		e     registry.Expansion
+		says  string // empty: nothing
+		again bool
+	}{
+		"none": {registry.Expansion{Done: 9}, "", false}, "under way": {asked, "", false}, "pending": {half, "not on this node yet", false},
+		"refused": {refused, "not on this node yet", true}, "vague": {vague, "is not known", true},
+	} {
+		g := growth(name, c.e)
+		if (g == nil) != (c.says == "") || g != nil && (!strings.Contains(g.Help.What, c.says) || commands(g.Help, again) != c.again) {
+			t.Errorf("%s: %+v", what, g)
+		}
 	}
 }

@@ -63,6 +63,13 @@ func trouble() *control.Trouble {
 	}}
 }
 
+func growth() *control.Trouble {
+	return &control.Trouble{Found: "NodeExpandVolume: INTERNAL: it\x1b[31m is dark", Since: noon.Add(-time.Hour), Help: control.Help{
+		What: "volume disk is expanded to 2097152 bytes, and not on this node yet", Means: "The plugin cannot do it now.",
+		Then: "It is tried again when the volume is mounted anew.", Do: []control.Do{{Why: "have it tried now", Command: "holdfast volume expand disk --size 2097152"}},
+	}}
+}
+
 // What people read of each kind of wait and trouble, on a wide sheet and on a narrow one.
 func TestExplanations(t *testing.T) {
 	for name, width := range map[string]int{"explain": usualWidth, "explain_narrow": leastWidth} {
@@ -71,7 +78,7 @@ func TestExplanations(t *testing.T) {
 			if err := writeWaits(s, waits()); err != nil {
 				return err
 			}
-			return writeTrouble(s, first, "db", "data", trouble())
+			return errors.Join(writeTrouble(s, first, "db", "data", trouble()), writeGrowth(s, growth()))
 		})
 	}
 }

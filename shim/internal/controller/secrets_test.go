@@ -42,11 +42,15 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 			return m.Attach(ctx, call, ready(), usage(), "i-1")
 		}},
 		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Mediator, ctx context.Context) error { return m.Detach(ctx, call, key) }},
+		registry.ControllerExpandRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error {
+			_, err := m.Expand(ctx, call, name, upTo(large, 0))
+			return err
+		}},
 	} {
 		for what, values := range map[string]safe{"rotated": {"canary-old", "canary-new"}, "nobody to be asked": {"canary-old"}} {
 			t.Run(string(rpc)+" "+what, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					d := open(t, of(registry.CreateDelete, registry.AttachDetach), c.records...)
+					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand), c.records...)
 					last := values[len(values)-1].Reveal()
 					d.Mediator = New(d.log, d.plugin, d.plugins, &values, Options{
 						Lanes: &lane.Lanes{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger(),

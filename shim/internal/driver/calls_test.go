@@ -106,6 +106,25 @@ var mutating = []call{
 	{registry.NodeUnpublishRPC, nil, func(ctx context.Context, f *Fleet) error {
 		return f.Unpublish(ctx, nodeKey, volume.UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"})
 	}, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "/t"}},
+	{registry.ControllerExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag}, func(ctx context.Context, f *Fleet) error {
+		_, err := f.Expand(ctx, controllerKey, controller.ExpandRequest{
+			VolumeID: "vol-1", Range: registry.CapacityRange{Required: 1, Limit: 2}, Usage: usage, Secrets: secrets,
+			Private: controller.Private{MountFlags: usage.MountFlags},
+		})
+		return err
+	}, &csi.ControllerExpandVolumeRequest{
+		VolumeId: "vol-1", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, Secrets: revealed, VolumeCapability: mounted,
+	}},
+	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
+		_, err := f.Grow(ctx, nodeKey, volume.GrowRequest{
+			VolumeID: "vol-1", Path: "/t", StagingPath: "/s", Range: registry.CapacityRange{Required: 1}, Usage: usage, Secrets: secrets,
+			Contexts: []map[string]string{volumeContext},
+		})
+		return err
+	}, &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: "/t", CapacityRange: &csi.CapacityRange{RequiredBytes: 1}, StagingTargetPath: "/s", VolumeCapability: mounted,
+		Secrets: revealed,
+	}},
 }
 
 // validate changes nothing, and is judged alike.
