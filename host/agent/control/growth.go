@@ -40,7 +40,8 @@ func vagueHelp(name registry.VolumeName, e registry.Expansion) Help {
 func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
 	h := Help{
 		What: fmt.Sprintf("volume %s is expanded to %d bytes, and not on this node yet", name, e.Node.Required),
-		Then: "It is done when the volume is mounted next, before its tasks start. What is mounted for reading only cannot grow, and waits for somebody who writes.",
+		Then: "It is done when the volume is mounted next, before its tasks start. What is mounted for reading only cannot grow, " +
+			"and waits for somebody who writes.",
 	}
 	if !e.Refused {
 		return h

@@ -15,7 +15,8 @@ import (
 func newVolumeExpand(io streams, p *places) *cobra.Command {
 	namespace, size, limit, wait := "", "", "", time.Duration(0)
 	c := &cobra.Command{
-		Use: "expand ID --size SIZE", Short: "Make a volume larger, also while it is used if its plugin can", Args: counted(cobra.ExactArgs(1)),
+		Use: "expand ID --size SIZE", Short: "Make a volume larger, also while it is used if its plugin can",
+		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			want, err := rangeOf(size, limit)
 			if err != nil {

@@ -35,7 +35,7 @@ func (m *Mediator) Expand(
 	if err != nil {
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
-	if err := m.expandIn(ctx, call, v, want, w); err != nil {
+	if err := m.expandIn(ctx, call, name, want, w); err != nil {
 		m.leaves()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
@@ -62,7 +62,8 @@ func (m *Mediator) expandable(ctx context.Context, name registry.VolumeName) (v 
 	}
 	switch {
 	case v.Ephemeral:
-		err = registry.Errorf(registry.ErrUnsupported, "volume %s is an inline volume of alloc %s, and goes with it: it cannot be expanded", name, v.Owner)
+		err = registry.Errorf(registry.ErrUnsupported,
+			"volume %s is an inline volume of alloc %s, and goes with it: it cannot be expanded", name, v.Owner)
 	case v.State != registry.VolumeReady:
 		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be expanded when it is ready", name, v.State)
 	}
@@ -77,9 +78,11 @@ func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.
 	}
 	switch {
 	case want.Required < floor:
-		return false, registry.Invalid("volume %s has %d bytes, and a volume cannot be made smaller: %d bytes were asked for", v.VolumeName(), v.Capacity, want.Required)
+		return false, registry.Invalid("volume %s has %d bytes, and a volume cannot be made smaller: %d bytes were asked for",
+			v.VolumeName(), v.Capacity, want.Required)
 	case want.Limit > 0 && want.Limit < v.Capacity:
-		return false, registry.Invalid("volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes", v.VolumeName(), v.Capacity, want.Limit)
+		return false, registry.Invalid("volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes",
+			v.VolumeName(), v.Capacity, want.Limit)
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required:
 		return false, nil
 	}
@@ -122,14 +125,25 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	return way{false, inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
 }
 
-// expandIn expands the volume in its lanes.
-func (m *Mediator) expandIn(ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way) error {
-	leave, err := m.lanesOf(ctx, v, "its expansion")
+// expandIn expands the volume in its lanes: that of its name, and that of what it is called by now.
+func (m *Mediator) expandIn(
+	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange, w way,
+) error {
+	leave, err := m.Lanes.Enter(ctx, name, "its expansion")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if v, err = m.expandable(ctx, v.VolumeName()); err != nil {
+	v, err := m.expandable(ctx, name)
+	if err != nil {
+		return err
+	}
+	leaveKey, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
+	if err != nil {
+		return err
+	}
+	defer leaveKey()
+	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished what was open, meanwhile
 		return err
 	}
 	if v, err = m.earlier(ctx, call, v, want, w); err != nil {
@@ -152,20 +166,6 @@ func (m *Mediator) expandIn(ctx context.Context, call registry.Call, v registry.
 	return m.grow(ctx, call, v, true)
 }
 
-// lanesOf enters the volume's lanes, that of its name first.
-func (m *Mediator) lanesOf(ctx context.Context, v registry.Volume, what string) (leave func(), err error) {
-	name, err := m.Lanes.Enter(ctx, v.VolumeName(), what)
-	if err != nil {
-		return nil, err
-	}
-	key, err := m.Lanes.Enter(ctx, v.VolumeKey(), what)
-	if err != nil {
-		name()
-		return nil, err
-	}
-	return func() { key(); name() }, nil
-}
-
 // earlier has an expansion come to its end that is open, if it is another one: at its controller, and on the node. What the node has
 // answered vaguely has to be known too, as long as the volume is mounted as it was then.
 func (m *Mediator) earlier(
@@ -173,7 +173,8 @@ func (m *Mediator) earlier(
 ) (registry.Volume, error) {
 	if v.Expansion.Open() && v.Expansion.Asked != want && w.controller {
 		if err := m.enlarge(ctx, call, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
-			return v, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w", v.Expansion.Asked.Required, err)
+			return v, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
+				v.Expansion.Asked.Required, err)
 		}
 	}
 	if err := m.grow(ctx, call, v, intent.Vague(v.Expansion.Code)); err != nil {
@@ -379,7 +380,8 @@ func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want regi
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
 		now.Expansion.Done = max(want.Required, now.Expansion.Done)
 		return registry.Change{
-			Put: []registry.Record{now}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, now, fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
+			Put:    []registry.Record{now},
+			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now, fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
 		}, nil
 	})
 	return err

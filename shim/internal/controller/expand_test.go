@@ -59,7 +59,8 @@ func TestExpand(t *testing.T) {
 // What cannot be is refused before anything is sent, and says why.
 func TestExpandRefused(t *testing.T) {
 	mixed, deleting, inline := madeOf(1<<20), madeOf(1<<20), madeOf(1<<20)
-	mixed.Capabilities = append(mixed.Capabilities, registry.VolumeCapability{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice})
+	block := registry.VolumeCapability{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice}
+	mixed.Capabilities = append(mixed.Capabilities, block)
 	deleting.State, inline.Ephemeral = registry.VolumeDeleting, true
 	for what, c := range map[string]struct {
 		plugins table
@@ -68,14 +69,16 @@ func TestExpandRefused(t *testing.T) {
 		kind    error
 		says    string
 	}{
-		"no size":           {expands(), madeOf(1 << 20), upTo(0, 0), registry.ErrInvalid, "how large"},
-		"a limit below":     {expands(), madeOf(1 << 20), upTo(large, 1), registry.ErrInvalid, "limit"},
-		"smaller":           {expands(), madeOf(large), upTo(1<<19, 0), registry.ErrInvalid, "cannot be made smaller"},
-		"at most less":      {expands(), madeOf(larger), upTo(large, large), registry.ErrInvalid, "cannot be made smaller"},
-		"deleting":          {expands(), deleting, upTo(large, 0), registry.ErrConflict, "deleting"},
-		"inline":            {expands(), inline, upTo(large, 0), registry.ErrUnsupported, "inline"},
-		"nobody expands":    {both(registry.CreateDelete), madeOf(1 << 20), upTo(large, 0), registry.ErrUnsupported, "lacks controller.EXPAND_VOLUME and node.EXPAND_VOLUME"},
-		"there is no other": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y", Plugin: "p"}}, upTo(large, 0), registry.ErrNotFound, "there is no volume"},
+		"no size":       {expands(), madeOf(1 << 20), upTo(0, 0), registry.ErrInvalid, "how large"},
+		"a limit below": {expands(), madeOf(1 << 20), upTo(large, 1), registry.ErrInvalid, "limit"},
+		"smaller":       {expands(), madeOf(large), upTo(1<<19, 0), registry.ErrInvalid, "cannot be made smaller"},
+		"at most less":  {expands(), madeOf(larger), upTo(large, large), registry.ErrInvalid, "cannot be made smaller"},
+		"deleting":      {expands(), deleting, upTo(large, 0), registry.ErrConflict, "deleting"},
+		"inline":        {expands(), inline, upTo(large, 0), registry.ErrUnsupported, "inline"},
+		"nobody expands": {both(registry.CreateDelete), madeOf(1 << 20), upTo(large, 0), registry.ErrUnsupported,
+			"lacks controller.EXPAND_VOLUME and node.EXPAND_VOLUME"},
+		"another one": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y", Plugin: "p"}}, upTo(large, 0),
+			registry.ErrNotFound, "there is no volume"},
 	} {
 		d := open(t, c.plugins, c.volume)
 		if _, err := d.Mediator.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
@@ -132,14 +135,16 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
 		d.faults = []fault{failed("OUT_OF_RANGE")}
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0)); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "ask for another size") {
+		_, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0))
+		if !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "ask for another size") {
 			t.Errorf("%v", err)
 		}
 		if v, _ := d.stored(); v.Expansion.Open() || v.Expansion.Code != "" {
 			t.Errorf("recorded: %+v", v.Expansion)
 		}
 		d.plugin.enlarged = &Expanded{Capacity: 1 << 20}
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
+		_, err = d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+		if err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
 			t.Errorf("of a plugin that does less: %v", err)
 		}
 		d.expect("ControllerExpandVolume vol-data 3145728..0", "ControllerExpandVolume vol-data 2097152..0")
@@ -151,7 +156,8 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	larger := spec()
 	larger.CapacityMin = large
-	if _, err := d.Mediator.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "holdfast volume expand data --namespace default --size 2097152") {
+	const advice = "holdfast volume expand data --namespace default --size 2097152"
+	if _, err := d.Mediator.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), advice) {
 		t.Errorf("before: %v", err)
 	}
 	if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {

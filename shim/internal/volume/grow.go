@@ -106,7 +106,8 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 		return err
 	}
 	request := GrowRequest{
-		VolumeID: v.External, Range: v.Expansion.Node, Usage: where.usage, Secrets: secrets, Contexts: []map[string]string{v.Context, st.place.Publish},
+		VolumeID: v.External, Range: v.Expansion.Node, Usage: where.usage, Secrets: secrets,
+		Contexts: []map[string]string{v.Context, st.place.Publish},
 	}
 	open := registry.Intent{
 		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC, Operation: call.ID,

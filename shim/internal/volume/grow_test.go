@@ -52,8 +52,8 @@ func (w *world) expansion() (e registry.Expansion) {
 	return e
 }
 
-// A volume that was expanded while nobody used it is expanded on its node when it is used next, wherever the process died between: after it is
-// staged and before it is published, or after it is published by a plugin that does not stage. It is so once.
+// A volume that was expanded while nobody used it is expanded on its node when it is used next, wherever the process died between: after
+// it is staged and before it is published, or after it is published by a plugin that does not stage. It is so once.
 func TestExpandedWhileUnused(t *testing.T) {
 	const controller = "ControllerExpandVolume ext-one 5"
 	for name, c := range map[string]struct {
@@ -81,7 +81,8 @@ func TestExpandedWhileUnused(t *testing.T) {
 			w.mustUp("a1", u)
 			order := w.take()
 			grown, published := slices.Index(order, "NodeExpandVolume"), slices.Index(order, "NodePublishVolume")
-			if at := strings.Join(c.asked, " "); strings.Contains(at, "staging") && grown > published || strings.Contains(at, "target") && grown < published {
+			at := strings.Join(c.asked, " ")
+			if strings.Contains(at, "staging") && grown > published || strings.Contains(at, "target") && grown < published {
 				t.Errorf("the order is %q", order)
 			}
 			w.crash()
@@ -113,8 +114,8 @@ func TestExpandedWhileUnused(t *testing.T) {
 	}
 }
 
-// A volume in use is expanded on its node right away, where it is staged, if its plugin does that; else it is refused, with who uses it, and
-// nothing is sent.
+// A volume in use is expanded on its node right away, where it is staged, if its plugin does that; else it is refused, with who uses it,
+// and nothing is sent.
 func TestExpandedWhileUsed(t *testing.T) {
 	t.Run("online", func(t *testing.T) {
 		w := expanding(t, nil)
@@ -160,8 +161,8 @@ func TestExpandedWhileUsed(t *testing.T) {
 	}
 }
 
-// Nothing that is read-only wherever it is grows: that waits for a user who may write. One who may not does not matter where the volume is staged
-// for writing.
+// Nothing that is read-only wherever it is grows: that waits for a user who may write. One who may not does not matter where the volume
+// is staged for writing.
 func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	w := expanding(t, func(w *world) { w.stages = false })
 	reader := shared()
@@ -184,7 +185,8 @@ func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	w.asked(t, "staged for writing", "ControllerExpandVolume ext-one 5", "NodeExpandVolume ext-one 5 at staging")
 }
 
-// What the node refuses for certain keeps nobody from the volume, is told, and is asked again at the next mount and not before, whatever asks.
+// What the node refuses for certain keeps nobody from the volume, is told, and is asked again at the next mount and not before, whatever
+// asks.
 func TestNodeRefusesToExpand(t *testing.T) {
 	for _, code := range []string{"FAILED_PRECONDITION", "INTERNAL"} {
 		t.Run(code, func(t *testing.T) {
@@ -230,18 +232,21 @@ func TestNodeRefusesToExpand(t *testing.T) {
 	}
 }
 
-// A call that was lost is sent again as it was, by who comes next: to use the volume, to give it back, or nobody (Run). An earlier boot's is not.
+// A call that was lost is sent again as it was, by who comes next: to use the volume, to give it back, or nobody (Run). An earlier
+// boot's is not.
 func TestLostExpansionIsResumed(t *testing.T) {
+	used := func(w *world, _ *testing.T) { w.mustUp("a2", shared()) }
+	freed := func(w *world, _ *testing.T) { w.mustDown("a1") }
 	const enlarge, grow = "ControllerExpandVolume ext-one 5", "NodeExpandVolume ext-one 5 at staging"
 	for name, c := range map[string]struct {
 		rpc   registry.RPC
 		next  func(*world, *testing.T)
 		asked []string
 	}{
-		"at the controller, then used": {registry.ControllerExpandRPC, func(w *world, t *testing.T) { w.mustUp("a2", shared()) }, []string{enlarge, enlarge, grow}},
-		"on the node, then used":       {registry.NodeExpandRPC, func(w *world, t *testing.T) { w.mustUp("a2", shared()) }, []string{enlarge, grow, grow}},
-		"at the controller, then not":  {registry.ControllerExpandRPC, func(w *world, t *testing.T) { w.mustDown("a1") }, []string{enlarge, enlarge}},
-		"on the node, then not":        {registry.NodeExpandRPC, func(w *world, t *testing.T) { w.mustDown("a1") }, []string{enlarge, grow, grow}},
+		"at the controller, then used": {registry.ControllerExpandRPC, used, []string{enlarge, enlarge, grow}},
+		"on the node, then used":       {registry.NodeExpandRPC, used, []string{enlarge, grow, grow}},
+		"at the controller, then not":  {registry.ControllerExpandRPC, freed, []string{enlarge, enlarge}},
+		"on the node, then not":        {registry.NodeExpandRPC, freed, []string{enlarge, grow, grow}},
 		"at the controller, by nobody": {registry.ControllerExpandRPC, (*world).runs, []string{enlarge, enlarge, grow}},
 		"on the node, by nobody":       {registry.NodeExpandRPC, (*world).runs, []string{enlarge, grow, grow}},
 		"on the node, and a boot":      {registry.NodeExpandRPC, func(w *world, t *testing.T) { w.reboot(); w.crash(); w.runs(t) }, []string{enlarge, grow}},
