@@ -64,7 +64,7 @@ type Swapped struct {
 }
 
 const (
-	shortCall     = 20 * time.Millisecond // a call under way for longer is not waited for: it is made again at the new shim
+	shortCall     = 10 * time.Millisecond // a call under way for longer is not waited for: it is made again at the new shim
 	activateLater = 10 * time.Second      // for a shim that has to read the whole state: its predecessor was killed
 )
 

@@ -1,6 +1,7 @@
 package alloc
 
 import (
+	"bytes"
 	"context"
 	"slices"
 
@@ -184,14 +185,17 @@ func (a *Allocs) Claims(ctx context.Context) (list []registry.Claim, at registry
 	return list, at, err
 }
 
-// Plugins lists the tasks that run a plugin: what is expected.
-func (t *Tasks) Plugins(ctx context.Context) (list []registry.PluginTask, at registry.Seq, err error) {
+// Plugins lists the tasks that run a plugin, or all that run one where id is empty: what is expected.
+func (t *Tasks) Plugins(ctx context.Context, id registry.PluginID) (list []registry.PluginTask, at registry.Seq, err error) {
 	err = t.log.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		for _, task := range v.Tasks() {
+			if !bytes.Contains(task.Sealed, []byte(id)) {
+				continue // it is not opened only to find that
+			}
 			spec, err := config.OpenRunning(task.Sealed)
-			if err != nil {
-				continue // said when it was to be watched
+			if err != nil || id != "" && spec.Plugin.ID != id {
+				continue // an error was said when it was to be watched
 			}
 			list = append(list, registry.PluginTask{
 				TaskKey: task.TaskKey, Plugin: spec.Plugin.ID, Type: string(spec.Plugin.Type), Job: task.Job, Phase: task.Phase,

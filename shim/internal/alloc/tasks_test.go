@@ -78,7 +78,7 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 			t.Error(err)
 		}
 		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 2", "unwatch a/t 2")
-		if list, _, _ := ts.Plugins(t.Context()); len(list) != 0 {
+		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
 			t.Errorf("still known: %+v", list)
 		}
 	})
@@ -139,7 +139,7 @@ func TestOldProcessStillAnswers(t *testing.T) {
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "still answers at") {
 		t.Errorf("err = %v", err)
 	}
-	if list, _, _ := ts.Plugins(t.Context()); len(list) != 0 {
+	if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
 		t.Errorf("recorded all the same: %+v", list)
 	}
 }
@@ -238,8 +238,10 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 		defer end()
 		synctest.Wait()
 		expect(t, p.said(), "watch a/t 1")
-		if list, _, _ := ts.Plugins(t.Context()); len(list) != 1 || list[0].Plugin != "p" {
-			t.Errorf("the tasks that run a plugin: %+v", list)
+		for id, want := range map[registry.PluginID]int{"": 1, "p": 1, "plugin": 0, "csi": 0} {
+			if list, _, _ := ts.Plugins(t.Context(), id); len(list) != want || want > 0 && list[0].Plugin != "p" {
+				t.Errorf("the tasks that run plugin %q: %+v", id, list)
+			}
 		}
 		at.Attempt = 2
 		if _, err := ts.Starting(t.Context(), registry.Call{}, at); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "task a/t") {

@@ -42,14 +42,12 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	}
 	reply := &pb.ListPluginsReply{Answer: a.answer(snap.Index), Instances: part, NextToken: next}
 	if req.GetPage().GetToken() == "" {
-		tasks, _, err := a.Tasks.Plugins(ctx)
+		tasks, _, err := a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
 		if err != nil {
 			return nil, a.status(ctx, err)
 		}
 		for _, t := range tasks {
-			if req.GetPlugin() == "" || string(t.Plugin) == req.GetPlugin() {
-				reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(t))
-			}
+			reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(t))
 		}
 	}
 	return reply, nil
@@ -117,7 +115,7 @@ func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer
 
 // fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task should serve.
 func fingerprints(ctx context.Context, a *Active, role, plugin string) (map[served]registry.PluginFingerprint, registry.Seq, error) {
-	tasks, at, err := a.Tasks.Plugins(ctx)
+	tasks, at, err := a.Tasks.Plugins(ctx, registry.PluginID(plugin))
 	if err != nil {
 		return nil, 0, err
 	}
