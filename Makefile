@@ -60,8 +60,8 @@ soak: ## 100 000 random operations in memory, then chaos, and kills in swaps, on
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$|TestKilled' ./e2e
 
-bench-swap: ## a thousand swaps under load, with their figures; 200 with SHORT=1
-	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
+bench-swap: ## a thousand swaps under load, with their figures; 200 with SHORT=1; PLUGINS=20 EVERY=500ms for a smaller node with less to do
+	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_PLUGINS=$(PLUGINS) HOLDFAST_EVERY=$(EVERY) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
 
 bench: ## Go benchmarks; compare figures within one run only
 	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
