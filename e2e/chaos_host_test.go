@@ -10,9 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"holdfast/host"
+	"holdfast/internal/csifake"
 )
 
 // tenancy is one host from Open to Close.
@@ -110,8 +114,8 @@ func (m *mess) demon(ctx context.Context) {
 	}
 }
 
-// Steps of a volume's life, and what plugins may answer. Those who say "not found" of what is there, or refuse a creation that they have
-// made, lose volumes themselves.
+// Steps of a volume's life, and what plugins may answer. Those who say "not found" of what is there, refuse a creation that they have
+// made, or a deletion, lose volumes themselves: nobody would detach what they do not know.
 var (
 	steps     = mutating
 	questions = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}
@@ -127,15 +131,19 @@ func (m *mess) curse(rng *rand.Rand) {
 	if rng.IntN(6) == 0 {
 		rpc = questions[rng.IntN(len(questions))]
 	}
-	code := unclear[rng.IntN(len(unclear))]
+	code, refused := unclear[rng.IntN(len(unclear))], false
 	if rng.IntN(3) == 0 && !(rpc == "CreateVolume" && after) {
-		code = refusals[rng.IntN(len(refusals))]
+		code, refused = refusals[rng.IntN(len(refusals))], true
 	}
 	kind, delay, times := rng.IntN(5), upTo(rng, 300), 1+rng.IntN(2)
 	if p == nil {
 		return
 	}
 	at := p.On(rpc).Times(times)
+	if rpc == "DeleteVolume" && refused {
+		at.Rule(s.keeps())
+		return
+	}
 	if after {
 		at = at.After()
 	}
@@ -149,6 +157,21 @@ func (m *mess) curse(rng *rand.Rand) {
 	case 4:
 		at.Times(1).Delayed(delay).Crash()
 	}
+}
+
+// keeps refuses to delete a volume that is there, as it is in use. Of one that is not, whatever became of an earlier call, it says that it is
+// deleted.
+func (s *seat) keeps() csifake.Rule {
+	return csifake.Rule{Lie: csifake.NoEffect, Answer: func(_ context.Context, req, reply proto.Message, err error) (proto.Message, error) {
+		volumes, look := s.plug.backend.Volumes()
+		if look != nil {
+			return nil, look
+		}
+		if _, there := volumes[req.(*csi.DeleteVolumeRequest).GetVolumeId()]; there && err == nil {
+			return nil, status.Error(codes.FailedPrecondition, "cursed")
+		}
+		return reply, err
+	}}
 }
 
 // record is the events that a watcher was told.

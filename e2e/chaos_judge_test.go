@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -198,9 +199,24 @@ func (m *mess) untidy() {
 	if err != nil || len(left) > 0 {
 		m.t.Errorf("directories left: %v, %v", left, err)
 	}
+	for _, dir := range left {
+		m.tellOf(dir)
+	}
 	left, err = filepath.Glob(filepath.Join(m.config.RunDir, "t", "*"))
 	if err != nil || len(left) > 0 {
 		m.t.Errorf("socket directories left: %v, %v", left, err)
+	}
+}
+
+// tellOf logs when a directory was changed last, and the events that name it.
+func (m *mess) tellOf(dir string) {
+	if st, err := os.Stat(dir); err == nil {
+		m.t.Logf("to explain: %s was changed at %s", dir, st.ModTime().UTC().Format("05.000"))
+	}
+	for _, e := range m.told.all() {
+		if strings.Contains(e.Detail, dir) {
+			m.t.Logf("generation %d at %s: %s", e.Generation, e.At.UTC().Format("05.000"), e)
+		}
 	}
 }
 

@@ -130,17 +130,30 @@ func (m *mess) alloc(ctx context.Context, rng *rand.Rand, id string) {
 func (m *mess) stopped(ctx context.Context, rng *rand.Rand, group host.AllocGroup) {
 	at := m.now()
 	var preparing sync.WaitGroup
-	asked := make(chan struct{})
+	asked := &heeded{Context: m.ctx(), heed: make(chan struct{})}
 	preparing.Go(func() {
-		close(asked)
-		_, err := at.PrepareAlloc(m.ctx(), group)
+		_, err := at.PrepareAlloc(asked, group)
+		asked.Done() // at the latest
 		m.tolerable("prepare "+string(group.Alloc), err)
 	})
-	<-asked
+	<-asked.heed
 	pause(context.WithoutCancel(ctx), 5*time.Millisecond+upTo(rng, 200))
 	m.letGo(string(group.Alloc), upTo(rng, 3000))
 	preparing.Wait()
 	m.reallyGone(string(group.Alloc))
+}
+
+// heeded tells when somebody asks for its end for the first time: from then on a call that it was given to is under way. A goroutine that
+// was started may not have come to its call for as long as it pleases a busy machine.
+type heeded struct {
+	context.Context
+	once sync.Once
+	heed chan struct{}
+}
+
+func (h *heeded) Done() <-chan struct{} {
+	h.once.Do(func() { close(h.heed) })
+	return h.Context.Done()
 }
 
 // use has the alloc's volumes mounted, and finds them mounted for as long as nobody has let them go.
