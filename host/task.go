@@ -106,7 +106,6 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	}
 	var reply *pb.PrepareReply
 	limited, done := h.preparing.begin(ctx, g.Alloc)
-	defer done()
 	undo := h.living.putAlloc(g)
 	err := h.call(limited, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewAllocsClient(conn).Prepare(ctx, req)
@@ -116,10 +115,11 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 		h.living.dropAlloc(g.Alloc)
 		err = context.Cause(limited)
 	}
+	if errors.Is(err, ErrInvalid) { // of all else, part may be done
+		undo()
+	}
+	done()
 	if err != nil {
-		if errors.Is(err, ErrInvalid) { // of all else, part may be done
-			undo()
-		}
 		return nil, h.explained(ctx, g.Alloc, err)
 	}
 	return wire.Plans(reply.GetPlans())
@@ -146,8 +146,8 @@ func (h *Host) explained(ctx context.Context, id AllocID, err error) error {
 // means that it is not done yet; the shim goes on by itself.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: newOperation()}, Alloc: string(id)}
+	h.preparing.stop(ctx, id)
 	h.living.dropAlloc(id)
-	h.preparing.stop(id)
 	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := pb.NewAllocsClient(conn).Release(ctx, req)
 		return err
