@@ -176,9 +176,13 @@ var judgements = []struct {
 		f.Dirs = append([]Dir{{stagedAt() + "/stage", 0}, {stagedAt(), 1}}, f.Dirs...)
 	}, nil, nil},
 	{"a directory that a claim is about to use", bare, func(f *Facts) {
-		f.Records.Claims = []registry.Claim{claim()}
+		f.Records.Claims, f.Live = []registry.Claim{claim()}, true
 		f.Dirs = append([]Dir{{stagedAt(), 0}}, f.Dirs...)
 	}, nil, nil},
+	{"the same at start, when nobody is about to do anything", bare, func(f *Facts) {
+		f.Records.Claims = []registry.Claim{claim()}
+		f.Dirs = append([]Dir{{stagedAt(), 0}, {filepath.Dir(publishedAt()), 0}}, f.Dirs...)
+	}, []string{"empty remove " + filepath.Dir(publishedAt()), "empty remove " + stagedAt()}, nil},
 	{"a plugin's own directories", bare, func(f *Facts) { f.Dirs = append([]Dir{{root().Host + "/cache", 0}}, f.Dirs...) }, nil, nil},
 	{"the directory above a mount that nobody knows", bare, func(f *Facts) {
 		mounted(f, stray("publish", "x"))

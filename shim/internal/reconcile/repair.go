@@ -274,7 +274,7 @@ func (r *repair) removeOne(ctx context.Context, path string, v registry.Volume) 
 	if now.Records, err = r.records(ctx); err != nil {
 		return err
 	}
-	if j := newJudge(now); covered(path, j.known) || covered(path, j.expected) {
+	if j := newJudge(now); covered(path, j.known) || j.awaited(path) {
 		return registry.Errorf(registry.ErrConflict, "a record knows it by now; look again")
 	}
 	return r.machine.RemoveDir(path)

@@ -3,6 +3,8 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"holdfast/registry"
@@ -33,6 +35,23 @@ func TestStart(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// A shim may die between making a directory and recording the call that it is for. The next one removes it, though the claim stands: who
+// goes on with that makes it again, and if nobody does, nobody else would remove it.
+func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
+	w := newWorld(t, data, claim())
+	made := []string{filepath.Dir(publishedAt()), stagedAt()}
+	for _, dir := range made {
+		w.dir(dir)
+	}
+	if d, err := w.Examine(t.Context()); err != nil || len(d.Findings) > 0 {
+		t.Errorf("a running shim may be about to record it: %q, %v", brief(d.Findings), err)
+	}
+	_, err := w.Start(t.Context())
+	must(t, err)
+	slices.Sort(w.acts)
+	same(t, "acts", w.acts, []string{"rmdir " + made[0], "rmdir " + made[1]})
 }
 
 // A full disk keeps nobody from starting. Any other failure does.
