@@ -131,6 +131,8 @@ var illegal = []offence{
 	{"R2", "stage before attach",
 		tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
 	{"R2", "publish before stage", tell().knows().ok(create, attach, publish), Options{}},
+	{"R2", "attach after a deletion without a certain answer, which was then refused in a way that does not say whether the volume is there",
+		tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove, "PERMISSION_DENIED", nil).ok(attach), Options{}},
 	{"R2", "publish after a refused stage",
 		tell().knows().ok(create, attach).call(stage, "NOT_FOUND", nil).ok(publish), Options{}},
 	{"R2", "publish after unstage", risen().ok(unpublish, unstage, publish), Options{}},
@@ -279,6 +281,8 @@ func TestLegal(t *testing.T) {
 			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS", nil).ok(publish).
 			call(unpublish, "UNKNOWN", nil).ok(unpublish).call(unstage, "CANCELLED", nil).ok(unstage).
 			call(detach, "RESOURCE_EXHAUSTED", nil).ok(detach).call(remove, "INTERNAL", nil).ok(remove),
+		"in use, and so there": tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove, "FAILED_PRECONDITION", nil).
+			ok(attach, detach, remove),
 		"the negation": tell().knows().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage, "INTERNAL", nil).
 			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL", nil).ok(publish).ok(fall()...),
 		"refused and undone": tell().knows().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage, detach, remove),
