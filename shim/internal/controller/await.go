@@ -70,8 +70,8 @@ func (m *Mediator) attaches(v registry.Volume, p registry.Placement) bool {
 	return p.Attaches || v.Created && !v.Unattached
 }
 
-// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end, by the same call again. nil says that it has
-// one, whichever. Whoever calls it holds the volume's lane.
+// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end, by the same call
+// again. nil says that it has one, whichever. Whoever calls it holds the volume's lane.
 func (m *Mediator) Settle(ctx context.Context, call registry.Call, open registry.Intent) error {
 	var p registry.Placement
 	var v registry.Volume

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"holdfast/registry"
@@ -111,7 +110,7 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 		return way{}, err
 	}
 	if has && inst.Fingerprint.Has(registry.ControllerExpand) {
-		return way{true, inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+		return way{controller: true, online: inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
 	}
 	if inst.Role != registry.RoleNode {
 		if inst, err = m.plugins.Await(ctx, registry.RoleNode, v.Plugin); err != nil {
@@ -122,7 +121,7 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 		return way{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
 			v.Plugin, registry.ControllerExpand, registry.NodeExpand)
 	}
-	return way{false, inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+	return way{online: inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
 }
 
 // expandIn expands the volume in its lanes: that of its name, and that of what it is called by now.
@@ -214,128 +213,6 @@ func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volu
 	return m.Node.Grow(ctx, call, v.VolumeKey())
 }
 
-// enlarge drives ControllerExpandVolume to its end.
-func (m *Mediator) enlarge(
-	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
-) error {
-	request := ExpandRequest{
-		VolumeID: v.External, Range: want, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
-	}
-	var err error
-	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
-		return err
-	}
-	before := v.Expansion
-	if request.Usage = before.Usage; !before.Open() {
-		request.Usage = usageOf(v.VolumeSpec)
-	}
-	vague := before.Open() // something may be made of the request that nobody knows of
-	var answer Expanded
-	open := base(registry.ControllerExpandRPC, registry.Call{ID: call.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
-	return m.drive(ctx, intent.Call{
-		Intent: open, Policy: p,
-		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
-		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, v.Plugin)
-			if err != nil {
-				return err
-			}
-			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil && answer.Capacity < want.Required {
-				err = broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin says that the volume has %d bytes; %d were asked for",
-					answer.Capacity, want.Required)
-			}
-			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) {
-				vague = intent.Vague(e.Code)
-			}
-			return err
-		},
-		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
-		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
-			v, known := view.Volume(v.VolumeName())
-			if !known {
-				return registry.Change{}
-			}
-			if v.Expansion = v.Expansion.Troubled(err); !vague {
-				v.Expansion = before.Closed()
-			}
-			return registry.Change{Put: []registry.Record{v}}
-		},
-	})
-}
-
-// resume goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed, and
-// nothing else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
-func (m *Mediator) resume(ctx context.Context, v registry.Volume) error {
-	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.Node == nil {
-		return err
-	}
-	return m.Node.Grow(intent.Round(ctx, pace.First), registry.Call{}, v.VolumeKey())
-}
-
-// settleExpansion has an open ControllerExpandVolume of the volume sent again.
-func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
-	v, err := m.volume(ctx, name)
-	if err != nil {
-		return err
-	}
-	open, found := registry.Intent{}, false
-	err = m.log.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
-	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
-		return err
-	}
-	return intent.Settled(m.enlarge(ctx, registry.Call{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
-}
-
-// expands says whether an expansion of the volume is under way that goes on by itself.
-func (m *Mediator) expands(view registry.View, v registry.Volume) bool {
-	for _, open := range intents(view, v) {
-		if open.RPC.Expands() {
-			return true
-		}
-	}
-	return m.Node != nil && v.Expansion.Pending() && m.Node.Grows(view, v)
-}
-
-// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told
-// of the one could leave out what the other needs.
-func usageOf(s registry.VolumeSpec) (u registry.Usage) {
-	for _, c := range s.Capabilities {
-		if c.Attachment != s.Capabilities[0].Attachment {
-			return registry.Usage{}
-		}
-	}
-	if len(s.Capabilities) == 0 {
-		return u
-	}
-	u = registry.Usage{Access: s.Capabilities[0].Access, Attachment: s.Capabilities[0].Attachment}
-	if u.Attachment == registry.FileSystem {
-		u.FSType, u.MountFlags, u.MountGroup = s.FSType, s.MountFlags, s.MountGroup
-	}
-	return u
-}
-
-// expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
-func (m *Mediator) expanding(view registry.View, v registry.Volume, r ExpandRequest, w way) (registry.Change, error) {
-	now, found := view.Volume(v.VolumeName())
-	if !found {
-		return registry.Change{}, unknown(v.VolumeName())
-	}
-	if err := offline(view, now, w); err != nil {
-		return registry.Change{}, err
-	}
-	if !now.Expansion.Open() {
-		now.Expansion.Since = m.Now()
-	}
-	now.Expansion.Asked, now.Expansion.Usage = r.Range, r.Usage
-	return registry.Change{Put: []registry.Record{now}}, nil
-}
-
 // offline is nil if the volume may be expanded now. One that was only claimed so far is not used yet.
 func offline(view registry.View, v registry.Volume, w way) error {
 	p, _ := view.Placement(v.VolumeKey())
@@ -345,26 +222,6 @@ func offline(view registry.View, v registry.Volume, w way) error {
 	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it lacks %s): "+
 		"stop the jobs of these allocs, expand the volume, and run them again",
 		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOnline)
-}
-
-// expanded is what the controller has made of the volume, and in the same commit what is left for its node.
-func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer Expanded) registry.Change {
-	v, known := view.Volume(name)
-	if !known {
-		return registry.Change{}
-	}
-	last := v.Expansion
-	v.Capacity = max(v.Capacity, answer.Capacity)
-	v.Expansion = registry.Expansion{Done: max(want.Required, last.Done)}
-	told := fmt.Sprintf("%d bytes", v.Capacity)
-	if answer.Node {
-		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: answer.Capacity}, m.Now()
-		told += "; its node is to see to it"
-	}
-	if answer.Node && last.Refused && last.Code == "FAILED_PRECONDITION" { // while the volume is mounted as it is, that stands
-		v.Expansion.Refused, v.Expansion.At, v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = true, last.At, last.RPC, last.Code, last.Detail
-	}
-	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
 }
 
 // leaveToNode records what the node is to see to, for a plugin that expands there alone.

@@ -14,9 +14,10 @@ import (
 // pace is the wait between two tries of what nobody waits for.
 var pace = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier process, and those whose caller got
-// no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his turn, until it
-// is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx ends.
+// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier process, and those whose
+// caller got no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his
+// turn, until it is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx
+// ends.
 func (m *Mediator) Run(ctx context.Context) error {
 	r := resumer{Mediator: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
@@ -113,7 +114,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	case registry.VolumeDeleting:
 		err = m.delete(ctx, call, v, once(registry.DeleteVolumeRPC))
 	default:
-		err = m.resume(ctx, v)
+		err = m.resumeExpansion(ctx, v)
 	}
 	if _, _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
 		return true, nil // an error that is certain is told by its event
@@ -121,8 +122,8 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	return false, err
 }
 
-// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's controller, or
-// its node plugin if nothing is left but the node's half of an expansion.
+// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's
+// controller, or its node plugin if nothing is left but the node's half of an expansion.
 func (m *Mediator) comes(ctx context.Context, v registry.Volume) error {
 	role := registry.RoleController
 	if v.State == registry.VolumeReady && !v.Expansion.Open() {
@@ -162,8 +163,8 @@ func (m *Mediator) unfinishedOne(ctx context.Context, name registry.VolumeName) 
 	return v, call, found, err
 }
 
-// remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation that has ended
-// for certain without a volume that can be used is for people.
+// remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation
+// that has ended for certain without a volume that can be used is for people.
 func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry.Call, is bool) {
 	for _, open := range intents(view, v) {
 		if open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC {
@@ -177,4 +178,42 @@ func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry
 		return call, true
 	}
 	return registry.Call{}, m.expands(view, v)
+}
+
+// resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,
+// and nothing else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
+func (m *Mediator) resumeExpansion(ctx context.Context, v registry.Volume) error {
+	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.Node == nil {
+		return err
+	}
+	return m.Node.Grow(intent.Round(ctx, pace.First), registry.Call{}, v.VolumeKey())
+}
+
+// settleExpansion has an open ControllerExpandVolume of the volume sent again.
+func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
+	v, err := m.volume(ctx, name)
+	if err != nil {
+		return err
+	}
+	open, found := registry.Intent{}, false
+	err = m.log.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
+	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
+		return err
+	}
+	return intent.Settled(m.enlarge(ctx, registry.Call{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
+}
+
+// expands says whether an expansion of the volume is under way that goes on by itself.
+func (m *Mediator) expands(view registry.View, v registry.Volume) bool {
+	for _, open := range intents(view, v) {
+		if open.RPC.Expands() {
+			return true
+		}
+	}
+	return m.Node != nil && v.Expansion.Pending() && m.Node.Grows(view, v)
 }

@@ -118,7 +118,9 @@ func (s *Stager) stage(
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Placement(v.VolumeKey())
 			p.Stage = registry.MarkDone
-			return registry.Change{Put: append(anew(view, v.VolumeKey()), p), Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)}}
+			return registry.Change{
+				Put: append(anew(view, v.VolumeKey()), p), Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
+			}
 		},
 	})
 }

@@ -1,0 +1,115 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// enlarge drives ControllerExpandVolume to its end.
+func (m *Mediator) enlarge(
+	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
+) error {
+	request := ExpandRequest{
+		VolumeID: v.External, Range: want, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+	}
+	var err error
+	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
+		return err
+	}
+	before := v.Expansion
+	if request.Usage = before.Usage; !before.Open() {
+		request.Usage = usageOf(v.VolumeSpec)
+	}
+	vague := before.Open() // something may be made of the request that nobody knows of
+	var answer Expanded
+	open := base(registry.ControllerExpandRPC, registry.Call{ID: call.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
+	return m.drive(ctx, intent.Call{
+		Intent: open, Policy: p,
+		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
+		Do: func(ctx context.Context) error {
+			inst, err := m.await(ctx, v.Plugin)
+			if err != nil {
+				return err
+			}
+			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil && answer.Capacity < want.Required {
+				err = broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin says that the volume has %d bytes; %d were asked for",
+					answer.Capacity, want.Required)
+			}
+			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) {
+				vague = intent.Vague(e.Code)
+			}
+			return err
+		},
+		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
+		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
+			v, known := view.Volume(v.VolumeName())
+			if !known {
+				return registry.Change{}
+			}
+			if v.Expansion = v.Expansion.Troubled(err); !vague {
+				v.Expansion = before.Closed()
+			}
+			return registry.Change{Put: []registry.Record{v}}
+		},
+	})
+}
+
+// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told
+// of the one could leave out what the other needs.
+func usageOf(s registry.VolumeSpec) (u registry.Usage) {
+	for _, c := range s.Capabilities {
+		if c.Attachment != s.Capabilities[0].Attachment {
+			return registry.Usage{}
+		}
+	}
+	if len(s.Capabilities) == 0 {
+		return u
+	}
+	u = registry.Usage{Access: s.Capabilities[0].Access, Attachment: s.Capabilities[0].Attachment}
+	if u.Attachment == registry.FileSystem {
+		u.FSType, u.MountFlags, u.MountGroup = s.FSType, s.MountFlags, s.MountGroup
+	}
+	return u
+}
+
+// expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
+func (m *Mediator) expanding(view registry.View, v registry.Volume, r ExpandRequest, w way) (registry.Change, error) {
+	now, found := view.Volume(v.VolumeName())
+	if !found {
+		return registry.Change{}, unknown(v.VolumeName())
+	}
+	if err := offline(view, now, w); err != nil {
+		return registry.Change{}, err
+	}
+	if !now.Expansion.Open() {
+		now.Expansion.Since = m.Now()
+	}
+	now.Expansion.Asked, now.Expansion.Usage = r.Range, r.Usage
+	return registry.Change{Put: []registry.Record{now}}, nil
+}
+
+// expanded is what the controller has made of the volume, and in the same commit what is left for its node.
+func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer Expanded) registry.Change {
+	v, known := view.Volume(name)
+	if !known {
+		return registry.Change{}
+	}
+	last := v.Expansion
+	v.Capacity = max(v.Capacity, answer.Capacity)
+	v.Expansion = registry.Expansion{Done: max(want.Required, last.Done)}
+	told := fmt.Sprintf("%d bytes", v.Capacity)
+	if answer.Node {
+		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: answer.Capacity}, m.Now()
+		told += "; its node is to see to it"
+	}
+	if answer.Node && last.Refused && last.Code == "FAILED_PRECONDITION" { // while the volume is mounted as it is, that stands
+		v.Expansion.Refused, v.Expansion.At = true, last.At
+		v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = last.RPC, last.Code, last.Detail
+	}
+	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+}
