@@ -97,7 +97,7 @@ func (s *shim) DeleteVolume(_ context.Context, n host.VolumeName) error { return
 func (s *shim) ExpandVolume(_ context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error) {
 	v := registry.Volume{VolumeSpec: host.VolumeSpec{Namespace: n.Namespace, ID: n.ID, Plugin: "loopfs"}, Capacity: want.Required}
 	v.Expansion = registry.Expansion{
-		Node: want, Since: noon, Refused: true, RPC: registry.NodeExpandRPC, Code: "FAILED_PRECONDITION", Detail: "not now",
+		Node: want, Since: noon, Refused: "FAILED_PRECONDITION", RPC: registry.NodeExpandRPC, Code: "FAILED_PRECONDITION", Detail: "not now",
 	}
 	return host.VolumeStatus{Volume: v}, s.refuse
 }
@@ -402,15 +402,20 @@ func TestGrowth(t *testing.T) {
 	asked := registry.Expansion{Asked: registry.CapacityRange{Required: 9}}
 	again := "holdfast volume expand v --size 9"
 	refused, vague := half, asked
-	refused.Refused, refused.RPC, refused.Code = true, registry.NodeExpandRPC, "INTERNAL"
+	refused.Refused, refused.RPC, refused.Code = "INTERNAL", registry.NodeExpandRPC, "INTERNAL"
 	vague.RPC, vague.Code = registry.ControllerExpandRPC, "INTERNAL"
+	untold := half // its text is not known any more
+	untold.Refused = "FAILED_PRECONDITION"
+	if g := growth(name, untold); g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION" {
+		t.Errorf("%+v", g)
+	}
 	for what, c := range map[string]struct {
 		e     registry.Expansion
 		says  string // empty: nothing
 		again bool
 	}{
 		"none": {registry.Expansion{Done: 9}, "", false}, "under way": {asked, "", false}, "pending": {half, "not on this node yet", false},
-		"refused": {refused, "not on this node yet", true}, "vague": {vague, "is not known", true},
+		"refused": {refused, "not on this node yet", true}, "refused for as long as it is mounted": {untold, "not on this node yet", false}, "vague": {vague, "is not known", true},
 	} {
 		g := growth(name, c.e)
 		if (g == nil) != (c.says == "") || g != nil && (!strings.Contains(g.Help.What, c.says) || commands(g.Help, again) != c.again) {

@@ -12,8 +12,11 @@ func growth(name registry.VolumeName, e registry.Expansion) *Trouble {
 		return nil
 	}
 	t := &Trouble{Since: e.Since}
-	if e.RPC != "" {
+	switch {
+	case e.RPC != "":
 		t.Found = fmt.Sprintf("%s: %s: %s", e.RPC, e.Code, e.Detail)
+	case e.Refused != "":
+		t.Found = fmt.Sprintf("%s: %s", registry.NodeExpandRPC, e.Refused)
 	}
 	if e.Open() {
 		t.Help = vagueHelp(name, e)
@@ -43,12 +46,12 @@ func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
 		Then: "It is done when the volume is mounted next, before its tasks start. What is mounted for reading only cannot grow, " +
 			"and waits for somebody who writes.",
 	}
-	if !e.Refused {
+	if e.Refused == "" {
 		return h
 	}
 	h.Means = "The plugin cannot do it now. Who uses the volume goes on with the size that it has here."
 	h.Then = "It is tried again when the volume is mounted anew, after all who use it have ended."
-	if e.Code != "FAILED_PRECONDITION" { // which may not be tried again before
+	if e.Refused != "FAILED_PRECONDITION" { // which may not be tried again before
 		h.Do = append(h.Do, Do{"have it tried now", fmt.Sprintf("holdfast volume expand %s --size %d", volumeArgs(name), e.Node.Required)})
 	}
 	h.Do = append(h.Do, Do{"see who uses it", "holdfast volume status " + volumeArgs(name)})

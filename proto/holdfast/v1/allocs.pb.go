@@ -981,7 +981,7 @@ type Expansion struct {
 	AskedLimit    int64                  `protobuf:"varint,3,opt,name=asked_limit,json=askedLimit,proto3" json:"asked_limit,omitempty"`
 	NodeRequired  int64                  `protobuf:"varint,4,opt,name=node_required,json=nodeRequired,proto3" json:"node_required,omitempty"` // what the node is still to see to; 0: nothing
 	NodeLimit     int64                  `protobuf:"varint,5,opt,name=node_limit,json=nodeLimit,proto3" json:"node_limit,omitempty"`
-	Refused       bool                   `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"` // by the node's plugin, which is asked again when the volume is mounted anew
+	Refused       string                 `protobuf:"bytes,6,opt,name=refused,proto3" json:"refused,omitempty"` // the code of the node's plugin, which is asked again when the volume is mounted anew
 	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
 	Rpc           string                 `protobuf:"bytes,8,opt,name=rpc,proto3" json:"rpc,omitempty"` // what the driver said last
 	Code          string                 `protobuf:"bytes,9,opt,name=code,proto3" json:"code,omitempty"`
@@ -1055,11 +1055,11 @@ func (x *Expansion) GetNodeLimit() int64 {
 	return 0
 }
 
-func (x *Expansion) GetRefused() bool {
+func (x *Expansion) GetRefused() string {
 	if x != nil {
 		return x.Refused
 	}
-	return false
+	return ""
 }
 
 func (x *Expansion) GetSince() *timestamppb.Timestamp {
@@ -1421,7 +1421,7 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\rnode_required\x18\x04 \x01(\x03R\fnodeRequired\x12\x1d\n" +
 	"\n" +
 	"node_limit\x18\x05 \x01(\x03R\tnodeLimit\x12\x18\n" +
-	"\arefused\x18\x06 \x01(\bR\arefused\x120\n" +
+	"\arefused\x18\x06 \x01(\tR\arefused\x120\n" +
 	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x10\n" +
 	"\x03rpc\x18\b \x01(\tR\x03rpc\x12\x12\n" +
 	"\x04code\x18\t \x01(\tR\x04code\x12\x16\n" +

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
@@ -51,7 +52,10 @@ func (m *Mediator) enlarge(
 			if !known {
 				return registry.Change{}
 			}
-			if v.Expansion = v.Expansion.Troubled(err); !vague {
+			switch {
+			case vague:
+				v.Expansion = v.Expansion.Troubled(err)
+			default:
 				v.Expansion = before.Closed()
 			}
 			return registry.Change{Put: []registry.Record{v}}
@@ -99,17 +103,23 @@ func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want r
 	if !known {
 		return registry.Change{}
 	}
-	last := v.Expansion
-	v.Capacity = max(v.Capacity, answer.Capacity)
-	v.Expansion = registry.Expansion{Done: max(want.Required, last.Done)}
+	v.Expansion = v.Expansion.Closed().Retried()
+	v.Expansion.Done = max(want.Required, v.Expansion.Done)
+	v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{}, time.Time{}
+	v = m.resized(v, answer)
 	told := fmt.Sprintf("%d bytes", v.Capacity)
 	if answer.Node {
-		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: answer.Capacity}, m.Now()
 		told += "; its node is to see to it"
 	}
-	if answer.Node && last.Refused && last.Code == "FAILED_PRECONDITION" { // while the volume is mounted as it is, that stands
-		v.Expansion.Refused, v.Expansion.At = true, last.At
-		v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = last.RPC, last.Code, last.Detail
-	}
 	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+}
+
+// resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is mounted still stands.
+func (m *Mediator) resized(v registry.Volume, answer Expanded) registry.Volume {
+	v.Capacity = max(v.Capacity, answer.Capacity)
+	if answer.Node {
+		v.Expansion = v.Expansion.Retried()
+		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
+	}
+	return v
 }

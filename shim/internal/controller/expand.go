@@ -94,7 +94,7 @@ func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.
 
 // retriable says whether a person who asks again may have the node asked again for what it has refused: not where CSI forbids that.
 func retriable(e registry.Expansion) bool {
-	return e.Pending() && e.Refused && e.Code != "FAILED_PRECONDITION"
+	return e.Pending() && e.Refused != "" && e.Refused != "FAILED_PRECONDITION"
 }
 
 // way is who makes a plugin's volumes larger, and when.
@@ -145,7 +145,8 @@ func (m *Mediator) expandIn(
 	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished what was open, meanwhile
 		return err
 	}
-	if v, err = m.earlier(ctx, call, v, want, w); err != nil {
+	v, asked, err := m.earlier(ctx, call, v, want, w)
+	if err != nil {
 		return err
 	}
 	done, err := m.enough(ctx, v, want)
@@ -162,34 +163,66 @@ func (m *Mediator) expandIn(
 	if err != nil {
 		return err
 	}
-	return m.grow(ctx, call, v, true)
+	return m.grow(ctx, call, v, !asked)
 }
 
-// earlier has an expansion come to its end that is open, if it is another one: at its controller, and on the node. What the node has
-// answered vaguely has to be known too, as long as the volume is mounted as it was then.
+// earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What the node has
+// answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node was asked for what is pending.
 func (m *Mediator) earlier(
 	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way,
-) (registry.Volume, error) {
-	if v.Expansion.Open() && v.Expansion.Asked != want && w.controller {
-		if err := m.enlarge(ctx, call, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
-			return v, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
-				v.Expansion.Asked.Required, err)
+) (now registry.Volume, asked bool, err error) {
+	open, err := m.opened(ctx, v)
+	if err != nil {
+		return v, false, err
+	}
+	if open != registry.ControllerExpandRPC { // which comes first where it is open
+		if v, asked, err = m.nodeFirst(ctx, call, v, want); err != nil {
+			return v, asked, err
 		}
 	}
-	if err := m.grow(ctx, call, v, intent.Vague(v.Expansion.Code)); err != nil {
-		return v, err
+	if e := v.Expansion; !e.Open() || e.Asked == want || !w.controller {
+		return v, asked, nil
 	}
-	err := m.log.View(ctx, func(view registry.View) error {
-		v, _ = view.Volume(v.VolumeName())
+	if err := m.enlarge(ctx, call, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
+		return v, asked, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
+			v.Expansion.Asked.Required, err)
+	}
+	if v, err = m.volume(ctx, v.VolumeName()); err != nil {
+		return v, asked, err
+	}
+	return m.nodeFirst(ctx, call, v, want)
+}
+
+// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or it cannot be.
+func (m *Mediator) nodeFirst(
+	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange,
+) (now registry.Volume, asked bool, err error) {
+	e := v.Expansion
+	vague := e.Refused != "" && intent.Vague(e.Refused)
+	if err := m.grow(ctx, call, v, vague); err != nil {
+		return v, false, err
+	}
+	err = m.log.View(ctx, func(view registry.View) error {
+		now, _ = view.Volume(v.VolumeName())
 		p, _ := view.Placement(v.VolumeKey())
 		mounted := p.Stage != registry.MarkNone || len(view.Refs(v.VolumeKey())) > 0
-		if e := v.Expansion; mounted && e.Refused && intent.Vague(e.Code) && v.Capacity < want.Required {
+		if e := now.Expansion; mounted && now.Capacity < want.Required && e.Refused != "" && intent.Vague(e.Refused) {
 			return registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end on the node "+
-				"(%s: %s: %s); stop the jobs that use the volume, and expand it then", e.RPC, e.Code, e.Detail)
+				"(%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC, e.Refused)
 		}
 		return nil
 	})
-	return v, err
+	return now, e.Pending() && (vague || e.Refused == ""), err
+}
+
+// opened is the call that is open for the volume; empty: none.
+func (m *Mediator) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		open, _ := view.Intent(v.VolumeKey())
+		rpc = open.RPC
+		return nil
+	})
+	return rpc, err
 }
 
 // grow has the node see to what is pending, if it can. again: also to what it has refused, unless CSI forbids that.
@@ -203,7 +236,7 @@ func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volu
 			if !known || !retriable(v.Expansion) {
 				return registry.Change{}, nil
 			}
-			v.Expansion.Refused = false
+			v.Expansion.Refused = ""
 			return registry.Change{Put: []registry.Record{v}}, nil
 		})
 		if err != nil {
@@ -234,6 +267,7 @@ func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want regi
 		if err := offline(view, now, w); err != nil {
 			return registry.Change{}, err
 		}
+		now.Expansion = now.Expansion.Retried()
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
 		now.Expansion.Done = max(want.Required, now.Expansion.Done)
 		return registry.Change{

@@ -92,10 +92,10 @@ func answers(code string) bool {
 // Answers says whether a code is the plugin's own word on the call.
 func Answers(code string) bool { return answers(code) }
 
-// Vague says whether a code is the plugin's own word on a call, and does not say whether it had an effect.
+// Vague says whether a code does not say whether the call had an effect.
 func Vague(code string) bool {
 	row, known := common[code]
-	return answers(code) && (!known || row.Outcome == registry.OutcomeUncertain)
+	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
 // Settled is nil if the error of a call says that it has come to a certain end, whichever: it does not run any more.

@@ -31,7 +31,7 @@ func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.Volu
 	switch {
 	case again && !here:
 		return s.moot(ctx, open)
-	case !here || !again && st.volume.Expansion.Refused:
+	case !here || !again && st.volume.Expansion.Refused != "":
 		return nil
 	}
 	inst, err := s.await(ctx, key.Plugin)
@@ -61,7 +61,7 @@ func (s *Stager) Grows(view registry.View, v registry.Volume) bool {
 	if inst, found := s.plugins.Find(registry.RoleNode, v.Plugin); found && !fits(inst, st) {
 		return false
 	}
-	return here && v.Expansion.Pending() && !v.Expansion.Refused
+	return here && v.Expansion.Pending() && v.Expansion.Refused == ""
 }
 
 // fits says whether the plugin is of the kind that has put the volume up: one that stages, or one that does not.
@@ -143,9 +143,10 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 			if refused = intent.Answers(err.Code) && known; !known {
 				return registry.Change{}
 			}
-			if now.Expansion.At = v.Expansion.At; refused { // else it has not left
+			if now.Expansion.At = where.at.Host; !refused {
+				now.Expansion.At = v.Expansion.At // it has not left
+			} else {
 				now.Expansion = now.Expansion.Troubled(err)
-				now.Expansion.Refused, now.Expansion.At = true, where.at.Host
 			}
 			return registry.Change{Put: []registry.Record{now}}
 		},
@@ -190,10 +191,11 @@ func (s *Stager) unable(ctx context.Context, key registry.VolumeKey, inst regist
 		if !known || !v.Expansion.Pending() {
 			return registry.Change{}, nil
 		}
-		v.Expansion.RPC, v.Expansion.Code, v.Expansion.Refused = registry.NodeExpandRPC, "UNIMPLEMENTED", true
-		v.Expansion.Detail = fmt.Sprintf("it was not sent: plugin %s asks for it, and its node plugin lacks %s", inst.Plugin, registry.NodeExpand)
+		why := &registry.CallError{RPC: registry.NodeExpandRPC, Code: "UNIMPLEMENTED", Detail: fmt.Sprintf(
+			"it was not sent: plugin %s asks for it, and its node plugin lacks %s", inst.Plugin, registry.NodeExpand)}
+		v.Expansion = v.Expansion.Troubled(why)
 		told := intent.Event(registry.EventStepFailed, registry.Intent{Volume: key, Name: v.VolumeName(), RPC: registry.NodeExpandRPC}, s.Now())
-		told.Detail = v.Expansion.Detail
+		told.Detail = why.Detail
 		return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{told}}, nil
 	})
 	return err
@@ -202,9 +204,9 @@ func (s *Stager) unable(ctx context.Context, key registry.VolumeKey, inst regist
 // anew is the volume's record where its node's plugin may be asked once more for what it has refused: the volume is mounted anew.
 func anew(view registry.View, key registry.VolumeKey) []registry.Record {
 	v, known := view.VolumeByKey(key)
-	if !known || !v.Expansion.Refused && v.Expansion.At == "" {
+	if !known || v.Expansion.Refused == "" && v.Expansion.At == "" {
 		return nil
 	}
-	v.Expansion.Refused, v.Expansion.At = false, ""
+	v.Expansion.Refused, v.Expansion.At = "", ""
 	return []registry.Record{v}
 }

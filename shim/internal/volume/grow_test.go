@@ -207,7 +207,7 @@ func TestNodeRefusesToExpand(t *testing.T) {
 				if want := map[string]int{"FAILED_PRECONDITION": 1, "INTERNAL": 3}[code]; sent != want {
 					t.Errorf("sent %d times, want %d", sent, want)
 				}
-				if e := w.expansion(); !e.Pending() || !e.Refused || e.RPC != registry.NodeExpandRPC || e.Code != code || e.Detail != "injected" {
+				if e := w.expansion(); !e.Pending() || e.Refused != code || e.RPC != registry.NodeExpandRPC || e.Code != code || e.Detail != "injected" {
 					t.Errorf("recorded: %+v", e)
 				}
 				w.crash()
@@ -216,15 +216,15 @@ func TestNodeRefusesToExpand(t *testing.T) {
 				if err := w.expand(t.Context(), 5); err != nil {
 					t.Error(err)
 				}
-				if again := len(w.sizes()); (again > 0) != (code == "INTERNAL") {
-					t.Errorf("a person who asks again has it sent %d times", again)
+				if again, want := len(w.sizes()), map[string]int{"FAILED_PRECONDITION": 0, "INTERNAL": 3}[code]; again != want {
+					t.Errorf("a person who asks again has it sent %d times, want %d", again, want)
 				}
 				w.mustDown("a1")
 				w.mustDown("a2")
 				w.fault = func(registry.RPC) fault { return fault{} }
 				w.mustUp("a1", shared())
 				w.asked(t, "at the next mount", "NodeExpandVolume ext-one 5 at staging")
-				if e := w.expansion(); e.Pending() || e.Refused || e.Code != "" {
+				if e := w.expansion(); e.Pending() || e.Refused != "" || e.Code != "" {
 					t.Errorf("recorded: %+v", e)
 				}
 			})
@@ -309,5 +309,64 @@ func TestDeathBetweenTheHalves(t *testing.T) {
 		}
 		w.runs(t)
 		w.asked(t, "after", "NodeExpandVolume ext-one 5 at staging")
+	})
+}
+
+// refuses has the plugin refuse the calls with the code, until it is told otherwise.
+func (w *world) refuses(rpc registry.RPC, code string) {
+	w.fault = func(sent registry.RPC) fault {
+		if sent == rpc {
+			return fault{code: code, outcome: registry.OutcomeFailed}
+		}
+		return fault{}
+	}
+}
+
+// What the node has said stands, whatever its controller says later: after FAILED_PRECONDITION it is not asked again. And what the controller
+// has said of an expansion without a known end stands, whatever the node says.
+func TestEachHalfHasItsOwnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := expanding(t, nil)
+		w.mustUp("a1", shared())
+		w.refuses(registry.NodeExpandRPC, "FAILED_PRECONDITION")
+		if err := w.expand(t.Context(), 2); err != nil {
+			t.Fatal(err)
+		}
+		w.refuses(registry.ControllerExpandRPC, "INTERNAL")
+		w.sizes()
+		for range 2 {
+			if err := w.expand(t.Context(), 3); err == nil {
+				t.Error("expanded by a controller that failed")
+			}
+		}
+		w.fault = func(registry.RPC) fault { return fault{} }
+		if err := w.expand(t.Context(), 3); err != nil {
+			t.Error(err)
+		}
+		if got := w.sizes(); strings.Contains(strings.Join(got, " "), "Node") {
+			t.Errorf("a node that is not to be asked again was: %q", got)
+		}
+		w.mustDown("a1")
+		w.mustUp("a1", shared())
+		w.asked(t, "at the next mount", "NodeExpandVolume ext-one 3 at staging")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := expanding(t, nil)
+		if err := w.expand(t.Context(), 2); err != nil {
+			t.Fatal(err)
+		}
+		w.refuses(registry.ControllerExpandRPC, "INTERNAL")
+		if err := w.expand(t.Context(), 3); err == nil {
+			t.Error("expanded by a controller that failed")
+		}
+		for _, code := range []string{"INTERNAL", ""} {
+			w.refuses(registry.NodeExpandRPC, code)
+			w.mustUp("a1", shared())
+			e := w.expansion()
+			if !e.Open() || e.RPC != registry.ControllerExpandRPC || e.Code != "INTERNAL" || e.Refused != code || e.Pending() != (code != "") {
+				t.Errorf("the node says %q: %+v", code, e)
+			}
+			w.mustDown("a1")
+		}
 	})
 }
