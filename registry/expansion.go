@@ -32,6 +32,9 @@ type Expansion struct {
 // Pending says whether the node is still to see to an expansion.
 func (e Expansion) Pending() bool { return e.Node != CapacityRange{} }
 
+// Unmade says whether the node is still to make what the controller has not: a plugin that expands on the node alone.
+func (v Volume) Unmade() bool { return v.Capacity < v.Expansion.Node.Required }
+
 // Open says whether nobody knows what became of an expansion at the controller.
 func (e Expansion) Open() bool { return e.Asked != CapacityRange{} }
 

@@ -82,7 +82,7 @@ func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.
 	case want.Limit > 0 && want.Limit < v.Capacity:
 		return false, registry.Invalid("volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
-	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required:
+	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
 	}
 	err = m.log.View(ctx, func(view registry.View) error {
@@ -155,15 +155,19 @@ func (m *Mediator) expandIn(
 	}
 	switch {
 	case !v.Expansion.Open() && v.Capacity >= want.Required:
+		err = m.withdraw(ctx, v)
 	case w.controller:
 		err = m.enlarge(ctx, call, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
-	case v.Expansion.Node.Required < want.Required:
+	case v.Expansion.Node.Required < want.Required || v.Unmade() && v.Expansion.Node != want:
 		err = m.leaveToNode(ctx, v, want, w)
 	}
 	if err != nil {
 		return err
 	}
-	return m.grow(ctx, call, v, !asked)
+	if err := m.grow(ctx, call, v, !asked); err != nil {
+		return err
+	}
+	return m.possible(ctx, name, want)
 }
 
 // earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What the node has
@@ -206,7 +210,11 @@ func (m *Mediator) nodeFirst(
 		now, _ = view.Volume(v.VolumeName())
 		p, _ := view.Placement(v.VolumeKey())
 		mounted := p.Stage != registry.MarkNone || len(view.Refs(v.VolumeKey())) > 0
-		if e := now.Expansion; mounted && now.Capacity < want.Required && e.Refused != "" && intent.Vague(e.Refused) {
+		e, other := now.Expansion, now.Capacity < want.Required
+		if now.Unmade() {
+			other = now.Expansion.Node != want
+		}
+		if mounted && other && e.Refused != "" && intent.Vague(e.Refused) {
 			return registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end on the node "+
 				"(%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC, e.Refused)
 		}
@@ -269,11 +277,36 @@ func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want regi
 		}
 		now.Expansion = now.Expansion.Retried()
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
-		now.Expansion.Done = max(want.Required, now.Expansion.Done)
 		return registry.Change{
 			Put:    []registry.Record{now},
 			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now, fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
 		}, nil
 	})
+	return err
+}
+
+// withdraw has the node not make a size any more that somebody asked for before, who asks for what there is now.
+func (m *Mediator) withdraw(ctx context.Context, v registry.Volume) error {
+	if !v.Unmade() {
+		return nil
+	}
+	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		now, found := view.Volume(v.VolumeName())
+		if !found || !now.Unmade() {
+			return registry.Change{}, nil
+		}
+		now.Expansion = now.Expansion.Retried()
+		now.Expansion.Node = registry.CapacityRange{}
+		return registry.Change{Put: []registry.Record{now}}, nil
+	})
+	return err
+}
+
+// possible is nil unless the node has said that it can never make the volume so large, and is not asked for that any more.
+func (m *Mediator) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
+	v, err := m.volume(ctx, name)
+	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() && e.RPC == registry.NodeExpandRPC {
+		err = registry.Invalid("%s: %s: %s; %s", e.RPC, e.Code, e.Detail, intent.Advice(e.RPC, e.Code))
+	}
 	return err
 }

@@ -146,7 +146,7 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 			if now.Expansion.At = where.at.Host; !refused {
 				now.Expansion.At = v.Expansion.At // it has not left
 			} else {
-				now.Expansion = now.Expansion.Troubled(err)
+				now = refusing(now, err)
 			}
 			return registry.Change{Put: []registry.Record{now}}
 		},
@@ -157,18 +157,29 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 	return err
 }
 
+// refusing is the volume after the node's plugin has refused. A size that cannot be, and that the plugin's controller has not made either, is
+// asked for no more.
+func refusing(v registry.Volume, err *registry.CallError) registry.Volume {
+	never := v.Unmade() && (err.Code == "OUT_OF_RANGE" || err.Code == "INVALID_ARGUMENT")
+	if v.Expansion = v.Expansion.Troubled(err); never {
+		v.Expansion.Node, v.Expansion.Refused, v.Expansion.At = registry.CapacityRange{}, "", ""
+	}
+	return v
+}
+
 // grown is the volume without a pending expansion. What a plugin that expands on the node alone has made of it is its capacity.
 func (s *Stager) grown(view registry.View, open registry.Intent, capacity int64) registry.Change {
 	v, known := view.VolumeByKey(open.Volume)
 	if !known {
 		return registry.Change{}
 	}
-	capacity = max(capacity, v.Expansion.Node.Required)
-	v.Capacity = max(v.Capacity, capacity)
+	if want := v.Expansion.Node.Required; v.Unmade() {
+		v.Capacity, v.Expansion.Done = max(capacity, want), max(v.Expansion.Done, want)
+	}
 	v.Expansion = v.Expansion.Untroubled()
 	v.Expansion.Node = registry.CapacityRange{}
 	return registry.Change{
-		Put: []registry.Record{v}, Events: []registry.Event{s.told(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", capacity))},
+		Put: []registry.Record{v}, Events: []registry.Event{s.told(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", v.Capacity))},
 	}
 }
 

@@ -370,3 +370,67 @@ func TestEachHalfHasItsOwnAnswer(t *testing.T) {
 		}
 	})
 }
+
+// A size that a node can never make, where nobody else does, is told to who asks for it, and asked for no more. One that it has not made yet
+// gives way to another.
+func TestNodeAloneAndAnotherSize(t *testing.T) {
+	alone := func(t *testing.T) *world {
+		w := expanding(t, func(w *world) { w.expands = false })
+		v := volumeOf("one")
+		v.Capacity = 3
+		w.put(v)
+		return w
+	}
+	for _, code := range []string{"OUT_OF_RANGE", "INVALID_ARGUMENT"} {
+		w := alone(t)
+		w.mustUp("a1", shared())
+		w.refuses(registry.NodeExpandRPC, code)
+		if err := w.expand(t.Context(), 5000); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), code) {
+			t.Errorf("%s: %v", code, err)
+		}
+		w.asked(t, "", "NodeExpandVolume ext-one 5000 at staging")
+		w.fault = func(registry.RPC) fault { return fault{} }
+		w.mustDown("a1")
+		w.mustUp("a1", shared())
+		w.asked(t, "at the next mount")
+		if err := w.expand(t.Context(), 5); err != nil || w.expansion().Done != 5 {
+			t.Errorf("another size: %v, %+v", err, w.expansion())
+		}
+		w.asked(t, "", "NodeExpandVolume ext-one 5 at staging")
+	}
+	for what, c := range map[string]struct {
+		size  int64
+		asked []string
+	}{
+		"a smaller one": {5, []string{"NodeExpandVolume ext-one 5 at staging"}}, "a larger one": {9000, []string{"NodeExpandVolume ext-one 9000 at staging"}},
+		"none": {3, nil},
+	} {
+		w := alone(t)
+		for _, size := range []int64{5000, c.size} {
+			if err := w.expand(t.Context(), size); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		w.mustUp("a1", shared())
+		w.asked(t, what, c.asked...)
+		if e := w.expansion(); e.Pending() {
+			t.Errorf("%s: %+v", what, e)
+		}
+	}
+}
+
+// How large a volume is its controller says. Where the node alone makes it larger, the node does.
+func TestCapacityIsWhatItsMakerSays(t *testing.T) {
+	for alone, want := range map[bool]int64{false: 5, true: 7} {
+		w := expanding(t, func(w *world) { w.expands, w.tells = !alone, 7 })
+		w.mustUp("a1", shared())
+		if err := w.expand(t.Context(), 5); err != nil {
+			t.Error(err)
+		}
+		w.view(func(view registry.View) {
+			if v, _ := view.VolumeByKey(volumeOf("one").VolumeKey()); v.Capacity != want || v.Expansion.Pending() {
+				t.Errorf("the node alone: %v; %d bytes, %+v", alone, v.Capacity, v.Expansion)
+			}
+		})
+	}
+}

@@ -95,11 +95,12 @@ type plugin struct {
 	stages          bool
 	mountsStaging   bool
 	keepsTargetDirs bool
-	blind           bool // does not know how full a volume is
-	expands         bool // at the controller
-	grows           bool // on the node
-	offline         bool // expands volumes that nobody uses, and no others
-	absent          bool // no instance of it is there
+	blind           bool  // does not know how full a volume is
+	expands         bool  // at the controller
+	grows           bool  // on the node
+	tells           int64 // the answer of Grow
+	offline         bool  // expands volumes that nobody uses, and no others
+	absent          bool  // no instance of it is there
 	health          registry.Health
 	fault           func(registry.RPC) fault
 	state           map[registry.ExternalID]*disk
@@ -332,7 +333,7 @@ func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r volume.GrowRe
 		}
 		return ""
 	}, func(d *disk) { d.shown = max(d.size, r.Range.Required) })
-	return 0, err
+	return p.tells, err
 }
 
 func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.StatsRequest) ([]registry.VolumeUsage, error) {
