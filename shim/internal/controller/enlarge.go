@@ -41,19 +41,19 @@ func (m *Mediator) enlarge(
 				err = broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin says that the volume has %d bytes; %d were asked for",
 					answer.Capacity, want.Required)
 			}
-			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) {
+			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
 				vague = intent.Vague(e.Code)
 			}
 			return err
 		},
 		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
-		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
+		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
 			v, known := view.Volume(v.VolumeName())
 			if !known {
 				return registry.Change{}
 			}
 			switch {
-			case vague:
+			case vague || !clean && intent.Silent(err.Code):
 				v.Expansion = v.Expansion.Troubled(err)
 			default:
 				v.Expansion = before.Closed()

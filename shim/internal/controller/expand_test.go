@@ -192,3 +192,41 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 2097152..0", "DeleteVolume vol-data")
 	})
 }
+
+// What a plugin says that did not look at the volume says nothing of an earlier try that had no answer: that may have made it larger.
+func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
+	for code, tries := range map[string]int{"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 3, "UNIMPLEMENTED": 1} {
+		for what, first := range map[string]fault{
+			"lost": uncertain("UNAVAILABLE", true), "answered vaguely": {"INTERNAL", registry.OutcomeFailed, true},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				d := open(t, expands(), madeOf(1<<20))
+				d.faults = []fault{first}
+				for range tries {
+					d.faults = append(d.faults, failed(code))
+				}
+				if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+					t.Errorf("%s, %s: it succeeded", what, code)
+				}
+				if v, _ := d.stored(); v.Expansion.Asked != upTo(large, 0) || v.Expansion.Code != code {
+					t.Errorf("%s, %s: recorded: %+v", what, code, v.Expansion)
+				}
+				d.plugin.journal = nil
+				if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(larger, 0)); err != nil {
+					t.Error(err)
+				}
+				d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 3145728..0")
+			})
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, expands(), madeOf(1<<20))
+		d.faults = []fault{failed("PERMISSION_DENIED")}
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+			t.Error("it succeeded")
+		}
+		if v, _ := d.stored(); v.Expansion.Open() {
+			t.Errorf("of the only try: %+v", v.Expansion)
+		}
+	})
+}

@@ -98,6 +98,15 @@ func Vague(code string) bool {
 	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
+// Silent says whether a code is of a plugin that did not look at the volume: it says nothing of what an earlier try has done.
+func Silent(code string) bool {
+	switch code {
+	case "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED":
+		return true
+	}
+	return false
+}
+
 // Settled is nil if the error of a call says that it has come to a certain end, whichever: it does not run any more.
 func Settled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed && !errors.Is(err, registry.ErrUncertain) {
