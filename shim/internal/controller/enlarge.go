@@ -37,9 +37,8 @@ func (m *Mediator) enlarge(
 			if err != nil {
 				return err
 			}
-			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil && answer.Capacity < want.Required {
-				err = broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin says that the volume has %d bytes; %d were asked for",
-					answer.Capacity, want.Required)
+			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil {
+				err = answer.check(inst.InstanceKey, want)
 			}
 			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
 				vague = intent.Vague(e.Code)
@@ -53,6 +52,9 @@ func (m *Mediator) enlarge(
 				return registry.Change{}
 			}
 			switch {
+			case err.Code == "OK":
+				v.Expansion = before.Closed()
+				v = m.resized(v, answer)
 			case vague || !clean && intent.Silent(err.Code):
 				v.Expansion = v.Expansion.Troubled(err)
 			default:
@@ -122,4 +124,17 @@ func (m *Mediator) resized(v registry.Volume, answer Expanded) registry.Volume {
 		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
 	}
 	return v
+}
+
+// check is nil if the volume is as large as it was to be.
+func (e Expanded) check(at registry.InstanceKey, want registry.CapacityRange) error {
+	switch {
+	case e.Capacity < want.Required:
+		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+			"the plugin says that the volume has %d bytes; %d were asked for", e.Capacity, want.Required)
+	case want.Limit > 0 && e.Capacity > want.Limit:
+		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+			"the plugin says that the volume has %d bytes; at most %d were asked for", e.Capacity, want.Limit)
+	}
+	return nil
 }

@@ -230,3 +230,33 @@ func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 		}
 	})
 }
+
+// A volume that its controller has made larger, and not as large as it was to be, is what it is, for its node too.
+func TestExpandedToAnotherSize(t *testing.T) {
+	for what, c := range map[string]struct {
+		want   registry.CapacityRange
+		answer Expanded
+		says   string
+	}{
+		"too small":                  {upTo(larger, 0), Expanded{Capacity: large, Node: true}, "3145728 were asked for"},
+		"too small, by itself":       {upTo(larger, 0), Expanded{Capacity: large}, "3145728 were asked for"},
+		"too large":                  {upTo(large, large), Expanded{Capacity: larger, Node: true}, "at most 2097152 were asked for"},
+		"smaller than it was before": {upTo(larger, 0), Expanded{Capacity: 1, Node: true}, "has 1 bytes"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := open(t, expands(), madeOf(1<<20))
+			d.plugin.enlarged = &c.answer
+			_, err := d.Mediator.Expand(t.Context(), call, name, c.want)
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: %v", what, err)
+			}
+			node, has := registry.CapacityRange{}, max(c.answer.Capacity, 1<<20)
+			if c.answer.Node {
+				node.Required = has
+			}
+			if v, _ := d.stored(); v.Capacity != has || v.Expansion.Node != node || v.Expansion.Open() || v.Expansion.Done != 0 {
+				t.Errorf("%s: recorded %d bytes, %+v", what, v.Capacity, v.Expansion)
+			}
+		})
+	}
+}
