@@ -23,7 +23,9 @@ func (m *Mediator) enlarge(
 	}
 	before := v.Expansion
 	if request.Usage = before.Usage; !before.Open() {
-		request.Usage = usageOf(v.VolumeSpec)
+		if request.Usage, err = m.usage(ctx, v); err != nil {
+			return err
+		}
 	}
 	vague := before.Open() // something may be made of the request that nobody knows of
 	var answer Expanded
@@ -65,11 +67,23 @@ func (m *Mediator) enlarge(
 	})
 }
 
-// usageOf is the usage that a volume was made for; zero if it may be used as a file system and as a block device: a plugin that is told
-// of the one could leave out what the other needs.
+// usage is that for which the volume is attached; else the one that it was made for; zero if there are several: a plugin that is told
+// of the one could leave out what the others need.
+func (m *Mediator) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		if p, _ := view.Placement(v.VolumeKey()); p.Attach != registry.MarkNone {
+			u = p.Attached
+		} else {
+			u = usageOf(v.VolumeSpec)
+		}
+		return nil
+	})
+	return u, err
+}
+
 func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 	for _, c := range s.Capabilities {
-		if c.Attachment != s.Capabilities[0].Attachment {
+		if c != s.Capabilities[0] {
 			return registry.Usage{}
 		}
 	}

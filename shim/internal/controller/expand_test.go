@@ -260,3 +260,37 @@ func TestExpandedToAnotherSize(t *testing.T) {
 		})
 	}
 }
+
+// The plugin is told for which usage the volume is attached, where it is, and else for which one it was made, if that is one.
+func TestUsageOfAnExpansion(t *testing.T) {
+	several := madeOf(1 << 20)
+	several.Capabilities = append(several.Capabilities, registry.VolumeCapability{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem})
+	attached := registry.Usage{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem, FSType: "xfs"}
+	for what, c := range map[string]struct {
+		place registry.Placement
+		want  registry.Usage
+	}{
+		"attached": {registry.Placement{Volume: key, Attach: registry.MarkDone, Attached: attached}, attached},
+		"not":      {registry.Placement{Volume: key, Stage: registry.MarkDone}, registry.Usage{}},
+	} {
+		d := open(t, expands(), several, c.place)
+		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != c.want {
+			t.Errorf("%s: %+v, %v", what, d.last.expand.Usage, err)
+		}
+	}
+}
+
+// What is left of an expansion is waited for where it is left: an open call of the node does not wait for a controller.
+func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := madeOf(1 << 20)
+		v.Expansion.Asked, v.Expansion.Node = upTo(larger, 0), upTo(large, 0)
+		node := table{registry.RoleNode: with(registry.NodeExpand)}
+		for rpc, comes := range map[registry.RPC]bool{registry.NodeExpandRPC: true, registry.ControllerExpandRPC: false} {
+			d := open(t, node, v, registry.Intent{Volume: key, Name: name, RPC: rpc})
+			if err := d.comes(t.Context(), v); (err == nil) != comes {
+				t.Errorf("%s: %v", rpc, err)
+			}
+		}
+	})
+}

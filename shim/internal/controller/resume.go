@@ -123,15 +123,19 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 }
 
 // comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's
-// controller, or its node plugin if nothing is left but the node's half of an expansion.
+// controller, or its node plugin where nothing goes on by itself but the node's half of an expansion.
 func (m *Mediator) comes(ctx context.Context, v registry.Volume) error {
+	open, err := m.opened(ctx, v)
+	if err != nil {
+		return err
+	}
 	role := registry.RoleController
-	if v.State == registry.VolumeReady && !v.Expansion.Open() {
+	if v.State == registry.VolumeReady && open != registry.ControllerExpandRPC {
 		role = registry.RoleNode
 	}
 	ctx, cancel := context.WithTimeout(ctx, pace.Max)
 	defer cancel()
-	_, err := m.plugins.Await(ctx, role, v.Plugin)
+	_, err = m.plugins.Await(ctx, role, v.Plugin)
 	return err
 }
 
