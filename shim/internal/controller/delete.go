@@ -29,7 +29,7 @@ func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry
 	case v.State == "":
 		err = m.answer(ctx, call, struct{}{})
 	default:
-		err = m.delete(ctx, call, v, intent.PolicyOf(registry.DeleteVolumeRPC))
+		err = m.delete(ctx, call, v, intent.PolicyOf)
 	}
 	if err != nil {
 		m.leaves()
@@ -75,7 +75,7 @@ func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Vo
 	return m.volume(ctx, v.VolumeName())
 }
 
-func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, p intent.Policy) error {
+func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy) error {
 	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)",
 			v.Plugin, registry.CreateDelete)
 	}
-	if err := m.settleExpansion(ctx, v.VolumeName(), p); err != nil {
+	if err := m.settleExpansion(ctx, v.VolumeName(), policy(registry.ControllerExpandRPC)); err != nil {
 		return err
 	}
 	request := DeleteRequest{
@@ -99,7 +99,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		return err
 	}
 	return m.drive(ctx, intent.Call{
-		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: p,
+		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName())
 			v.State = registry.VolumeDeleting

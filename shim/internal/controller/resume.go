@@ -112,7 +112,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 	case registry.VolumeCreating:
 		err = m.create(ctx, call, v.VolumeSpec, once(registry.CreateVolumeRPC))
 	case registry.VolumeDeleting:
-		err = m.delete(ctx, call, v, once(registry.DeleteVolumeRPC))
+		err = m.delete(ctx, call, v, once)
 	default:
 		err = m.resumeExpansion(ctx, v)
 	}
