@@ -76,9 +76,9 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	switch {
 	case !found:
 		return registry.Volume{}, nil
-	case !alike(v, want, form) && v.State == registry.VolumeReady && want.CapacityMin > v.CapacityMin && sized(v, want, form):
-		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; to make it larger: holdfast volume expand %s --namespace %s --size %d",
-			v.VolumeName(), v.ID, v.Namespace, want.CapacityMin)
+	case !alike(v, want, form) && v.State == registry.VolumeReady && want.CapacityMin > max(v.CapacityMin, v.Capacity) && sized(v, want, form):
+		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; "+
+			"to make it larger: holdfast volume expand %s --namespace %s --size %d", v.VolumeName(), v.ID, v.Namespace, want.CapacityMin)
 	case !alike(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
 			"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
@@ -88,10 +88,12 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	return v, nil
 }
 
-// alike says whether want is v, of the size that it was made with, or that it was expanded to since.
+// alike says whether want is v, of the size that it was made with, or that it was expanded to since, or of a larger one that it has
+// already: plugins round up.
 func alike(v, want registry.Volume, form func(registry.Volume) string) bool {
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
-	return form(v) == form(want) || v.Expansion.Done > 0 && fits && sized(v, want, form)
+	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
+	return form(v) == form(want) || has && fits && sized(v, want, form)
 }
 
 // sized says whether want is v but for its size.

@@ -262,6 +262,29 @@ func TestExpandedToAnotherSize(t *testing.T) {
 	}
 }
 
+// A file that asks for more than another one did, and for no more than the plugin has made, is the volume.
+func TestLargerFileOfARoundedVolume(t *testing.T) {
+	d := open(t, expands(), madeOf(larger))
+	for what, c := range map[string]struct {
+		least, most int64
+		is          bool
+	}{
+		"as much as there is": {larger, 0, true}, "less": {large, 0, true}, "between": {large, larger, true}, "too little": {large, large, false},
+		"less than was asked for": {1 << 19, 0, false},
+	} {
+		s := spec()
+		s.CapacityMin, s.CapacityMax = c.least, c.most
+		v, err := d.Mediator.Create(t.Context(), registry.Call{}, s)
+		if (err == nil) != c.is || c.is && v.Capacity != larger {
+			t.Errorf("%s: %+v, %v", what, v, err)
+		}
+		if err != nil && (!errors.Is(err, registry.ErrExists) || strings.Contains(err.Error(), "volume expand")) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	d.expect()
+}
+
 // The plugin is told for which usage the volume is attached, where it is, and else for which one it was made, if that is one.
 func TestUsageOfAnExpansion(t *testing.T) {
 	several := madeOf(1 << 20)
