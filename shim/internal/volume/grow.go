@@ -27,8 +27,10 @@ func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.Volu
 	if err != nil || !st.volume.Expansion.Pending() && !again {
 		return err
 	}
-	at, here := s.site(st, again)
+	at, here, err := s.place(st, again)
 	switch {
+	case err != nil:
+		return fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
 	case again && !here:
 		return s.moot(ctx, open)
 	case !here || !again && st.volume.Expansion.Refused != "":
@@ -56,12 +58,15 @@ func (s *Stager) Grows(view registry.View, v registry.Volume) bool {
 	if open, found := view.Intent(v.VolumeKey()); found && open.RPC == registry.NodeExpandRPC {
 		return true
 	}
+	if !v.Expansion.Pending() || v.Expansion.Refused != "" {
+		return false
+	}
 	st := stateOf(view, v.VolumeKey())
-	_, here := s.site(st, false)
 	if inst, found := s.plugins.Find(registry.RoleNode, v.Plugin); found && !fits(inst, st) {
 		return false
 	}
-	return here && v.Expansion.Pending() && v.Expansion.Refused == ""
+	_, here, err := s.place(st, false)
+	return here || err != nil // what cannot be looked at is looked at again
 }
 
 // fits says whether the plugin is of the kind that has put the volume up: one that stages, or one that does not.
@@ -74,6 +79,25 @@ type site struct {
 	at     registry.Tree
 	staged registry.Tree // none: the plugin did not stage
 	usage  registry.Usage
+}
+
+// place is the site of the volume on this node, if it has one where the volume is mounted. Without a mount a plugin would make what lies
+// below larger, or nothing, and say that it has done it.
+func (s *Stager) place(st state, again bool) (site, bool, error) {
+	where, here := s.site(st, again)
+	if !here {
+		return site{}, false, nil
+	}
+	there, err := false, error(nil)
+	switch {
+	case where.at != where.staged:
+		there, err = s.isThere(where.at, where.usage.Attachment != registry.BlockDevice)
+	case again && st.place.Stage != registry.MarkDone: // something is there, or the plugin is asked about nothing
+		there, err = s.isThere(where.at, true)
+	default:
+		there, err = s.stands(st)
+	}
+	return where, there, err
 }
 
 // site of the volume on this node, if it has one. again: a call for it is open, so that what may be there counts.

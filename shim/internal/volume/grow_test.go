@@ -419,6 +419,55 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 	}
 }
 
+// A node is asked where something is mounted, and nowhere else: there the plugin would make larger what lies below, and say that it is done.
+func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
+	for name, change := range map[string]func(*world){"staged": nil, "not staged": func(w *world) { w.stages = false }} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := expanding(t, change)
+				w.mustUp("a1", shared())
+				clear(w.mounts) // by somebody
+				if err := w.expand(t.Context(), 5); err != nil {
+					t.Error(err)
+				}
+				w.runs(t)
+				w.asked(t, "", "ControllerExpandVolume ext-one 5")
+				if !w.expansion().Pending() {
+					t.Error("nothing is pending any more")
+				}
+				w.mustUp("a1", shared())
+				if asked := w.sizes(); len(asked) != 1 || w.expansion().Pending() {
+					t.Errorf("mounted again: asked %q, %+v", asked, w.expansion())
+				}
+			})
+		})
+		t.Run(name+", and a call is open", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := expanding(t, change)
+				w.mustUp("a1", shared())
+				w.failNext(registry.NodeExpandRPC, fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, then: w.crash})
+				if err := w.expand(t.Context(), 5); err == nil {
+					t.Error("a process that died has answered")
+				}
+				w.sizes()
+				clear(w.mounts)
+				w.runs(t)
+				w.asked(t, "")
+				if e := w.expansion(); !e.Pending() || e.At != "" {
+					t.Errorf("recorded: %+v", e)
+				}
+			})
+		})
+	}
+	w := expanding(t, func(w *world) { w.mountsStaging = false })
+	w.mustUp("a1", shared())
+	w.sizes()
+	if err := w.expand(t.Context(), 5); err != nil {
+		t.Error(err)
+	}
+	w.asked(t, "where its plugin mounts nothing to stage", "ControllerExpandVolume ext-one 5", "NodeExpandVolume ext-one 5 at staging")
+}
+
 // How large a volume is its controller says. Where the node alone makes it larger, the node does.
 func TestCapacityIsWhatItsMakerSays(t *testing.T) {
 	for alone, want := range map[bool]int64{false: 5, true: 7} {
