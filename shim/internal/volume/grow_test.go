@@ -483,3 +483,22 @@ func TestCapacityIsWhatItsMakerSays(t *testing.T) {
 		})
 	}
 }
+
+// A boot mounts all anew, also for a plugin that does not stage and a volume with several users, whoever of them comes first.
+func TestRefusalEndsWithTheBoot(t *testing.T) {
+	w := expanding(t, func(w *world) { w.stages = false })
+	w.refuses(registry.NodeExpandRPC, "FAILED_PRECONDITION")
+	w.mustUp("a1", shared())
+	w.mustUp("a2", shared())
+	if err := w.expand(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	w.sizes()
+	w.fault = func(registry.RPC) fault { return fault{} }
+	w.mustUp("a2", shared())
+	w.asked(t, "before")
+	w.reboot()
+	w.crash()
+	w.mustUp("a2", shared())
+	w.asked(t, "after", "NodeExpandVolume ext-one 5 at target")
+}

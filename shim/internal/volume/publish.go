@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"holdfast/hooks"
@@ -105,13 +106,20 @@ func (s *Stager) publish(
 		Done: func(view registry.View) registry.Change {
 			r.Publish = registry.MarkDone
 			put := []registry.Record{r}
-			if others := view.Refs(r.Volume); !stages && len(others) <= 1 {
+			if !stages && !s.publishedElse(view, r) {
 				put = append(put, anew(view, r.Volume)...)
 			}
 			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
 		},
 	})
 	return at, err
+}
+
+// publishedElse says whether the volume is, or may be, published for somebody else too since the machine was started.
+func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
+	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
+		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.kernel.Boot()
+	})
 }
 
 // unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage then.
