@@ -51,7 +51,7 @@ func (h *hold) back(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := h.settle(ctx, func(open registry.Intent) bool { return h.undoes(open, u) }); err != nil {
+	if err := h.settleDown(ctx, func(open registry.Intent) bool { return h.undoes(open, u) }); err != nil {
 		return err
 	}
 	h.step = registry.StepUnpublish

@@ -1,6 +1,7 @@
 package alloc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,8 +69,8 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, pluginWait)
 }
 
-// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may follow: nothing but the same
-// call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
+// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may follow: nothing but the
+// same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
 func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := h.log.View(ctx, func(v registry.View) error { open, found = v.Intent(h.key.Volume); return nil })
@@ -90,6 +91,48 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 		h.waited(ctx)
 	}
 	return err
+}
+
+// settleDown is settle on the way down. An expansion holds that up for no longer than a round: nothing stands on it, so that it is then
+// taken for one that was answered vaguely, and found out when somebody asks for one again or the volume is mounted anew.
+func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
+	err := h.settle(ctx, follows)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	left, store := h.leaveExpansion(ctx)
+	if store != nil || !left {
+		return errors.Join(err, store)
+	}
+	h.logger.Warn("an expansion is not waited for any more, as its volume is given back", "volume", h.name, "error", err)
+	h.waited(ctx)
+	return nil
+}
+
+// leaveExpansion closes an open expansion whose end nobody knows.
+func (h *hold) leaveExpansion(ctx context.Context) (left bool, err error) {
+	_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		open, found := v.Intent(h.key.Volume)
+		if left = found && open.RPC.Expands(); !left {
+			return registry.Change{}, nil
+		}
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		if vol, known := v.VolumeByKey(open.Volume); known {
+			vol.Expansion = vol.Expansion.Troubled(unknown(open))
+			change.Put = []registry.Record{vol}
+		}
+		return change, nil
+	})
+	return left, err
+}
+
+// unknown is what is known of a call that has no end: at most a vague answer. A try after a certain one may be under way.
+func unknown(open registry.Intent) *registry.CallError {
+	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
+	if open.Code == "" || !intent.Vague(open.Code) {
+		said.Code = "UNKNOWN"
+	}
+	return said
 }
 
 // own says whether the call was made for this request.

@@ -85,7 +85,7 @@ func (h *hold) clear(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := h.settle(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
+	if err := h.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
 		return err
 	}
 	return h.dismount(ctx)

@@ -108,7 +108,8 @@ func drawn() []byte {
 
 Printed from the retry table (` + "`intent.Policies`" + `). *Failed*: the call does not run any more; what it may have done is undone. *Uncertain*: it may
 still take effect, so only the same call again or its undo is sent for that volume. Expansions have no undo, and nothing stands on them: one that
-was answered vaguely is *failed*, and is sent again as it was before any other is. Between two tries the wait doubles, from the first to the
+was answered vaguely is *failed*, and is sent again as it was before any other is. One that stays without an answer is waited for by who gives
+its volume back for one round of tries, and taken for answered vaguely then. Between two tries the wait doubles, from the first to the
 last given, less up to half of it by chance. What is tried "until it succeeds" ends with the deadline of who asked, or when the alloc is stopped.
 A try that did not leave, as the plugin could not be reached, has failed for certain.
 
