@@ -271,14 +271,16 @@ func stepHelp(w Wait) Help {
 	return h
 }
 
-// makingHelp is for a volume that is being created or deleted.
+// makingHelp is for a volume that is being created, deleted or made larger.
 func makingHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
 	h.Then = "It is asked for again until the plugin says for certain what has become of it."
 	if w.Plugin != nil {
 		h.Do = w.Plugin.look(w.RPC)
 	}
-	h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", "holdfast volume deregister " + volumeArgs(w.Volume)})
+	if !w.RPC.Expands() { // the volume is there, whatever its size
+		h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", "holdfast volume deregister " + volumeArgs(w.Volume)})
+	}
 	return h
 }
 

@@ -170,10 +170,16 @@ func TestHelp(t *testing.T) {
 		"a deletion in a namespace": {
 			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "for certain", []string{"holdfast volume deregister --namespace mine disk"},
 		},
+		"an expansion": {
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}}, "volume mine/disk is not expanded yet", "for certain", nil,
+		},
 	} {
 		h := help(c.w)
 		if h.What != c.what || !strings.Contains(h.Then, c.then) || !commands(h, c.do...) {
 			t.Errorf("%s: %+v", name, h)
+		}
+		if c.w.RPC.Expands() && slices.ContainsFunc(h.Do, func(d Do) bool { return strings.Contains(d.Command, "deregister") }) {
+			t.Errorf("%s: the volume is to be forgotten: %+v", name, h)
 		}
 		if c.w.Leaving && slices.ContainsFunc(h.Do, func(d Do) bool { return strings.Contains(d.Command, "job stop") }) {
 			t.Errorf("%s: what is being stopped is to be stopped: %+v", name, h)

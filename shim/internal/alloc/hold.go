@@ -144,7 +144,7 @@ func (h *hold) own(open registry.Intent) bool {
 func (h *hold) failed(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
-		h.step = call.RPC.Step()
+		h.step = cmp.Or(call.RPC.Step(), h.step) // no alloc asks for a ControllerExpandVolume: it is in the way of what does
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(h.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
 	}

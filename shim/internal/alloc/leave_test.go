@@ -76,3 +76,25 @@ func (p *parts) expansion() (e registry.Expansion) {
 	}
 	return e
 }
+
+// What an alloc waits for is its own step, though the call that is in its way is none of an alloc's.
+func TestExpansionInTheWayIsNoStep(t *testing.T) {
+	p := newParts(t)
+	if err := p.commit([]registry.Record{registry.Alloc{ID: "alloc-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	a, end := p.allocs()
+	defer end()
+	h := &hold{Allocs: a, key: registry.ClaimKey{Alloc: "alloc-1", Request: "a"}, step: registry.StepTurn}
+	h.failed(t.Context(), &registry.CallError{RPC: registry.ControllerExpandRPC, Code: "ABORTED", Detail: "later"}, time.Time{})
+	err := p.log.View(t.Context(), func(v registry.View) error {
+		al, _ := v.Alloc("alloc-1")
+		if w := al.Waiting; len(w) != 1 || w[0].Step != registry.StepTurn || w[0].RPC != registry.ControllerExpandRPC || w[0].Code != "ABORTED" {
+			t.Errorf("it waits for %+v", w)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
