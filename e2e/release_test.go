@@ -46,13 +46,15 @@ type stateFile struct {
 func (w *world) stateOf() (s stateFile) {
 	w.t.Helper()
 	path, copied := filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "copy.db")
+	var whole []byte
 	w.eventually("a whole copy of the state", func() bool {
 		before := w.metas(path)
 		text, err := os.ReadFile(path)
 		w.must(err)
-		w.must(os.WriteFile(copied, text, 0o600))
+		whole = text
 		return bytes.Equal(before, w.metas(path))
 	})
+	w.must(os.WriteFile(copied, whole, 0o600))
 	db, err := bolt.Open(copied, 0o600, &bolt.Options{ReadOnly: true})
 	w.must(err)
 	defer db.Close()

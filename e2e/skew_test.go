@@ -22,6 +22,7 @@ type skew struct {
 	*world
 	lives   atomic.Int64 // of volumes, from creation to deletion
 	load    sync.WaitGroup
+	pause   sync.RWMutex // held for reading while a volume lives
 	end     context.CancelFunc
 	events  chan []host.Event // as they were told, once the load has ended
 	standby *pluginTask       // a second instance of the plugin, which sickens soon: the first then does what is to be done
@@ -61,8 +62,18 @@ func (s *skew) begin() {
 	}()
 }
 
+// calmly reads the state while no volume is made, used or deleted: under load there is hardly a moment in which nobody writes to it.
+func (s *skew) calmly() stateFile {
+	s.t.Helper()
+	s.pause.Lock()
+	defer s.pause.Unlock()
+	return s.stateOf()
+}
+
 // once is the life of a volume that a task writes to.
 func (s *skew) once(id string) error {
+	s.pause.RLock()
+	defer s.pause.RUnlock()
 	if err := s.create(id); err != nil {
 		return fmt.Errorf("create %s: %w", id, err)
 	}
@@ -152,12 +163,12 @@ func TestVersionSkew(t *testing.T) {
 	s.must(err)
 	standing := s.mountLines()
 	s.begin()
-	was := s.stateOf()
+	was := s.calmly()
 	for round := range 4 {
 		to := []release{next, now}[round%2]
 		st := s.swap(to)
 		s.sicken(st.Index)
-		for _, problem := range to.unfit(was, s.stateOf()) {
+		for _, problem := range to.unfit(was, s.calmly()) {
 			t.Errorf("round %d, under %s: %s", round, to.name, problem)
 		}
 		s.write(kept, "f", fmt.Sprint(round))
@@ -166,7 +177,7 @@ func TestVersionSkew(t *testing.T) {
 			t.Errorf("round %d: mounts were\n%s\nand are\n%s", round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
 		}
 		s.standby = s.replaced(s.standby, csifake.Monolith)
-		was = s.stateOf()
+		was = s.calmly()
 	}
 	s.end()
 	s.load.Wait()
