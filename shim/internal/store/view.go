@@ -72,7 +72,9 @@ func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []b
 	if err := v.decode(registry.Key{Bucket: bucket, Path: string(path)}, text, &record); err != nil {
 		return record, err
 	}
-	v.known.add(v.seq, bucket, path, value, record)
+	if bucket != registry.BucketRequests { // of which there are thousands, each read once if ever
+		v.known.add(v.seq, bucket, path, value, record)
+	}
 	return record, nil
 }
 
