@@ -154,7 +154,7 @@ func (s *shim) dead() <-chan struct{} { return s.process.Done() }
 
 func (s *shim) death() error {
 	if err := s.process.Err(); err != nil {
-		return withLastWords(err, s.process)
+		return registry.Errorf(registry.ErrUnavailable, "%w", withLastWords(err, s.process))
 	}
 	return nil
 }
