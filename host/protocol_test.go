@@ -100,57 +100,61 @@ func (a *actor) kill(context.Context) error {
 	return nil
 }
 
-// Every failure of the steps that hold calls, and where it ends: who serves, what was asked in which order, and what the report says.
+var fenced = registry.Errorf(registry.ErrFenced, "a newer generation owns it")
+
+// protocolCases are every failure of the steps that hold calls, and where it ends: who serves, and what was asked in which order.
+var protocolCases = []struct {
+	name    string
+	old     actor
+	fresh   actor
+	oldDies bool
+	newDies bool
+	goes    bool   // whoever wanted the swap
+	active  string // empty: nobody
+	failed  SwapStep
+	outcome SwapOutcome
+	asked   string
+}{
+	{name: "all is well", active: "new", outcome: SwapBaking,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
+	{name: "the new one has died meanwhile", newDies: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+		asked: "old again, open old, new kill"},
+	{name: "whoever wanted it goes", goes: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+		asked: "hold writes, old quiesce, old again, open old, new kill"},
+	{name: "all of them take their time", old: actor{takes: defaultBudget / 4}, fresh: actor{takes: defaultBudget / 4}, active: "new", outcome: SwapBaking,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
+	{name: "and together more than there is", old: actor{takes: defaultBudget * 28 / 100}, fresh: actor{takes: defaultBudget / 2},
+		active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
+	{name: "the old one refuses to be quiet", old: actor{fails: map[string]error{"quiesce": errNo}}, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
+		asked: "hold writes, old quiesce, old again, open old, new kill"},
+	{name: "the old one hangs when it is to be quiet", old: actor{hangs: map[string]bool{"quiesce": true, "release": true}}, active: "new", outcome: SwapBaking,
+		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
+	{name: "the old one is dead", oldDies: true, old: actor{fails: map[string]error{"quiesce": errNo, "release": errNo}}, active: "new", outcome: SwapBaking,
+		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
+	{name: "the old one does not let go", old: actor{hangs: map[string]bool{"release": true}}, active: "new", outcome: SwapBaking,
+		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
+	{name: "the old one neither lets go nor dies", old: actor{hangs: map[string]bool{"release": true}, stuck: true}, failed: SwapFence,
+		asked: "hold writes, old quiesce, hold all, old release, old kill, new kill"},
+	{name: "the new one cannot take over", fresh: actor{fails: map[string]error{"activate": errNo}}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
+	{name: "the new one hangs as it takes over", fresh: actor{hangs: map[string]bool{"activate": true}}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
+	{name: "the new one has begun a generation", fresh: actor{hangs: map[string]bool{"activate": true}}, old: actor{fails: map[string]error{"again": fenced}},
+		active: "old", failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, old activate, open old"},
+	{name: "neither can", fresh: actor{fails: map[string]error{"activate": errNo}}, old: actor{fails: map[string]error{"again": errNo}}, failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, old kill"},
+	{name: "the old one was killed, and the new one cannot", old: actor{hangs: map[string]bool{"release": true}}, fresh: actor{fails: map[string]error{"activate": errNo}},
+		failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, new kill"},
+	{name: "the new one neither takes over nor dies", fresh: actor{hangs: map[string]bool{"activate": true}, stuck: true}, failed: SwapActivate, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill"},
+}
+
+// Each case is carried out in fake time; the report says what has happened.
 func TestSwapProtocol(t *testing.T) {
-	fenced := registry.Errorf(registry.ErrFenced, "a newer generation owns it")
-	for _, c := range []struct {
-		name    string
-		old     actor
-		fresh   actor
-		oldDies bool
-		newDies bool
-		goes    bool   // whoever wanted the swap
-		active  string // empty: nobody
-		failed  SwapStep
-		outcome SwapOutcome
-		asked   string
-	}{
-		{name: "all is well", active: "new", outcome: SwapBaking,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
-		{name: "the new one has died meanwhile", newDies: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
-			asked: "old again, open old, new kill"},
-		{name: "whoever wanted it goes", goes: true, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
-			asked: "hold writes, old quiesce, old again, open old, new kill"},
-		{name: "all of them take their time", old: actor{takes: defaultBudget / 4}, fresh: actor{takes: defaultBudget / 4}, active: "new", outcome: SwapBaking,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, open new"},
-		{name: "and together more than there is", old: actor{takes: defaultBudget * 28 / 100}, fresh: actor{takes: defaultBudget / 2},
-			active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
-		{name: "the old one refuses to be quiet", old: actor{fails: map[string]error{"quiesce": errNo}}, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
-			asked: "hold writes, old quiesce, old again, open old, new kill"},
-		{name: "the old one hangs when it is to be quiet", old: actor{hangs: map[string]bool{"quiesce": true, "release": true}}, active: "new", outcome: SwapBaking,
-			asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
-		{name: "the old one is dead", oldDies: true, old: actor{fails: map[string]error{"quiesce": errNo, "release": errNo}}, active: "new", outcome: SwapBaking,
-			asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
-		{name: "the old one does not let go", old: actor{hangs: map[string]bool{"release": true}}, active: "new", outcome: SwapBaking,
-			asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
-		{name: "the old one neither lets go nor dies", old: actor{hangs: map[string]bool{"release": true}, stuck: true}, failed: SwapFence,
-			asked: "hold writes, old quiesce, hold all, old release, old kill, new kill"},
-		{name: "the new one cannot take over", fresh: actor{fails: map[string]error{"activate": errNo}}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
-		{name: "the new one hangs as it takes over", fresh: actor{hangs: map[string]bool{"activate": true}}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
-		{name: "the new one has begun a generation", fresh: actor{hangs: map[string]bool{"activate": true}}, old: actor{fails: map[string]error{"again": fenced}},
-			active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, old activate, open old"},
-		{name: "neither can", fresh: actor{fails: map[string]error{"activate": errNo}}, old: actor{fails: map[string]error{"again": errNo}}, failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, old kill"},
-		{name: "the old one was killed, and the new one cannot", old: actor{hangs: map[string]bool{"release": true}}, fresh: actor{fails: map[string]error{"activate": errNo}},
-			failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, new kill"},
-		{name: "the new one neither takes over nor dies", fresh: actor{hangs: map[string]bool{"activate": true}, stuck: true}, failed: SwapActivate, outcome: SwapRolledBack,
-			asked: "hold writes, old quiesce, hold all, old release, new activate, new kill"},
-	} {
+	for _, c := range protocolCases {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var script []string

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -52,11 +53,8 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	}
 }
 
-// Nothing that is no id passes, and nothing is written for it.
-func TestIDsAreCheckedAtTheEdge(t *testing.T) {
-	s := newStage(t)
-	before := s.index()
-	ctx := t.Context()
+// idTakers are calls that take an id, each with one that is bad.
+func idTakers(ctx context.Context, s *stage) map[string]func(bad string) error {
 	call := &pb.Call{OperationId: "op"}
 	spec := func(change func(*pb.VolumeSpec)) *pb.VolumeSpec {
 		m := &pb.VolumeSpec{Id: "v", PluginId: "p", Capabilities: []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}}
@@ -64,7 +62,7 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 		return m
 	}
 	tasks, allocs, volumes := pb.NewTasksClient(s.conn), pb.NewAllocsClient(s.conn), pb.NewVolumesClient(s.conn)
-	for name, do := range map[string]func(bad string) error{
+	return map[string]func(bad string) error{
 		"start alloc": func(bad string) error {
 			_, err := tasks.Starting(ctx, &pb.TaskStartingRequest{Call: call, Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1}})
 			return err
@@ -132,7 +130,15 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 			}
 			return err
 		},
-	} {
+	}
+}
+
+// Nothing that is no id passes, and nothing is written for it.
+func TestIDsAreCheckedAtTheEdge(t *testing.T) {
+	s := newStage(t)
+	before := s.index()
+	ctx, volumes, call := t.Context(), pb.NewVolumesClient(s.conn), &pb.Call{OperationId: "op"}
+	for name, do := range idTakers(ctx, s) {
 		for _, bad := range []string{"../x", "/etc", "a\nb", strings.Repeat("x", 300)} {
 			if err := do(bad); status.Code(err) != codes.InvalidArgument {
 				t.Errorf("%s of %q: %v", name, bad[:min(len(bad), 9)], err)
