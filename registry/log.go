@@ -30,12 +30,12 @@ type View interface {
 	Tasks() []Task
 	Alloc(AllocID) (Alloc, bool)
 	Allocs() []Alloc
-	AllocsWith(text string) []Alloc // as VolumesWith
+	AllocsWhere(pass func(Alloc) bool) []Alloc // as VolumesWhere
 	Volume(VolumeName) (Volume, bool)
 	VolumeByKey(VolumeKey) (Volume, bool)
 	Volumes() []Volume
-	// VolumesWith are, in order, the volumes that have a string among their fields: all of those, and maybe others. Unlike Volumes it costs little.
-	VolumesWith(text string) []Volume
+	// VolumesWhere are those volumes that pass. Unlike Volumes, to leave most of them out costs little.
+	VolumesWhere(pass func(Volume) bool) []Volume
 	Claims(VolumeKey) []Claim
 	ClaimsOf(AllocID) []Claim
 	AllClaims() []Claim

@@ -175,8 +175,9 @@ func (v view) Alloc(id registry.AllocID) (registry.Alloc, bool) {
 }
 func (v view) Allocs() []registry.Alloc { return many[registry.Alloc](v, registry.BucketAllocs, "") }
 
-// AllocsWith may give too many.
-func (v view) AllocsWith(string) []registry.Alloc { return v.Allocs() }
+func (v view) AllocsWhere(pass func(registry.Alloc) bool) []registry.Alloc {
+	return where(v.Allocs(), pass)
+}
 
 func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
 	return one[registry.Volume](v, n.Key())
@@ -194,8 +195,9 @@ func (v view) Volumes() []registry.Volume {
 	return many[registry.Volume](v, registry.BucketVolumes, "")
 }
 
-// VolumesWith may give too many.
-func (v view) VolumesWith(string) []registry.Volume { return v.Volumes() }
+func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
+	return where(v.Volumes(), pass)
+}
 
 func (v view) Claims(k registry.VolumeKey) []registry.Claim {
 	return many[registry.Claim](v, registry.BucketClaims, registry.PathOf(k.Plugin, string(k.External)))

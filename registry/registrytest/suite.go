@@ -170,14 +170,12 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			if found, ok := v.VolumeByKey(r.VolumeKey()); ok {
 				got = append(got, found)
 			}
-			for _, text := range []string{string(r.ID), r.Name, string(r.Plugin)} {
-				if !among(v.VolumesWith(text), r) {
-					t.Errorf("volume %s is not found by %q", r.ID, text)
-				}
+			if same := v.VolumesWhere(func(o registry.Volume) bool { return o.VolumeName() == r.VolumeName() }); len(same) != 1 || !among(same, r) {
+				t.Errorf("by the name of volume %s %d are found: %v", r.ID, len(same), same)
 			}
 		case registry.Alloc:
-			if !among(v.AllocsWith(string(r.ID)), r) {
-				t.Errorf("alloc %s is not found by its id", r.ID)
+			if same := v.AllocsWhere(func(o registry.Alloc) bool { return o.ID == r.ID }); len(same) != 1 || !among(same, r) {
+				t.Errorf("by the id of alloc %s %d are found: %v", r.ID, len(same), same)
 			}
 			continue
 		case registry.Claim:

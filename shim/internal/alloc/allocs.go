@@ -71,10 +71,8 @@ func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, la
 func (a *Allocs) Run(ctx context.Context) error {
 	var releasing []registry.AllocID
 	err := a.log.View(ctx, func(v registry.View) error {
-		for _, al := range v.AllocsWith(string(registry.AllocReleasing)) {
-			if al.State == registry.AllocReleasing {
-				releasing = append(releasing, al.ID)
-			}
+		for _, al := range v.AllocsWhere(func(al registry.Alloc) bool { return al.State == registry.AllocReleasing }) {
+			releasing = append(releasing, al.ID)
 		}
 		return nil
 	})

@@ -132,10 +132,8 @@ func forgotten(v registry.View, id registry.AllocID) registry.Change {
 		return registry.Change{}
 	}
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
-	for _, vol := range v.VolumesWith(string(id)) {
-		if vol.Ephemeral && vol.Owner == id {
-			change.Delete = append(change.Delete, vol.Key())
-		}
+	for _, vol := range v.VolumesWhere(func(vol registry.Volume) bool { return vol.Ephemeral && vol.Owner == id }) {
+		change.Delete = append(change.Delete, vol.Key())
 	}
 	return change
 }

@@ -124,7 +124,9 @@ func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []
 	if !known {
 		return nil, nil
 	}
-	allocs := v.AllocsWith(string(name.ID)) // to wait for a volume is to have it in one's record
+	allocs := v.AllocsWhere(func(al registry.Alloc) bool {
+		return slices.ContainsFunc(al.Waiting, func(w registry.Wait) bool { return w.Volume == name })
+	})
 	for _, c := range v.Claims(vol.VolumeKey()) {
 		al, known := v.Alloc(c.Alloc)
 		if known && !slices.ContainsFunc(allocs, func(o registry.Alloc) bool { return o.ID == al.ID }) {

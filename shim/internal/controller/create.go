@@ -198,11 +198,12 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	if err != nil {
 		return registry.Change{}, err
 	}
-	for _, other := range view.VolumesWith(v.Name) {
-		if other.Plugin == v.Plugin && other.Created && other.Name == v.Name && other.VolumeName() != v.VolumeName() {
-			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %s has the name %q at plugin %s already; give this one another name",
-				other.VolumeName(), v.Name, v.Plugin)
-		}
+	same := view.VolumesWhere(func(other registry.Volume) bool {
+		return other.Plugin == v.Plugin && other.Created && other.Name == v.Name && other.VolumeName() != v.VolumeName()
+	})
+	if len(same) > 0 {
+		return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %s has the name %q at plugin %s already; give this one another name",
+			same[0].VolumeName(), v.Name, v.Plugin)
 	}
 	if old.State == registry.VolumeCreating {
 		return registry.Change{}, nil

@@ -52,7 +52,7 @@ func RecordsOf(v registry.View) Records {
 func recordsOfPlugin(v registry.View, id registry.PluginID) Records {
 	of := func(k registry.VolumeKey) bool { return k.Plugin == id }
 	return Records{
-		Volumes:    keep(v.VolumesWith(string(id)), func(r registry.Volume) bool { return r.Plugin == id }),
+		Volumes:    v.VolumesWhere(func(r registry.Volume) bool { return r.Plugin == id }),
 		Placements: keep(v.Placements(), func(r registry.Placement) bool { return of(r.Volume) }),
 		Intents:    keep(v.Intents(), func(r registry.Intent) bool { return of(r.Volume) }),
 		Instances:  keep(v.AllInstances(), func(r registry.Instance) bool { return r.Plugin == id }),

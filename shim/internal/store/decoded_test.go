@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -169,5 +170,39 @@ func copyTo(t *testing.T, s *Store, path string) {
 	}
 	if err := file.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// BenchmarkVolumesWhere finds one volume of a thousand, and BenchmarkVolumes/all takes them all.
+func BenchmarkVolumesWhere(b *testing.B) {
+	s := start(b, Options{Path: statePath(b), Decoded: NewDecoded()})
+	defer s.stop(b)
+	for i := range 1000 {
+		spec := registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(fmt.Sprint("v", i)), Name: fmt.Sprint("name-", i), Plugin: "disk"}
+		v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Created: true}
+		if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) { return puts(v), nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for name, find := range map[string]func(registry.View) []registry.Volume{
+		"one": func(v registry.View) []registry.Volume {
+			return v.VolumesWhere(func(v registry.Volume) bool { return v.Name == "name-500" })
+		},
+		"all": registry.View.Volumes,
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				err := s.View(b.Context(), func(v registry.View) error {
+					if len(find(v)) == 0 {
+						b.Error("nothing is found")
+					}
+					return nil
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -61,10 +61,15 @@ var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool)
 func some[T registry.Record](v view, k registry.Key) (registry.Record, bool) { return one[T](v, k) }
 
 // recordOf is the record that a stored value is: as it was decoded before, or decoded now.
-func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (record T, err error) {
+func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (T, error) {
 	if known, found := v.known.find(bucket, path, value); found {
 		return known.(T), nil
 	}
+	return learn[T](v, bucket, path, value)
+}
+
+// learn decodes a stored value, and keeps the record for those who read it next.
+func learn[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (record T, err error) {
 	text, err := unseal(string(bucket), path, value)
 	if err != nil {
 		return record, err
@@ -104,6 +109,19 @@ func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass
 	return records
 }
 
+// where is the records of a bucket that pass, in key order.
+func where[T registry.Record](v view, bucket registry.Bucket, pass func(T) bool) (records []T) {
+	cursor := bucketOf(v.tx, string(bucket)).Cursor()
+	for key, value := cursor.First(); key != nil; key, value = cursor.Next() {
+		record, err := recordOf[T](v, bucket, key, value)
+		must(err)
+		if pass(record) {
+			records = append(records, record)
+		}
+	}
+	return records
+}
+
 // part is the n-th id of a path; nil: it has fewer.
 func part(path []byte, n int) []byte {
 	for len(path) >= 2 {
@@ -122,13 +140,6 @@ func part(path []byte, n int) []byte {
 // ofAlloc passes paths of claims and refs, whose third id is the alloc's.
 func ofAlloc(id registry.AllocID) func(path, value []byte) bool {
 	return func(path, _ []byte) bool { return string(part(path, 2)) == string(id) }
-}
-
-// with passes values that have the text as a string. All writers encode it alike: they are builds of this package.
-func with(text string) func(path, value []byte) bool {
-	encoded, err := json.Marshal(text)
-	must(err) // a string can be encoded
-	return func(_, value []byte) bool { return bytes.Contains(value, encoded) }
 }
 
 func (v view) Index() registry.Seq { return v.seq }
@@ -161,8 +172,8 @@ func (v view) Allocs() []registry.Alloc {
 	return list[registry.Alloc](v, registry.BucketAllocs, "", nil)
 }
 
-func (v view) AllocsWith(text string) []registry.Alloc {
-	return list[registry.Alloc](v, registry.BucketAllocs, "", with(text))
+func (v view) AllocsWhere(pass func(registry.Alloc) bool) []registry.Alloc {
+	return where(v, registry.BucketAllocs, pass)
 }
 
 func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
@@ -187,8 +198,8 @@ func (v view) Volumes() []registry.Volume {
 	return list[registry.Volume](v, registry.BucketVolumes, "", nil)
 }
 
-func (v view) VolumesWith(text string) []registry.Volume {
-	return list[registry.Volume](v, registry.BucketVolumes, "", with(text))
+func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
+	return where(v, registry.BucketVolumes, pass)
 }
 
 func (v view) Claims(k registry.VolumeKey) []registry.Claim {
