@@ -46,6 +46,7 @@ type Conn struct {
 
 func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
 	c := &Conn{Task: t, path: path, dial: d, hide: hide}
+	c.news.Store(1) // what it says of itself has not been asked yet
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(numbered(c)),
 		grpc.WithPerRPCCredentials(sameLine{}),

@@ -25,7 +25,7 @@ type Fleet interface {
 type Plugin interface {
 	Probe(context.Context) (ready bool, err error)
 	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
-	// Outdated says whether what the last good Describe told may not hold any more.
+	// Outdated says whether what the last good Describe told may not hold any more. If there was none it is outdated.
 	Outdated() bool
 	// Lost returns once the connection is lost and nobody answers anew, with the reason, or nil when its context ends.
 	Lost(context.Context) error
@@ -96,7 +96,11 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	}
 	switch {
 	case registered && healthy: // for an earlier shim. Not all plugins are probed at once; one that is gone is noticed at once
-		return w.beat(ctx, time.Duration(w.random()*float64(min(spread, w.spec.Heartbeat.Interval))))
+		within := min(spread, w.spec.Heartbeat.Interval)
+		if !w.plugin.Outdated() { // this shim has asked it already, while the earlier one served
+			within = w.spec.Heartbeat.Interval
+		}
+		return w.beat(ctx, time.Duration(w.random()*float64(within)))
 	case registered:
 		return w.beat(ctx, 0)
 	}
