@@ -188,6 +188,55 @@ func TestRollcall(t *testing.T) {
 	})
 }
 
+// Who is healthy from the beginning is asked within the spread, who becomes healthy meanwhile at once.
+func TestRollcallSpreadsItsFirstCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, data, placement(), claim(), ref())
+		lists := instances(registry.ListVolumes)[0]
+		at := map[registry.PluginID]time.Duration{}
+		lister := by{}
+		begin := time.Now()
+		for i := range 40 {
+			id := registry.PluginID(fmt.Sprintf("early-%d", i))
+			lister[id] = noted{func() { at[id] = time.Since(begin) }}
+			lists.Plugin = id
+			w.put(lists)
+		}
+		lister["late"] = noted{func() { at["late"] = time.Since(begin) }}
+		w.build(Options{Live: true, Lister: lister})
+		ctx, cancel := context.WithCancel(t.Context())
+		bell := NewBell()
+		done := make(chan error, 1)
+		call := NewRollcall(w.Doctor, bell)
+		call.Spread = time.Minute
+		go func() { done <- call.Run(ctx) }()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		lists.Plugin = "late"
+		w.put(lists)
+		bell.Ring()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		cancel()
+		<-done
+		moments := map[time.Duration]bool{}
+		for _, when := range at {
+			moments[when] = true
+		}
+		if len(at) != 41 || at["late"] != time.Second || len(moments) < 35 {
+			t.Errorf("asked: %v", at)
+		}
+	})
+}
+
+// noted is a plugin without volumes that tells when it is asked.
+type noted struct{ asked func() }
+
+func (n noted) ListPage(context.Context, registry.InstanceKey, string) (Page, error) {
+	n.asked()
+	return Page{}, nil
+}
+
 // counted counts what is asked.
 type counted struct {
 	Lister

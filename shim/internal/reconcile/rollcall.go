@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +14,10 @@ import (
 // records. It changes nothing: a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
 type Rollcall struct {
 	*Doctor
+	// Spread is the time in which those are asked that are healthy when Run begins, at any moment of it: not all at once, while others have better
+	// use for a processor. Who becomes healthy later is asked at once. Set before Run.
+	Spread time.Duration
+
 	bell Bell
 
 	mu    sync.Mutex // guards all below; held for no longer than a look-up
@@ -40,13 +45,14 @@ func NewRollcall(d *Doctor, bell Bell) *Rollcall {
 func (c *Rollcall) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for {
+	for within := c.Spread; ; within = 0 {
 		due, err := c.due(ctx)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
 		for _, in := range due {
 			wg.Go(func() {
+				pause(ctx, time.Duration(rand.Float64()*float64(within)), nil)
 				c.call(ctx, in)
 				c.done(in.Plugin)
 				c.bell.Ring() // it may have become healthy again

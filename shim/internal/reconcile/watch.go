@@ -20,6 +20,9 @@ const (
 // Watch looks at the mounts of published volumes, and records and tells when one is lost, dead or hangs, and when it is well again. Who
 // rings its bell has it look at once: the end of a plugin may be the end of its mounts.
 type Watch struct {
+	// First is when Run looks first, unless the bell rings. Set before Run.
+	First time.Duration
+
 	log     registry.Log
 	machine Machine
 	layout  hooks.Layout
@@ -33,9 +36,10 @@ func NewWatch(log registry.Log, m Machine, l hooks.Layout, bell Bell, now func()
 	return &Watch{log: log, machine: m, layout: l, bell: bell, now: now, logger: logger}
 }
 
-// Run looks at once, whenever the bell rings, and every half a minute, until ctx ends. One look at a time is under way, and none holds up
+// Run looks after First, whenever the bell rings, and every half a minute, until ctx ends. One look at a time is under way, and none holds up
 // anybody else.
 func (w *Watch) Run(ctx context.Context) error {
+	pause(ctx, w.First, w.bell)
 	for ctx.Err() == nil {
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			w.logger.Warn("the mounts of volumes cannot be looked at", "error", err)
