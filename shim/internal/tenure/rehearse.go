@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -48,6 +49,21 @@ func (i inheritance) calmly(f func(context.Context) error) func(context.Context)
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// How a reign looks at what nobody has told it of.
+const (
+	aroundSoon  = 2 * time.Second  // the shim before has died: all plugins are asked for their volumes within it
+	aroundLater = 30 * time.Second // the shim before has looked
+)
+
+// around is when mounts are first looked at, and within what time plugins are first asked for their volumes. What becomes of either is noticed
+// at once all the same.
+func (i inheritance) around() (mounts, lists time.Duration) {
+	if !i.handed() {
+		return 0, aroundSoon
+	}
+	return calm + rand.N(aroundLater-calm), aroundLater
 }
 
 // met is the rehearsal's connections to plugins, of those that are still registered; else a fleet without.
@@ -99,7 +115,7 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 // Limits of a rehearsal.
 const (
 	probeLimit  = 2 * time.Second // of one plugin
-	probeAtOnce = 16
+	probeAtOnce = 8
 	maxWarnings = 20
 )
 
@@ -148,14 +164,14 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 		return fmt.Errorf("open a copy of the state: %w", err)
 	}
 	err = r.read(ctx, s)
+	if err == nil {
+		err = r.probe(ctx) // before what only this process has to do: plugins have others to serve when calls are held
+	}
 	for wrong := range s.Check() {
 		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
 	}
 	r.Left = serve.Left{Generation: s.Generation() - 1, Index: s.Index()}
-	if err = errors.Join(err, s.Close()); err != nil {
-		return err
-	}
-	return r.probe(ctx)
+	return errors.Join(err, s.Close())
 }
 
 // read parses what runs, and learns the events.

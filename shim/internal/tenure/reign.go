@@ -166,13 +166,15 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 			return err
 		}
 	}
+	mounts := reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
+	lists := reconcile.NewRollcall(r.doctor, r.rollBell)
+	mounts.First, lists.Spread = in.around()
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)
 	r.loop(t, "allocs", r.allocs.Run)
-	mounts := reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
 	r.loop(t, "volumes", in.calmly(r.volumes.Run))
-	r.loop(t, "mounts", in.calmly(mounts.Run))
-	r.loop(t, "lists of volumes", in.calmly(reconcile.NewRollcall(r.doctor, r.rollBell).Run))
+	r.loop(t, "mounts", mounts.Run)
+	r.loop(t, "lists of volumes", lists.Run)
 	return nil
 }
 
