@@ -111,7 +111,7 @@ func (c *caller) work() {
 	c.calls = append(c.calls, c.mine...)
 }
 
-// round is a volume and a task that come and go; in every fourth round an alloc as well. Each call that changes something is followed by one that
+// round is a volume and a task that come and go; in every fourth round, which is not the same one for all callers, an alloc as well. Each call that changes something is followed by one that
 // reads.
 func (c *caller) round(n int) {
 	volume := host.VolumeName{Namespace: "default", ID: host.VolumeID(fmt.Sprintf("load-%s-%d", c.id, n))}
@@ -138,7 +138,7 @@ func (c *caller) round(n int) {
 	})
 	c.do(exits, func(ctx context.Context) error { return c.n.host.TaskExited(ctx, task.Key(), 1, 0, 0, true) })
 	c.do(statuses, func(ctx context.Context) error { _, err := c.n.host.Status(ctx); return err })
-	if n%4 == 0 {
+	if (n+c.plugin)%4 == 0 {
 		c.use(n)
 	}
 	c.do(deletes, func(ctx context.Context) error { return c.n.host.DeleteVolume(ctx, volume) })

@@ -46,9 +46,10 @@ func newNode(t testing.TB, s sizes) *node {
 	dir, err := os.MkdirTemp("", "h-")
 	must(t, err)
 	n := &node{t: t, dir: dir, sizes: s}
-	for _, sub := range []string{"plugins", "state"} {
+	for _, sub := range []string{"plugins", "state", "run"} {
 		must(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}
+	must(t, unix.Mount("tmpfs", filepath.Join(dir, "run"), "tmpfs", 0, "mode=0700")) // as /run is
 	logs, err := os.Create(filepath.Join(dir, "log"))
 	must(t, err)
 	n.config = host.Config{
