@@ -64,7 +64,7 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		if ctx.Err() != nil || answered[err.Code] >= row.Tries {
 			return d.giveUp(ctx, err)
 		}
-		delay := row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
+		delay := d.delay(row, err.Code, answered[err.Code])
 		if over(ctx, delay) {
 			return d.giveUp(ctx, err)
 		}
@@ -84,6 +84,7 @@ type drive struct {
 	log   registry.Log
 	now   func() time.Time
 	doubt bool // an earlier try, or the call that this one undoes, has had no certain answer
+	again bool // there was a call before this drive that may still run at the plugin: this one repeats it, or undoes it
 }
 
 func (d *drive) open(ctx context.Context) error {
@@ -94,7 +95,7 @@ func (d *drive) open(ctx context.Context) error {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
-			d.doubt = true
+			d.doubt, d.again = true, true
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 			}
@@ -124,6 +125,15 @@ func (d *drive) send(ctx context.Context) *registry.CallError {
 	}
 	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
 	return err
+}
+
+// delay is the wait after a try that was answered so for the n-th time. A plugin that says ABORTED because the call before this drive still runs
+// there, as one does that a swap has called off, is asked again soon: most calls are short.
+func (d *drive) delay(row Row, code string, n int) time.Duration {
+	if d.again && code == "ABORTED" {
+		return Backoff{First: 2 * Linger, Max: row.Backoff.Max}.Delay(uint64(n), rand.Float64())
+	}
+	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }
 
 func (d *drive) renew(ctx context.Context) {

@@ -397,3 +397,35 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 		}
 	})
 }
+
+// A call that was called off still runs at the plugin: who repeats it, or undoes it, asks again soon, and less and less often. Who is told to wait
+// for a call of somebody else takes its time.
+func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
+	for what, c := range map[string]struct {
+		again     bool
+		runs      time.Duration
+		asked     int // at most
+		least, at time.Duration
+	}{
+		"a short one":     {true, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
+		"a long one":      {true, time.Minute, 16, time.Minute, 2 * time.Minute},
+		"somebody else's": {false, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			log, asked := registrytest.NewLog(time.Now), 0
+			if c.again {
+				_ = Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) }))
+			}
+			began := time.Now()
+			err := Drive(t.Context(), log.Reopen(), time.Now, stage(func(context.Context) error {
+				if asked++; time.Since(began) < c.runs {
+					return answer("ABORTED", registry.OutcomeUncertain)
+				}
+				return nil
+			}))
+			if took := time.Since(began); err != nil || asked > c.asked || took < c.least || took > c.at {
+				t.Errorf("%s: asked %d times, over after %v: %v", what, asked, took, err)
+			}
+		})
+	}
+}
