@@ -51,12 +51,12 @@ func NewFeed(limit int, snapshot func() Snapshot) *Feed {
 	return f
 }
 
-// Load takes over the events that the Log holds, their floor, and the Log's index.
+// Load takes over the events that the Log holds, their floor, and the Log's index. The list becomes the Feed's, with what its array has room for.
 func (f *Feed) Load(events []Event, floor, index Seq) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	old := f.current.Load()
-	f.current.Store(f.pruned(eventLog{slices.Clone(events), floor, index, make(chan struct{})}))
+	f.current.Store(f.pruned(eventLog{events, floor, index, make(chan struct{})}))
 	close(old.more)
 }
 

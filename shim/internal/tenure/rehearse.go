@@ -112,6 +112,9 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 	return in
 }
 
+// roomForMore is how many events may come between a rehearsal and the activation at little cost.
+const roomForMore = 2000
+
 // Limits of a rehearsal.
 const (
 	probeLimit  = 2 * time.Second // of one plugin
@@ -188,7 +191,8 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 				errs = append(errs, fmt.Errorf("alloc %s could not be prepared again; stop its job, or use a shim that knows it: %w", a.ID, err))
 			}
 		}
-		r.learnt.events, _ = v.Events(0, registry.MaxEvents)
+		events, _ := v.Events(0, registry.MaxEvents)
+		r.learnt.events = slices.Grow(events, roomForMore) // later, while calls are held, would be the wrong time
 		r.learnt.index = v.Index()
 		r.instances = v.AllInstances()
 		return errors.Join(errs...)
