@@ -91,7 +91,11 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	}
 	all.Wait()
 	persist(ctx, func(pause time.Duration) error {
-		_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id), nil })
+		var inline []registry.Key
+		err := a.log.View(ctx, func(v registry.View) error { inline = inlineOf(v, id); return nil })
+		if err == nil {
+			_, err = a.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id, inline), nil })
+		}
 		return a.unreleased(id, pause, err)
 	})
 }
@@ -125,17 +129,21 @@ func persist(ctx context.Context, try func(pause time.Duration) error) {
 	}
 }
 
+// inlineOf is the alloc's inline volumes. While it is taken down there come no more of them.
+func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
+	for _, vol := range v.VolumesWhere(func(vol registry.Volume) bool { return vol.Ephemeral && vol.Owner == id }) {
+		keys = append(keys, vol.Key())
+	}
+	return keys
+}
+
 // forgotten is the change that forgets the alloc, its inline volumes with it, and answers who asked for that.
-func forgotten(v registry.View, id registry.AllocID) registry.Change {
+func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) registry.Change {
 	al, known := v.Alloc(id)
 	if !known {
 		return registry.Change{}
 	}
-	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(id)}}
-	for _, vol := range v.VolumesWhere(func(vol registry.Volume) bool { return vol.Ephemeral && vol.Owner == id }) {
-		change.Delete = append(change.Delete, vol.Key())
-	}
-	return change
+	return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: append(inline, registry.AllocRecord(id))}
 }
 
 // gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.

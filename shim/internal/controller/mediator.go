@@ -21,7 +21,8 @@ type Mediator struct {
 	plugins Plugins
 	secrets Secrets
 	Options
-	left chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	names names         // of created volumes
+	left  chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // Options of a Mediator.
