@@ -37,8 +37,8 @@ type Call struct {
 // Drive opens the intent, sends the call, tries it again as its policy says until ctx or its Round ends, and stores what became of it. It
 // returns nil when the call is done. Any error that is not ErrUncertain means that the call does not run any more or never ran.
 func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, context.Cause(ctx))
+	if why := resumed(ctx); why != nil {
+		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, why)
 	}
 	if c.Policy.Deadline == 0 {
 		c.Policy = PolicyOf(c.Intent.RPC)
@@ -71,7 +71,7 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		if store := d.keep(ctx, err, now().Add(delay)); store != nil {
 			return errors.Join(err, store)
 		}
-		if !sleep(ctx, delay) {
+		if !sleep(ctx, delay) || resumed(ctx) != nil {
 			return d.giveUp(ctx, err)
 		}
 		d.Intent.Attempt++

@@ -13,6 +13,7 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // request is a mutating request.
@@ -38,7 +39,7 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 			return none, err
 		}
 		if first {
-			answer, err := fly(ctx, a, call, run)
+			answer, err := fly(intent.Observing(ctx, a.Recess, func(is bool) { s.flights.waits(f, is) }), a, call, run)
 			f.answer, f.err, f.abandoned = answer, err, err != nil && ctx.Err() != nil
 			s.flights.land(f)
 			s.log.Debug("call", "method", method, "operation", call.ID, "error", err)
@@ -113,13 +114,14 @@ type flights struct {
 	mu     sync.Mutex // guards all below; held for no longer than a look-up
 	under  map[registry.OperationID]*flight
 	closed bool
-	landed chan struct{} // closed when the next flight lands; nil: nobody waits for that
+	landed chan struct{} // closed when the next flight lands, or begins to wait for the end of a recess; nil: nobody waits for that
 }
 
 // flight is one call under way. What follows done is readable once that is closed.
 type flight struct {
 	call      registry.Call
 	since     time.Time
+	waits     bool // for the end of a recess: it lands after that, or not here. Guarded by flights
 	done      chan struct{}
 	answer    any
 	err       error
@@ -152,6 +154,19 @@ func (fs *flights) land(f *flight) {
 	defer fs.mu.Unlock()
 	delete(fs.under, f.call.ID)
 	close(f.done)
+	fs.look()
+}
+
+// waits notes that a flight waits for the end of a recess, or does not any more.
+func (fs *flights) waits(f *flight, is bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	f.waits = is
+	fs.look()
+}
+
+// look has whoever waits for flights look again.
+func (fs *flights) look() {
 	if fs.landed != nil {
 		close(fs.landed)
 		fs.landed = nil
@@ -172,7 +187,8 @@ func join[T any](ctx context.Context, f *flight) (answer T, again bool, err erro
 	return answer, false, f.err
 }
 
-// close refuses new flights and waits for those under way; with long only for those that have not been under way for so long.
+// close refuses new flights and waits for those under way; with long only for those that have not been under way for so long, and do not wait for the
+// end of a recess.
 func (fs *flights) close(ctx context.Context, long time.Duration) error {
 	for {
 		landed, wait := fs.closing(long)
@@ -203,7 +219,9 @@ func (fs *flights) closing(long time.Duration) (landed chan struct{}, wait time.
 		long = forEver
 	}
 	for _, f := range fs.under {
-		wait = max(wait, long-time.Since(f.since))
+		if long == forEver || !f.waits {
+			wait = max(wait, long-time.Since(f.since))
+		}
 	}
 	if wait <= 0 {
 		return nil, 0

@@ -7,13 +7,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"time"
+	"holdfast/shim/internal/intent"
 )
 
 // desk is what once needs, and an account of how often the work was done.
@@ -224,6 +225,48 @@ func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 			t.Errorf("after Resume: %v", err)
 		}
 	})
+}
+
+// A call that would begin a CSI call in a recess is not waited for by a Quiesce of what is short. It goes on if the recess ends, and is the next
+// shim's if this one lets go.
+func TestQuiesceDoesNotWaitForTheEndOfARecess(t *testing.T) {
+	for what, c := range map[string]struct {
+		then   func(d *desk, r *intent.Recess)
+		nobody bool
+	}{
+		"the shim goes on": {func(_ *desk, r *intent.Recess) { r.End() }, false},
+		"the shim lets go": {func(d *desk, _ *intent.Recess) {
+			d.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo))
+		}, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d, sent := newDesk(t), 0
+			var recess intent.Recess
+			d.server.active.Load().Recess = &recess
+			var calls sync.WaitGroup
+			calls.Go(func() {
+				_, err := once(t.Context(), d.server, "Test.Ask", asking("op-1", "a"), func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
+					time.Sleep(2 * time.Millisecond)
+					return "", intent.Drive(ctx, d.log, time.Now, intent.Call{
+						Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
+						Do:     func(context.Context) error { sent++; return nil },
+					})
+				})
+				if c.nobody != nobody(err) || c.nobody != (sent == 0) {
+					t.Errorf("%s: it got %v, and has sent %d", what, err, sent)
+				}
+			})
+			synctest.Wait()
+			recess.Begin()
+			began := time.Now()
+			must(t, d.server.Quiesce(t.Context(), 10*time.Millisecond))
+			if took := time.Since(began); took != 2*time.Millisecond {
+				t.Errorf("%s: it was waited for %v", what, took)
+			}
+			c.then(d, &recess)
+			calls.Wait()
+		})
+	}
 }
 
 // What only tells of this shim's end is nobody's answer, so that the next shim is asked.

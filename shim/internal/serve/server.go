@@ -18,6 +18,7 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
 )
 
 // Life is a shim's life, as Control drives it.
@@ -94,6 +95,7 @@ type Active struct {
 	Volumes    *controller.Mediator
 	Meter      Meter           // nil: there is none
 	Doctor     Doctor          // nil: there is none
+	Recess     *intent.Recess  // that calls keep; nil: there never is one
 	Context    context.Context // ends, with its cause, when the shim ceases to be active
 }
 

@@ -44,7 +44,8 @@ type reign struct {
 	// Rung when an instance of a plugin comes, goes, sickens or recovers.
 	watchBell, rollBell reconcile.Bell
 
-	ctx       context.Context // of the use cases
+	recess    intent.Recess   // while the shim is quiesced
+	ctx       context.Context // of the use cases, which keep the recess
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
 	work      sync.WaitGroup // the use cases' loops
@@ -64,7 +65,7 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 		return nil, err
 	}
 	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
-	r.ctx, r.cancel = context.WithCancelCause(t.life)
+	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
 	var shared sync.WaitGroup // takes a while where much is mounted, as reading the state does
 	if !in.handed() {
 		shared.Go(func() {
@@ -239,7 +240,7 @@ func (r *reign) release() (rest func(), err error) {
 func (r *reign) active() *serve.Active {
 	return &serve.Active{
 		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Recess: &r.recess,
 	}
 }
 

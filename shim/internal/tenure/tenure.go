@@ -93,6 +93,13 @@ func (t *Tenure) fail(err error) {
 	}
 }
 
+// current is the reign; nil: there is none, as the shim is neither active nor quiesced.
+func (t *Tenure) current() *reign {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reign
+}
+
 // move changes the state, if that is legal, and returns what it was.
 func (t *Tenure) move(to State) (was State, err error) {
 	t.mu.Lock()
@@ -156,6 +163,7 @@ func (t *Tenure) Activate(ctx context.Context, h serve.Handover) error {
 		return registry.Errorf(registry.ErrConflict, "nobody has said Hello to this shim yet")
 	case state == Quiesced:
 		_, err := t.move(Active)
+		t.current().recess.End()
 		t.server.Resume()
 		return err
 	case state == Active && h.Resume:
@@ -196,8 +204,8 @@ func (t *Tenure) greeted() (State, *serve.Hello) {
 	return t.state, t.hello
 }
 
-// Quiesce refuses new mutating calls and waits for those under way, until ctx ends. What is still open then has its intent stored. A
-// quiesced shim that is told so again waits again.
+// Quiesce refuses new mutating calls and waits for those under way, until ctx ends; with long only for those that have not been under way for so
+// long, and none begins another CSI call. What is still open then has its intent stored. A quiesced shim that is told so again waits again.
 func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	t.moving.Lock()
 	defer t.moving.Unlock()
@@ -206,6 +214,9 @@ func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents i
 	}
 	if _, err := t.move(Quiesced); err != nil {
 		return 0, err
+	}
+	if long > 0 { // else all of it is waited for
+		t.current().recess.Begin()
 	}
 	waited := t.server.Quiesce(ctx, long)
 	st := t.Status()
@@ -248,9 +259,7 @@ func (t *Tenure) Release(ctx context.Context) (serve.Left, error) {
 
 // Snapshot writes a consistent copy of the state, in pieces.
 func (t *Tenure) Snapshot(ctx context.Context, write func([]byte) error) (registry.Seq, error) {
-	t.mu.Lock()
-	r := t.reign
-	t.mu.Unlock()
+	r := t.current()
 	if r == nil {
 		return 0, registry.Errorf(registry.ErrUnavailable, "this shim is not active: it has no state")
 	}

@@ -1,0 +1,67 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// drives runs a call that has to observe a recess, and says how it ended, how often it was sent, and when last.
+func drives(t *testing.T, r *Recess, ctx context.Context, answers ...error) (err error, sent int, last time.Duration, waits []bool) {
+	t.Helper()
+	began := time.Now()
+	ctx = Observing(ctx, r, func(is bool) { waits = append(waits, is) })
+	err = Drive(ctx, registrytest.NewLog(time.Now), time.Now, stage(func(context.Context) error {
+		sent, last = sent+1, time.Since(began)
+		if sent <= len(answers) {
+			return answers[sent-1]
+		}
+		return nil
+	}))
+	return err, sent, last, waits
+}
+
+// In a recess no call is begun, nor another try of one: it waits until the recess ends.
+func TestNoCallBeginsInARecess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r Recess
+		r.Begin()
+		r.Begin()
+		time.AfterFunc(time.Minute, r.End)
+		err, sent, last, waits := drives(t, &r, t.Context())
+		if err != nil || sent != 1 || last != time.Minute || len(waits) != 2 || !waits[0] || waits[1] {
+			t.Errorf("it ended with %v, was sent %d times, last after %v, and has waited %v", err, sent, last, waits)
+		}
+		time.AfterFunc(time.Millisecond, r.Begin)
+		time.AfterFunc(time.Minute, r.End)
+		err, sent, last, _ = drives(t, &r, t.Context(), answer("ABORTED", registry.OutcomeUncertain))
+		if err != nil || sent != 2 || last != time.Minute {
+			t.Errorf("a second try: %v, sent %d times, last after %v", err, sent, last)
+		}
+		r.End()
+		if err, sent, last, _ = drives(t, &r, t.Context()); err != nil || sent != 1 || last != 0 {
+			t.Errorf("without a recess: %v, sent %d times, last after %v", err, sent, last)
+		}
+	})
+}
+
+// Who waits for the end of a recess is not sent if its context ends first: nothing is stored of it.
+func TestARecessEndsWithItsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r Recess
+		r.Begin()
+		released := registry.Errorf(registry.ErrUnavailable, "%w", ErrLetGo)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(released) })
+		log := registrytest.NewLog(time.Now)
+		err := Drive(Observing(ctx, &r, nil), log, time.Now, stage(func(context.Context) error { t.Error("it is sent"); return nil }))
+		if _, found, mark, _ := look(t, log); !errors.Is(err, ErrLetGo) || found || mark != registry.MarkNone {
+			t.Errorf("%v; intent open %v, mark %q", err, found, mark)
+		}
+	})
+}
