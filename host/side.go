@@ -70,10 +70,6 @@ func (s *shim) explained(ctx context.Context, err error) error {
 }
 
 func (s *shim) snapshot(ctx context.Context, file string) (err error) {
-	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}})
-	if err != nil {
-		return s.said(ctx, err)
-	}
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return forWantOfRoom(err)
@@ -83,7 +79,11 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 			_ = os.Remove(file)
 		}
 	}()
-	for {
+	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}, File: file})
+	if err != nil {
+		return s.said(ctx, err)
+	}
+	for { // one that writes the file sends nothing of it
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil

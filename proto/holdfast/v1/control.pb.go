@@ -845,6 +845,7 @@ func (x *ReleaseReply) GetAnswer() *Answer {
 type SnapshotRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	File          string                 `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"` // that exists, and is to hold the copy; empty, or to a shim that does not know this field: the copy is sent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -886,10 +887,17 @@ func (x *SnapshotRequest) GetCall() *Call {
 	return nil
 }
 
+func (x *SnapshotRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
 type SnapshotChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"` // of the first chunk
-	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`     // none where the copy was written to a file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1255,9 +1263,10 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\";\n" +
 	"\fReleaseReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"8\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"L\n" +
 	"\x0fSnapshotRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"P\n" +
+	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\"P\n" +
 	"\rSnapshotChunk\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"f\n" +

@@ -54,7 +54,7 @@ type ControlClient interface {
 	// Release closes the store and the plugins' connections. The shim is a candidate again. Its answer's index and generation are those of the
 	// last thing that it wrote.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
-	// Snapshot streams a consistent copy of the state.
+	// Snapshot writes a consistent copy of the state to a file, or streams it.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotChunk], error)
 	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
 	// does exactly that, if the plan is still the one whose digest was given.
@@ -178,7 +178,7 @@ type ControlServer interface {
 	// Release closes the store and the plugins' connections. The shim is a candidate again. Its answer's index and generation are those of the
 	// last thing that it wrote.
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
-	// Snapshot streams a consistent copy of the state.
+	// Snapshot writes a consistent copy of the state to a file, or streams it.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotChunk]) error
 	// Doctor compares records, mount table, directories and plugins, and says in what they differ and what it would do. With repair it
 	// does exactly that, if the plan is still the one whose digest was given.

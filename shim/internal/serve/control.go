@@ -2,7 +2,10 @@ package serve
 
 import (
 	"context"
+	"errors"
+	"os"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"holdfast/hooks"
@@ -90,14 +93,36 @@ func (l Left) answer() *pb.Answer {
 	return &pb.Answer{Index: uint64(l.Index), Generation: uint64(l.Generation)}
 }
 
-func (c *control) Snapshot(_ *pb.SnapshotRequest, stream grpc.ServerStreamingServer[pb.SnapshotChunk]) error {
+func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingServer[pb.SnapshotChunk]) error {
 	first := statusAnswer(c.s.life.Status())
+	if path := req.GetFile(); path != "" {
+		if err := c.copyTo(stream.Context(), path); err != nil {
+			return wire.Status(err)
+		}
+		return stream.Send(&pb.SnapshotChunk{Answer: first})
+	}
 	_, err := c.s.life.Snapshot(stream.Context(), func(chunk []byte) error {
 		err := stream.Send(&pb.SnapshotChunk{Answer: first, Data: chunk})
 		first = nil
 		return err
 	})
 	return wire.Status(err)
+}
+
+// copyTo writes a copy of the state to a file that exists.
+func (c *control) copyTo(ctx context.Context, path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return registry.Invalid("the file that a copy of the state is to be written to: %w", err)
+	}
+	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
+		_, err := file.Write(chunk)
+		return err
+	})
+	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return registry.Errorf(registry.ErrExhausted, "%w: a swap needs room for a copy of the state; free some there", err)
+	}
+	return err
 }
 
 func statusAnswer(st Status) *pb.Answer {
