@@ -27,6 +27,21 @@ func (s *Store) Check() iter.Seq[error] {
 	}
 }
 
+// CheckRecords is Check of a file that was just opened: its pages and checksums are known to be whole then (C1), and with them what is only ever
+// added, events and answers.
+func (s *Store) CheckRecords() []error {
+	p, err := s.readers.acquire()
+	if err != nil {
+		return []error{err}
+	}
+	defer s.readers.release(p)
+	c := newChecker(s.view(p.tx, p.head), s.options.EventLimit)
+	if err := reading(func() error { c.records(); return nil }); err != nil {
+		c.report("%w", err)
+	}
+	return c.errs
+}
+
 func (s *Store) check() []error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -47,10 +62,7 @@ func (s *Store) check() []error {
 		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}
 	}
 	defer func() { _ = tx.Rollback() }()
-	c := &checker{
-		view: s.view(tx, p.head), limit: s.options.EventLimit,
-		volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
-	}
+	c := newChecker(s.view(tx, p.head), s.options.EventLimit)
 	if err := reading(c.all); err != nil {
 		c.report("%w", err)
 	}
@@ -69,6 +81,13 @@ type checker struct {
 	lists   map[string]int  // entries that the derived lists should have
 }
 
+func newChecker(v view, eventLimit int) *checker {
+	return &checker{
+		view: v, limit: eventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
+		lists: map[string]int{bucketVolumeKeys: 0, bucketRequestAge: 0},
+	}
+}
+
 func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, registry.Errorf(registry.ErrDamaged, format, args...))
 }
@@ -77,7 +96,18 @@ func (c *checker) all() error {
 	for err := range c.tx.Check() {
 		c.report("bbolt: %w", err)
 	}
-	c.lists = map[string]int{bucketVolumeKeys: 0, bucketRequestAge: 0}
+	c.records()
+	walk(c, registry.BucketRequests, c.request)
+	for bucket, want := range c.lists {
+		if got := bucketOf(c.tx, bucket).Stats().KeyN; got != want {
+			c.report("%s has %d entries instead of %d", bucket, got, want)
+		}
+	}
+	return c.events()
+}
+
+// records walks what is changed in place.
+func (c *checker) records() {
 	walk(c, registry.BucketInstances, func(registry.Instance) {})
 	walk(c, registry.BucketTasks, func(registry.Task) {})
 	walk(c, registry.BucketAllocs, func(registry.Alloc) {})
@@ -86,13 +116,6 @@ func (c *checker) all() error {
 	walk(c, registry.BucketPlacements, func(registry.Placement) {})
 	walk(c, registry.BucketRefs, c.ref)
 	walk(c, registry.BucketIntents, func(registry.Intent) {})
-	walk(c, registry.BucketRequests, c.request)
-	for bucket, want := range c.lists {
-		if got := bucketOf(c.tx, bucket).Stats().KeyN; got != want {
-			c.report("%s has %d entries instead of %d", bucket, got, want)
-		}
-	}
-	return c.events()
 }
 
 // walk holds each record of a bucket to C2 and C3, then to the rules of its kind.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -114,5 +115,19 @@ func TestCount(t *testing.T) {
 	s.must(t, registry.Change{Delete: []registry.Key{registry.AllocRecord("alloc-3")}})
 	if n, m := s.Count(registry.BucketAllocs), s.Count(registry.BucketVolumes); n != 4 || m != 0 {
 		t.Errorf("%d allocs and %d volumes are counted, of 4 and 0", n, m)
+	}
+}
+
+// TestCheckRecordsFindsWhatDangles: a file that was opened a moment ago is whole, and what was written into it is looked at all the same.
+func TestCheckRecordsFindsWhatDangles(t *testing.T) {
+	s := start(t, Options{Path: statePath(t)})
+	defer s.Store.Close()
+	s.must(t, puts(alloc("a")))
+	if wrong := s.CheckRecords(); len(wrong) > 0 {
+		t.Errorf("nothing is wrong, and it says %v", wrong)
+	}
+	s.must(t, puts(registry.Claim{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "a", Request: "data"}))
+	if wrong := s.CheckRecords(); len(wrong) != 1 || !errors.Is(wrong[0], errDangling) {
+		t.Errorf("a claim without its volume: %v", wrong)
 	}
 }

@@ -170,7 +170,7 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	if err == nil {
 		err = r.probe(ctx) // before what only this process has to do: plugins have others to serve when calls are held
 	}
-	for wrong := range s.Check() {
+	for _, wrong := range s.CheckRecords() {
 		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
 	}
 	r.Left = serve.Left{Generation: s.Generation() - 1, Index: s.Index()}
