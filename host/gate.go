@@ -207,6 +207,9 @@ func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.C
 func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
 	hold := h.config.MaxHold
 	var cut *shim
+	if k == writes {
+		defer h.traffic.begins()()
+	}
 	for {
 		sh, sent, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {

@@ -30,6 +30,7 @@ type Host struct {
 	swapping  chan struct{} // holds one token while a swap is under way
 	history   *history
 	gate      *gate
+	traffic   traffic // of calls that change something
 	living    living
 	preparing preparing
 	launches  atomic.Uint64 // how many shims were started

@@ -83,6 +83,9 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 		}
 		s.report.Protocol = fresh.process.Protocol()
 		s.report.Warnings, err = h.rehearsed(limited, fresh)
+		if err == nil {
+			h.traffic.lull(limited)
+		}
 		return err
 	})
 	if err != nil && fresh != nil {
