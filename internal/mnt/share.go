@@ -13,20 +13,30 @@ import (
 // ErrNotShared: mounts made below this directory do not travel between namespaces. MakeShared cures it.
 var ErrNotShared = errors.New("not on a shared mount")
 
-// MakeShared makes dir a shared mount of itself, in a peer group of its own, whatever the mount that it lies on is. It does
-// nothing where dir is a shared mount already. What is mounted below dir stays visible.
+// MakeShared makes each of dirs a shared mount of itself, in a peer group of its own, whatever the mount that it lies on is. It does
+// nothing where one is a shared mount already. What is mounted below it stays visible. None of them lies below another.
 //
-// dir is ours and holds no volume yet, so its links may be resolved. The clone is made private before it is shared: where / is shared, a plain bind would be a peer of /, and every mount below dir
-// would be made a second time, hidden beneath it.
-func MakeShared(dir string) error {
+// They are ours and hold no volume yet, so their links may be resolved. The clone is made private before it is shared: where / is shared, a plain
+// bind would be a peer of /, and every mount below would be made a second time, hidden beneath it.
+func MakeShared(dirs ...string) error {
+	all, err := Table(0)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := makeShared(all, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func makeShared(all Mounts, dir string) error {
 	dir, err := resolve(dir)
 	if err != nil {
 		return fmt.Errorf("make a shared mount: %w", err)
 	}
-	at, found, err := At(dir)
-	if err != nil {
-		return err
-	}
+	at, found := all.At(dir)
 	if found && at.Shared() {
 		return nil
 	}
@@ -67,9 +77,9 @@ func ProbePropagation(dir string) error {
 	if err != nil {
 		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
 	}
-	_, arrived, err := At(probe)
+	arrived, err := crosses(dir, probe)
 	if err != nil {
-		return err
+		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
 	}
 	if !arrived {
 		return missed(dir)
@@ -78,6 +88,22 @@ func ProbePropagation(dir string) error {
 }
 
 // missed explains why a probe did not arrive.
+// crosses says whether a directory that is ours lies on another mount than the one that it is in. The whole table may be long.
+func crosses(dir, within string) (bool, error) {
+	var mounts [2]uint64
+	for i, path := range []string{dir, within} {
+		var st unix.Statx_t
+		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &st); err != nil {
+			return false, wrap(err, "look at %s", path)
+		}
+		if mounts[i] = st.Mnt_id; st.Mask&unix.STATX_MNT_ID == 0 { // a kernel before 5.8
+			_, found, err := At(within)
+			return found, err
+		}
+	}
+	return mounts[0] != mounts[1], nil
+}
+
 func missed(dir string) error {
 	ms, err := Table(0)
 	if err != nil {

@@ -43,13 +43,14 @@ func New(l hooks.Layout) (*Disk, error) {
 
 // Share makes the run directory and the mount root, each a shared mount, and proves that what a task mounts there appears here.
 func (d *Disk) Share() error {
-	for _, dir := range []string{d.layout.Run, d.layout.MountRoot()} {
+	dirs := []string{d.layout.Run, d.layout.MountRoot()}
+	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make directory %s: %w", dir, typed(err))
 		}
-		if err := mnt.MakeShared(dir); err != nil {
-			return err
-		}
+	}
+	if err := mnt.MakeShared(dirs...); err != nil {
+		return err
 	}
 	return mnt.ProbePropagation(d.layout.MountRoot())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"holdfast/registry"
@@ -12,18 +13,29 @@ import (
 // maxEvents bounds the events of one look: the log of events keeps a limited number.
 const maxEvents = 100
 
+// Surroundings are what is below a directory. They can be looked at before there are records to compare them with.
+type Surroundings struct {
+	Mounts []Mount
+	Dirs   []Dir
+}
+
+// Surveyed is the surroundings as they are now.
+func Surveyed(g Ground, root string) (s Surroundings, err error) {
+	var mounts, dirs error
+	var both sync.WaitGroup
+	both.Go(func() { s.Mounts, mounts = g.Mounts(root) })
+	both.Go(func() { s.Dirs, dirs = g.Dirs(root) })
+	both.Wait()
+	if err := errors.Join(mounts, dirs); err != nil {
+		return Surroundings{}, fmt.Errorf("look at %s: %w", root, err)
+	}
+	return s, nil
+}
+
 // Start does what needs no judgement, before anything else happens: it marks what is not certain any more, and removes empty directories.
-// The rest it tells, in the log and in an event each. It unmounts nothing and asks nobody.
-func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
-	root := d.Layout.MountRoot()
-	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now()}
-	var err error
-	if f.Mounts, err = d.machine.Mounts(root); err != nil {
-		return nil, fmt.Errorf("look at %s: %w", root, err)
-	}
-	if f.Dirs, err = d.machine.Dirs(root); err != nil {
-		return nil, fmt.Errorf("look at %s: %w", root, err)
-	}
+// The rest it tells, in the log and in an event each. It unmounts nothing and asks nobody. Nobody has acted since the surroundings were surveyed.
+func (d *Doctor) Start(ctx context.Context, s Surroundings) ([]registry.Finding, error) {
+	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
 	findings, err := d.begin(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("record what is not certain: %w", err)

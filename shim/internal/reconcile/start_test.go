@@ -10,6 +10,14 @@ import (
 	"holdfast/registry"
 )
 
+// start is the start of a shim.
+func (w *world) start(t *testing.T) ([]registry.Finding, error) {
+	t.Helper()
+	around, err := Surveyed(w.machine, layout.MountRoot())
+	must(t, err)
+	return w.Start(t.Context(), around)
+}
+
 // At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is anybody asked.
 func TestStart(t *testing.T) {
 	w := newWorld(t, data, placement(), claim(), ref())
@@ -17,7 +25,7 @@ func TestStart(t *testing.T) {
 	w.dir(stray("stage", "empty"))
 	w.dir(stray("stage", "full"))
 	w.files[stray("stage", "full")] = 1
-	findings, err := w.Start(t.Context())
+	findings, err := w.start(t)
 	must(t, err)
 	same(t, "found", brief(findings), []string{
 		"lost mark " + publishedAt(), "orphan unmount " + stray("publish", "x"), "left " + stray("stage",
@@ -48,7 +56,7 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	if d, err := w.Examine(t.Context()); err != nil || len(d.Findings) > 0 {
 		t.Errorf("a running shim may be about to record it: %q, %v", brief(d.Findings), err)
 	}
-	_, err := w.Start(t.Context())
+	_, err := w.start(t)
 	must(t, err)
 	slices.Sort(w.acts)
 	same(t, "acts", w.acts, []string{"rmdir " + made[0], "rmdir " + made[1]})
@@ -58,12 +66,12 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 func TestStartOnAFullDisk(t *testing.T) {
 	w := newWorld(t, data, placement(), claim(), ref())
 	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))
-	findings, err := w.Start(t.Context())
+	findings, err := w.start(t)
 	if err != nil || len(findings) != 2 {
 		t.Errorf("%q, %v", brief(findings), err)
 	}
 	w.log.Fail(registry.Errorf(registry.ErrFenced, "another one"))
-	if _, err := w.Start(t.Context()); !errors.Is(err, registry.ErrFenced) {
+	if _, err := w.start(t); !errors.Is(err, registry.ErrFenced) {
 		t.Errorf("fenced: %v", err)
 	}
 }
@@ -74,7 +82,7 @@ func TestEventsOfAStartAreBounded(t *testing.T) {
 	for i := range 300 {
 		w.mount(stray("stage", fmt.Sprint(i)))
 	}
-	_, err := w.Start(t.Context())
+	_, err := w.start(t)
 	must(t, err)
 	told := w.events(registry.EventReconciled)
 	if len(told) != maxEvents+1 || told[maxEvents] != "and 200 more: see holdfast doctor" {

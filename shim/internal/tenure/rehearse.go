@@ -53,7 +53,7 @@ func (i inheritance) calmly(f func(context.Context) error) func(context.Context)
 
 // How a reign looks at what nobody has told it of.
 const (
-	aroundSoon  = 2 * time.Second  // the shim before has died: all plugins are asked for their volumes within it
+	aroundSoon  = 2 * time.Second  // the shim before has died: the mount table was compared, and who waits for an answer comes first
 	aroundLater = 30 * time.Second // the shim before has looked
 )
 
@@ -61,7 +61,7 @@ const (
 // at once all the same.
 func (i inheritance) around() (mounts, lists time.Duration) {
 	if !i.handed() {
-		return 0, aroundSoon
+		return aroundSoon, aroundSoon
 	}
 	return calm + rand.N(aroundLater-calm), aroundLater
 }

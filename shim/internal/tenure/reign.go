@@ -40,6 +40,8 @@ type reign struct {
 	volumes *controller.Mediator
 	meter   serve.Meter
 	doctor  *reconcile.Doctor
+	mounts  *reconcile.Watch
+	lists   *reconcile.Rollcall
 
 	// Rung when an instance of a plugin comes, goes, sickens or recovers.
 	watchBell, rollBell reconcile.Bell
@@ -66,21 +68,32 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	}
 	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
 	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
-	var shared sync.WaitGroup // takes a while where much is mounted, as reading the state does
+	m := newMachine(d)
+	var around reconcile.Surroundings
+	var aside sync.WaitGroup // for what takes a while where much is mounted, as reading the state does
+	var unseen error
 	if !in.handed() {
-		shared.Go(func() {
+		aside.Go(func() {
 			if err := d.Share(); err != nil {
 				t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
 			}
+			around, unseen = reconcile.Surveyed(m, layout.MountRoot())
 		})
 	}
 	err = r.openState(ctx, t, layout, d, in)
-	if shared.Wait(); err != nil {
+	if aside.Wait(); err == nil {
+		err = unseen
+	}
+	if err == nil {
+		err = r.build(t, hello, layout, m, in)
+	}
+	if err == nil && !in.handed() { // else the shim before has kept records and machine in step until now
+		err = r.compare(ctx, t, around)
+	}
+	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
-	if err := r.build(ctx, t, hello, layout, d, in); err != nil {
-		return nil, errors.Join(err, r.close())
-	}
+	r.begin(t, in)
 	return r, nil
 }
 
@@ -134,8 +147,9 @@ func ofInstances(c registry.Change) bool {
 		slices.ContainsFunc(c.Delete, func(k registry.Key) bool { return k.Bucket == registry.BucketInstances })
 }
 
-// build wires the use cases and the adapters, reconciles, and starts their loops.
-func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
+// build wires the use cases and the adapters.
+func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m machine, in inheritance) (err error) {
+	d := m.Disk
 	r.fleet = in.met(r.table)
 	if r.sockets, err = supervise.NewDirectories(); err != nil {
 		return err
@@ -144,7 +158,6 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
 	lanes := &lane.Lanes{}
-	m := newMachine(d)
 	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
 	})
@@ -162,26 +175,25 @@ func (r *reign) build(ctx context.Context, t *Tenure, hello *serve.Hello, layout
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Check: func() []string { return contradictions(r.store) },
 	})
-	if !in.handed() { // else the shim before has kept them in step until now
-		if err := r.compare(ctx, t); err != nil {
-			return err
-		}
-	}
-	mounts := reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
-	lists := reconcile.NewRollcall(r.doctor, r.rollBell)
-	mounts.First, lists.Spread = in.around()
+	r.mounts = reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
+	r.lists = reconcile.NewRollcall(r.doctor, r.rollBell)
+	r.mounts.First, r.lists.Spread = in.around()
+	return nil
+}
+
+// begin starts the use cases' loops.
+func (r *reign) begin(t *Tenure, in inheritance) {
 	r.loop(t, "sockets", r.sockets.Run)
 	r.loop(t, "tasks", r.tasks.Run)
 	r.loop(t, "allocs", r.allocs.Run)
 	r.loop(t, "volumes", in.calmly(r.volumes.Run))
-	r.loop(t, "mounts", mounts.Run)
-	r.loop(t, "lists of volumes", lists.Run)
-	return nil
+	r.loop(t, "mounts", r.mounts.Run)
+	r.loop(t, "lists of volumes", r.lists.Run)
 }
 
 // compare compares what is recorded with what is there.
-func (r *reign) compare(ctx context.Context, t *Tenure) error {
-	if _, err := r.doctor.Start(ctx); err != nil {
+func (r *reign) compare(ctx context.Context, t *Tenure, around reconcile.Surroundings) error {
+	if _, err := r.doctor.Start(ctx, around); err != nil {
 		return fmt.Errorf("compare the records with this machine: %w", err)
 	}
 	if err := r.tasks.Sweep(ctx); err != nil {

@@ -16,7 +16,11 @@ import (
 
 // reconciled is what a process that starts does before everything else.
 func (w *world) reconciled(ctx context.Context) ([]registry.Finding, error) {
-	return reconcile.New(w.log, ground{w.machine}, reconcile.Options{Layout: layout, Now: time.Now, Logger: hclog.NewNullLogger()}).Start(ctx)
+	around, err := reconcile.Surveyed(ground{w.machine}, layout.MountRoot())
+	if err != nil {
+		return nil, err
+	}
+	return reconcile.New(w.log, ground{w.machine}, reconcile.Options{Layout: layout, Now: time.Now, Logger: hclog.NewNullLogger()}).Start(ctx, around)
 }
 
 // ground is the machine as package reconcile sees it at start: then nobody is asked, and nothing unmounted.
