@@ -96,16 +96,23 @@ func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 }
 
 // list is all records whose path begins with prefix and that pass, in key order.
-func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) (records []T) {
+func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) []T {
+	var keys, values [][]byte
 	cursor := bucketOf(v.tx, string(bucket)).Cursor()
 	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
-		if pass != nil && !pass(key, value) {
-			continue
+		if pass == nil || pass(key, value) {
+			keys, values = append(keys, key), append(values, value)
 		}
-		record, err := recordOf[T](v, bucket, key, value)
-		must(err)
-		records = append(records, record)
 	}
+	if len(keys) == 0 {
+		return nil
+	}
+	records := make([]T, len(keys))
+	beside(len(keys), func(i int) {
+		record, err := recordOf[T](v, bucket, keys[i], values[i])
+		must(err)
+		records[i] = record
+	})
 	return records
 }
 
