@@ -41,6 +41,15 @@ type eventLog struct {
 	floor  Seq           // events up to it are gone
 	index  Seq           // of the last change that was applied
 	more   chan struct{} // closed when there are further events
+	rest   *rest         // nil: all events above the floor are there
+}
+
+// rest is the events that a Feed was loaded without.
+type rest struct {
+	upTo   Seq           // those above the floor and up to it
+	come   chan struct{} // closed once they are there
+	wanted chan struct{} // closed when the first watcher waits for them
+	want   sync.Once
 }
 
 // NewFeed keeps up to limit events. snapshot is the table of instances, Registry.All, for watchers that fell behind; its list becomes theirs. The Log
@@ -56,7 +65,34 @@ func (f *Feed) Load(events []Event, floor, index Seq) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	old := f.current.Load()
-	f.current.Store(f.pruned(eventLog{events, floor, index, make(chan struct{})}))
+	f.current.Store(f.pruned(eventLog{events: events, floor: floor, index: index, more: make(chan struct{})}))
+	close(old.more)
+}
+
+// LoadNewest is Load with only the events after a number: who asks for older ones waits until LoadRest has them. Until then wanted is closed when
+// somebody does.
+func (f *Feed) LoadNewest(events []Event, after, floor, index Seq) (wanted <-chan struct{}) {
+	r := &rest{upTo: after, come: make(chan struct{}), wanted: make(chan struct{})}
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	old := f.current.Load()
+	f.current.Store(f.pruned(eventLog{events: events, floor: floor, index: index, more: make(chan struct{}), rest: r}))
+	close(old.more)
+	return r.wanted
+}
+
+// LoadRest takes over the events that LoadNewest was not given, in their order, and their floor.
+func (f *Feed) LoadRest(events []Event, floor Seq) {
+	f.writing.Lock()
+	defer f.writing.Unlock()
+	old := f.current.Load()
+	if old.rest == nil {
+		return
+	}
+	f.current.Store(f.pruned(eventLog{
+		events: append(events, old.events...), floor: max(floor, old.floor), index: old.index, more: make(chan struct{}),
+	}))
+	close(old.rest.come)
 	close(old.more)
 }
 
@@ -69,10 +105,10 @@ func (f *Feed) Applied(a Applied) {
 		return // Load has seen it
 	}
 	if len(a.Change.Events) == 0 {
-		f.current.Store(&eventLog{old.events, old.floor, a.Last(), old.more})
+		f.current.Store(&eventLog{old.events, old.floor, a.Last(), old.more, old.rest})
 		return
 	}
-	f.current.Store(f.pruned(eventLog{append(old.events, a.Change.Events...), old.floor, a.Last(), make(chan struct{})}))
+	f.current.Store(f.pruned(eventLog{append(old.events, a.Change.Events...), old.floor, a.Last(), make(chan struct{}), old.rest}))
 	close(old.more)
 }
 
@@ -130,6 +166,15 @@ type watcher struct {
 func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err error) {
 	if w.cursor < log.floor {
 		return false, w.resync(ctx)
+	}
+	if r := log.rest; r != nil && w.cursor < r.upTo {
+		r.want.Do(func() { close(r.wanted) })
+		select {
+		case <-r.come:
+			return false, nil
+		case <-ctx.Done():
+			return false, ctxErr(ctx)
+		}
 	}
 	from := sort.Search(len(log.events), func(i int) bool { return log.events[i].Seq > w.cursor })
 	rest := log.events[from:]

@@ -280,3 +280,65 @@ func TestFeedAfterReopen(t *testing.T) {
 		t.Errorf("got %+v", events)
 	}
 }
+
+// TestOlderEventsComeLater: a feed that has only the newest events tells those at once. Who asks for older ones waits until they have come, and
+// misses none; what happens meanwhile is told after them.
+func TestOlderEventsComeLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := empty()
+		s.tell(t, 10, "early")
+		var older, newer []registry.Event
+		must(t, s.log.View(t.Context(), func(v registry.View) error {
+			all, _ := v.Events(0, 100)
+			older, newer = all[:6], all[6:]
+			return nil
+		}))
+		feed := registry.NewFeed(100, s.table.All)
+		wanted := feed.LoadNewest(newer, older[5].Seq, 2, newer[3].Seq)
+		told := func(after registry.Seq) func() []registry.Seq {
+			var got []registry.Seq
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() {
+				ended <- feed.Watch(ctx, after, registry.Filter{}, func(e registry.Event) error {
+					if e.Kind == registry.EventResync {
+						got = append(got, 0)
+						return nil
+					}
+					got = append(got, e.Seq)
+					return nil
+				})
+			}()
+			return func() []registry.Seq {
+				synctest.Wait()
+				cancel()
+				<-ended
+				return got
+			}
+		}
+		recent := told(7)
+		if got := recent(); !reflect.DeepEqual(got, []registry.Seq{8, 9, 10}) {
+			t.Errorf("the newest: %v", got)
+		}
+		select {
+		case <-wanted:
+			t.Error("nobody wants older ones yet")
+		default:
+		}
+		if got := told(4)(); got != nil {
+			t.Errorf("who gives up waiting was told %v", got)
+		}
+		<-wanted
+		old, lost := told(4), told(1)
+		synctest.Wait()
+		feed.Applied(registry.Applied{Index: 11, Change: registry.Change{Events: []registry.Event{{Seq: 11, Kind: "late"}}}})
+		synctest.Wait()
+		feed.LoadRest(older[2:], 2)
+		if got := old(); !reflect.DeepEqual(got, []registry.Seq{5, 6, 7, 8, 9, 10, 11}) {
+			t.Errorf("older ones: %v", got)
+		}
+		if got := lost(); len(got) == 0 || got[0] != 0 {
+			t.Errorf("whose events are gone was told %v", got)
+		}
+	})
+}

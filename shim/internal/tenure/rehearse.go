@@ -89,19 +89,6 @@ type inheritance struct {
 // handed says whether the state comes from a shim that has just let go of it, rather than from one that died some time ago.
 func (i inheritance) handed() bool { return i.left != (store.Left{}) }
 
-// events are those of the state: what was learnt, and what came since.
-func (i inheritance) events(v registry.View) (events []registry.Event, floor registry.Seq) {
-	if i.learnt == nil {
-		return v.Events(0, registry.MaxEvents)
-	}
-	since, floor := v.Events(i.learnt.index, registry.MaxEvents)
-	kept := slices.IndexFunc(i.learnt.events, func(e registry.Event) bool { return e.Seq > floor })
-	if kept >= 0 {
-		events = i.learnt.events[kept:]
-	}
-	return append(events, since...), floor
-}
-
 // inherited is how the state comes to this shim. What was learnt is used once.
 func (t *Tenure) inherited(h serve.Handover) inheritance {
 	in := inheritance{left: store.Left(h.Left), learnt: t.learnt}

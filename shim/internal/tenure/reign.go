@@ -42,6 +42,7 @@ type reign struct {
 	doctor  *reconcile.Doctor
 	mounts  *reconcile.Watch
 	lists   *reconcile.Rollcall
+	older   func(context.Context) error // loads the events that the feed has been given without; nil: it has all
 
 	// Rung when an instance of a plugin comes, goes, sickens or recovers.
 	watchBell, rollBell reconcile.Bell
@@ -112,12 +113,7 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 	if err := r.table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
-	err = r.store.View(ctx, func(v registry.View) error {
-		events, floor := in.events(v)
-		r.feed.Load(events, floor, v.Index())
-		return nil
-	})
-	if err != nil {
+	if r.older, err = in.fill(ctx, r.store, r.feed); err != nil {
 		return fmt.Errorf("load events: %w", err)
 	}
 	running, stop := context.WithCancelCause(context.WithoutCancel(t.life))
@@ -189,6 +185,9 @@ func (r *reign) begin(t *Tenure, in inheritance) {
 	r.loop(t, "volumes", in.calmly(r.volumes.Run))
 	r.loop(t, "mounts", r.mounts.Run)
 	r.loop(t, "lists of volumes", r.lists.Run)
+	if r.older != nil {
+		r.loop(t, "older events", r.older)
+	}
 }
 
 // compare compares what is recorded with what is there.
