@@ -24,7 +24,7 @@ const restEvery = 20
 // sizesOf are those of make bench-swap with HOLDFAST_SWAPS swaps; without it of a small run that only shows that all of it works.
 func sizesOf(t *testing.T) sizes {
 	s := sizes{
-		plugins: 100, volumes: 1000, slow: 24, slowFor: 5 * time.Second, every: 190 * time.Millisecond, kills: 100, failures: 20,
+		plugins: 100, volumes: 1000, slow: 24, slowFor: 5 * time.Second, every: 180 * time.Millisecond, kills: 100, failures: 20,
 		bake: 100 * time.Millisecond, rest: time.Second,
 	}
 	text, full := os.LookupEnv("HOLDFAST_SWAPS")

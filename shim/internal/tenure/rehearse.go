@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -21,8 +20,7 @@ import (
 // learnt is what a rehearsal leaves for the activation: the events, which are most of what has to be read, and connections to plugins that have
 // said what they are.
 type learnt struct {
-	events []registry.Event
-	index  registry.Seq // that they are complete up to
+	events []registry.Event // up to some index
 	fleet  *driver.Fleet
 }
 
@@ -98,9 +96,6 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 	}
 	return in
 }
-
-// roomForMore is how many events may come between a rehearsal and the activation at little cost.
-const roomForMore = 2000
 
 // Limits of a rehearsal.
 const (
@@ -178,9 +173,7 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 				errs = append(errs, fmt.Errorf("alloc %s could not be prepared again; stop its job, or use a shim that knows it: %w", a.ID, err))
 			}
 		}
-		events, _ := v.Events(0, registry.MaxEvents)
-		r.learnt.events = slices.Grow(events, roomForMore) // later, while calls are held, would be the wrong time
-		r.learnt.index = v.Index()
+		r.learnt.events, _ = v.Events(0, registry.MaxEvents)
 		r.instances = v.AllInstances()
 		return errors.Join(errs...)
 	})
