@@ -18,6 +18,9 @@ import (
 
 // Tasks knows every task that runs a plugin, and has each watched while it runs.
 type Tasks struct {
+	// Calm is how long Run waits before it has tasks watched: the shim before may have done so until now, and calls may wait. Set before Run.
+	Calm time.Duration
+
 	log        registry.Log
 	supervisor Supervisor
 	disk       Disk
@@ -61,8 +64,13 @@ func NewTasks(log registry.Log, s Supervisor, d Disk, l hooks.Layout, h Host, c 
 
 // Run watches the tasks that were running when the last shim ended, and those that start, until ctx ends.
 func (t *Tasks) Run(ctx context.Context) error {
+	select {
+	case <-time.After(t.Calm):
+	case <-ctx.Done():
+	}
 	var tasks []registry.Task
-	if err := t.log.View(ctx, func(v registry.View) error { tasks = v.Tasks(); return nil }); err != nil {
+	err := t.log.View(ctx, func(v registry.View) error { tasks = v.Tasks(); return nil })
+	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("load plugin tasks: %w", err)
 	}
 	for _, task := range tasks {

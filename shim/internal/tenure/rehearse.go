@@ -34,6 +34,9 @@ func (l *learnt) forget() {
 // calm is how long a reign that was handed over serves those who wait before it looks around: the shim before has just done so.
 const calm = time.Second
 
+// breath is how long such a reign does nothing but answer calls that were held.
+const breath = 50 * time.Millisecond
+
 // calmly has f begin after the calm.
 func (i inheritance) calmly(f func(context.Context) error) func(context.Context) error {
 	if !i.handed() {

@@ -165,7 +165,7 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
 	if in.handed() {
-		r.allocs.Calm = calm
+		r.allocs.Calm, r.tasks.Calm = calm, breath
 	}
 	r.doctor = reconcile.New(r.store, m, reconcile.Options{
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
