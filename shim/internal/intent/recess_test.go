@@ -12,7 +12,7 @@ import (
 )
 
 // drives runs a call that has to observe a recess, and says how it ended, how often it was sent, and when last.
-func drives(t *testing.T, r *Recess, ctx context.Context, answers ...error) (err error, sent int, last time.Duration, waits []bool) {
+func drives(t *testing.T, r *Recess, ctx context.Context, answers ...error) (sent int, last time.Duration, waits []bool, err error) {
 	t.Helper()
 	began := time.Now()
 	ctx = Observing(ctx, r, func(is bool) { waits = append(waits, is) })
@@ -23,7 +23,7 @@ func drives(t *testing.T, r *Recess, ctx context.Context, answers ...error) (err
 		}
 		return nil
 	}))
-	return err, sent, last, waits
+	return sent, last, waits, err
 }
 
 // In a recess no call is begun, nor another try of one: it waits until the recess ends.
@@ -33,18 +33,18 @@ func TestNoCallBeginsInARecess(t *testing.T) {
 		r.Begin()
 		r.Begin()
 		time.AfterFunc(time.Minute, r.End)
-		err, sent, last, waits := drives(t, &r, t.Context())
+		sent, last, waits, err := drives(t, &r, t.Context())
 		if err != nil || sent != 1 || last != time.Minute || len(waits) != 2 || !waits[0] || waits[1] {
 			t.Errorf("it ended with %v, was sent %d times, last after %v, and has waited %v", err, sent, last, waits)
 		}
 		time.AfterFunc(time.Millisecond, r.Begin)
 		time.AfterFunc(time.Minute, r.End)
-		err, sent, last, _ = drives(t, &r, t.Context(), answer("ABORTED", registry.OutcomeUncertain))
+		sent, last, _, err = drives(t, &r, t.Context(), answer("ABORTED", registry.OutcomeUncertain))
 		if err != nil || sent != 2 || last != time.Minute {
 			t.Errorf("a second try: %v, sent %d times, last after %v", err, sent, last)
 		}
 		r.End()
-		if err, sent, last, _ = drives(t, &r, t.Context()); err != nil || sent != 1 || last != 0 {
+		if sent, last, _, err = drives(t, &r, t.Context()); err != nil || sent != 1 || last != 0 {
 			t.Errorf("without a recess: %v, sent %d times, last after %v", err, sent, last)
 		}
 	})
