@@ -83,7 +83,7 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 		}
 		s.report.Protocol = fresh.process.Protocol()
 		s.report.Warnings, err = h.rehearsed(limited, fresh)
-		if err == nil {
+		if err == nil && h.gate.serving() != nil { // else all of them wait for this very swap
 			h.traffic.lull(limited)
 		}
 		return err

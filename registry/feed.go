@@ -89,9 +89,9 @@ func (f *Feed) LoadRest(events []Event, floor Seq) {
 	if old.rest == nil {
 		return
 	}
-	f.current.Store(f.pruned(eventLog{
-		events: append(events, old.events...), floor: max(floor, old.floor), index: old.index, more: make(chan struct{}),
-	}))
+	floor = max(floor, old.floor) // the newest may be so many by now that some were pruned
+	kept := sort.Search(len(events), func(i int) bool { return events[i].Seq > floor })
+	f.current.Store(f.pruned(eventLog{events: append(events[kept:], old.events...), floor: floor, index: old.index, more: make(chan struct{})}))
 	close(old.rest.come)
 	close(old.more)
 }

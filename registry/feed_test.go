@@ -342,3 +342,32 @@ func TestOlderEventsComeLater(t *testing.T) {
 		}
 	})
 }
+
+// TestOlderEventsMayHaveGone: where so much has happened since that the newest events were pruned already, older ones do not come back, and a
+// watcher in between is told that it has missed some.
+func TestOlderEventsMayHaveGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := func(from, to registry.Seq) (list []registry.Event) {
+			for seq := from; seq <= to; seq++ {
+				list = append(list, registry.Event{Seq: seq, Kind: "k"})
+			}
+			return list
+		}
+		feed := registry.NewFeed(10, func() registry.Snapshot { return registry.Snapshot{Index: 35} })
+		feed.LoadNewest(events(11, 15), 10, 0, 15)
+		feed.Applied(registry.Applied{Index: 16, Change: registry.Change{Events: events(16, 35)}})
+		feed.LoadRest(events(1, 10), 0)
+		var got []registry.Event
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			ended <- feed.Watch(ctx, 12, registry.Filter{}, func(e registry.Event) error { got = append(got, e); return nil })
+		}()
+		synctest.Wait()
+		cancel()
+		<-ended
+		if len(got) != 1 || got[0].Kind != registry.EventResync {
+			t.Errorf("told %v", got)
+		}
+	})
+}

@@ -87,23 +87,23 @@ func ProbePropagation(dir string) error {
 	return wrap(unix.Unmount(probe, 0), "take the probe at %s down", probe)
 }
 
-// missed explains why a probe did not arrive.
-// crosses says whether a directory that is ours lies on another mount than the one that it is in. The whole table may be long.
-func crosses(dir, within string) (bool, error) {
+// crosses says whether inner, a directory of ours in outer, lies on another mount. The whole table may be long.
+func crosses(outer, inner string) (bool, error) {
 	var mounts [2]uint64
-	for i, path := range []string{dir, within} {
+	for i, path := range []string{outer, inner} {
 		var st unix.Statx_t
 		if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &st); err != nil {
 			return false, wrap(err, "look at %s", path)
 		}
 		if mounts[i] = st.Mnt_id; st.Mask&unix.STATX_MNT_ID == 0 { // a kernel before 5.8
-			_, found, err := At(within)
+			_, found, err := At(inner)
 			return found, err
 		}
 	}
 	return mounts[0] != mounts[1], nil
 }
 
+// missed explains why a probe did not arrive.
 func missed(dir string) error {
 	ms, err := Table(0)
 	if err != nil {

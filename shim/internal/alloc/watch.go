@@ -39,6 +39,9 @@ func (t *Tasks) watch(task registry.Task) error {
 		if earlier != nil {
 			<-earlier.done
 		}
+		if !t.stillRuns(ctx, task) { // it has ended since its record was read
+			return
+		}
 		if err := t.supervisor.Run(ctx, task, spec.Plugin, prep); err != nil && ctx.Err() == nil {
 			t.logger.Error("a plugin task is no longer watched", "task", task.TaskKey, "error", err)
 		}
@@ -47,6 +50,16 @@ func (t *Tasks) watch(task registry.Task) error {
 		close(w.done)
 	}
 	return nil
+}
+
+// stillRuns says whether this start of the task is recorded to run. One that cannot be read is watched.
+func (t *Tasks) stillRuns(ctx context.Context, task registry.Task) (runs bool) {
+	err := t.log.View(ctx, func(v registry.View) error {
+		now, known := v.Task(task.TaskKey)
+		runs = known && now.Phase == registry.TaskRunning && now.Attempt == task.Attempt
+		return nil
+	})
+	return runs || err != nil
 }
 
 // replace puts a new watch in place of one of an earlier attempt, which it ends; nil if this attempt is watched already. Who has been told

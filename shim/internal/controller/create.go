@@ -157,6 +157,9 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 			return registry.Change{Delete: []registry.Key{made.Key()}}
 		},
 	})
+	if err != nil { // also if its commit failed, and with it those of others that it has seen
+		m.names.forget()
+	}
 	return errors.Join(err, clash)
 }
 

@@ -41,6 +41,13 @@ func (n *names) join(view registry.View, v registry.Volume) (others []registry.V
 	return others
 }
 
+// forget has all of it loaded anew: what it was loaded from may never have come true.
+func (n *names) forget() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.spare = 0
+}
+
 func (n *names) load(view registry.View) {
 	n.of = map[nameAt]map[registry.VolumeName]bool{}
 	created := view.VolumesWhere(func(v registry.Volume) bool { return v.Created })

@@ -84,7 +84,7 @@ type drive struct {
 	log   registry.Log
 	now   func() time.Time
 	doubt bool // an earlier try, or the call that this one undoes, has had no certain answer
-	again bool // there was a call before this drive that may still run at the plugin: this one repeats it, or undoes it
+	again bool // there was a call before this drive that was never answered and may still run at the plugin: this one repeats it, or undoes it
 }
 
 func (d *drive) open(ctx context.Context) error {
@@ -95,7 +95,7 @@ func (d *drive) open(ctx context.Context) error {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
-			d.doubt, d.again = true, true
+			d.doubt, d.again = true, open.Outcome == registry.OutcomePending
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 			}

@@ -403,18 +403,21 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	for what, c := range map[string]struct {
 		again     bool
+		why       error // it was called off
 		runs      time.Duration
 		asked     int // at most
 		least, at time.Duration
 	}{
-		"a short one":     {true, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"a long one":      {true, time.Minute, 16, time.Minute, 2 * time.Minute},
-		"somebody else's": {false, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
+		"a short one":           {true, ErrLetGo, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
+		"a long one":            {true, ErrLetGo, time.Minute, 16, time.Minute, 2 * time.Minute},
+		"somebody else's":       {false, nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
+		"one that was answered": {true, errors.New("the caller has gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, asked := registrytest.NewLog(time.Now), 0
-			if c.again {
-				_ = Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) }))
+			if c.again { // of one that a swap has called off nothing is stored
+				ctx, cancel := context.WithCancelCause(t.Context())
+				_ = Drive(ctx, log, time.Now, stage(func(context.Context) error { cancel(c.why); return answer("CANCELLED", registry.OutcomeUncertain) }))
 			}
 			began := time.Now()
 			err := Drive(t.Context(), log.Reopen(), time.Now, stage(func(context.Context) error {

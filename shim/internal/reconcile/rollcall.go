@@ -52,7 +52,9 @@ func (c *Rollcall) Run(ctx context.Context) error {
 		}
 		for _, in := range due {
 			wg.Go(func() {
-				pause(ctx, time.Duration(rand.Float64()*float64(within)), nil)
+				if !pause(ctx, time.Duration(rand.Float64()*float64(within)), nil) {
+					return
+				}
 				c.call(ctx, in)
 				c.done(in.Plugin)
 				c.bell.Ring() // it may have become healthy again

@@ -111,16 +111,19 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 
 // copyTo writes a copy of the state to a file that exists.
 func (c *control) copyTo(ctx context.Context, path string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return registry.Invalid("the file that a copy of the state is to be written to: %w", err)
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return registry.Invalid("a copy of the state is to be written to %s, which is no file: %w", path, errors.Join(err, file.Close()))
 	}
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
 		return err
 	})
 	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return registry.Errorf(registry.ErrExhausted, "%w: a swap needs room for a copy of the state; free some there", err)
+		return registry.Errorf(registry.ErrExhausted, "%v: a swap needs room for a copy of the state; free some there", err)
 	}
 	return err
 }

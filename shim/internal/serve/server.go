@@ -28,8 +28,8 @@ type Life interface {
 	// Rehearse tries a copy of the state in the file, as Activate would take over the state itself.
 	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
 	Activate(ctx context.Context, h Handover) error
-	// Quiesce refuses new mutating calls and waits for those that run, but for those that have run for longer than long; 0: for all. It returns
-	// how many CSI calls go on.
+	// Quiesce refuses new mutating calls and waits for those that run, but for those that have run for longer than long, and for those that wait
+	// because none begins another CSI call; 0: for all. It returns how many CSI calls go on.
 	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
 	// Release returns as what it has left the state.
 	Release(ctx context.Context) (Left, error)

@@ -28,7 +28,7 @@ func (s *Store) Check() iter.Seq[error] {
 }
 
 // CheckRecords is Check of a file that was just opened: its pages and checksums are known to be whole then (C1), and with them what is only ever
-// added, events and answers.
+// added, events and answers. A migration of those would have to be checked here as well.
 func (s *Store) CheckRecords() []error {
 	p, err := s.readers.acquire()
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 // without root is nobody.
 func gently(do func()) {
 	base, err := unix.SchedGetAttr(0, 0)
-	if err != nil || !mayHurry(base) {
+	if err != nil || base.Policy != unix.SCHED_NORMAL && base.Policy != unix.SCHED_BATCH || !mayHurry(base) {
 		do()
 		return
 	}
@@ -74,26 +74,39 @@ func mayHurry(base *unix.SchedAttr) bool {
 	return <-may
 }
 
+const (
+	mostPasses = 100
+	passGap    = time.Millisecond // in which a thread shows that is just being made
+)
+
 // schedule sets how every thread is scheduled. One that begins meanwhile has that of the thread that began it, so it is looked again until all
-// have it.
+// were found to have it twice.
 func schedule(a *unix.SchedAttr) {
-	for again := true; again; {
-		again = false
-		threads, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return
+	for pass, clean := 0, 0; pass < mostPasses && clean < 2; pass++ {
+		if clean++; !allScheduled(a) {
+			clean = 0
 		}
-		for _, entry := range threads {
-			thread, err := strconv.Atoi(entry.Name())
-			if err == nil && !scheduled(thread, a) && unix.SchedSetAttr(thread, a, 0) == nil {
-				again = true
-			}
+		if clean == 1 {
+			time.Sleep(passGap)
 		}
 	}
 }
 
-// scheduled says whether a thread is scheduled so, or has ended.
+// allScheduled sets how those threads are scheduled that are so otherwise; true: there was none.
+func allScheduled(a *unix.SchedAttr) (all bool) {
+	threads, err := os.ReadDir("/proc/self/task")
+	all = true
+	for _, entry := range threads {
+		thread, wrong := strconv.Atoi(entry.Name())
+		if wrong == nil && !scheduled(thread, a) && unix.SchedSetAttr(thread, a, 0) == nil {
+			all = false
+		}
+	}
+	return all || err != nil
+}
+
+// scheduled says whether a thread is scheduled so, or has ended. A nice value means nothing to an idle one, and stays as it is.
 func scheduled(thread int, a *unix.SchedAttr) bool {
 	is, err := unix.SchedGetAttr(thread, 0)
-	return err != nil || is.Policy == a.Policy && is.Nice == a.Nice
+	return err != nil || is.Policy == a.Policy && (is.Nice == a.Nice || a.Policy == unix.SCHED_IDLE)
 }

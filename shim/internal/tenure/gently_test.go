@@ -64,8 +64,7 @@ func TestGently(t *testing.T) {
 			}
 			wg.Wait()
 			only(t, sched{unix.SCHED_IDLE, base.nice})
-			time.Sleep(idling)
-			synctest.Wait()
+			time.Sleep(idling + 10*passGap)
 			only(t, sched{base.policy, base.nice + yielding})
 		})
 	})

@@ -55,16 +55,17 @@ func (i inheritance) calmly(f func(context.Context) error) func(context.Context)
 // How a reign looks at what nobody has told it of.
 const (
 	aroundSoon  = 2 * time.Second  // the shim before has died: the mount table was compared, and who waits for an answer comes first
-	aroundLater = 30 * time.Second // the shim before has looked
+	mountsLater = 10 * time.Second // the shim before has looked
+	listsLater  = 30 * time.Second
 )
 
-// around is when mounts are first looked at, and within what time plugins are first asked for their volumes. What becomes of either is noticed
-// at once all the same.
+// around is when mounts are first looked at, and within what time plugins are first asked for their volumes. A plugin that comes or goes is a reason
+// to do either at once.
 func (i inheritance) around() (mounts, lists time.Duration) {
 	if !i.handed() {
 		return aroundSoon, aroundSoon
 	}
-	return calm + rand.N(aroundLater-calm), aroundLater
+	return calm + rand.N(mountsLater-calm), listsLater
 }
 
 // met is the rehearsal's connections to plugins, of those that are still registered; else a fleet without.
@@ -102,8 +103,8 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 
 // Limits of a rehearsal.
 const (
-	probeLimit  = 2 * time.Second // of one plugin
-	probeAtOnce = 8
+	probeLimit  = idling + 2*time.Second // of one plugin
+	probeAtOnce = 16
 	maxWarnings = 20
 )
 

@@ -71,18 +71,23 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
 	m := newMachine(d)
 	var around reconcile.Surroundings
-	var aside sync.WaitGroup // for what takes a while where much is mounted, as reading the state does
+	var shared, surveyed sync.WaitGroup // what takes a while where much is mounted, as reading the state does
 	var unseen error
 	if !in.handed() {
-		aside.Go(func() {
+		shared.Go(func() {
 			if err := d.Share(); err != nil {
 				t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
 			}
-			around, unseen = reconcile.Surveyed(m, layout.MountRoot())
 		})
 	}
 	err = r.openState(ctx, t, layout, d, in)
-	if aside.Wait(); err == nil {
+	if shared.Wait(); err == nil && !in.handed() { // the state is ours: nobody acts any more
+		surveyed.Go(func() { around, unseen = reconcile.Surveyed(m, layout.MountRoot()) })
+	}
+	if err == nil {
+		err = r.load(ctx, t, in)
+	}
+	if surveyed.Wait(); err == nil {
 		err = unseen
 	}
 	if err == nil {
@@ -98,7 +103,7 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	return r, nil
 }
 
-// openState opens the store and loads the table and the feed from it.
+// openState opens the store.
 func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: d.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
@@ -108,6 +113,11 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 		return err
 	}
 	t.decoded.Migrated()
+	return nil
+}
+
+// load loads the table and the feed, and starts the store's writer.
+func (r *reign) load(ctx context.Context, t *Tenure, in inheritance) (err error) {
 	r.table = registry.New(r.store, time.Now)
 	r.feed = registry.NewFeed(registry.MaxEvents, r.table.All)
 	if err := r.table.Load(ctx); err != nil {
@@ -115,6 +125,11 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 	}
 	if r.older, err = in.fill(ctx, r.store, r.feed); err != nil {
 		return fmt.Errorf("load events: %w", err)
+	}
+	if !in.handed() { // the records are decoded by when the survey is done, with which they are compared
+		if err := r.store.View(ctx, func(v registry.View) error { reconcile.RecordsOf(v); return nil }); err != nil {
+			return fmt.Errorf("load the records: %w", err)
+		}
 	}
 	running, stop := context.WithCancelCause(context.WithoutCancel(t.life))
 	r.stopStore = stop

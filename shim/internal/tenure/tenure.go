@@ -215,8 +215,10 @@ func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents i
 	if _, err := t.move(Quiesced); err != nil {
 		return 0, err
 	}
-	if long > 0 { // else all of it is waited for
-		t.current().recess.Begin()
+	if r := t.current(); long > 0 {
+		r.recess.Begin()
+	} else { // all of it is waited for
+		r.recess.End()
 	}
 	waited := t.server.Quiesce(ctx, long)
 	st := t.Status()
