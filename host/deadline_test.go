@@ -16,8 +16,11 @@ func TestTheCallersOwnTimeIsTold(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		busy := registry.Errorf(registry.ErrUnavailable, "the plugin is away")
-		if err := late(ctx, busy); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, registry.ErrUnavailable) || ctx.Err() == nil {
-			t.Errorf("in time: %v", err)
+		begun := registry.Errorf(registry.ErrUncertain, "commit under way")
+		for kind, why := range map[error]error{registry.ErrUnavailable: busy, registry.ErrUncertain: begun} {
+			if err := late(ctx, why); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, kind) || ctx.Err() == nil {
+				t.Errorf("in time: %v", err)
+			}
 		}
 		if err := late(t.Context(), busy); err != busy {
 			t.Errorf("with time: %v", err)

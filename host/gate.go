@@ -228,9 +228,12 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 	}
 }
 
+// mayBeLate are the errors that a call may have because its caller's time was up.
+var mayBeLate = []error{registry.ErrUnavailable, registry.ErrUncertain, context.DeadlineExceeded}
+
 // late is the error of a call. Where the caller's time is up, it says so as well: what was waited for is one matter, that the wait has ended another.
 func late(ctx context.Context, err error) error {
-	if !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded) || !timeIsUp(ctx) {
+	if !slices.ContainsFunc(mayBeLate, func(kind error) bool { return errors.Is(err, kind) }) || !timeIsUp(ctx) {
 		return err
 	}
 	<-ctx.Done()
