@@ -60,28 +60,24 @@ func NewFeed(limit int, snapshot func() Snapshot) *Feed {
 	return f
 }
 
-// Load takes over the events that the Log holds, their floor, and the Log's index. The list becomes the Feed's, with what its array has room for.
-func (f *Feed) Load(events []Event, floor, index Seq) {
+// Load takes over the events that the Log holds after a number, their floor, and the Log's index. The list becomes the Feed's. If there are
+// older ones, those above the floor and up to that number, whoever asks for them waits until LoadRest has them; wanted is closed when somebody
+// does. It is nil if there are none.
+func (f *Feed) Load(events []Event, after, floor, index Seq) (wanted <-chan struct{}) {
+	l := eventLog{events: events, floor: floor, index: index, more: make(chan struct{})}
+	if after > floor {
+		l.rest = &rest{upTo: after, come: make(chan struct{}), wanted: make(chan struct{})}
+		wanted = l.rest.wanted
+	}
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	old := f.current.Load()
-	f.current.Store(f.pruned(eventLog{events: events, floor: floor, index: index, more: make(chan struct{})}))
+	f.current.Store(f.pruned(l))
 	close(old.more)
+	return wanted
 }
 
-// LoadNewest is Load with only the events after a number: who asks for older ones waits until LoadRest has them. Until then wanted is closed when
-// somebody does.
-func (f *Feed) LoadNewest(events []Event, after, floor, index Seq) (wanted <-chan struct{}) {
-	r := &rest{upTo: after, come: make(chan struct{}), wanted: make(chan struct{})}
-	f.writing.Lock()
-	defer f.writing.Unlock()
-	old := f.current.Load()
-	f.current.Store(f.pruned(eventLog{events: events, floor: floor, index: index, more: make(chan struct{}), rest: r}))
-	close(old.more)
-	return r.wanted
-}
-
-// LoadRest takes over the events that LoadNewest was not given, in their order, and their floor.
+// LoadRest takes over the events that Load was not given, in their order, and their floor.
 func (f *Feed) LoadRest(events []Event, floor Seq) {
 	f.writing.Lock()
 	defer f.writing.Unlock()

@@ -294,7 +294,7 @@ func TestOlderEventsComeLater(t *testing.T) {
 			return nil
 		}))
 		feed := registry.NewFeed(100, s.table.All)
-		wanted := feed.LoadNewest(newer, older[5].Seq, 2, newer[3].Seq)
+		wanted := feed.Load(newer, older[5].Seq, 2, newer[3].Seq)
 		told := func(after registry.Seq) func() []registry.Seq {
 			var got []registry.Seq
 			ctx, cancel := context.WithCancel(t.Context())
@@ -354,7 +354,7 @@ func TestOlderEventsMayHaveGone(t *testing.T) {
 			return list
 		}
 		feed := registry.NewFeed(10, func() registry.Snapshot { return registry.Snapshot{Index: 35} })
-		feed.LoadNewest(events(11, 15), 10, 0, 15)
+		feed.Load(events(11, 15), 10, 0, 15)
 		feed.Applied(registry.Applied{Index: 16, Change: registry.Change{Events: events(16, 35)}})
 		feed.LoadRest(events(1, 10), 0)
 		var got []registry.Event

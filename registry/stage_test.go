@@ -38,7 +38,7 @@ func (s *stage) load(ctx context.Context) error {
 	}
 	return s.log.View(ctx, func(v registry.View) error {
 		events, floor := v.Events(0, registry.MaxEvents)
-		s.feed.Load(events, floor, v.Index())
+		s.feed.Load(events, floor, floor, v.Index())
 		return nil
 	})
 }

@@ -14,8 +14,8 @@ const (
 	olderAtOnce = 500  // events that are loaded together later, so that a swap does not wait for long
 )
 
-// fill gives the feed the newest events; older loads the rest. To decode ten thousand takes longer than all else that a shim has to do which starts
-// after a crash, and in a swap calls are held. What was learnt is decoded already.
+// fill gives the feed the newest events; older, if it is not nil, loads the rest. To decode ten thousand takes longer than all else that a shim
+// has to do which starts after a crash, and in a swap calls are held. What was learnt is decoded already.
 func (i inheritance) fill(ctx context.Context, log registry.Log, f *registry.Feed) (older func(context.Context) error, err error) {
 	err = log.View(ctx, func(v registry.View) error {
 		back, learnt := registry.Seq(newest), []registry.Event(nil)
@@ -24,8 +24,9 @@ func (i inheritance) fill(ctx context.Context, log registry.Log, f *registry.Fee
 		}
 		after := v.Index() - min(v.Index(), back)
 		events, floor := v.Events(after, registry.MaxEvents)
-		wanted := f.LoadNewest(events, after, floor, v.Index())
-		older = func(ctx context.Context) error { return rest(ctx, log, f, learnt, after, wanted) }
+		if wanted := f.Load(events, after, floor, v.Index()); wanted != nil {
+			older = func(ctx context.Context) error { return rest(ctx, log, f, learnt, after, wanted) }
+		}
 		return nil
 	})
 	return older, err

@@ -49,6 +49,12 @@ func filled(t *testing.T, events, learnt int) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
+	if (older == nil) != (events <= latest || learnt < 0 && events <= newest) {
+		t.Errorf("there are older events: %v", older != nil)
+	}
+	if older == nil {
+		older = func(context.Context) error { return nil }
+	}
 	go func() { ended <- older(ctx) }()
 	all := make(chan int)
 	go func() { all <- told(t, feed, 0) }()
