@@ -257,7 +257,7 @@ func syncFile(path string) error {
 }
 
 // openBolt lets bbolt have the file that was verified. It panics on what the walker should have found.
-func openBolt(path string, file *os.File) (db *bolt.DB, err error) {
+func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			db, err = nil, registry.Errorf(registry.ErrDamaged, "open %s: %v", path, r)
@@ -269,6 +269,7 @@ func openBolt(path string, file *os.File) (db *bolt.DB, err error) {
 		InitialMmapSize: mapSize,
 		MaxSize:         mapSize - 1,
 		NoStatistics:    true,
+		NoSync:          throwaway,
 	})
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)

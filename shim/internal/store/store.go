@@ -34,6 +34,7 @@ type Options struct {
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
 	Decoded    *Decoded // what an earlier store of this process has decoded of the same state; nil: nothing
+	Throwaway  bool     // the file is a copy that nobody needs when it is closed: the disk, which others wait for, is spared what is written to it
 
 	schema *schema
 }
@@ -125,13 +126,13 @@ func openVerified(path string, file *os.File, options Options) (*bolt.DB, state,
 	if err != nil {
 		return nil, found, err
 	}
-	db, err := openBolt(path, file)
+	db, err := openBolt(path, file, options.Throwaway)
 	return db, found, err
 }
 
 // openLeft opens the file first, and spares it the walk if it is as it was left.
 func openLeft(path string, file *os.File, options Options) (*bolt.DB, state, error) {
-	db, err := openBolt(path, file)
+	db, err := openBolt(path, file, options.Throwaway)
 	if err != nil {
 		return nil, state{}, err
 	}

@@ -21,7 +21,7 @@ func Check(ctx context.Context, file string, report func(error)) error {
 	if err := copyFile(file, copied); err != nil {
 		return fmt.Errorf("check %s: %w", file, err)
 	}
-	s, err := store.Open(ctx, store.Options{Path: copied})
+	s, err := store.Open(ctx, store.Options{Path: copied, Throwaway: true})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
 	"holdfast/config"
 	"holdfast/registry"
 	"holdfast/shim/internal/driver"
@@ -122,15 +126,25 @@ func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, 
 	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
 	var err error
 	gently(func() {
-		err = r.run(ctx, store.Options{Path: copied, Decoded: t.decoded})
-		runtime.GC() // now, rather than while calls are held
+		err = r.run(ctx, store.Options{Path: copied, Decoded: t.decoded, Throwaway: true})
+		err = errors.Join(err, removed(copied))
+		ready()
 	})
 	if err == nil {
 		t.learnt = r.learnt
 	} else {
 		r.learnt.forget()
 	}
-	return r.Rehearsal, errors.Join(err, removed(copied))
+	return r.Rehearsal, err
+}
+
+// ready does what would be done anyway while calls are held, or just after.
+func ready() {
+	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
+		_ = proto.Size(m.New().Interface()) // lays out what messages of that type need
+		return true
+	})
+	runtime.GC()
 }
 
 func removed(file string) error {
