@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"sync"
 
 	"holdfast/registry"
@@ -15,9 +16,10 @@ type nameAt struct {
 // names says which volumes may have been created under a name, so that nobody looks at all volumes for that while others wait for the log. All of
 // those are in it, and maybe others: whoever asks looks at their records.
 type names struct {
-	mu    sync.Mutex // guards all below; held for no longer than a look-up, but for a load
-	of    map[nameAt]map[registry.VolumeName]bool
-	spare int // how many are added before it is loaded anew, without those that were deleted
+	mu     sync.Mutex // guards all below; held for no longer than a look-up, but for a load
+	of     map[nameAt]map[registry.VolumeName]bool
+	spare  int  // how many are added before it is loaded anew, without those that were deleted
+	joined bool // or forgotten: what was read before that may lack some
 }
 
 // fewNames is how many deleted volumes are remembered at least before names are loaded anew.
@@ -28,6 +30,7 @@ const fewNames = 1000
 func (n *names) join(view registry.View, v registry.Volume) (others []registry.VolumeName) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.joined = true
 	if n.spare == 0 {
 		n.load(view)
 	}
@@ -45,12 +48,31 @@ func (n *names) join(view registry.View, v registry.Volume) (others []registry.V
 func (n *names) forget() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.joined = true
 	n.spare = 0
 }
 
-func (n *names) load(view registry.View) {
+// learn loads it before anybody joins. If somebody was quicker, or the log cannot be read, that is all right too.
+func (n *names) learn(ctx context.Context, log registry.Log) {
+	var created []registry.Volume
+	if err := log.View(ctx, func(view registry.View) error { created = createdIn(view); return nil }); err != nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.joined { // else volumes may have been created since that view
+		n.set(created)
+	}
+}
+
+func (n *names) load(view registry.View) { n.set(createdIn(view)) }
+
+func createdIn(view registry.View) []registry.Volume {
+	return view.VolumesWhere(func(v registry.Volume) bool { return v.Created })
+}
+
+func (n *names) set(created []registry.Volume) {
 	n.of = map[nameAt]map[registry.VolumeName]bool{}
-	created := view.VolumesWhere(func(v registry.Volume) bool { return v.Created })
 	for _, v := range created {
 		n.add(v)
 	}
