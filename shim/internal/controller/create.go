@@ -201,14 +201,14 @@ func (m *Mediator) begin(view registry.View, v registry.Volume) (registry.Change
 	if err != nil {
 		return registry.Change{}, err
 	}
+	if old.State == registry.VolumeCreating { // it was compared with the others when that began
+		return registry.Change{}, nil
+	}
 	for _, name := range m.names.join(view, v) {
 		if other, known := view.Volume(name); known && other.Plugin == v.Plugin && other.Created && other.Name == v.Name {
 			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %s has the name %q at plugin %s already; give this one another name",
 				other.VolumeName(), v.Name, v.Plugin)
 		}
-	}
-	if old.State == registry.VolumeCreating {
-		return registry.Change{}, nil
 	}
 	return registry.Change{Put: []registry.Record{v}}, nil
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -13,12 +15,19 @@ import (
 // Grace is how long an outcome may take to be stored after its caller has gone, and what Renew waits for before the last known has to do.
 const Grace = 5 * time.Second
 
+// Waits for another try from which on it is stored that the last one has failed: if what it said is news, and anyway. Of a try that comes sooner
+// nobody would see that.
+const (
+	notable = 100 * time.Millisecond
+	evident = 500 * time.Millisecond
+)
+
 // Call is one CSI call to drive.
 type Call struct {
 	// Intent says which: Volume, Name, RPC and Hash; Alloc, Request and Operation where there are any. Drive fills in the rest.
 	Intent registry.Intent
 	// Before is part of the commit that opens the intent: marks become Sent here. Its error is returned and nothing is sent. It
-	// may be nil.
+	// may be nil. Of a call that is open already it may be asked without a commit.
 	Before func(registry.View) (registry.Change, error)
 	// Do sends the call. Its context ends with the policy's deadline.
 	Do func(context.Context) error
@@ -68,8 +77,10 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		if over(ctx, delay) {
 			return d.giveUp(ctx, err)
 		}
-		if store := d.keep(ctx, err, now().Add(delay)); store != nil {
-			return errors.Join(err, store)
+		if delay >= evident || delay >= notable && !d.told(err) {
+			if store := d.keep(ctx, err, now().Add(delay)); store != nil {
+				return errors.Join(err, store)
+			}
 		}
 		if !sleep(ctx, delay) || resumed(ctx) != nil {
 			return d.giveUp(ctx, err)
@@ -87,7 +98,11 @@ type drive struct {
 	again bool // there was a call before this drive that was never answered and may still run at the plugin: this one repeats it, or undoes it
 }
 
+// open stores the intent, unless it is stored.
 func (d *drive) open(ctx context.Context) error {
+	if joined, err := d.join(ctx); joined || err != nil {
+		return err
+	}
 	_, err := d.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		next := d.Intent
 		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.now()
@@ -111,6 +126,54 @@ func (d *drive) open(ctx context.Context) error {
 		return change.And(registry.Change{Put: []registry.Record{next}}), nil
 	})
 	return err
+}
+
+// join goes on with the call where it is open just as it would be stored now: an earlier drive has left it so, maybe an earlier shim's. After a swap that
+// is so of all calls that were under way, and nobody has to wait until that is written once more.
+func (d *drive) join(ctx context.Context) (joined bool, err error) {
+	err = d.log.View(ctx, func(view registry.View) error {
+		open, found := view.Intent(d.Intent.Volume)
+		if !found || asked(open) != d.Intent || d.Before != nil && !d.begun(view) {
+			return nil
+		}
+		joined, d.doubt, d.again = true, true, open.Outcome == registry.OutcomePending
+		d.Intent = open
+		d.Intent.Attempt++
+		return nil
+	})
+	return joined, err
+}
+
+// asked is an intent as Drive was asked to open it.
+func asked(open registry.Intent) registry.Intent {
+	return registry.Intent{
+		Volume: open.Volume, Name: open.Name, RPC: open.RPC, Alloc: open.Alloc, Request: open.Request, Operation: open.Operation, Answers: open.Answers,
+		Hash: open.Hash,
+	}
+}
+
+// begun says whether what Before puts is there.
+func (d *drive) begun(view registry.View) bool {
+	change, err := d.Before(view)
+	if err != nil || len(change.Delete)+len(change.Events) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(change.Put, func(r registry.Record) bool { return !stored(view, r) })
+}
+
+// stored says whether a record is there as it is. Of other kinds than these nobody can tell.
+func stored(view registry.View, r registry.Record) bool {
+	switch r := r.(type) {
+	case registry.Placement:
+		is, found := view.Placement(r.Volume)
+		return found && reflect.DeepEqual(is, r)
+	case registry.Ref:
+		return slices.ContainsFunc(view.Refs(r.Volume), func(is registry.Ref) bool { return reflect.DeepEqual(is, r) })
+	case registry.Volume:
+		is, found := view.Volume(r.VolumeName())
+		return found && reflect.DeepEqual(is, r)
+	}
+	return false
 }
 
 // send sends the call once. A nil result means that it is done.
@@ -220,7 +283,7 @@ func (d *drive) keep(ctx context.Context, err *registry.CallError, next time.Tim
 
 // failed is the event of a failed try: only the first of several that failed alike is told.
 func (d *drive) failed(err *registry.CallError) []registry.Event {
-	if d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code {
+	if d.told(err) {
 		return nil
 	}
 	e := Event(registry.EventStepFailed, d.Intent, d.now())
@@ -229,6 +292,11 @@ func (d *drive) failed(err *registry.CallError) []registry.Event {
 		e.Detail = "no answer: " + err.Detail
 	}
 	return []registry.Event{e}
+}
+
+// told says whether it is stored that the last try failed so.
+func (d *drive) told(err *registry.CallError) bool {
+	return d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code
 }
 
 // store commits even if ctx has ended: what became of a call must not be lost because nobody waits for it any more. Nothing is stored of a
