@@ -19,6 +19,21 @@ type Log interface {
 	View(ctx context.Context, read func(View) error) error
 }
 
+// Ensure commits what decide wants, unless nothing is to be changed: then it waits for no commit, and at is the index of what decide has seen.
+// decide may be run twice.
+func Ensure(ctx context.Context, log Log, decide func(View) (Change, error)) (at Seq, err error) {
+	settled := false
+	err = log.View(ctx, func(v View) error {
+		change, refused := decide(v)
+		at, settled = v.Index(), refused == nil && change.Empty()
+		return nil
+	})
+	if err != nil || settled {
+		return at, err
+	}
+	return log.Commit(ctx, decide)
+}
+
 // View is the state as one transaction sees it. Lists are in key order. What cannot be decoded ends the transaction with
 // ErrDamaged. Records are shared with other readers: a map, a slice or what a pointer points to is cloned before it is changed.
 type View interface {

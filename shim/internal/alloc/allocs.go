@@ -146,7 +146,7 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 
 // admit records the alloc, unless it is known. Who was stopped before is not recorded after it: nobody would take back what it does.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
-	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, a.log, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
 		switch {
 		case ctx.Err() != nil:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by itself, over
@@ -25,6 +26,11 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	select {
 	case <-w.done:
 	case <-ctx.Done():
+	}
+	switch {
+	case intent.LetGo(ctx): // nobody reads what it waits for: the call is made again at the next shim
+		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
+	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
 	}
 	return a.gone(ctx, call, id)
@@ -33,7 +39,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 // releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants it is answered by the
 // transaction that forgets the alloc.
 func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
-	_, err = a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err = registry.Ensure(ctx, a.log, func(v registry.View) (registry.Change, error) {
 		al, ok := v.Alloc(id)
 		known = ok
 		switch {
@@ -148,7 +154,7 @@ func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) regi
 
 // gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.
 func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
-	_, err := a.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, a.log, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
 			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, registry.Waits(allocStatus(v, al).Waiting))
 		}

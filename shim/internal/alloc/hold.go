@@ -23,17 +23,16 @@ type hold struct {
 	step  registry.Step
 }
 
-// turn waits for the volume's lane, and says so if it has to. The lane has to be left.
+// turn waits for the volume's lane, and says so if it has to. The lane has to be left. That it was waited for is forgotten by settle, which may have to
+// wait on.
 func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) {
 	h.step = registry.StepTurn
+	over := func() {}
 	if busy := h.lanes.Busy(h.key.Volume); busy != "" {
-		h.waits(ctx, registry.Wait{For: busy})
+		over = h.waitsLong(ctx, registry.Wait{For: busy})
 	}
-	leave, err = h.lanes.Enter(ctx, h.key.Volume, what)
-	if err == nil {
-		h.waited(ctx)
-	}
-	return leave, err
+	defer func() { over() }()
+	return h.lanes.Enter(ctx, h.key.Volume, what)
 }
 
 // awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
@@ -74,11 +73,15 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
 	err := h.log.View(ctx, func(v registry.View) error { open, found = v.Intent(h.key.Volume); return nil })
-	if err != nil || !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
+	if err != nil {
 		return err
 	}
+	if !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
+		h.waited(ctx)
+		return nil
+	}
 	h.step = registry.StepTurn
-	h.waits(ctx, registry.Wait{For: intent.Describe(open)})
+	over := h.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
 		err = h.controller.Settle(ctx, h.call, open)
@@ -87,7 +90,7 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
 	}
-	if err == nil {
+	if over(); err == nil {
 		h.waited(ctx)
 	}
 	return err
@@ -163,9 +166,34 @@ func (h *hold) waited(ctx context.Context) {
 }
 
 // waits records for whom or what the step under way waits.
-func (h *hold) waits(ctx context.Context, w registry.Wait) {
+func (h *hold) waits(ctx context.Context, w registry.Wait) { h.record(ctx, h.waiting(w)) }
+
+// waiting is w as a wait of the step under way.
+func (h *hold) waiting(w registry.Wait) registry.Wait {
 	w.Alloc, w.Request, w.Volume, w.Step, w.Since = h.key.Alloc, h.key.Request, h.name, h.step, h.clock.Now()
+	return w
+}
+
+func (h *hold) record(ctx context.Context, w registry.Wait) {
 	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
+}
+
+// long is a wait that people may notice. After a swap there are many that end sooner.
+const long = 100 * time.Millisecond
+
+// waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded any more.
+func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
+	w = h.waiting(w)
+	recorded := make(chan struct{})
+	timer := time.AfterFunc(long, func() {
+		defer close(recorded)
+		h.record(ctx, w)
+	})
+	return func() {
+		if !timer.Stop() {
+			<-recorded
+		}
+	}
 }
 
 // rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
@@ -174,19 +202,14 @@ func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	decide := func(v registry.View) (out registry.Change) {
+	_, err := registry.Ensure(ctx, h.log, func(v registry.View) (out registry.Change, err error) {
 		al, known := v.Alloc(h.key.Alloc)
 		if next, changed := change(al.Waiting); known && changed {
 			al.Waiting = next
 			out.Put = []registry.Record{al}
 		}
-		return out
-	}
-	needed := false
-	err := h.log.View(ctx, func(v registry.View) error { needed = len(decide(v).Put) > 0; return nil })
-	if err == nil && needed {
-		_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return decide(v), nil })
-	}
+		return out, nil
+	})
 	if err != nil {
 		h.logger.Warn("cannot record what an alloc waits for", "alloc", h.key.Alloc, "error", err)
 	}

@@ -35,12 +35,8 @@ func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
 
 func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
-	refs := map[registry.ClaimKey]registry.Ref{}
-	for _, r := range v.RefsOf(al.ID) {
-		refs[r.ClaimKey()] = r
-	}
 	for _, c := range v.ClaimsOf(al.ID) {
-		r := refs[c.ClaimKey()]
+		r := refOf(v, c.ClaimKey())
 		use := registry.Use{
 			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
@@ -61,6 +57,15 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 		out.Uses = append(out.Uses, use)
 	}
 	return out
+}
+
+// refOf is the claim's ref; the zero value: there is none.
+func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
+	refs := v.Refs(k.Volume)
+	if i := slices.IndexFunc(refs, func(r registry.Ref) bool { return r.ClaimKey() == k }); i >= 0 {
+		return refs[i]
+	}
+	return registry.Ref{}
 }
 
 // waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded. Who waits for a

@@ -62,6 +62,8 @@ func TestTurnIsToldAndOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		prepare("alloc-2")
+		time.Sleep(long)
+		synctest.Wait()
 		step := func(alloc registry.AllocID) (of registry.Wait) {
 			list, _, err := a.Status(t.Context(), alloc)
 			if err != nil || len(list) != 1 {

@@ -116,7 +116,7 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	vol = inlineVolume(g, r)
 	vol.Since = h.clock.Now()
 	h.name = vol.VolumeName()
-	_, err = h.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err = registry.Ensure(ctx, h.log, func(v registry.View) (registry.Change, error) {
 		old, known := v.Volume(h.name)
 		switch {
 		case known && old.Owner != g.Alloc:

@@ -26,7 +26,7 @@ func (l *Ledger) Take(ctx context.Context, c registry.Claim) (registry.Claim, er
 		return registry.Claim{}, err
 	}
 	var taken registry.Claim
-	at, err := l.log.Commit(ctx, func(view registry.View) (change registry.Change, err error) {
+	at, err := registry.Ensure(ctx, l.log, func(view registry.View) (change registry.Change, err error) {
 		taken, change, err = l.take(view, c)
 		return change, err
 	})
