@@ -51,8 +51,13 @@ type reign struct {
 	ctx       context.Context // of the use cases, which keep the recess
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
-	work      sync.WaitGroup // the use cases' loops
+	work      sync.WaitGroup // the loops that call plugins to change something, and write down what became of that
 	writer    sync.WaitGroup // the store's
+
+	// The loops that only watch. They end later, and nobody waits for that who waits for the state.
+	watching context.Context
+	blind    context.CancelCauseFunc // ends them
+	eyes     sync.WaitGroup
 }
 
 var errReleased = registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo)
@@ -69,6 +74,7 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	}
 	r := &reign{node: hello.Node, pulse: &serve.Pulse{}, watchBell: reconcile.NewBell(), rollBell: reconcile.NewBell()}
 	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
+	r.watching, r.blind = context.WithCancelCause(t.life)
 	m := newMachine(d)
 	var around reconcile.Surroundings
 	var shared, surveyed sync.WaitGroup // what takes a while where much is mounted, as reading the state does
@@ -194,14 +200,15 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 
 // begin starts the use cases' loops.
 func (r *reign) begin(t *Tenure, in inheritance) {
-	r.loop(t, "sockets", r.sockets.Run)
-	r.loop(t, "tasks", r.tasks.Run)
-	r.loop(t, "allocs", r.allocs.Run)
-	r.loop(t, "volumes", in.calmly(r.volumes.Run))
-	r.loop(t, "mounts", r.mounts.Run)
-	r.loop(t, "lists of volumes", r.lists.Run)
+	r.eyes.Go(func() { r.volumes.Learn(r.watching) })
+	r.works(t, "allocs", r.allocs.Run)
+	r.works(t, "volumes", in.calmly(r.volumes.Run))
+	r.works(t, "lists of volumes", r.lists.Run)
+	r.watches(t, "sockets", r.sockets.Run)
+	r.watches(t, "tasks", r.tasks.Run)
+	r.watches(t, "mounts", r.mounts.Run)
 	if r.older != nil {
-		r.loop(t, "older events", r.older)
+		r.watches(t, "older events", r.older)
 	}
 }
 
@@ -216,16 +223,22 @@ func (r *reign) compare(ctx context.Context, t *Tenure, around reconcile.Surroun
 	return nil
 }
 
-// loop runs f until the reign ends. Its own end ends the process.
-func (r *reign) loop(t *Tenure, name string, f func(context.Context) error) {
-	r.work.Go(func() {
-		if err := f(r.ctx); err != nil && r.ctx.Err() == nil {
-			t.fail(fmt.Errorf("%s: %w", name, err))
-		}
-	})
+func (r *reign) works(t *Tenure, name string, f func(context.Context) error) {
+	r.work.Go(func() { t.loop(r.ctx, name, f) })
 }
 
-// stop ends the use cases' loops and the calls that are under way; both still write down how they ended.
+func (r *reign) watches(t *Tenure, name string, f func(context.Context) error) {
+	r.eyes.Go(func() { t.loop(r.watching, name, f) })
+}
+
+// loop runs f until ctx ends. Its own end ends the process.
+func (t *Tenure) loop(ctx context.Context, name string, f func(context.Context) error) {
+	if err := f(ctx); err != nil && ctx.Err() == nil {
+		t.fail(fmt.Errorf("%s: %w", name, err))
+	}
+}
+
+// stop ends the loops that change something and the calls that are under way; both still write down how they ended.
 func (r *reign) stop(why error) {
 	if r.fleet != nil {
 		r.fleet.Ending()
@@ -244,10 +257,12 @@ func (r *reign) close() error {
 // release is close, but for what holds nobody up any more: rest.
 func (r *reign) release() (rest func(), err error) {
 	r.stop(errReleased)
-	rest = func() {}
+	rest = r.eyes.Wait
 	if r.fleet != nil {
-		rest = r.fleet.End()
+		idle := r.fleet.End()
+		rest = func() { r.eyes.Wait(); idle() }
 	}
+	r.blind(errReleased)
 	var errs []error
 	if r.sockets != nil {
 		errs = append(errs, r.sockets.Close())
