@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,4 +29,27 @@ func TestTransportDoesNotAnswer(t *testing.T) {
 			t.Errorf("an answer is taken for none: %v", err)
 		}
 	}
+}
+
+// Only what took long is put off when it was cut off, and for no longer than its caller waits.
+func TestLongCallsGiveWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		brief, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		for what, c := range map[string]struct {
+			ctx         context.Context
+			after       time.Duration
+			least, most time.Duration
+		}{
+			"a short one":             {t.Context(), longCall - 1, 0, 0},
+			"a long one":              {t.Context(), longCall, wayGiven / 2, 2 * wayGiven},
+			"one that nobody expects": {brief, time.Hour, 0, time.Millisecond},
+		} {
+			began := time.Now()
+			waited := giveWay(c.ctx, c.after)
+			if took := time.Since(began); took < c.least || took > c.most || took != waited {
+				t.Errorf("%s is put off for %v, and says %v", what, took, waited)
+			}
+		}
+	})
 }

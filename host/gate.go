@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -215,6 +216,7 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		err = f(launch.OnSent(ctx, sent), sh.process.Conn())
 		sent()
 		switch {
@@ -224,8 +226,31 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}
-		cut = sh
+		if cut = sh; k == writes {
+			hold -= giveWay(ctx, time.Since(began))
+		}
 	}
+}
+
+const (
+	longCall = time.Second           // what a shim had for so long when it was cut off waits for something slow
+	wayGiven = 50 * time.Millisecond // about as long as a new shim needs for the calls that were held
+)
+
+// giveWay lets calls that were held go first where a call that was cut off is made again, and took long anyway. With many of those a new shim would
+// have them to do first.
+func giveWay(ctx context.Context, after time.Duration) (waited time.Duration) {
+	if after < longCall {
+		return 0
+	}
+	began := time.Now()
+	timer := time.NewTimer(wayGiven/2 + rand.N(wayGiven))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return time.Since(began)
 }
 
 // mayBeLate are the errors that a call may have because its caller's time was up.
