@@ -27,7 +27,7 @@ type Call struct {
 	// Intent says which: Volume, Name, RPC and Hash; Alloc, Request and Operation where there are any. Drive fills in the rest.
 	Intent registry.Intent
 	// Before is part of the commit that opens the intent: marks become Sent here. Its error is returned and nothing is sent. It
-	// may be nil. Of a call that is open already it may be asked without a commit.
+	// may be nil. Of a call that is open already it is asked without a commit first, so it changes nothing else.
 	Before func(registry.View) (registry.Change, error)
 	// Do sends the call. Its context ends with the policy's deadline.
 	Do func(context.Context) error
@@ -95,7 +95,7 @@ type drive struct {
 	log   registry.Log
 	now   func() time.Time
 	doubt bool // an earlier try, or the call that this one undoes, has had no certain answer
-	again bool // there was a call before this drive that was never answered and may still run at the plugin: this one repeats it, or undoes it
+	again bool // there was a call before this drive that may still run at the plugin: this one repeats it, or undoes it
 }
 
 // open stores the intent, unless it is stored.
@@ -110,7 +110,7 @@ func (d *drive) open(ctx context.Context) error {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
-			d.doubt, d.again = true, open.Outcome == registry.OutcomePending
+			d.doubt, d.again = true, mayRun(open)
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 			}
@@ -128,20 +128,26 @@ func (d *drive) open(ctx context.Context) error {
 	return err
 }
 
-// join goes on with the call where it is open just as it would be stored now: an earlier drive has left it so, maybe an earlier shim's. After a swap that
-// is so of all calls that were under way, and nobody has to wait until that is written once more.
+// join goes on with the call where all that has to be known of it before it is sent is stored: an earlier drive has left it so, maybe an earlier
+// shim's. After a swap that is so of all calls that were under way, and nobody has to wait until it is written once more. How often it was tried,
+// and what was answered last, is as it was stored last.
 func (d *drive) join(ctx context.Context) (joined bool, err error) {
 	err = d.log.View(ctx, func(view registry.View) error {
 		open, found := view.Intent(d.Intent.Volume)
 		if !found || asked(open) != d.Intent || d.Before != nil && !d.begun(view) {
 			return nil
 		}
-		joined, d.doubt, d.again = true, true, open.Outcome == registry.OutcomePending
+		joined, d.doubt, d.again = true, true, mayRun(open)
 		d.Intent = open
 		d.Intent.Attempt++
 		return nil
 	})
 	return joined, err
+}
+
+// mayRun says whether the call is likely to run at the plugin still: it has not been answered, or so that it does.
+func mayRun(open registry.Intent) bool {
+	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
 // asked is an intent as Drive was asked to open it.

@@ -432,3 +432,97 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 		})
 	}
 }
+
+// index is that of the last change.
+func index(t *testing.T, log registry.Log) (at registry.Seq) {
+	t.Helper()
+	if err := log.View(context.Background(), func(v registry.View) error { at = v.Index(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// A call that a swap has cut off is open just as it would be stored once more, so it is sent without that; its quick answers, which nobody could
+// read, are not stored either. What differs is stored, and what may not be sent any more is not sent.
+func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
+	refused := errors.New("it has no claim any more")
+	for what, c := range map[string]struct {
+		again  func(*Call)
+		stored bool
+		want   error
+	}{
+		"the same call":         {func(*Call) {}, false, nil},
+		"for another operation": {func(c *Call) { c.Intent.Operation = "op-2" }, true, nil},
+		"that does not fit": {func(c *Call) {
+			c.Before = func(registry.View) (registry.Change, error) { return registry.Change{}, refused }
+		}, false, refused},
+		"of which less is stored": {func(c *Call) { c.Before = markedAt("/elsewhere") }, true, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			log := registrytest.NewLog(time.Now)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			first := stage(func(context.Context) error { cancel(ErrLetGo); return answer("CANCELLED", registry.OutcomeUncertain) })
+			first.Before = markedAt("")
+			_ = Drive(ctx, log, time.Now, first)
+			log = log.Reopen()
+			before, sent := index(t, log), 0
+			again := stage(func(context.Context) error {
+				if stored := index(t, log) > before; stored != c.stored {
+					t.Errorf("%s: at try %d it is stored once more: %v", what, sent+1, stored)
+				}
+				if sent++; sent < 3 {
+					return answer("ABORTED", registry.OutcomeUncertain)
+				}
+				return nil
+			})
+			again.Before = markedAt("")
+			c.again(&again)
+			if err := Drive(t.Context(), log, time.Now, again); !errors.Is(err, c.want) || sent > 0 != (c.want == nil) {
+				t.Errorf("%s: sent %d times, %v", what, sent, err)
+			}
+			if open, found, mark, events := look(t, log); c.want == nil && (found || mark != registry.MarkDone || len(events) > 0) {
+				t.Errorf("%s: after it %+v (%v), mark %q, events %v", what, open, found, mark, events)
+			}
+		})
+	}
+}
+
+// markedAt marks the stage as sent, beside whatever else is recorded of the volume.
+func markedAt(path string) func(registry.View) (registry.Change, error) {
+	return func(v registry.View) (registry.Change, error) {
+		p, _ := v.Placement(vol)
+		p.Volume, p.Name, p.Stage, p.StagedAt = vol, name, registry.MarkSent, registry.Tree{Host: path}
+		return registry.Change{Put: []registry.Record{p}}, nil
+	}
+}
+
+// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for soon.
+func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := registrytest.NewLog(time.Now)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(3*time.Second, func() { cancel(ErrLetGo) })
+		busy := func(context.Context) error { return answer("ABORTED", registry.OutcomeUncertain) }
+		first := stage(busy)
+		first.Before = markedAt("")
+		_ = Drive(ctx, log, time.Now, first)
+		if open, _, _, _ := look(t, log); open.Outcome != registry.OutcomeUncertain || open.Attempt < 3 {
+			t.Fatalf("the first has left %+v", open)
+		}
+		log = log.Reopen()
+		before, began, asked := index(t, log), time.Now(), 0
+		again := stage(func(ctx context.Context) error {
+			if asked++; asked < 3 {
+				return busy(ctx)
+			}
+			if index(t, log) != before {
+				t.Error("it was stored once more")
+			}
+			return nil
+		})
+		again.Before = markedAt("")
+		if err := Drive(t.Context(), log, time.Now, again); err != nil || time.Since(began) > 100*time.Millisecond {
+			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
+		}
+	})
+}

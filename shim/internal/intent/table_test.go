@@ -111,7 +111,9 @@ still take effect, so only the same call again or its undo is sent for that volu
 was answered vaguely is *failed*, and is sent again as it was before any other is. One that stays without an answer is waited for by who gives
 its volume back for one round of tries, and taken for answered vaguely then. Between two tries the wait doubles, from the first to the
 last given, less up to half of it by chance. What is tried "until it succeeds" ends with the deadline of who asked, or when the alloc is stopped.
-A try that did not leave, as the plugin could not be reached, has failed for certain.
+A try that did not leave, as the plugin could not be reached, has failed for certain. Who repeats or undoes a call that a swap has called off
+before it was answered asks again after 10 to 20 ms where the answer is ABORTED, and doubles that: most calls are short. A failed try is recorded
+if another one comes later than half a second, or than 100 ms where what it said is news.
 
 `)
 	for _, rpc := range rpcs {
