@@ -270,6 +270,7 @@ func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, err erro
 		MaxSize:         mapSize - 1,
 		NoStatistics:    true,
 		NoSync:          throwaway,
+		NoGrowSync:      throwaway,
 	})
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)

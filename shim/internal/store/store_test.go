@@ -131,3 +131,19 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 		t.Errorf("a claim without its volume: %v", wrong)
 	}
 }
+
+// Only what is written to a copy that is thrown away is not synced.
+func TestThrowawaySparesTheDisk(t *testing.T) {
+	for _, throwaway := range []bool{false, true} {
+		s, err := Open(t.Context(), Options{Path: statePath(t), Throwaway: throwaway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.db.NoSync != throwaway || s.db.NoGrowSync != throwaway {
+			t.Errorf("throwaway %v: synced %v, %v", throwaway, !s.db.NoSync, !s.db.NoGrowSync)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
