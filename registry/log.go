@@ -57,7 +57,6 @@ type View interface {
 	Placement(VolumeKey) (Placement, bool)
 	Placements() []Placement
 	Refs(VolumeKey) []Ref
-	RefsOf(AllocID) []Ref
 	AllRefs() []Ref
 	Intent(VolumeKey) (Intent, bool)
 	Intents() []Intent

@@ -223,10 +223,6 @@ func (v view) Refs(k registry.VolumeKey) []registry.Ref {
 	return many[registry.Ref](v, registry.BucketRefs, registry.PathOf(k.Plugin, string(k.External)))
 }
 
-func (v view) RefsOf(id registry.AllocID) []registry.Ref {
-	return where(v.AllRefs(), func(r registry.Ref) bool { return r.Alloc == id })
-}
-
 func (v view) AllRefs() []registry.Ref { return many[registry.Ref](v, registry.BucketRefs, "") }
 
 func (v view) Intent(k registry.VolumeKey) (registry.Intent, bool) {

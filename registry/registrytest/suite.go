@@ -180,8 +180,6 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			continue
 		case registry.Claim:
 			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim { return v.ClaimsOf(r.Alloc) }).all(v)...)
-		case registry.Ref:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Ref { return v.RefsOf(r.Alloc) }).all(v)...)
 		case registry.Instance:
 			got = append(got, kindOf(nil, func(v registry.View) []registry.Instance { return v.Instances(r.Role, r.Plugin) }).all(v)...)
 		default:
@@ -461,8 +459,8 @@ func testPrefixes(t *testing.T, open Open) {
 		if c, r := v.Claims(key), v.Refs(key); len(c) != 2 || c[0].Volume != key || c[1].Volume != key || len(r) != 2 || r[0].Volume != key || r[1].Volume != key {
 			t.Errorf("claims and refs of %s are %+v and %+v", key, c, r)
 		}
-		if c, r := v.ClaimsOf("alloc0"), v.RefsOf("alloc0"); len(c) != 1 || c[0].Alloc != "alloc0" || len(r) != 1 || r[0].Alloc != "alloc0" {
-			t.Errorf("claims and refs of alloc0 are %+v and %+v", c, r)
+		if c := v.ClaimsOf("alloc0"); len(c) != 1 || c[0].Alloc != "alloc0" {
+			t.Errorf("claims of alloc0 are %+v", c)
 		}
 		if p, _ := v.Placement(key); p.Node != registry.NodeID(key.String()) {
 			t.Errorf("placement is %+v", p)

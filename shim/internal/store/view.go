@@ -144,7 +144,7 @@ func part(path []byte, n int) []byte {
 	return nil
 }
 
-// ofAlloc passes paths of claims and refs, whose third id is the alloc's.
+// ofAlloc passes paths of claims, whose third id is the alloc's.
 func ofAlloc(id registry.AllocID) func(path, value []byte) bool {
 	return func(path, _ []byte) bool { return string(part(path, 2)) == string(id) }
 }
@@ -228,9 +228,6 @@ func (v view) Placements() []registry.Placement {
 
 func (v view) Refs(k registry.VolumeKey) []registry.Ref {
 	return list[registry.Ref](v, registry.BucketRefs, registry.PathOf(k.Plugin, string(k.External)), nil)
-}
-func (v view) RefsOf(id registry.AllocID) []registry.Ref {
-	return list[registry.Ref](v, registry.BucketRefs, "", ofAlloc(id))
 }
 func (v view) AllRefs() []registry.Ref { return list[registry.Ref](v, registry.BucketRefs, "", nil) }
 
