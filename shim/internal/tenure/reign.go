@@ -51,10 +51,11 @@ type reign struct {
 	ctx       context.Context // of the use cases, which keep the recess
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
-	work      sync.WaitGroup // the loops that call plugins to change something, and write down what became of that
+	work      sync.WaitGroup // the loops that have plugins change something, and write down what became of that
 	writer    sync.WaitGroup // the store's
 
-	// The loops that only watch. They end later, and nobody waits for that who waits for the state.
+	// The loops that have no plugin change anything: they watch, and write down what they see. They end after the others, and who waits for the state
+	// waits for no more of them than a view or a commit that is under way.
 	watching context.Context
 	blind    context.CancelCauseFunc // ends them
 	eyes     sync.WaitGroup
@@ -238,7 +239,7 @@ func (t *Tenure) loop(ctx context.Context, name string, f func(context.Context) 
 	}
 }
 
-// stop ends the loops that change something and the calls that are under way; both still write down how they ended.
+// stop ends the loops that have plugins change something and the calls that are under way; both still write down how they ended.
 func (r *reign) stop(why error) {
 	if r.fleet != nil {
 		r.fleet.Ending()
@@ -257,12 +258,12 @@ func (r *reign) close() error {
 // release is close, but for what holds nobody up any more: rest.
 func (r *reign) release() (rest func(), err error) {
 	r.stop(errReleased)
+	r.blind(errReleased)
 	rest = r.eyes.Wait
 	if r.fleet != nil {
 		idle := r.fleet.End()
 		rest = func() { r.eyes.Wait(); idle() }
 	}
-	r.blind(errReleased)
 	var errs []error
 	if r.sockets != nil {
 		errs = append(errs, r.sockets.Close())

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,6 +29,8 @@ import (
 	"holdfast/internal/mnt"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/serve"
 	"holdfast/shim/internal/store"
 )
@@ -428,6 +431,109 @@ func TestSnapshotOpens(t *testing.T) {
 	if s.Index() != p.Status().Index {
 		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
 	}
+}
+
+// The shim writes a copy to a file that its host has made, and to nothing else.
+func TestSnapshotIsWrittenToAFile(t *testing.T) {
+	l, other := dirs(t), dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	must(t, p.starting("a"))
+	write := func(path string) error {
+		stream, err := pb.NewControlClient(p.conn).Snapshot(t.Context(), &pb.SnapshotRequest{File: path})
+		must(t, err)
+		for {
+			chunk, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if len(chunk.GetData()) > 0 {
+				t.Errorf("%s: it was sent as well", path)
+			}
+		}
+	}
+	linked, pipe := filepath.Join(other.Run, "linked"), filepath.Join(other.Run, "pipe")
+	must(t, os.WriteFile(other.Database(), []byte("what was there before, which is longer than nothing"), 0o600))
+	must(t, os.Symlink(other.Database(), linked))
+	must(t, unix.Mkfifo(pipe, 0o600))
+	for what, path := range map[string]string{"missing": filepath.Join(other.Run, "missing"), "linked": linked, "a pipe": pipe, "a directory": other.Run} {
+		if err := write(path); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	must(t, write(other.Database()))
+	s, err := store.Open(t.Context(), store.Options{Path: other.Database(), Generation: 1})
+	must(t, err)
+	defer s.Close()
+	if s.Index() != p.Status().Index {
+		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
+	}
+}
+
+// A shim that is quiesced for a swap begins no CSI call, until it is to go on; one that is quiesced for good lets all calls come to their end.
+func TestNoCallBeginsWhileQuiesced(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	drive := func() (waits, sent chan struct{}) {
+		waits, sent = make(chan struct{}, 1), make(chan struct{})
+		r := p.current()
+		ctx := intent.Observing(t.Context(), &r.recess, func(begins bool) {
+			if begins {
+				waits <- struct{}{}
+			}
+		})
+		go func() {
+			err := intent.Drive(ctx, registrytest.NewLog(time.Now), time.Now, intent.Call{
+				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"}, RPC: registry.NodeStageRPC, Hash: "h"},
+				Do:     func(context.Context) error { close(sent); return nil },
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		return waits, sent
+	}
+	quiesce := func(long time.Duration) {
+		_, err := p.Quiesce(t.Context(), long)
+		must(t, err)
+	}
+	quiesce(time.Millisecond)
+	waits, sent := drive()
+	<-waits
+	must(t, p.Activate(t.Context(), serve.Handover{Resume: true}))
+	<-sent
+	quiesce(time.Millisecond)
+	waits, sent = drive()
+	<-waits
+	quiesce(0)
+	<-sent
+}
+
+// Who only watches is told to end and does not hold up the release; who changes something does.
+func TestReleaseDoesNotWaitForWatches(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	r := p.current()
+	end, told := make(chan struct{}), make(chan struct{})
+	defer close(end)
+	r.eyes.Go(func() { <-r.watching.Done(); close(told); <-end })
+	worked := false
+	r.work.Go(func() { <-r.ctx.Done(); runtime.Gosched(); worked = r.watching.Err() == nil })
+	released := make(chan error, 1)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	select {
+	case err := <-released:
+		must(t, err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("the state is not released while somebody watches")
+	}
+	if !worked {
+		t.Error("the state was released before, or the watches were ended before, who changes something had ended")
+	}
+	<-told
 }
 
 func mustRelease(t *testing.T, p *process) {
