@@ -13,6 +13,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 func TestUpOrder(t *testing.T) {
@@ -456,5 +457,30 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 		defer end()
 		time.Sleep(time.Minute)
 		expect(t, p.said(), "unstage x-a failed", "unstage x-a", "detach x-a")
+	})
+}
+
+// A release that a swap cuts off says so, for the host to ask the next shim: it looks nothing up, as the state is being let go.
+func TestReleaseIsCutOffByASwap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		a, end := p.allocs()
+		defer end()
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+			t.Fatal(err)
+		}
+		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo), errors.New("the caller has gone")} {
+			p.plugin = make(chan struct{})
+			ctx, cancel := context.WithCancelCause(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- a.Release(ctx, registry.Call{}, "alloc-1") }()
+			synctest.Wait()
+			cancel(why)
+			err := <-done
+			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) || !errors.Is(err, registry.ErrUnavailable) || told == errors.Is(err, intent.ErrLetGo) {
+				t.Errorf("%v: %v", why, err)
+			}
+		}
 	})
 }

@@ -62,8 +62,6 @@ func TestTurnIsToldAndOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		prepare("alloc-2")
-		time.Sleep(long)
-		synctest.Wait()
 		step := func(alloc registry.AllocID) (of registry.Wait) {
 			list, _, err := a.Status(t.Context(), alloc)
 			if err != nil || len(list) != 1 {
@@ -73,6 +71,13 @@ func TestTurnIsToldAndOver(t *testing.T) {
 			}
 			return of
 		}
+		time.Sleep(long - time.Millisecond)
+		synctest.Wait()
+		if w := step("alloc-2"); w.Step == registry.StepTurn {
+			t.Errorf("a short wait is told: %+v", w)
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
 		if w := step("alloc-1"); w.Step != registry.StepStage || w.Advice == "" {
 			t.Errorf("the first: %+v", w)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -293,4 +294,45 @@ func TestDirectoryOfATaskThatEndsInASwapIsRemoved(t *testing.T) {
 	if len(p.dirs) != 1 {
 		t.Errorf("removed: %q", p.dirs)
 	}
+}
+
+// What a shim takes over from another is watched after the calm. A task that has ended by the time that its watch begins is not watched.
+func TestTasksAreWatchedAfterTheCalm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		synctest.Wait()
+		start(t, ts, "a", 1)
+		start(t, ts, "b", 1)
+		var ended registry.Task
+		if err := p.log.View(t.Context(), func(v registry.View) error { ended, _ = v.Task(registry.TaskKey{Alloc: "b", Task: "t"}); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := ts.Exited(t.Context(), registry.Call{}, ended.TaskKey, 1, Exit{}); err != nil {
+			t.Fatal(err)
+		}
+		end()
+		watches := func() (list []string) {
+			synctest.Wait()
+			return slices.DeleteFunc(p.said(), func(s string) bool { return !strings.HasPrefix(s, "watch ") })
+		}
+		before := len(watches())
+		ts = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
+		ts.Calm = time.Minute
+		defer running(ts.Run)()
+		time.Sleep(ts.Calm - time.Nanosecond)
+		if got := watches()[before:]; len(got) > 0 {
+			t.Errorf("watched in the calm: %q", got)
+		}
+		time.Sleep(time.Nanosecond)
+		if got := watches()[before:]; len(got) != 1 || !strings.HasPrefix(got[0], "watch a") {
+			t.Errorf("watched after the calm: %q", got)
+		}
+		if err := ts.watch(ended); err != nil { // as it was read before it ended
+			t.Fatal(err)
+		}
+		if got := watches()[before:]; len(got) != 1 {
+			t.Errorf("a task that has ended is watched: %q", got)
+		}
+	})
 }

@@ -61,3 +61,45 @@ func TestNamesAreFound(t *testing.T) {
 		t.Errorf("%d names are remembered", most)
 	}
 }
+
+// What is learnt before anybody joins spares the first who does the reading, and finds as much. What is read too late is not used: a volume that has
+// joined meanwhile may not be in it. After a commit that maybe never came true all is read anew.
+func TestNamesAreLearntInTime(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	volume := func(id, name string) registry.Volume {
+		spec := registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Name: name, Plugin: "disk"}
+		return registry.Volume{VolumeSpec: spec, Created: true, State: registry.VolumeCreating}
+	}
+	early, mine := volume("early", "n"), volume("mine", "m")
+	if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{early}}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	nothing := registrytest.NewLog(time.Now)
+	join := func(n *names, from registry.Log, v registry.Volume) (others []registry.VolumeName) {
+		t.Helper()
+		if err := from.View(t.Context(), func(view registry.View) error { others = n.join(view, v); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return others
+	}
+	var n names
+	n.learn(t.Context(), log)
+	if others := join(&n, nothing, volume("late", "n")); len(others) != 1 || others[0] != early.VolumeName() { // that log has none: it was not read
+		t.Errorf("learnt: %v", others)
+	}
+	var late names
+	join(&late, nothing, mine)
+	late.learn(t.Context(), log)
+	if others := join(&late, nothing, volume("other", "m")); len(others) != 1 || others[0] != mine.VolumeName() {
+		t.Errorf("learnt too late: %v", others)
+	}
+	late.forget()
+	if others := join(&late, log, volume("last", "n")); len(others) != 1 || others[0] != early.VolumeName() {
+		t.Errorf("read anew: %v", others)
+	}
+	if others := join(&late, log, volume("last", "m")); len(others) != 0 {
+		t.Errorf("what never came true is still known: %v", others)
+	}
+}

@@ -310,9 +310,14 @@ func TestCutConnectionIsNoLoss(t *testing.T) {
 	}
 }
 
-// TestOutdated: after a good Describe nothing is, until the plugin is another process or says that something is full.
+// TestOutdated: what was never asked is, after a good Describe nothing is, until the plugin is another process or says that something is full.
 func TestOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
+	strangers := New(table{})
+	t.Cleanup(strangers.CloseAll)
+	if stranger, err := strangers.Open(taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil || !stranger.Outdated() {
+		t.Errorf("what was never asked is not outdated: %v", err)
+	}
 	c := open(t, f)
 	roles := []registry.Role{registry.RoleNode}
 	describe := func(what string) {

@@ -194,3 +194,38 @@ func TestAHungLookHoldsUpNobody(t *testing.T) {
 		}
 	})
 }
+
+// A first look that is put off is made at once when the bell rings.
+func TestTheFirstLookMayBePutOff(t *testing.T) {
+	for what, c := range map[string]struct {
+		ring bool
+		at   time.Duration // from the beginning
+	}{"in time": {false, time.Hour}, "when it is rung for": {true, time.Minute}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, used()...)
+			w.mount(stagedAt(), publishedAt())
+			w.sights[publishedAt()] = Sight{Trouble: "its server is gone"}
+			bell := NewBell()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			watch := NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger())
+			watch.First = time.Hour
+			go func() { done <- watch.Run(ctx) }()
+			time.Sleep(c.at - time.Second)
+			synctest.Wait()
+			if r := w.ref(); r.Trouble != "" {
+				t.Errorf("%s: seen too early: %q", what, r.Trouble)
+			}
+			time.Sleep(time.Second)
+			if c.ring {
+				bell.Ring()
+			}
+			synctest.Wait()
+			if r := w.ref(); r.Trouble == "" {
+				t.Errorf("%s: not seen", what)
+			}
+			cancel()
+			<-done
+		})
+	}
+}
