@@ -150,6 +150,7 @@ type medians map[sort]time.Duration
 type sorted struct {
 	held    []time.Duration          // how much longer a call took than usual that would have been made while calls were held
 	longest []time.Duration          // the longest such of each window
+	anyway  []time.Duration          // how much longer than usual the same calls took while no swap was under way
 	reads   []time.Duration          // of reads in windows
 	quiet   map[bool][]time.Duration // of calls while no swap was under way, by whether they read
 	during  map[bool][]time.Duration // of calls while a swap was under way and held nothing
@@ -174,6 +175,8 @@ func tell(calls []call, holds, swaps windows) sorted {
 		of := out.quiet
 		if _, in := swaps.at(c.began, c.ended()); in {
 			of = out.during
+		} else if !reading[c.sort] {
+			out.anyway = append(out.anyway, max(0, c.took-usual[c.sort]))
 		}
 		of[reading[c.sort]] = append(of[reading[c.sort]], c.took)
 	}

@@ -155,6 +155,7 @@ func (l *load) times(r *report, done []host.Swapped, holds, swaps windows) {
 	}
 	r.add("hold of a swap, as the host tells it", hold, target)
 	r.add("mutating call in a hold: longer than usual by", all.held, target)
+	r.add("control: the same while there is no swap", all.anyway, limit{})
 	r.add("the longest such of each swap", all.longest, limit{})
 	r.add("read in a hold", all.reads, limit{p99: 20 * time.Millisecond})
 	r.add("read during the rest of a swap", all.during[true], limit{p99: 20 * time.Millisecond})
