@@ -87,8 +87,9 @@ func rules() []rule {
 		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
 		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/tenure"}, why: "main is flags, then tenure"},
 		{of: "holdfast/shim/internal/serve", no: shim(append(adapters, "tenure")...), why: "serve turns calls into use cases; adapters are wired by tenure"},
-		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
+		{of: "holdfast/shim/internal/intent", only: append(shim("chain"), "holdfast/registry"), why: "an intent knows records only, and what is written together with others"},
 		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
+		{of: "holdfast/shim/internal/chain", only: []string{"holdfast/registry"}, why: "a chain knows commits only"},
 		{of: "holdfast/internal/mnt", only: []string{}, why: "mnt is a tool of shim, driver and plugins: it knows none of them"},
 	}
 	for _, u := range useCases {

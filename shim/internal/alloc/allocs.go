@@ -15,6 +15,7 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/lane"
 )
 
@@ -117,36 +118,60 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 		return nil, err
 	}
 	defer finish()
+	return a.prepare(ctx, call, g, spec)
+}
+
+// prepare is Prepare of who has its turn. It is one chain of steps: the alloc is recorded with its first claim, and is ready with its last volume.
+func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec) (plans map[string]hooks.Plan, err error) {
+	ctx, steps := chain.Begin(ctx, a.log)
+	defer func() { err = errors.Join(err, steps.End(ctx)) }()
 	if err := a.admit(ctx, g); err != nil {
 		return nil, err
 	}
-	published := map[registry.RequestName]hooks.Published{}
-	for _, r := range inVolumeOrder(spec.Volumes) {
-		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
-		at, err := h.up(ctx, g, r)
-		if err != nil {
-			if ctx.Err() == nil { // else what it waited for says more
-				h.failed(ctx, err, time.Time{})
-			}
-			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
+	published, requests := map[registry.RequestName]hooks.Published{}, inVolumeOrder(spec.Volumes)
+	finish := func() {
+		if plans, err = plansOf(g, spec, published, a.host); err == nil {
+			err = a.ready(ctx, call, g.Alloc, plans)
 		}
-		published[r.Name] = at
 	}
+	for _, r := range requests {
+		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
+		failed := h.up(ctx, g, r, func(at hooks.Published) {
+			if published[r.Name] = at; len(published) == len(requests) {
+				finish()
+			}
+		})
+		if failed != nil {
+			if ctx.Err() == nil { // else what it waited for says more
+				h.failed(ctx, failed, time.Time{})
+			}
+			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, failed)
+		}
+	}
+	if len(requests) == 0 {
+		finish()
+	}
+	return plans, err
+}
+
+// plansOf is what to apply to the alloc's tasks.
+func plansOf(g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.RequestName]hooks.Published, h Host) (map[string]hooks.Plan, error) {
 	plans, err := hooks.Mounts(spec, published, g.Isolated)
 	if err != nil {
 		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
 	}
 	for task, plan := range plans {
-		if err := plan.Supported(a.host.Operations); err != nil {
+		if err := plan.Supported(h.Operations); err != nil {
 			return nil, fmt.Errorf("task %q of alloc %s: %w", task, g.Alloc, err)
 		}
 	}
-	return plans, a.ready(ctx, call, g.Alloc, plans)
+	return plans, nil
 }
 
-// admit records the alloc, unless it is known. Who was stopped before is not recorded after it: nobody would take back what it does.
+// admit has the alloc recorded with what follows, unless it is known. Who was stopped before is not recorded after it: nobody would take back what it
+// does.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
-	_, err := registry.Ensure(ctx, a.log, func(v registry.View) (registry.Change, error) {
+	decide := func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
 		switch {
 		case ctx.Err() != nil:
@@ -160,7 +185,11 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 			ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: a.host.Node, Sealed: g.Sealed,
 			State: registry.AllocPreparing, Since: a.clock.Now(),
 		}}}, nil
-	})
+	}
+	err := a.log.View(ctx, func(v registry.View) error { _, err := decide(v); return err })
+	if err == nil && !chain.Leave(ctx, decide) {
+		_, err = a.log.Commit(ctx, decide)
+	}
 	if err != nil {
 		return fmt.Errorf("record alloc %s: %w", g.Alloc, err)
 	}

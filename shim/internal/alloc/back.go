@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/intent"
 )
 
@@ -31,17 +32,20 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 }
 
 // back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
-// a round of tries it gives the volume's lane back.
-func (h *hold) back(ctx context.Context) error {
-	if done, err := h.light(ctx); done || err != nil {
+// a round of tries it gives the volume's lane back. The steps are a chain, and what done commits is written with the end of the claim.
+func (h *hold) back(ctx context.Context, done func(context.Context) error) (err error) {
+	if released, err := h.light(ctx); err != nil {
 		return err
+	} else if released {
+		return done(ctx)
 	}
 	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	ctx = intent.Round(ctx, roundLimit)
+	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
+	defer func() { err = errors.Join(err, steps.End(ctx)) }()
 	u, err := h.use(ctx)
 	if err != nil {
 		return err
@@ -64,8 +68,10 @@ func (h *hold) back(ctx context.Context) error {
 		}
 	}
 	h.step = registry.StepClaim
-	_, err = h.claims.Release(ctx, h.key)
-	return err
+	if _, err := h.claims.Release(ctx, h.key); err != nil {
+		return err
+	}
+	return done(ctx)
 }
 
 // light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:

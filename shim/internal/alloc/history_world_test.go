@@ -29,6 +29,7 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/driver"
@@ -216,13 +217,13 @@ func (n *node) startShim() {
 	s.fleet = driver.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
-	lanes := &lane.Lanes{}
-	stager := volume.New(n.log, s.fleet, s.table, kernel{n.boot}, noSecrets{}, volume.Options{Layout: layout, Now: time.Now})
-	s.volumes = controller.New(n.log, s.fleet, s.table, noSecrets{}, controller.Options{
+	lanes, log := &lane.Lanes{}, chain.Over(n.log)
+	stager := volume.New(log, s.fleet, s.table, kernel{n.boot}, noSecrets{}, volume.Options{Layout: layout, Now: time.Now})
+	s.volumes = controller.New(log, s.fleet, s.table, noSecrets{}, controller.Options{
 		Lanes: lanes, Node: stager, Now: time.Now, Logger: hclog.NewNullLogger(),
 	})
 	clock := alloc.Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: n.boot} }}
-	s.allocs = alloc.NewAllocs(n.log, s.table, claim.New(n.log, time.Now), s.volumes, stager, lanes,
+	s.allocs = alloc.NewAllocs(log, s.table, claim.New(log, time.Now), s.volumes, stager, lanes,
 		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })

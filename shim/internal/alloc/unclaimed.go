@@ -2,10 +2,12 @@ package alloc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/intent"
 )
 
@@ -63,7 +65,7 @@ func (a *Allocs) untilDown(ctx context.Context, p registry.Placement) {
 }
 
 // clear unstages and detaches a volume that nobody claims.
-func (h *hold) clear(ctx context.Context) error {
+func (h *hold) clear(ctx context.Context) (err error) {
 	leave, err := h.turn(ctx, "the end of what nobody claims")
 	if err != nil {
 		return err
@@ -79,7 +81,8 @@ func (h *hold) clear(ctx context.Context) error {
 	if err != nil || !still {
 		return err
 	}
-	ctx = intent.Round(ctx, roundLimit)
+	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
+	defer func() { err = errors.Join(err, steps.End(ctx)) }()
 	if p.Stage != registry.MarkNone {
 		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
 			return err

@@ -2,42 +2,50 @@ package alloc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/chain"
 )
 
-// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish.
-func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (hooks.Published, error) {
+// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish. done is told
+// where, while the volume's lane is still ours: what it commits is written with what became of the publish.
+func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest, done func(hooks.Published)) (err error) {
 	h.step = registry.StepClaim
 	vol, err := h.volume(ctx, g, r)
 	if err != nil {
-		return hooks.Published{}, err
+		return err
 	}
 	h.name, h.key.Volume = vol.VolumeName(), vol.VolumeKey()
 	claim, err := h.claims.Take(ctx, registry.Claim{
 		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node, Usage: r.Usage,
 	})
 	if err != nil {
-		return hooks.Published{}, err
+		return err
 	}
 	node, err := h.awaitNode(ctx, vol.Plugin)
 	if err != nil {
-		return hooks.Published{}, err
+		return err
 	}
 	if err := h.awaitAttach(ctx, vol); err != nil {
-		return hooks.Published{}, err
+		return err
 	}
 	leave, err := h.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
 	if err != nil {
-		return hooks.Published{}, err
+		return err
 	}
 	defer leave()
+	defer func() { err = errors.Join(err, chain.Write(ctx)) }()
 	if err := h.settle(ctx, func(open registry.Intent) bool { return h.own(open) && open.RPC == registry.NodePublishRPC }); err != nil {
-		return hooks.Published{}, err
+		return err
 	}
-	return h.mount(ctx, vol, claim.Usage, node)
+	at, err := h.mount(ctx, vol, claim.Usage, node)
+	if err == nil {
+		done(at)
+	}
+	return err
 }
 
 // awaitAttach waits until the volume's plugin can be asked to attach it, if it has to be.

@@ -16,6 +16,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/lane"
 )
 
@@ -115,6 +116,9 @@ func (p *parts) Take(ctx context.Context, c registry.Claim) (registry.Claim, err
 	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf("claim %s %s", c.Name, c.Alloc))
 	p.mu.Unlock()
+	if err := chain.Write(ctx); err != nil {
+		return c, err
+	}
 	return c, p.commit([]registry.Record{c})
 }
 
@@ -226,7 +230,7 @@ var (
 
 // allocs is a running Allocs; end ends it, as a shim's end does.
 func (p *parts) allocs() (a *Allocs, end func()) {
-	a = NewAllocs(p.log, p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
+	a = NewAllocs(chain.Over(p.log), p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
 	return a, running(a.Run)
 }
 

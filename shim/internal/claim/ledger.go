@@ -3,10 +3,12 @@ package claim
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/chain"
 )
 
 // Ledger takes and releases claims.
@@ -129,25 +131,36 @@ func admits(claims []registry.Claim, c registry.Claim) error {
 		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
-// Release gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet.
+// Release gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet. In a chain (package chain) it is
+// given up with what the next step commits, or at the chain's end.
 func (l *Ledger) Release(ctx context.Context, key registry.ClaimKey) (existed bool, err error) {
+	decide := func(view registry.View) (registry.Change, error) { return l.release(view, key) }
+	err = l.log.View(ctx, func(view registry.View) error {
+		change, err := decide(view)
+		existed = err == nil && !change.Empty()
+		return err
+	})
+	if err != nil || !existed || chain.Leave(ctx, decide) {
+		return existed, err
+	}
 	_, err = l.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		at := -1
-		claims := view.Claims(key.Volume)
-		for i, c := range claims {
-			if c.ClaimKey() == key {
-				at = i
-			}
-		}
-		if existed = at >= 0; !existed {
-			return registry.Change{}, nil
-		}
-		if err := down(view, claims, claims[at]); err != nil {
-			return registry.Change{}, err
-		}
-		return registry.Change{Delete: []registry.Key{key.ClaimRecord()}, Events: []registry.Event{l.event(registry.EventReleased, claims[at])}}, nil
+		change, err := decide(view)
+		existed = err == nil && !change.Empty()
+		return change, err
 	})
 	return existed && err == nil, err
+}
+
+func (l *Ledger) release(view registry.View, key registry.ClaimKey) (registry.Change, error) {
+	claims := view.Claims(key.Volume)
+	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
+	if at < 0 {
+		return registry.Change{}, nil
+	}
+	if err := down(view, claims, claims[at]); err != nil {
+		return registry.Change{}, err
+	}
+	return registry.Change{Delete: []registry.Key{key.ClaimRecord()}, Events: []registry.Event{l.event(registry.EventReleased, claims[at])}}, nil
 }
 
 // down is nil if nothing that c stands for is up any more.

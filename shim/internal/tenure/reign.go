@@ -13,6 +13,7 @@ import (
 	"holdfast/internal/mnt"
 	"holdfast/registry"
 	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/disk"
@@ -175,17 +176,17 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mnt.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
-	lanes := &lane.Lanes{}
-	stager := volume.New(r.store, r.fleet, r.table, d, t.callbacks, volume.Options{
+	lanes, log := &lane.Lanes{}, chain.Over(r.store)
+	stager := volume.New(log, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
 	})
 	r.meter = stager
-	r.volumes = controller.New(r.store, r.fleet, r.table, t.callbacks, controller.Options{
+	r.volumes = controller.New(log, r.fleet, r.table, t.callbacks, controller.Options{
 		Lanes: lanes, Node: stager, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
-	r.allocs = alloc.NewAllocs(r.store, r.table, claim.New(r.store, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
+	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
 	if in.handed() {
 		r.allocs.Calm, r.tasks.Calm = calm, breath
 	}
