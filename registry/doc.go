@@ -8,6 +8,6 @@
 // durable: a change is persisted first, then published in memory, then told to watchers (Feed). Reads take no lock and
 // wait neither for a write nor for a disk.
 //
-// What survives the process is what the Log keeps; the table and the Feed are rebuilt from it. This package imports the
-// standard library only, and every other package may import it.
+// What survives the process is what the Log keeps: the table is loaded from it, and the Feed reads there what was before its
+// time. This package imports the standard library only, and every other package may import it.
 package registry

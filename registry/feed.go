@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sort"
-	"sync"
 	"sync/atomic"
 )
 
@@ -12,7 +11,12 @@ import (
 // after it.
 const FromSnapshot = ^Seq(0)
 
-// batchSize is how many events a watcher copies at once: more than it is ever behind by, unless it is slow.
+// RecentEvents is how many events a Feed keeps in memory: those of some seconds on the busiest node, so that a watcher that keeps up, or that
+// was away for a moment, has nothing read for it. They are a megabyte at most. For who is further behind there is the Log, which has MaxEvents.
+const RecentEvents = 1000
+
+// batchSize is how many events a watcher copies, or has read from the Log, at once: more than it is ever behind by, unless it is slow. Who closes
+// the Log waits for no more than that, some milliseconds.
 const batchSize = 256
 
 // Filter says which events a watcher wants. What is empty lets everything pass. EventResync passes every filter, its snapshot
@@ -26,103 +30,64 @@ type Filter struct {
 	Bookmarks bool
 }
 
-// Feed is the newest events in memory, and who reads them. A watcher is a cursor in its caller's goroutine: the Feed knows none of
-// them, so a slow or dead one delays nobody and costs nothing.
+// Feed tells watchers the events of a Log: the newest from memory, older ones as the Log has them. A watcher is a cursor in its caller's
+// goroutine, and what it needs of the Log is read there: the Feed knows none of them, so a slow or dead one, or one that begins long ago,
+// delays nobody and costs nothing.
 type Feed struct {
-	limit    int
-	snapshot func() Snapshot
-	current  atomic.Pointer[eventLog]
-	writing  sync.Mutex // of Load and Applied: held to compute the next eventLog, never while waiting
+	log     Log
+	table   *Registry
+	limit   int
+	current atomic.Pointer[recent]
 }
 
-// eventLog is the kept events as of one index. Later ones may share its array, beyond its own length.
-type eventLog struct {
-	events []Event       // ascending
-	floor  Seq           // events up to it are gone
+// recent is the events in memory as of one index. Later ones may share its array, beyond its own length.
+type recent struct {
+	events []Event       // all above after, ascending
+	after  Seq           // events up to it are in the Log only, if they were not pruned
 	index  Seq           // of the last change that was applied
 	more   chan struct{} // closed when there are further events
-	rest   *rest         // nil: all events above the floor are there
 }
 
-// rest is the events that a Feed was loaded without.
-type rest struct {
-	upTo   Seq           // those above the floor and up to it
-	come   chan struct{} // closed once they are there
-	wanted chan struct{} // closed when the first watcher waits for them
-	want   sync.Once
-}
-
-// NewFeed keeps up to limit events. snapshot is the table of instances, Registry.All, for watchers that fell behind; its list becomes theirs. The Log
-// has to tell the table of a change before the Feed.
-func NewFeed(limit int, snapshot func() Snapshot) *Feed {
-	f := &Feed{limit: max(limit, 1), snapshot: snapshot}
-	f.current.Store(&eventLog{more: make(chan struct{})})
+// NewFeed keeps in memory up to limit of the events that follow the table's index: a table is loaded before its Feed is made. The Log has to tell
+// the table of a change before the Feed.
+func NewFeed(log Log, table *Registry, limit int) *Feed {
+	f := &Feed{log: log, table: table, limit: max(limit, 1)}
+	at := table.Index()
+	f.current.Store(&recent{after: at, index: at, more: make(chan struct{})})
 	return f
 }
 
-// Load takes over the events that the Log holds after a number, their floor, and the Log's index. The list becomes the Feed's. If there are
-// older ones, those above the floor and up to that number, whoever asks for them waits until LoadRest has them; wanted is closed when somebody
-// does. It is nil if there are none.
-func (f *Feed) Load(events []Event, after, floor, index Seq) (wanted <-chan struct{}) {
-	l := eventLog{events: events, floor: floor, index: index, more: make(chan struct{})}
-	if after > floor {
-		l.rest = &rest{upTo: after, come: make(chan struct{}), wanted: make(chan struct{})}
-		wanted = l.rest.wanted
-	}
-	f.writing.Lock()
-	defer f.writing.Unlock()
-	old := f.current.Load()
-	f.current.Store(f.pruned(l))
-	close(old.more)
-	return wanted
-}
-
-// LoadRest takes over the events that Load was not given, in their order, and their floor.
-func (f *Feed) LoadRest(events []Event, floor Seq) {
-	f.writing.Lock()
-	defer f.writing.Unlock()
-	old := f.current.Load()
-	if old.rest == nil {
-		return
-	}
-	floor = max(floor, old.floor) // the newest may be so many by now that some were pruned
-	kept := sort.Search(len(events), func(i int) bool { return events[i].Seq > floor })
-	f.current.Store(f.pruned(eventLog{events: append(events[kept:], old.events...), floor: floor, index: old.index, more: make(chan struct{})}))
-	close(old.rest.come)
-	close(old.more)
-}
-
-// Applied takes over the events of a committed change and wakes those who wait for them. The Log calls it in commit order.
+// Applied takes over the events of a committed change and wakes those who wait for them. The Log calls it in commit order, one call after the
+// other.
 func (f *Feed) Applied(a Applied) {
-	f.writing.Lock()
-	defer f.writing.Unlock()
 	old := f.current.Load()
 	if a.Last() <= old.index {
-		return // Load has seen it
+		return // the table was loaded with it
 	}
 	if len(a.Change.Events) == 0 {
-		f.current.Store(&eventLog{old.events, old.floor, a.Last(), old.more, old.rest})
+		f.current.Store(&recent{old.events, old.after, a.Last(), old.more})
 		return
 	}
-	f.current.Store(f.pruned(eventLog{append(old.events, a.Change.Events...), old.floor, a.Last(), make(chan struct{}), old.rest}))
+	f.current.Store(f.pruned(recent{append(old.events, a.Change.Events...), old.after, a.Last(), make(chan struct{})}))
 	close(old.more)
 }
 
-// pruned is the log without what is beyond the limit. The array goes with the next append that needs a larger one.
-func (f *Feed) pruned(l eventLog) *eventLog {
-	if over := len(l.events) - f.limit; over > 0 {
-		l.floor = l.events[over-1].Seq
-		l.events = l.events[over:]
+// pruned is r without what is beyond the limit. The array goes with the next append that needs a larger one.
+func (f *Feed) pruned(r recent) *recent {
+	if over := len(r.events) - f.limit; over > 0 {
+		r.after = r.events[over-1].Seq
+		r.events = r.events[over:]
 	}
-	return &l
+	return &r
 }
 
 // Index is that of the last change that was applied.
 func (f *Feed) Index() Seq { return f.current.Load().index }
 
 // Watch calls fn, in its own goroutine and under no lock, with every event after the cursor that passes the filter, in order, until
-// ctx ends or fn returns an error; it returns that error or the context's cause. A cursor whose events are gone, or that is ahead
-// of everything (FromSnapshot), gets one EventResync with the table of instances, then the events after that snapshot's index.
+// ctx ends or fn returns an error; it returns that error or the context's cause. An error of the Log ends it too. A cursor whose events
+// the Log has pruned, or that is ahead of everything (FromSnapshot), gets one EventResync with the table of instances, then the events after
+// that snapshot's index. No event is told before its change was applied: the table knows of it.
 // The next cursor is the Seq of the last event that fn got. What events point to is shared: fn does not change it.
 func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Event) error) error {
 	w := watcher{feed: f, filter: filter, fn: fn, cursor: after}
@@ -132,8 +97,8 @@ func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Even
 		}
 	}
 	for {
-		log := f.current.Load()
-		caughtUp, err := w.follow(ctx, log)
+		now := f.current.Load()
+		caughtUp, err := w.follow(ctx, now)
 		if err != nil {
 			return err
 		}
@@ -142,7 +107,7 @@ func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Even
 		}
 		select {
 		case <-ctx.Done():
-		case <-log.more:
+		case <-now.more:
 		}
 	}
 }
@@ -158,22 +123,12 @@ type watcher struct {
 	batch   []Event
 }
 
-// follow brings the watcher closer to the log's index by one batch, and says whether it has come there.
-func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err error) {
-	if w.cursor < log.floor {
-		return false, w.resync(ctx)
+// follow brings the watcher closer to the index by one batch, and says whether it has come there.
+func (w *watcher) follow(ctx context.Context, now *recent) (caughtUp bool, err error) {
+	if w.cursor < now.after {
+		return false, w.past(ctx, now.after)
 	}
-	if r := log.rest; r != nil && w.cursor < r.upTo {
-		r.want.Do(func() { close(r.wanted) })
-		select {
-		case <-r.come:
-			return false, nil
-		case <-ctx.Done():
-			return false, ctxErr(ctx)
-		}
-	}
-	from := sort.Search(len(log.events), func(i int) bool { return log.events[i].Seq > w.cursor })
-	rest := log.events[from:]
+	rest := now.events[firstAfter(now.events, w.cursor):]
 	// Copied, so that a watcher stuck in fn keeps a batch alive and not the whole log.
 	w.batch = append(w.batch[:0], rest[:min(len(rest), batchSize)]...)
 	for _, e := range w.batch {
@@ -184,7 +139,7 @@ func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err
 	if len(rest) > batchSize {
 		return false, nil
 	}
-	w.cursor = max(w.cursor, log.index)
+	w.cursor = max(w.cursor, now.index)
 	if due := !w.caught || w.skipped >= max(w.feed.limit/8, 1); due && w.filter.Bookmarks {
 		w.caught = true
 		return true, w.tell(ctx, Event{Seq: w.cursor, Kind: EventBookmark}, true)
@@ -192,8 +147,41 @@ func (w *watcher) follow(ctx context.Context, log *eventLog) (caughtUp bool, err
 	return true, ctxErr(ctx)
 }
 
+// past tells one batch of those events up to a number that only the Log has. fn is called when the View is over: whoever closes the Log does not
+// wait for it. What the Log has above the number is left out: it may not have been applied yet.
+func (w *watcher) past(ctx context.Context, upTo Seq) error {
+	limit := int(min(upTo-w.cursor, batchSize))
+	var events []Event
+	var floor Seq
+	err := w.feed.log.View(ctx, func(v View) error {
+		events, floor = v.Events(w.cursor, limit)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case w.cursor < floor:
+		return w.resync(ctx)
+	}
+	events = events[:firstAfter(events, upTo)]
+	for _, e := range events {
+		if err := w.tell(ctx, e, w.filter.Pass(e)); err != nil {
+			return err
+		}
+	}
+	if len(events) < limit { // there are no others
+		w.cursor = upTo
+	}
+	return nil
+}
+
+// firstAfter is where those above a number begin.
+func firstAfter(events []Event, n Seq) int {
+	return sort.Search(len(events), func(i int) bool { return events[i].Seq > n })
+}
+
 func (w *watcher) resync(ctx context.Context) error {
-	snapshot := w.feed.snapshot()
+	snapshot := w.feed.table.All()
 	if w.filter.Role != "" || w.filter.Plugin != "" {
 		snapshot.Instances = slices.DeleteFunc(snapshot.Instances, func(i Instance) bool {
 			return !w.filter.concerns(i.Role, i.Plugin)

@@ -24,7 +24,16 @@ func (s *stage) tell(t fataler, n int, kind registry.EventKind) {
 	}
 }
 
-func small(limit int) *stage { return newStage(registrytest.NewLog(now), limit) }
+// other commits n changes without events.
+func (s *stage) other(t fataler, n int) {
+	t.Helper()
+	for range n {
+		_, err := s.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}, nil
+		})
+		must(t, err)
+	}
+}
 
 func kindsOf(events []registry.Event) (out []string) {
 	for _, e := range events {
@@ -35,7 +44,7 @@ func kindsOf(events []registry.Event) (out []string) {
 
 func TestWatchFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := empty()
+		s := empty(t)
 		s.tell(t, 3, "early")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var got []registry.Seq
@@ -61,7 +70,7 @@ func TestWatchFollows(t *testing.T) {
 }
 
 func TestWatchReturnsTheCallbacksError(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.tell(t, 3, "x")
 	calls := 0
 	reason := errors.New("enough")
@@ -72,7 +81,7 @@ func TestWatchReturnsTheCallbacksError(t *testing.T) {
 
 // A finished context ends a watch in the middle of what it is behind by.
 func TestWatchStopsWhileBehind(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.tell(t, 10, "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	calls := 0
@@ -83,7 +92,7 @@ func TestWatchStopsWhileBehind(t *testing.T) {
 }
 
 func TestSnapshotThenFollow(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
 	events := s.after(t, registry.FromSnapshot, registry.Filter{})
@@ -103,13 +112,13 @@ func TestSnapshotThenFollow(t *testing.T) {
 
 // A cursor that nobody gave out, as after a restored backup: a resync, not silence.
 func TestCursorAheadOfEverything(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.tell(t, 1, "x")
 	same(t, "events", kindsOf(s.after(t, 999, registry.Filter{})), "resync")
 }
 
 func TestLaggingWatcherResyncs(t *testing.T) {
-	s := small(5)
+	s := small(t, 5, 2)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy)) // 1, 2
 	s.tell(t, 5, "x")                                        // 3 to 7
 	same(t, "at the floor", kindsOf(s.after(t, 2, registry.Filter{})), "x", "x", "x", "x", "x")
@@ -126,7 +135,7 @@ func TestLaggingWatcherResyncs(t *testing.T) {
 
 // A watcher that falls behind while its callback works is told, and misses nothing after.
 func TestSlowWatcherIsTold(t *testing.T) {
-	s := small(300)
+	s := small(t, 300, 100)
 	s.tell(t, 1, "first")
 	var got []registry.Event
 	err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
@@ -152,7 +161,7 @@ func TestSlowWatcherIsTold(t *testing.T) {
 
 // A dead watcher, stuck in its callback for ever, delays neither commits nor others.
 func TestDeadWatcherBlocksNobody(t *testing.T) {
-	s := small(100)
+	s := small(t, registry.MaxEvents, 100)
 	dead, stuck := make(chan struct{}), make(chan struct{})
 	var watcher sync.WaitGroup
 	watcher.Go(func() {
@@ -165,7 +174,7 @@ func TestDeadWatcherBlocksNobody(t *testing.T) {
 	s.tell(t, 1, "x")
 	<-stuck
 	s.tell(t, 300, "x")
-	if n := len(s.after(t, s.feed.Index()-50, registry.Filter{})); n != 50 {
+	if n := len(s.after(t, 0, registry.Filter{})); n != 301 {
 		t.Errorf("another watcher got %d events", n)
 	}
 	close(dead)
@@ -173,7 +182,7 @@ func TestDeadWatcherBlocksNobody(t *testing.T) {
 }
 
 func TestFilter(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
 	s.put(t, instance(key("r", "q", "c"), registry.Healthy))
@@ -186,7 +195,7 @@ func TestFilter(t *testing.T) {
 // A watcher whose filter lets nothing pass gets to know how far it is, so that its cursor stays good.
 func TestBookmarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := small(80)
+		s := small(t, registry.MaxEvents, 80)
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []registry.Event
 		ended := make(chan error)
@@ -217,14 +226,9 @@ func TestBookmarks(t *testing.T) {
 
 // Commits without events move the cursor of those who watch, too.
 func TestBookmarkIsAtTheIndex(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.tell(t, 1, "x")
-	for range 3 {
-		_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}, nil
-		})
-		must(t, err)
-	}
+	s.other(t, 3)
 	var last registry.Event
 	_ = s.feed.Watch(t.Context(), 0, registry.Filter{Bookmarks: true}, func(e registry.Event) error {
 		if last = e; e.Kind == registry.EventBookmark {
@@ -239,7 +243,7 @@ func TestBookmarkIsAtTheIndex(t *testing.T) {
 
 // Many watchers with cursors of their own see every event once and in order, whatever the commits do meanwhile.
 func TestWatchersUnderLoad(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	const events = 400
 	var watchers, writers sync.WaitGroup
 	for w := range 6 {
@@ -268,106 +272,125 @@ func TestWatchersUnderLoad(t *testing.T) {
 
 // The feed goes on after a reopen where it was: no event twice, none missing.
 func TestFeedAfterReopen(t *testing.T) {
-	s := empty()
+	s := small(t, 2, 100)
 	s.tell(t, 3, "old")
-	next := newStage(s.log.Reopen(), 2)
-	must(t, next.load(t.Context()))
+	next := newStage(t, s.log.Reopen(), 100)
 	same(t, "kept", kindsOf(next.after(t, 1, registry.Filter{})), "old", "old")
 	same(t, "cut", kindsOf(next.after(t, 0, registry.Filter{})), "resync")
 	next.tell(t, 1, "new")
+	same(t, "after it", kindsOf(next.after(t, 2, registry.Filter{})), "old", "new")
 	events := next.after(t, 3, registry.Filter{})
 	if len(events) != 1 || events[0].Seq != 4 || events[0].Generation != 2 {
 		t.Errorf("got %+v", events)
 	}
 }
 
-// TestOlderEventsComeLater: a feed that has only the newest events tells those at once. Who asks for older ones waits until they have come, and
-// misses none; what happens meanwhile is told after them.
-func TestOlderEventsComeLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := empty()
-		s.tell(t, 10, "early")
-		var older, newer []registry.Event
-		must(t, s.log.View(t.Context(), func(v registry.View) error {
-			all, _ := v.Events(0, 100)
-			older, newer = all[:6], all[6:]
-			return nil
-		}))
-		feed := registry.NewFeed(100, s.table.All)
-		wanted := feed.Load(newer, older[5].Seq, 2, newer[3].Seq)
-		told := func(after registry.Seq) func() []registry.Seq {
-			var got []registry.Seq
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error)
-			go func() {
-				ended <- feed.Watch(ctx, after, registry.Filter{}, func(e registry.Event) error {
-					if e.Kind == registry.EventResync {
-						got = append(got, 0)
-						return nil
-					}
-					got = append(got, e.Seq)
-					return nil
-				})
-			}()
-			return func() []registry.Seq {
-				synctest.Wait()
-				cancel()
-				<-ended
-				return got
-			}
-		}
-		recent := told(7)
-		if got := recent(); !reflect.DeepEqual(got, []registry.Seq{8, 9, 10}) {
-			t.Errorf("the newest: %v", got)
-		}
-		select {
-		case <-wanted:
-			t.Error("nobody wants older ones yet")
-		default:
-		}
-		if got := told(4)(); got != nil {
-			t.Errorf("who gives up waiting was told %v", got)
-		}
-		<-wanted
-		old, lost := told(4), told(1)
-		synctest.Wait()
-		feed.Applied(registry.Applied{Index: 11, Change: registry.Change{Events: []registry.Event{{Seq: 11, Kind: "late"}}}})
-		synctest.Wait()
-		feed.LoadRest(older[2:], 2)
-		if got := old(); !reflect.DeepEqual(got, []registry.Seq{5, 6, 7, 8, 9, 10, 11}) {
-			t.Errorf("older ones: %v", got)
-		}
-		if got := lost(); len(got) == 0 || got[0] != 0 {
-			t.Errorf("whose events are gone was told %v", got)
-		}
-	})
+// peeked is a log that knows of each View that begins and ends, and of each list of events that was read.
+type peeked struct {
+	*registrytest.Log
+	begins, ends func()
+	read         func(limit int, floor registry.Seq)
 }
 
-// TestOlderEventsMayHaveGone: where so much has happened since that the newest events were pruned already, older ones do not come back, and a
-// watcher in between is told that it has missed some.
-func TestOlderEventsMayHaveGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		events := func(from, to registry.Seq) (list []registry.Event) {
-			for seq := from; seq <= to; seq++ {
-				list = append(list, registry.Event{Seq: seq, Kind: "k"})
-			}
-			return list
-		}
-		feed := registry.NewFeed(10, func() registry.Snapshot { return registry.Snapshot{Index: 35} })
-		feed.Load(events(11, 15), 10, 0, 15)
-		feed.Applied(registry.Applied{Index: 16, Change: registry.Change{Events: events(16, 35)}})
-		feed.LoadRest(events(1, 10), 0)
-		var got []registry.Event
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() {
-			ended <- feed.Watch(ctx, 12, registry.Filter{}, func(e registry.Event) error { got = append(got, e); return nil })
-		}()
-		synctest.Wait()
-		cancel()
-		<-ended
-		if len(got) != 1 || got[0].Kind != registry.EventResync {
-			t.Errorf("told %v", got)
-		}
-	})
+func (p peeked) View(ctx context.Context, read func(registry.View) error) error {
+	p.begins()
+	defer p.ends()
+	return p.Log.View(ctx, func(v registry.View) error { return read(peekedView{v, p.read}) })
 }
+
+type peekedView struct {
+	registry.View
+	read func(limit int, floor registry.Seq)
+}
+
+func (v peekedView) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := v.View.Events(after, limit)
+	v.read(limit, floor)
+	return events, floor
+}
+
+// TestPastIsReadInBatches: whatever lies before the beginning of a feed is told all the same, from wherever a watcher begins, and little of it is
+// read at once; changes without events lie between. Nothing is read for who begins at the index.
+func TestPastIsReadInBatches(t *testing.T) {
+	const most = 256
+	for _, past := range []int{0, 1, most - 1, most, most + 1, 2 * most, 2*most + 1} {
+		for _, recent := range []int{0, 3} {
+			s := empty(t)
+			s.tell(t, past/2, "past")
+			s.other(t, 3)
+			s.tell(t, past-past/2, "past")
+			s.other(t, 3)
+			s = newStage(t, s.log.Reopen(), 100)
+			views, reads := 0, 0
+			log := peeked{s.log, func() { views++ }, func() {}, func(limit int, _ registry.Seq) {
+				if reads++; limit > most {
+					t.Errorf("%d events are read at once", limit)
+				}
+			}}
+			s.feed = registry.NewFeed(log, s.table, 100)
+			s.log.OnApplied(s.feed.Applied)
+			begins := s.feed.Index()
+			s.tell(t, recent, "recent")
+			for _, after := range []registry.Seq{0, 1, registry.Seq(past / 2), begins - min(begins, 1), begins} {
+				views, reads = 0, 0
+				var want []registry.Event
+				must(t, s.log.View(t.Context(), func(v registry.View) error { want, _ = v.Events(after, 10*most); return nil }))
+				if got := s.after(t, after, registry.Filter{}); !reflect.DeepEqual(got, want) && len(got)+len(want) > 0 {
+					t.Errorf("%d and %d events, after %d: told %d, want %d", past, recent, after, len(got), len(want))
+				}
+				if after == begins && views > 0 || reads > past/most+1 {
+					t.Errorf("%d and %d events, after %d: %d lists in %d views were read", past, recent, after, reads, views)
+				}
+			}
+		}
+	}
+}
+
+// Who falls behind what is in memory while its callback works has what it missed read from the log, then goes on in memory.
+func TestSlowWatcherReadsThePast(t *testing.T) {
+	s := small(t, registry.MaxEvents, 10)
+	s.tell(t, 1, "x")
+	next := registry.Seq(1)
+	err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
+		if e.Seq != next || e.Kind != "x" {
+			t.Errorf("told %s, want %d", e, next)
+		}
+		switch next++; next {
+		case 2, 300, 310:
+			s.tell(t, 400, "x")
+		case 1202:
+			return errStop
+		}
+		return nil
+	})
+	if err != errStop {
+		t.Error(err)
+	}
+}
+
+// What the log says when it cannot be read any more ends those watchers that need it, and no others.
+func TestWatchEndsWithTheLog(t *testing.T) {
+	s := empty(t)
+	s.tell(t, 3, "past")
+	s = newStage(t, s.log.Reopen(), 100)
+	closed := registry.Errorf(registry.ErrUnavailable, "the log is closed")
+	feed := registry.NewFeed(shut{s.log, closed}, s.table, 100)
+	s.log.OnApplied(feed.Applied)
+	s.tell(t, 1, "recent")
+	told := 0
+	count := func(registry.Event) error { told++; return errStop }
+	if err := feed.Watch(t.Context(), 1, registry.Filter{}, count); err != closed || told != 0 {
+		t.Errorf("of the past: %v after %d events", err, told)
+	}
+	if err := feed.Watch(t.Context(), 3, registry.Filter{}, count); err != errStop || told != 1 {
+		t.Errorf("of what is in memory: %v after %d events", err, told)
+	}
+}
+
+// shut is a log that cannot be read.
+type shut struct {
+	*registrytest.Log
+	err error
+}
+
+func (s shut) View(context.Context, func(registry.View) error) error { return s.err }

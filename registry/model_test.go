@@ -11,7 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"holdfast/registry"
-	"holdfast/registry/registrytest"
 )
 
 // model is the table as a list, in the order in which transactions first put its members.
@@ -126,12 +125,7 @@ func (m *model) SetHealth(t *rapid.T) {
 }
 
 // Other is a commit that does not concern the table.
-func (m *model) Other(t *rapid.T) {
-	_, err := m.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "x"}}}, nil
-	})
-	must(t, err)
-}
+func (m *model) Other(t *rapid.T) { m.other(t, 1) }
 
 func (m *model) Fail(t *rapid.T) {
 	i := drawInstance(t)
@@ -160,8 +154,7 @@ func (m *model) Lose(t *rapid.T) {
 }
 
 func (m *model) reopen(t *rapid.T) {
-	m.stage = newStage(m.log.Reopen(), registry.MaxEvents)
-	must(t, m.load(context.Background()))
+	m.stage = newStage(t, m.log.Reopen(), registry.RecentEvents)
 }
 
 // Check compares the table, the model and what the events lead to.
@@ -221,7 +214,7 @@ func (m *model) checkGroups(t *rapid.T) {
 
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{stage: newStage(registrytest.NewLog(now), registry.MaxEvents), events: newReplay()}
+		m := &model{stage: empty(t), events: newReplay()}
 		t.Repeat(map[string]func(*rapid.T){
 			"put": m.Put, "put again": m.Put, "put all": m.PutAll, "remove": m.Remove, "remove task": m.RemoveTask, "health": m.SetHealth,
 			"other": m.Other, "fail": m.Fail, "reopen": m.Reopen, "lose": m.Lose, "": m.Check,
@@ -231,7 +224,7 @@ func TestModel(t *testing.T) {
 
 // The negative control of the model: leaving out any one event of a history shows.
 func TestReplayNeedsEveryEvent(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
 	must(t, s.table.SetHealth(t.Context(), key("r", "p", "b"), health(registry.Unhealthy)))

@@ -30,7 +30,7 @@ func TestEventPaths(t *testing.T) {
 	upgraded := instance(a, registry.Unhealthy)
 	upgraded.Fingerprint.Version = "2"
 	gone := registry.Health{State: registry.Unhealthy, Cause: registry.CauseGone}
-	s := empty()
+	s := empty(t)
 	cursor := registry.Seq(0)
 	for _, step := range []struct {
 		name string
@@ -85,7 +85,7 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 }
 
 func TestPutKeepsItsRank(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	first := s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
 	again := instance(key("r", "p", "a"), registry.Healthy)
@@ -107,7 +107,7 @@ func TestPutKeepsItsRank(t *testing.T) {
 
 // Several allocs of one plugin start and stop in between each other: each stop takes down its own instance only.
 func TestInterleavedAllocs(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	start := func(alloc registry.AllocID) { s.put(t, instance(key("r", "p", alloc), registry.Healthy)) }
 	stop := func(alloc registry.AllocID) {
 		must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: alloc, Task: "plugin"}))
@@ -140,7 +140,7 @@ func TestInterleavedAllocs(t *testing.T) {
 
 // A monolith registers both roles in one transaction, falls ill in both, and leaves with both.
 func TestMonolith(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	both := func(alloc registry.AllocID) []registry.Instance {
 		return []registry.Instance{instance(key("c", "p", alloc), registry.Healthy), instance(key("n", "p", alloc), registry.Healthy)}
 	}
@@ -172,7 +172,7 @@ func TestMonolith(t *testing.T) {
 }
 
 func TestPutRefuses(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	for _, spoil := range []func(*registry.Instance){
 		func(i *registry.Instance) { i.Role = "" },
 		func(i *registry.Instance) { i.Plugin = "" },
@@ -199,7 +199,7 @@ func TestPutRefuses(t *testing.T) {
 
 // A failed commit changes neither the table nor the feed; its error keeps its kind.
 func TestFailedCommitChangesNothing(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	before := s.table.All()
 	for _, kind := range registry.Kinds {
@@ -214,23 +214,23 @@ func TestFailedCommitChangesNothing(t *testing.T) {
 }
 
 func TestLoad(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Unhealthy))
 	want := s.table.All()
-	next := newStage(s.log.Reopen(), registry.MaxEvents)
-	if len(next.table.All().Instances) != 0 {
+	next := registry.New(s.log.Reopen(), now)
+	if len(next.All().Instances) != 0 {
 		t.Error("not loaded, but not empty")
 	}
-	must(t, next.load(t.Context()))
-	if got := next.table.All(); !reflect.DeepEqual(got, want) || len(got.Instances) != 2 {
+	must(t, next.Load(t.Context()))
+	if got := next.All(); !reflect.DeepEqual(got, want) || len(got.Instances) != 2 {
 		t.Errorf("loaded %+v, want %+v", got, want)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("disk is gone")
 	cancel(reason)
-	if err := next.table.Load(ctx); !errors.Is(err, reason) || !reflect.DeepEqual(next.table.All(), want) {
-		t.Errorf("failed load: %v, table %+v", err, next.table.All())
+	if err := next.Load(ctx); !errors.Is(err, reason) || !reflect.DeepEqual(next.All(), want) {
+		t.Errorf("failed load: %v, table %+v", err, next.All())
 	}
 }
 
@@ -301,7 +301,7 @@ func TestSince(t *testing.T) {
 
 // Whoever changes what a read returned changes nobody else's records... of what it may change: the lists themselves.
 func TestListsAreTheCallers(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
 	s.table.All().Instances[0] = registry.Instance{}
@@ -321,7 +321,7 @@ func TestListsAreTheCallers(t *testing.T) {
 
 // Reads and views do not wait for a commit that hangs at the disk.
 func TestReadersDoNotWait(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	release := s.log.Hold()
 	put := make(chan error, 1)
@@ -354,7 +354,7 @@ func TestReadersDoNotWait(t *testing.T) {
 
 func TestAwait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := empty()
+		s := empty(t)
 		got := make(chan registry.Instance)
 		go func() {
 			i, err := s.table.Await(t.Context(), "r", "p")
@@ -386,7 +386,7 @@ func TestAwait(t *testing.T) {
 }
 
 func TestAwaitSaysWhatThereIs(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	reason := errors.New("the alloc was stopped")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
@@ -410,7 +410,7 @@ func TestAwaitSaysWhatThereIs(t *testing.T) {
 
 // Writers, readers and watchers at once. Every snapshot is what the events up to its index lead to.
 func TestSnapshotsAreConsistent(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	var writers, readers sync.WaitGroup
 	done := make(chan struct{})
 	for w := range 4 {
@@ -468,7 +468,7 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 
 // One record per instance, however often a change puts it: the last one, and an event for each.
 func TestPutTwiceInOneChange(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	i := instance(key("r", "p", "a"), registry.Healthy)
 	again := i
 	again.Attempt = 2
@@ -484,7 +484,7 @@ func TestPutTwiceInOneChange(t *testing.T) {
 
 // A change of the table shares its transaction with other records.
 func TestChangesCompose(t *testing.T) {
-	s := empty()
+	s := empty(t)
 	i := instance(key("r", "p", "a"), registry.Healthy)
 	_, err := s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}.And(registry.PutChange(v, start, i)), nil

@@ -23,27 +23,25 @@ type stage struct {
 	feed  *registry.Feed
 }
 
-func newStage(log *registrytest.Log, limit int) *stage {
+// newStage does what a shim does at its start. The feed has up to limit events in memory.
+func newStage(t fataler, log *registrytest.Log, limit int) *stage {
+	t.Helper()
 	s := &stage{log: log, table: registry.New(log, now)}
-	s.feed = registry.NewFeed(limit, s.table.All)
+	must(t, s.table.Load(context.Background()))
+	s.feed = registry.NewFeed(log, s.table, limit)
 	log.OnApplied(s.table.Applied)
 	log.OnApplied(s.feed.Applied)
 	return s
 }
 
-// load does what a shim does at its start.
-func (s *stage) load(ctx context.Context) error {
-	if err := s.table.Load(ctx); err != nil {
-		return err
-	}
-	return s.log.View(ctx, func(v registry.View) error {
-		events, floor := v.Events(0, registry.MaxEvents)
-		s.feed.Load(events, floor, floor, v.Index())
-		return nil
-	})
-}
+func empty(t fataler) *stage { return newStage(t, registrytest.NewLog(now), registry.RecentEvents) }
 
-func empty() *stage { return newStage(registrytest.NewLog(now), registry.MaxEvents) }
+// small is a stage whose log keeps so many events, and its feed up to limit of them in memory.
+func small(t fataler, kept, limit int) *stage {
+	log := registrytest.NewLog(now)
+	log.KeepEvents(kept)
+	return newStage(t, log, limit)
+}
 
 // fataler is a *testing.T or a *rapid.T.
 type fataler interface {

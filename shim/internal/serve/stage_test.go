@@ -60,7 +60,7 @@ func candidate(t *testing.T) *stage {
 func newStage(t *testing.T) *stage {
 	s := candidate(t)
 	s.table = registry.New(s.log, time.Now)
-	feed, pulse := registry.NewFeed(registry.MaxEvents, s.table.All), &Pulse{}
+	feed, pulse := registry.NewFeed(s.log, s.table, registry.RecentEvents), &Pulse{}
 	s.log.OnApplied(func(a registry.Applied) { s.table.Applied(a); feed.Applied(a); pulse.Applied(a) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s.release = cancel

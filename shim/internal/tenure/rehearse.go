@@ -21,11 +21,9 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// learnt is what a rehearsal leaves for the activation: the events, which are most of what has to be read, and connections to plugins that have
-// said what they are.
+// learnt is what a rehearsal leaves for the activation: connections to plugins that have said what they are.
 type learnt struct {
-	events []registry.Event // up to some index
-	fleet  *driver.Fleet
+	fleet *driver.Fleet
 }
 
 // forget gives back what nobody will use. It may be called for nothing.
@@ -177,7 +175,7 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	return errors.Join(err, s.Close())
 }
 
-// read parses what runs, and learns the events.
+// read parses what runs, and the events.
 func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 	return s.View(ctx, func(v registry.View) error {
 		var errs []error
@@ -191,7 +189,7 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 				errs = append(errs, fmt.Errorf("alloc %s could not be prepared again; stop its job, or use a shim that knows it: %w", a.ID, err))
 			}
 		}
-		r.learnt.events, _ = v.Events(0, registry.MaxEvents)
+		v.Events(0, registry.MaxEvents)
 		r.instances = v.AllInstances()
 		return errors.Join(errs...)
 	})

@@ -43,7 +43,6 @@ type reign struct {
 	doctor  *reconcile.Doctor
 	mounts  *reconcile.Watch
 	lists   *reconcile.Rollcall
-	older   func(context.Context) error // loads the events that the feed has been given without; nil: it has all
 
 	// Rung when an instance of a plugin comes, goes, sickens or recovers.
 	watchBell, rollBell reconcile.Bell
@@ -124,16 +123,13 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 	return nil
 }
 
-// load loads the table and the feed, and starts the store's writer.
+// load loads the table, and starts the store's writer. Events are not loaded: the feed has the store for who asks for old ones.
 func (r *reign) load(ctx context.Context, t *Tenure, in inheritance) (err error) {
 	r.table = registry.New(r.store, time.Now)
-	r.feed = registry.NewFeed(registry.MaxEvents, r.table.All)
 	if err := r.table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
-	if r.older, err = in.fill(ctx, r.store, r.feed); err != nil {
-		return fmt.Errorf("load events: %w", err)
-	}
+	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
 	if !in.handed() { // the records are decoded by when the survey is done, with which they are compared
 		if err := r.store.View(ctx, func(v registry.View) error { reconcile.RecordsOf(v); return nil }); err != nil {
 			return fmt.Errorf("load the records: %w", err)
@@ -209,9 +205,6 @@ func (r *reign) begin(t *Tenure, in inheritance) {
 	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
 	r.watches(t, "mounts", r.mounts.Run)
-	if r.older != nil {
-		r.watches(t, "older events", r.older)
-	}
 }
 
 // compare compares what is recorded with what is there.

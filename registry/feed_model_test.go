@@ -1,0 +1,250 @@
+package registry_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// feedModel is a feed, what its log was ever told, and a few watchers. Whatever happens may happen between any two steps of one that watches.
+type feedModel struct {
+	log     *registrytest.Log
+	table   *registry.Registry
+	feed    *registry.Feed
+	all     []registry.Event   // that were ever committed
+	pending []registry.Applied // durable, but neither the table nor the feed knows of it yet
+	cursors [3]registry.Seq
+	floor   registry.Seq // as it was read last
+	left    int          // how much may still happen to the watcher that is under way
+	reading bool         // it has a View open
+}
+
+// What the model's log keeps, and its feed in memory.
+const (
+	modelKept   = 8
+	modelRecent = 3
+)
+
+func newFeedModel() *feedModel {
+	m := &feedModel{log: registrytest.NewLog(now)}
+	m.log.KeepEvents(modelKept)
+	return m
+}
+
+// open is what a new process does. It has nothing pending: what is durable it has loaded.
+func (m *feedModel) open(t *rapid.T) {
+	m.log, m.pending = m.log.Reopen(), nil
+	m.table = registry.New(m.log, now)
+	must(t, m.table.Load(context.Background()))
+	log := peeked{
+		m.log, func() { m.happens(t); m.reading = true }, func() { m.reading = false }, func(_ int, floor registry.Seq) { m.floor = floor; m.happens(t) },
+	}
+	m.feed = registry.NewFeed(log, m.table, modelRecent)
+	m.log.OnApplied(func(a registry.Applied) {
+		m.all = append(m.all, a.Change.Events...)
+		m.pending = append(m.pending, a)
+	})
+}
+
+func (m *feedModel) commit(t *rapid.T) {
+	c := registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}
+	for range rapid.SampledFrom([]int{0, 1, 1, 2, modelRecent + 1, modelKept + 1}).Draw(t, "events") {
+		c.Events = append(c.Events, registry.Event{Kind: "k", Plugin: rapid.SampledFrom(plugins).Draw(t, "plugin")})
+	}
+	_, err := m.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return c, nil })
+	must(t, err)
+}
+
+// apply tells of what is pending, in order, a part of it or all.
+func (m *feedModel) apply(t *rapid.T) {
+	for range rapid.IntRange(0, len(m.pending)).Draw(t, "applied") {
+		m.table.Applied(m.pending[0])
+		m.feed.Applied(m.pending[0])
+		m.pending = m.pending[1:]
+	}
+}
+
+// happens is what others do meanwhile.
+func (m *feedModel) happens(t *rapid.T) {
+	for m.left > 0 && rapid.Bool().Draw(t, "meanwhile") {
+		m.left--
+		if rapid.Bool().Draw(t, "commits") {
+			m.commit(t)
+		} else {
+			m.apply(t)
+		}
+	}
+}
+
+// watch has one of the watchers go on from where it was, or from anywhere.
+func (m *feedModel) watch(t *rapid.T) {
+	w := rapid.IntRange(0, len(m.cursors)-1).Draw(t, "watcher")
+	if rapid.IntRange(0, 3).Draw(t, "anew") == 0 {
+		m.cursors[w] = rapid.SampledFrom([]registry.Seq{
+			registry.FromSnapshot, registry.Seq(rapid.IntRange(0, int(m.table.Index())+2).Draw(t, "cursor")),
+		}).Draw(t, "from")
+	}
+	m.left = rapid.IntRange(0, 6).Draw(t, "much")
+	filter := registry.Filter{Plugin: rapid.SampledFrom([]registry.PluginID{"", "p"}).Draw(t, "filter")}
+	m.cursors[w] = m.follow(t, m.cursors[w], filter, rapid.IntRange(1, 20).Draw(t, "told"))
+}
+
+// follow watches until a number of events were told, or all, holds each to what a watcher is promised, and returns the cursor.
+func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filter, most int) registry.Seq {
+	filter.Bookmarks = true
+	ahead := cursor > m.feed.Index()
+	err := m.feed.Watch(context.Background(), cursor, filter, func(e registry.Event) error {
+		next := m.next(cursor, filter)
+		switch {
+		case m.reading:
+			t.Fatalf("who is told %s holds a View of the log", e)
+		case e.Seq > m.table.Index():
+			t.Fatalf("%s is told, and the table is at %d", e, m.table.Index())
+		case e.Kind == registry.EventResync && !ahead && cursor >= m.floor:
+			t.Fatalf("%s after %d, and the floor is %d", e, cursor, m.floor)
+		case e.Kind == registry.EventResync:
+		case ahead:
+			t.Fatalf("%s after %d, which is ahead", e, cursor)
+		case e.Kind == registry.EventBookmark && (e.Seq < cursor || next != 0 && next <= e.Seq):
+			t.Fatalf("%s after %d, and %d was not told", e, cursor, next)
+		case e.Kind != registry.EventBookmark && e.Seq != next:
+			t.Fatalf("%s after %d, want %d", e, cursor, next)
+		}
+		cursor, ahead = e.Seq, false
+		if most--; most == 0 || e.Kind == registry.EventBookmark {
+			return errStop
+		}
+		m.happens(t)
+		return nil
+	})
+	if err != errStop {
+		t.Fatalf("watch: %v", err)
+	}
+	return cursor
+}
+
+// next is the first event after the cursor that the filter lets pass; 0: there is none.
+func (m *feedModel) next(cursor registry.Seq, filter registry.Filter) registry.Seq {
+	for _, e := range m.all {
+		if e.Seq > cursor && filter.Pass(e) {
+			return e.Seq
+		}
+	}
+	return 0
+}
+
+// check is a watcher that is left alone: it comes to the index.
+func (m *feedModel) check(t *rapid.T) {
+	m.left = 0
+	if at := m.follow(t, m.cursors[0], registry.Filter{}, 1000); at != m.table.Index() {
+		t.Fatalf("a watcher that is told all is at %d, and the table at %d", at, m.table.Index())
+	}
+}
+
+// TestFeedModel: a feed with little in memory, over a log that keeps little more, tells exactly the events after a cursor, or that they are gone if
+// they are, whatever happens between any two of its steps; nothing that is durable but not published yet, and nothing less after a reopen.
+func TestFeedModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := newFeedModel()
+		m.open(t)
+		t.Repeat(map[string]func(*rapid.T){
+			"commit": m.commit, "apply": m.apply, "watch": m.watch, "watch again": m.watch, "reopen": m.open, "": m.check,
+		})
+	})
+}
+
+// history is the numbers of all events that were ever committed.
+type history struct {
+	mu   sync.Mutex
+	seqs []registry.Seq
+}
+
+func (h *history) add(a registry.Applied) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range a.Change.Events {
+		h.seqs = append(h.seqs, e.Seq)
+	}
+}
+
+// after is the next one; 0: there is none.
+func (h *history) after(cursor registry.Seq) registry.Seq {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at, _ := slices.BinarySearch(h.seqs, cursor+1); at < len(h.seqs) {
+		return h.seqs[at]
+	}
+	return 0
+}
+
+// TestFeedUnderLoad is the same with goroutines instead of steps: watchers with cursors of all ages, one that works until nearly all is committed, and
+// a log that is opened again between rounds.
+func TestFeedUnderLoad(t *testing.T) {
+	const writers, each, others = 4, 60, 5
+	log, h := registrytest.NewLog(now), &history{}
+	log.KeepEvents(writers * each)
+	cursors := make([]registry.Seq, 8)
+	for round := range 4 {
+		log = log.Reopen()
+		log.OnApplied(h.add)
+		s := newStage(t, log, 20)
+		begin := s.table.Index()
+		end := begin + writers*(each+others) + 1
+		var watching, writing sync.WaitGroup
+		busy := make(chan struct{})
+		for w := range cursors {
+			if round > 0 && w%2 == 0 {
+				cursors[w] = rand.N(begin)
+			}
+			watching.Go(func() {
+				works := func() {
+					if w == 0 {
+						<-busy
+					}
+				}
+				if err := s.listen(&cursors[w], end, h, works); err != errStop {
+					t.Errorf("round %d, watcher %d: %v", round, w, err)
+				}
+			})
+		}
+		for range writers {
+			writing.Go(func() {
+				for range others {
+					s.tell(t, each/others, "x")
+					s.other(t, 1)
+				}
+			})
+		}
+		writing.Wait()
+		close(busy)
+		s.tell(t, 1, "end")
+		watching.Wait()
+	}
+}
+
+// listen watches until it has come to the end, and compares what it is told with the history.
+func (s *stage) listen(cursor *registry.Seq, end registry.Seq, h *history, works func()) error {
+	return s.feed.Watch(context.Background(), *cursor, registry.Filter{}, func(e registry.Event) error {
+		var floor registry.Seq
+		if err := s.log.View(context.Background(), func(v registry.View) error { _, floor = v.Events(0, 0); return nil }); err != nil {
+			return err
+		}
+		resync := e.Kind == registry.EventResync
+		if s.table.Index() < e.Seq || resync && *cursor >= floor || !resync && e.Seq != h.after(*cursor) {
+			return fmt.Errorf("%s after %d: the floor is %d, the table at %d, the next event %d", e, *cursor, floor, s.table.Index(), h.after(*cursor))
+		}
+		if *cursor = e.Seq; *cursor == end {
+			return errStop
+		}
+		works()
+		return nil
+	})
+}
