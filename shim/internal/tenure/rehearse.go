@@ -108,6 +108,7 @@ const (
 	probeLimit  = idling + 2*time.Second // of one plugin
 	probeAtOnce = 16
 	maxWarnings = 20
+	triedEvents = 300 // numbers back from the last one
 )
 
 // Rehearse takes a copy of the state over, as Activate would the state itself: it is verified and migrated, whatever runs by it is parsed, and
@@ -175,9 +176,10 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	return errors.Join(err, s.Close())
 }
 
-// read parses what runs, and the events.
-func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
-	return s.View(ctx, func(v registry.View) error {
+// read parses what runs, and the newest events: what has to be known is that this shim can. To decode all that are kept takes longer than all else
+// here, of processors that others want, and hardly anybody ever asks for them.
+func (r *rehearsal) read(ctx context.Context, log registry.Log) error {
+	return log.View(ctx, func(v registry.View) error {
 		var errs []error
 		for _, task := range v.Tasks() {
 			if _, err := config.OpenTask(task.Sealed); err != nil {
@@ -189,7 +191,7 @@ func (r *rehearsal) read(ctx context.Context, s *store.Store) error {
 				errs = append(errs, fmt.Errorf("alloc %s could not be prepared again; stop its job, or use a shim that knows it: %w", a.ID, err))
 			}
 		}
-		v.Events(0, registry.MaxEvents)
+		v.Events(v.Index()-min(v.Index(), triedEvents), triedEvents)
 		r.instances = v.AllInstances()
 		return errors.Join(errs...)
 	})

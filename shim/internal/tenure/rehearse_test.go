@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/store"
 )
 
@@ -68,4 +70,41 @@ func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRehearsalReadsTheNewestEvents: it tries events as a watcher would be told them, and few of ten thousand.
+func TestRehearsalReadsTheNewestEvents(t *testing.T) {
+	for _, n := range []int{0, 1, triedEvents, registry.MaxEvents} {
+		log := registrytest.NewLog(time.Now)
+		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Events: make([]registry.Event, n)}, nil
+		})
+		must(t, err)
+		read := &eventsRead{Log: log}
+		must(t, (&rehearsal{learnt: &learnt{}}).read(t.Context(), read))
+		if want := min(n, triedEvents); len(read.events) != want || want > 0 && read.events[want-1].Seq != registry.Seq(n) {
+			t.Errorf("of %d events %d are read: %v", n, len(read.events), read.events)
+		}
+	}
+}
+
+// eventsRead is a log that knows which events were read.
+type eventsRead struct {
+	registry.Log
+	events []registry.Event
+}
+
+func (l *eventsRead) View(ctx context.Context, read func(registry.View) error) error {
+	return l.Log.View(ctx, func(v registry.View) error { return read(eventsView{v, l}) })
+}
+
+type eventsView struct {
+	registry.View
+	log *eventsRead
+}
+
+func (v eventsView) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := v.View.Events(after, limit)
+	v.log.events = append(v.log.events, events...)
+	return events, floor
 }
