@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// image is the verified content of one binary, held open. The store's mutex guards it.
+// image is the verified content of one binary, held open. The store's mu guards users and used; its state is changed with both locks held.
 type image struct {
 	sum   string
 	file  *os.File
@@ -43,24 +43,45 @@ func (i *image) unchanged() bool {
 	return err == nil && now == i.state
 }
 
-// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user.
+// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user. What has been verified is not
+// waited for: a restart has calls to serve, and whoever reads another binary meanwhile may take its time.
 func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	sum, err := parseSum(d.SHA256)
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if f, err := s.ready(sum); f != nil || err != nil {
+		return f, err
+	}
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	img, err := s.verified(ctx, sum)
 	if err != nil {
 		return nil, err
 	}
-	f, err := duplicate(img.file)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return img.lend()
+}
+
+// ready lends what this process has verified, if nobody has touched it since; else nil.
+func (s *Store) ready(sum string) (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if img := s.images[sum]; img != nil && img.unchanged() {
+		return img.lend()
+	}
+	return nil, nil
+}
+
+// lend counts a user of the image. The store's mu is held.
+func (i *image) lend() (*os.File, error) {
+	f, err := duplicate(i.file)
 	if err != nil {
 		return nil, err
 	}
-	img.users++
-	img.used = time.Now()
+	i.users++
+	i.used = time.Now()
 	return f, nil
 }
 
@@ -70,17 +91,18 @@ func (s *Store) Stored(ctx context.Context, sum string) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	img, err := s.verified(ctx, sum)
 	if err != nil {
 		return Digest{}, err
 	}
-	img.used = time.Now()
+	s.use(img)
 	return Digest{SHA256: sum, Trust: TrustRecorded}, nil
 }
 
-// verified returns the image of the digest. It hashes only what this process has not verified yet, or what was touched since.
+// verified returns the image of the digest. It hashes only what this process has not verified yet, or what was touched since. Its caller holds
+// reading.
 func (s *Store) verified(ctx context.Context, sum string) (*image, error) {
 	img := s.images[sum]
 	if img == nil {
@@ -89,7 +111,14 @@ func (s *Store) verified(ctx context.Context, sum string) (*image, error) {
 	if img.unchanged() {
 		return img, nil
 	}
-	return img, img.verify(ctx)
+	state, err := verify(ctx, img.file, sum)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	img.state = state
+	return img, nil
 }
 
 func duplicate(f *os.File) (*os.File, error) {
@@ -119,32 +148,27 @@ func (s *Store) load(ctx context.Context, sum string) (*image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the stored shim: %w", err)
 	}
-	img, err := s.hold(f, sum)
-	if err == nil {
-		err = img.verify(ctx)
-	}
+	state, err := verify(ctx, f, sum)
 	if err != nil {
 		f.Close()
-		delete(s.images, sum)
 		return nil, err
 	}
-	return img, nil
+	return s.hold(f, sum, state), nil
 }
 
-// verify hashes the held descriptor itself, whatever its name points to by now.
-func (i *image) verify(ctx context.Context) error {
-	state, err := stateOf(i.file)
+// verify hashes the descriptor itself, whatever its name points to by now, and returns the state in which it has that digest.
+func verify(ctx context.Context, f *os.File, sum string) (fileState, error) {
+	state, err := stateOf(f)
 	if err != nil {
-		return err
+		return fileState{}, err
 	}
-	sum, err := hashInto(ctx, io.Discard, io.NewSectionReader(i.file, 0, state.size))
+	is, err := hashInto(ctx, io.Discard, io.NewSectionReader(f, 0, state.size))
 	if err != nil {
-		return fmt.Errorf("verify the stored shim: %w", err)
+		return fileState{}, fmt.Errorf("verify the stored shim: %w", err)
 	}
-	if sum != i.sum {
-		return registry.Errorf(registry.ErrDamaged, "the stored shim %s was changed, its SHA-256 is now %s: add its binary again",
-			i.sum, sum)
+	if is != sum {
+		return fileState{}, registry.Errorf(registry.ErrDamaged, "the stored shim %s was changed, its SHA-256 is now %s: add its binary again",
+			sum, is)
 	}
-	i.state = state
-	return nil
+	return state, nil
 }

@@ -32,8 +32,9 @@ const (
 type Store struct {
 	dir string
 
-	mu     sync.Mutex // guards images; held while hashing, so that one binary is never hashed twice at once
-	images map[string]*image
+	reading sync.Mutex        // held while a binary is copied or hashed, so that none is hashed twice at once; locked before mu
+	mu      sync.Mutex        // held for no longer than a look into the directory
+	images  map[string]*image // changed with both held
 }
 
 // OpenStore uses dir, which it makes (0700) if it does not exist, and removes what an interrupted Add has left in it.
@@ -69,6 +70,8 @@ func checkPrivate(dir string) error {
 
 // Close lets go of all descriptors. Processes that run are not touched.
 func (s *Store) Close() error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
@@ -94,8 +97,8 @@ func (s *Store) Add(ctx context.Context, path, want string) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	src, err := openBinary(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s.recall(ctx, from, Digest{SHA256: want, Trust: trust}, err)
@@ -133,7 +136,7 @@ func (s *Store) recall(ctx context.Context, path string, d Digest, gone error) (
 		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; install the binary at that path: its stored copy cannot stand in "+
 			"for it (%w)", gone, err)
 	}
-	img.used = time.Now()
+	s.use(img)
 	d.SourceGone = true
 	return d, nil
 }
@@ -173,8 +176,15 @@ func (s *Store) present(ctx context.Context, src *os.File, want string) (*image,
 	if !s.inPlace(img) {
 		return nil, nil
 	}
-	img.used = time.Now()
+	s.use(img)
 	return img, nil
+}
+
+// use has the image count as used now.
+func (s *Store) use(img *image) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	img.used = time.Now()
 }
 
 // hasSizeOf spares a binary that cannot be stored yet a reading of its own.
@@ -183,6 +193,8 @@ func (s *Store) hasSizeOf(src *os.File) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	stored, err := s.stored()
 	if err != nil {
 		return false, fmt.Errorf("look into the store of shims: %w", err)
@@ -310,22 +322,24 @@ func (s *Store) publish(f *os.File, from, sum string) (*image, error) {
 	if err := syncDir(s.dir); err != nil {
 		return nil, err
 	}
-	return s.hold(f, sum)
-}
-
-// hold keeps f as the verified content of sum, in place of what was held before.
-func (s *Store) hold(f *os.File, sum string) (*image, error) {
 	state, err := stateOf(f)
 	if err != nil {
 		return nil, err
 	}
+	return s.hold(f, sum, state), nil
+}
+
+// hold keeps f as the content of sum, verified in that state, in place of what was held before.
+func (s *Store) hold(f *os.File, sum string, state fileState) *image {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	img := &image{sum: sum, file: f, state: state, used: time.Now()}
 	if old := s.images[sum]; old != nil {
 		img.users = old.users
 		old.file.Close()
 	}
 	s.images[sum] = img
-	return img, nil
+	return img
 }
 
 func syncDir(dir string) error {
@@ -341,6 +355,8 @@ func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
 // prune removes the binaries that were not used for longest, but never one in use or the one that was just added.
 func (s *Store) prune(added string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	stored, err := s.stored()
 	if err != nil {
 		return fmt.Errorf("prune the store of shims: %w", err)
@@ -378,7 +394,7 @@ type entry struct {
 	used time.Time
 }
 
-// stored lists what is in the store, most recently used first.
+// stored lists what is in the store, most recently used first. Its caller holds mu.
 func (s *Store) stored() ([]entry, error) {
 	names, err := os.ReadDir(s.dir)
 	if err != nil {

@@ -1,6 +1,7 @@
 package launch_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/binary"
@@ -9,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -156,6 +159,62 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkStored(t, dir, sums[4], running.SHA256, sum)
+}
+
+// stalled is a context with which nothing goes on that looks at it: as a disk that is slow, or processors that are wanted by others.
+type stalled struct {
+	context.Context
+	begun, goOn chan struct{}
+	once        *sync.Once
+}
+
+func stall(ctx context.Context) stalled {
+	return stalled{ctx, make(chan struct{}), make(chan struct{}), new(sync.Once)}
+}
+
+func (s stalled) Err() error {
+	s.once.Do(func() { close(s.begun) })
+	<-s.goOn
+	return s.Context.Err()
+}
+
+// A restart after a crash has calls to serve, and a swap has time: what is being read for it is not waited for, nor is it to let a shim end.
+func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
+	t.Parallel()
+	store, _ := openStore(t)
+	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := options(t, "plain")
+	opts.Store, opts.Digest = store, running
+	path, _ := binaryFile(t, "#!/bin/true\n")
+	ctx := stall(t.Context())
+	var adding sync.WaitGroup
+	adding.Go(func() {
+		if _, err := store.Add(ctx, path, ""); err != nil {
+			t.Error(err)
+		}
+	})
+	defer adding.Wait()
+	defer close(ctx.goOn)
+	<-ctx.begun
+	lived := make(chan error, 1)
+	go func() {
+		p, err := launch.Start(t.Context(), opts)
+		if err == nil {
+			err = p.Kill(t.Context())
+		}
+		lived <- err
+	}()
+	select {
+	case err := <-lived:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("a start waits for the end of an Add of another binary")
+	}
 }
 
 func checkStored(t *testing.T, dir string, want ...string) {
