@@ -103,3 +103,50 @@ func TestCrashRestartDoesNotHash(t *testing.T) {
 	must(t, os.Chtimes(stored, now, now)) // whoever has touched it may have changed it
 	reads("a crash after somebody has touched the binary", true, crash)
 }
+
+// Beside a shim that serves, a binary is read with rests. Where nobody serves, and at an Open, it is not, as calls wait for that.
+func TestSwapReadsUnhurried(t *testing.T) {
+	w := newWorld(t)
+	const size, rests = 16 << 20, 64 * time.Millisecond                                    // all of them together
+	b := host.Binary{Path: filepath.Join(w.dir, "large"), SHA256: strings.Repeat("0", 64)} // which it has not, so nothing follows
+	must(t, os.WriteFile(b.Path, make([]byte, size), 0o700))
+	verify := func() time.Duration {
+		report, err := w.host.Swap(w.ctx(), b)
+		if err == nil || report.Failed != host.SwapVerify {
+			t.Fatalf("%v: %+v", err, report)
+		}
+		return report.Steps[0].Took
+	}
+	if took := verify(); took < rests {
+		t.Errorf("beside a shim that serves it took %s; the rests alone take %s", took, rests)
+	}
+	repair := w.damage()
+	for w.host.Standing().Serving {
+		time.Sleep(time.Millisecond)
+	}
+	quick(t, "while nobody serves", rests, verify)
+	repair()
+	other := w.config
+	other.StateDir, other.RunDir, other.Shim = filepath.Join(w.dir, "other"), filepath.Join(w.dir, "other-run"), b
+	quick(t, "an open", rests, func() time.Duration {
+		began := time.Now()
+		h, err := host.Open(w.ctx(), other)
+		if err == nil {
+			must(t, h.Close())
+			t.Fatal("a host was opened with the wrong binary")
+		}
+		return time.Since(began)
+	})
+}
+
+// quick fails the test unless f takes less than limit, on a machine that may have other things to do most of the time.
+func quick(t *testing.T, what string, limit time.Duration, f func() time.Duration) {
+	t.Helper()
+	least := f()
+	for tries := 0; least >= limit && tries < 50; tries++ {
+		least = min(least, f())
+	}
+	if least >= limit {
+		t.Errorf("%s: it took %s at least, more than %s", what, least, limit)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"holdfast/host/internal/launch"
 	"holdfast/registry"
 )
 
@@ -48,7 +49,7 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	var binary digest
 	err := s.step(SwapVerify, func() (err error) {
-		binary, err = h.verify(ctx, b)
+		binary, err = h.verify(h.unhurried(ctx), b)
 		return err
 	})
 	if err != nil {
@@ -69,6 +70,14 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	case <-ctx.Done():
 		return errors.Join(context.Cause(ctx), s.drop(ctx))
 	}
+}
+
+// unhurried is ctx for what a swap does beside a shim that serves. Where none does, all calls wait for that very swap.
+func (h *Host) unhurried(ctx context.Context) context.Context {
+	if h.gate.serving() == nil {
+		return ctx
+	}
+	return launch.Unhurried(ctx)
 }
 
 // candidate runs the binary beside the active shim, and has it rehearse.

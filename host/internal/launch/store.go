@@ -279,7 +279,7 @@ func checkSum(src *os.File, sum, want string) error {
 // hashInto copies from src to dst and returns the SHA-256 of what it copied.
 func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error) {
 	hash := sha256.New()
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, bite)
 	for {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
@@ -295,6 +295,7 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 		if err != nil {
 			return "", err
 		}
+		pause(ctx)
 	}
 }
 
