@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/internal/priority"
 )
 
 // sched is how a thread is scheduled.
@@ -46,7 +48,7 @@ func only(t *testing.T, want sched) {
 func TestGently(t *testing.T) {
 	was, err := unix.SchedGetAttr(0, 0)
 	must(t, err)
-	if !mayHurry(was) {
+	if !priority.MayReturn(was) {
 		t.Skip("who may not take a priority back, without root nobody, never gives it up")
 	}
 	base := sched{was.Policy, was.Nice}
@@ -64,7 +66,7 @@ func TestGently(t *testing.T) {
 			}
 			wg.Wait()
 			only(t, sched{unix.SCHED_IDLE, base.nice})
-			time.Sleep(idling + 10*passGap)
+			time.Sleep(idling + 10*time.Millisecond)
 			only(t, sched{base.policy, base.nice + yielding})
 		})
 	})
