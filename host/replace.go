@@ -87,7 +87,7 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 	defer cancel()
 	var fresh *shim
 	err := s.step(SwapPrepare, func() (err error) {
-		if fresh, err = h.launch(limited, h.closing, binary); err != nil {
+		if fresh, err = h.launch(limited, h.closing, binary, h.gate.serving() != nil); err != nil {
 			return err
 		}
 		s.report.Protocol = fresh.process.Protocol()

@@ -43,7 +43,7 @@ const (
 // start runs the shim's binary and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its
 // life.
 func (h *Host) start(ctx, run context.Context) (*shim, error) {
-	sh, err := h.launch(ctx, run, h.running.now())
+	sh, err := h.launch(ctx, run, h.running.now(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -56,12 +56,12 @@ func (h *Host) start(ctx, run context.Context) (*shim, error) {
 	return sh, nil
 }
 
-// launch runs a binary and greets it: a candidate.
-func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
+// launch runs a binary and greets it: a candidate. One that nobody waits for starts gently.
+func (h *Host) launch(ctx, run context.Context, binary digest, gently bool) (*shim, error) {
 	log := h.config.Logger.Named("shim")
 	process, err := launch.Start(ctx, launch.Options{
 		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Generation: h.launches.Add(1), Args: logLevel(log),
-		StartTimeout: h.config.StartTimeout, Logger: log,
+		StartTimeout: h.config.StartTimeout, Gently: gently, Logger: log,
 	})
 	if err != nil {
 		return nil, err

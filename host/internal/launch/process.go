@@ -30,8 +30,18 @@ type Process struct {
 }
 
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start leaves
-// no process, file or descriptor behind, and its error says what the shim said last.
+// no process, file or descriptor behind, and its error says what the shim said last. One that started gently and stays slow is started again in
+// haste.
 func Start(ctx context.Context, opts Options) (*Process, error) {
+	p, err := start(ctx, opts)
+	if errors.Is(err, errSlow) && ctx.Err() == nil {
+		opts.Gently = false
+		return start(ctx, opts)
+	}
+	return p, err
+}
+
+func start(ctx context.Context, opts Options) (*Process, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
@@ -79,7 +89,11 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		return errors.Join(err, p.abandon())
 	}
 	go p.tidyAfterDeath()
-	if err := p.connect(ctx); err != nil {
+	err := p.connect(ctx)
+	if err == nil {
+		err = p.runner.hurry()
+	}
+	if err != nil {
 		err = p.runner.fail(err)
 		if p.Err() == nil { // it does not die: the error says so
 			return err

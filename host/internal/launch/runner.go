@@ -14,7 +14,9 @@ import (
 	hclog "github.com/hashicorp/go-hclog"
 	plugin "github.com/hashicorp/go-plugin"
 	goplugin "github.com/hashicorp/go-plugin/runner"
+	"golang.org/x/sys/unix"
 
+	"holdfast/internal/priority"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
@@ -31,7 +33,9 @@ type runner struct {
 	env    func(protocol []string) []string
 	dir    string
 
-	child   *child // nil until it runs
+	gently  bool
+	usual   *unix.SchedAttr // how the child is scheduled again once it has started; nil: as it is
+	child   *child          // nil until it runs
 	greeter *greeter
 	scribe  *scribe
 	readers sync.WaitGroup
@@ -41,7 +45,7 @@ type runner struct {
 func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *runner {
 	return &runner{
 		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), env: opts.environment, dir: dir,
-		greeter: newGreeter(), scribe: newScribe(opts.Logger),
+		gently: opts.Gently, greeter: newGreeter(), scribe: newScribe(opts.Logger),
 	}
 }
 
@@ -67,8 +71,36 @@ func (r *runner) Start(context.Context) error {
 	r.child = child
 	r.readers.Go(func() { r.greeter.run(child.stdout); child.stdout.Close() })
 	r.readers.Go(func() { r.scribe.run(child.stderr); child.stderr.Close() })
+	r.slow()
 	if err := r.greet(); err != nil {
 		return r.fail(err)
+	}
+	return nil
+}
+
+// nicer is by how much a shim is while it starts gently. It ends its start where processors are always wanted, too: with this it gets a tenth.
+const nicer = 10
+
+// slow has others get the processors first, where that may be taken back.
+func (r *runner) slow() {
+	if !r.gently {
+		return
+	}
+	if r.usual = priority.Usual(r.child.pid); r.usual != nil {
+		_ = priority.Set(r.child.pid, priority.Nicer(r.usual, nicer)) // else it is not as gentle
+	}
+}
+
+// errSlow is why a shim that has started cannot be used: it is slower than it should be.
+var errSlow = errors.New("its priority could not be given back to the shim")
+
+// hurry takes back what slow did.
+func (r *runner) hurry() error {
+	if r.usual == nil {
+		return nil
+	}
+	if err := priority.Set(r.child.pid, r.usual); err != nil {
+		return fmt.Errorf("%w: %w", errSlow, err)
 	}
 	return nil
 }

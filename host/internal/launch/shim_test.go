@@ -15,6 +15,7 @@ import (
 
 	hclog "github.com/hashicorp/go-hclog"
 	plugin "github.com/hashicorp/go-plugin"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -75,6 +76,17 @@ func shimMain(mode string) int {
 		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(frozen)}
 	case "babbles":
 		go babble()
+	case "slowed", "slowed once": // goes on only once it has been made slower than its host is; the second life does not wait for that
+		if counted() > 1 && mode == "slowed once" {
+			break
+		}
+		usual, _ := unix.Getpriority(unix.PRIO_PROCESS, os.Getppid())
+		for own := usual; own >= usual; { // Getpriority is 20 less the nice value
+			time.Sleep(time.Millisecond)
+			own, _ = unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
+		}
+	case "counted":
+		counted()
 	case "stubborn":
 		opts.Run = func(context.Context) error { select {} }
 	}
@@ -84,6 +96,25 @@ func shimMain(mode string) int {
 		return 1
 	}
 	return 0
+}
+
+// livesFile names the file that gets a byte for each life.
+const livesFile = "LAUNCH_TEST_LIVES"
+
+// counted is how many lives there have been, with this one.
+func counted() int64 {
+	f, err := os.OpenFile(os.Getenv(livesFile), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err == nil {
+		_, err = f.WriteString("1")
+	}
+	if err != nil {
+		panic(err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		panic(err)
+	}
+	return info.Size()
 }
 
 // hostileLines are those that made hosts of go-plugin panic, block or lose track.
