@@ -108,8 +108,17 @@ func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass
 		return nil
 	}
 	records := make([]T, len(keys))
-	beside(len(keys), func(i int) {
-		record, err := recordOf[T](v, bucket, keys[i], values[i])
+	var unknown []int // who reads what is known, as most do, waits for no other goroutine
+	for i := range keys {
+		if known, found := v.known.find(bucket, keys[i], values[i]); found {
+			records[i] = known.(T)
+		} else {
+			unknown = append(unknown, i)
+		}
+	}
+	beside(len(unknown), func(n int) {
+		i := unknown[n]
+		record, err := learn[T](v, bucket, keys[i], values[i])
 		must(err)
 		records[i] = record
 	})
