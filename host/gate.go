@@ -211,12 +211,11 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 	if k == writes {
 		defer h.traffic.begins()()
 	}
-	for {
+	for began := time.Now(); ; {
 		sh, sent, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {
 			return err
 		}
-		began := time.Now()
 		err = f(launch.OnSent(ctx, sent), sh.process.Conn())
 		sent()
 		switch {
@@ -233,12 +232,12 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 }
 
 const (
-	longCall = time.Second           // what a shim had for so long when it was cut off waits for something slow
+	longCall = time.Second           // what has taken so long when it is cut off waits for something slow, at whichever shim
 	wayGiven = 50 * time.Millisecond // about as long as a new shim needs for the calls that were held
 )
 
-// giveWay lets calls that were held go first where a call that was cut off is made again, and took long anyway. With many of those a new shim would
-// have them to do first.
+// giveWay lets calls that were held go first where a call that was cut off is made again, and has taken long anyway: after that time. With many of
+// those a new shim would have them to do first.
 func giveWay(ctx context.Context, after time.Duration) (waited time.Duration) {
 	if after < longCall {
 		return 0

@@ -39,8 +39,9 @@ type Allocs struct {
 	clock      Clock
 	logger     hclog.Logger
 
-	// Calm is how long Run waits before it looks for what nobody claims: the shim before may just have done so. Set before Run.
-	Calm time.Duration
+	// Calm is how long Run waits before it looks for what nobody claims: the shim before may just have done so. Breath is how long it waits before it
+	// goes on with releases that the last shim had begun, but for those that are called for: others are to be answered first. Set before Run.
+	Calm, Breath time.Duration
 
 	crew crew
 	mu   sync.Mutex // guards busy and loose; held for no longer than a look-up
@@ -80,20 +81,35 @@ func (a *Allocs) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load allocs: %w", err)
 	}
-	for _, id := range releasing {
-		a.teardown(id)
-	}
-	a.crew.start(func(ctx context.Context) { a.lookAround(ctx) })
+	a.crew.start(func(ctx context.Context) {
+		if passed(ctx, a.Breath) {
+			for _, id := range releasing {
+				a.teardown(id)
+			}
+		}
+	})
+	a.crew.start(func(ctx context.Context) {
+		if passed(ctx, a.Calm) {
+			a.lookAround(ctx)
+		}
+	})
 	return a.crew.run(ctx)
 }
 
-// lookAround takes down what nobody claims, after the calm.
-func (a *Allocs) lookAround(ctx context.Context) {
-	select {
-	case <-time.After(a.Calm):
-	case <-ctx.Done():
-		return
+// passed waits, and says whether ctx has not ended before.
+func passed(ctx context.Context, wait time.Duration) bool {
+	if wait <= 0 {
+		return ctx.Err() == nil
 	}
+	select {
+	case <-time.After(wait):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// lookAround takes down what nobody claims.
+func (a *Allocs) lookAround(ctx context.Context) {
 	persist(ctx, func(pause time.Duration) error {
 		err := a.TakeDownUnclaimed(ctx)
 		if err != nil && ctx.Err() == nil {

@@ -229,8 +229,12 @@ var (
 )
 
 // allocs is a running Allocs; end ends it, as a shim's end does.
-func (p *parts) allocs() (a *Allocs, end func()) {
+func (p *parts) allocs() (a *Allocs, end func()) { return p.allocsAfter(0) }
+
+// allocsAfter is one that goes on with releases after a breath.
+func (p *parts) allocsAfter(breath time.Duration) (a *Allocs, end func()) {
 	a = NewAllocs(chain.Over(p.log), p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
+	a.Breath = breath
 	return a, running(a.Run)
 }
 

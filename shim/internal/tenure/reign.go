@@ -184,7 +184,7 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
 	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
 	if in.handed() {
-		r.allocs.Calm, r.tasks.Calm = calm, breath
+		r.allocs.Calm, r.allocs.Breath, r.tasks.Calm = calm, breath, breath
 	}
 	r.doctor = reconcile.New(r.store, m, reconcile.Options{
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
