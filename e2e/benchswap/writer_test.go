@@ -8,13 +8,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// stroke is one write that was synced.
+// stroke is one write that was synced; or a sleep that was to end at At and took so much longer. The sleeps are the control: who only sleeps waits for
+// nothing but a processor, so what it waits everybody does.
 type stroke struct {
-	At   time.Time
-	Took time.Duration
+	At    time.Time
+	Took  time.Duration
+	Slept bool
 }
 
 // writer is the process that writes to a volume all the while: it appends a block and syncs it.
@@ -59,16 +64,22 @@ func (w *writer) read(out io.Reader) (all []stroke) {
 	}
 }
 
-// stop returns all that was written. An error of any write is one of the process.
-func (w *writer) stop() ([]stroke, error) {
+// stop returns all that was written, and how it slept beside. An error of any write is one of the process.
+func (w *writer) stop() (writes, sleeps []stroke, err error) {
 	if err := w.in.Close(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	all := <-w.strokes
+	for _, s := range <-w.strokes {
+		if s.Slept {
+			sleeps = append(sleeps, s)
+		} else {
+			writes = append(writes, s)
+		}
+	}
 	if err := w.cmd.Wait(); err != nil {
-		return all, fmt.Errorf("the task that writes to a volume: %w", err)
+		return writes, sleeps, fmt.Errorf("the task that writes to a volume: %w", err)
 	}
-	return all, w.err
+	return writes, sleeps, w.err
 }
 
 // writeEvery is the time from one write to the next.
@@ -85,6 +96,8 @@ func write() error {
 	go func() { _, _ = io.Copy(io.Discard, os.Stdin); close(ended) }()
 	out := bufio.NewWriterSize(os.Stdout, 1<<16)
 	defer out.Flush()
+	naps := make(chan stroke, 1000)
+	go nap(naps)
 	enc, block := json.NewEncoder(out), make([]byte, 4096)
 	tick := time.NewTicker(writeEvery)
 	defer tick.Stop()
@@ -92,6 +105,11 @@ func write() error {
 		select {
 		case <-ended:
 			return nil
+		case s := <-naps:
+			if err := enc.Encode(s); err != nil {
+				return err
+			}
+			continue
 		case <-tick.C:
 		}
 		began := time.Now()
@@ -101,8 +119,20 @@ func write() error {
 		if err := file.Sync(); err != nil {
 			return err
 		}
-		if err := enc.Encode(stroke{began, time.Since(began)}); err != nil {
+		if err := enc.Encode(stroke{At: began, Took: time.Since(began)}); err != nil {
 			return err
+		}
+	}
+}
+
+// nap sleeps over and over, on a thread of its own.
+func nap(naps chan<- stroke) {
+	runtime.LockOSThread()
+	span := unix.NsecToTimespec(int64(writeEvery))
+	for {
+		due := time.Now().Add(writeEvery)
+		if unix.Nanosleep(&span, nil) == nil { // else a signal has woken it
+			naps <- stroke{At: due, Took: time.Since(due), Slept: true}
 		}
 	}
 }
