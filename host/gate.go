@@ -208,14 +208,16 @@ func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.C
 func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
 	hold := h.config.MaxHold
 	var cut *shim
+	var had time.Duration // so long shims have had it that were cut off
 	if k == writes {
 		defer h.traffic.begins()()
 	}
-	for began := time.Now(); ; {
+	for {
 		sh, sent, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		err = f(launch.OnSent(ctx, sent), sh.process.Conn())
 		sent()
 		switch {
@@ -226,18 +228,19 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 			return context.Cause(ctx)
 		}
 		if cut = sh; k == writes {
-			hold -= giveWay(ctx, time.Since(began))
+			had += time.Since(began)
+			hold -= giveWay(ctx, had)
 		}
 	}
 }
 
 const (
-	longCall = time.Second           // what has taken so long when it is cut off waits for something slow, at whichever shim
+	longCall = time.Second           // what was at shims for so long when it is cut off waits for something slow
 	wayGiven = 50 * time.Millisecond // about as long as a new shim needs for the calls that were held
 )
 
-// giveWay lets calls that were held go first where a call that was cut off is made again, and has taken long anyway: after that time. With many of
-// those a new shim would have them to do first.
+// giveWay lets calls that were held go first where a call that was cut off is made again, after shims have had it for a long time anyway. With many
+// of those a new shim would have them to do first.
 func giveWay(ctx context.Context, after time.Duration) (waited time.Duration) {
 	if after < longCall {
 		return 0

@@ -43,8 +43,8 @@ func keysOf(c Change) map[Key]bool {
 	return keys
 }
 
-// Over is the state of v with the records of a change that has not been committed yet. Its events are not there, and indexes are those that a Log
-// would give if nothing else were committed before.
+// Over is the state of v with the records of a change that has not been committed yet. Its events are not there. The ModifyIndex of what is put is one
+// that no commit has given yet, and so is the CreateIndex where the record itself has none.
 func Over(v View, c Change) View {
 	if len(c.Put)+len(c.Delete) == 0 {
 		return v

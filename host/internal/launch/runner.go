@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
@@ -94,12 +95,12 @@ func (r *runner) slow() {
 // errSlow is why a shim that has started cannot be used: it is slower than it should be.
 var errSlow = errors.New("its priority could not be given back to the shim")
 
-// hurry takes back what slow did.
+// hurry takes back what slow did. That the shim has died meanwhile is found otherwise.
 func (r *runner) hurry() error {
 	if r.usual == nil {
 		return nil
 	}
-	if err := priority.Set(r.child.pid, r.usual); err != nil {
+	if err := priority.Set(r.child.pid, r.usual); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", errSlow, err)
 	}
 	return nil

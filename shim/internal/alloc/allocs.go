@@ -140,7 +140,7 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 // prepare is Prepare of who has its turn. It is one chain of steps: the alloc is recorded with its first claim, and is ready with its last volume.
 func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec) (plans map[string]hooks.Plan, err error) {
 	ctx, steps := chain.Begin(ctx, a.log)
-	defer func() { err = errors.Join(err, steps.End(ctx)) }()
+	defer steps.End(ctx, &err)
 	if err := a.admit(ctx, g); err != nil {
 		return nil, err
 	}
@@ -150,10 +150,10 @@ func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 			err = a.ready(ctx, call, g.Alloc, plans)
 		}
 	}
-	for _, r := range requests {
+	for i, r := range requests {
 		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
 		failed := h.up(ctx, g, r, func(at hooks.Published) {
-			if published[r.Name] = at; len(published) == len(requests) {
+			if published[r.Name] = at; i == len(requests)-1 {
 				finish()
 			}
 		})
@@ -161,13 +161,20 @@ func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 			if ctx.Err() == nil { // else what it waited for says more
 				h.failed(ctx, failed, time.Time{})
 			}
-			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, failed)
+			failed = fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, failed)
+			if err != nil {
+				failed = errors.Join(failed, err)
+			}
+			return nil, failed
 		}
 	}
 	if len(requests) == 0 {
 		finish()
 	}
-	return plans, err
+	if err != nil {
+		return nil, err
+	}
+	return plans, nil
 }
 
 // plansOf is what to apply to the alloc's tasks.
@@ -202,8 +209,13 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 			State: registry.AllocPreparing, Since: a.clock.Now(),
 		}}}, nil
 	}
-	err := a.log.View(ctx, func(v registry.View) error { _, err := decide(v); return err })
-	if err == nil && !chain.Leave(ctx, decide) {
+	known := false
+	err := a.log.View(ctx, func(v registry.View) error {
+		change, err := decide(v)
+		known = change.Empty()
+		return err
+	})
+	if err == nil && !known && !chain.Leave(ctx, decide) {
 		_, err = a.log.Commit(ctx, decide)
 	}
 	if err != nil {

@@ -45,7 +45,7 @@ func (h *hold) back(ctx context.Context, done func(context.Context) error) (err 
 	}
 	defer leave()
 	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
-	defer func() { err = errors.Join(err, steps.End(ctx)) }()
+	defer steps.End(ctx, &err)
 	u, err := h.use(ctx)
 	if err != nil {
 		return err

@@ -10,7 +10,8 @@ import (
 // Claims is who may use which volume.
 type Claims interface {
 	// Take is idempotent by the claim's key. What the usage does not say of mount options becomes the volume's. ErrConflict names the
-	// holders. What ctx's chain has left, such as the alloc's record, is written with the claim, or before it.
+	// holders. What ctx's chain has left, such as the alloc's record, is written with a claim that
+	// is new, or before it.
 	Take(ctx context.Context, c registry.Claim) (registry.Claim, error)
 	// Release refuses while something of the claim may be published. It may leave what it writes to ctx's chain.
 	Release(ctx context.Context, k registry.ClaimKey) (existed bool, err error)

@@ -2,7 +2,6 @@ package alloc
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -82,7 +81,7 @@ func (h *hold) clear(ctx context.Context) (err error) {
 		return err
 	}
 	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
-	defer func() { err = errors.Join(err, steps.End(ctx)) }()
+	defer steps.End(ctx, &err)
 	if p.Stage != registry.MarkNone {
 		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
 			return err

@@ -2,7 +2,6 @@ package alloc
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"holdfast/hooks"
@@ -37,7 +36,7 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 		return err
 	}
 	defer leave()
-	defer func() { err = errors.Join(err, chain.Write(ctx)) }()
+	defer chain.Write(ctx, &err)
 	if err := h.settle(ctx, func(open registry.Intent) bool { return h.own(open) && open.RPC == registry.NodePublishRPC }); err != nil {
 		return err
 	}

@@ -116,8 +116,9 @@ func (p *parts) Take(ctx context.Context, c registry.Claim) (registry.Claim, err
 	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf("claim %s %s", c.Name, c.Alloc))
 	p.mu.Unlock()
-	if err := chain.Write(ctx); err != nil {
-		return c, err
+	var unwritten error
+	if chain.Write(ctx, &unwritten); unwritten != nil {
+		return c, unwritten
 	}
 	return c, p.commit([]registry.Record{c})
 }

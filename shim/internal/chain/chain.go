@@ -2,8 +2,8 @@ package chain
 
 import (
 	"context"
+	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"holdfast/registry"
@@ -12,8 +12,10 @@ import (
 // Longest is how long what was left stays unwritten.
 const Longest = 50 * time.Millisecond
 
-// grace is how long it may take to write what was left after its caller has gone.
+// grace is how long it may take to write what was left, whoever has gone meanwhile.
 const grace = 5 * time.Second
+
+var errSlow = registry.Errorf(registry.ErrUnavailable, "the state could not be written within %s", grace)
 
 // Decision is what a commit decides.
 type Decision = func(registry.View) (registry.Change, error)
@@ -27,8 +29,8 @@ type linked struct{ registry.Log }
 type Chain struct {
 	log registry.Log
 
-	mu    sync.Mutex // guards what follows; held while what is left is being written, so that nobody misses it
-	left  []Decision // in their order
+	turn  chan struct{} // holds a token while what follows is used, and while what is left is being written: so nobody misses it
+	left  []Decision    // in their order
 	timer *time.Timer
 	ended bool
 	late  sync.WaitGroup // the timer's function
@@ -39,7 +41,7 @@ type key struct{}
 
 // Begin is ctx of a new chain over a Log that Over has made; over another one nothing is ever left. It has to be ended.
 func Begin(ctx context.Context, log registry.Log) (context.Context, *Chain) {
-	c := &Chain{log: log}
+	c := &Chain{log: log, turn: make(chan struct{}, 1)}
 	if l, is := log.(linked); is {
 		c.log = l.Log
 		ctx = context.WithValue(ctx, key{}, c)
@@ -52,16 +54,31 @@ func of(ctx context.Context) *Chain {
 	return c
 }
 
+func (c *Chain) lock()   { c.turn <- struct{}{} }
+func (c *Chain) unlock() { <-c.turn }
+
+// lockFor is lock, unless ctx ends before.
+func (c *Chain) lockFor(ctx context.Context) error {
+	if ctx.Err() == nil {
+		select {
+		case c.turn <- struct{}{}:
+			return nil
+		case <-ctx.Done():
+		}
+	}
+	return context.Cause(ctx)
+}
+
 // Leave leaves a decision to be written with the next commit of ctx's chain; false: there is none, or it has ended, and nothing was done. The decision
-// is asked each time somebody reads before that, and once more when it is written. An error of it is that of who reads, commits or ends
-// next; then all is dropped that was left.
+// is asked each time somebody reads before that, and once more when it is written. Should it refuse then, it and what was left after it are
+// dropped, and its error is that of who commits, writes or ends.
 func Leave(ctx context.Context, decide Decision) (left bool) {
 	c := of(ctx)
 	if c == nil {
 		return false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.lock()
+	defer c.unlock()
 	if c.ended {
 		return false
 	}
@@ -76,60 +93,64 @@ func Leave(ctx context.Context, decide Decision) (left bool) {
 	return true
 }
 
-// overdue writes what is left, as no step has followed. That it does not stand is kept for who comes next.
+// overdue writes what is left, as no step has followed. If that fails, whoever comes next learns it.
 func (c *Chain) overdue(ctx context.Context) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if dropped, err := c.write(ctx); dropped {
-		c.left = []Decision{func(registry.View) (registry.Change, error) { return registry.Change{}, err }}
+	c.lock()
+	defer c.unlock()
+	c.timer = nil
+	if err := c.write(ctx); err != nil {
+		c.spoil(err)
 	}
 }
 
-// Write writes what the chain of ctx has left, if there is one, even if ctx has ended: for who is about to wait.
-func Write(ctx context.Context) error {
-	c := of(ctx)
-	if c == nil {
+// Write writes what ctx's chain has left, if there is one, even if ctx has ended: for who is about to wait, or leaves the volume's lane. What cannot be
+// written is dropped, as others may act from then on; err, if it is not nil, is told why.
+func Write(ctx context.Context, err *error) {
+	if c := of(ctx); c != nil {
+		c.lock()
+		defer c.unlock()
+		c.writeOrDrop(ctx, err)
+	}
+}
+
+// End is Write; and from then on nothing is left any more.
+func (c *Chain) End(ctx context.Context, err *error) {
+	c.lock()
+	c.writeOrDrop(ctx, err)
+	c.ended = true
+	c.unlock()
+	c.late.Wait()
+}
+
+func (c *Chain) writeOrDrop(ctx context.Context, err *error) {
+	failed := c.write(ctx)
+	c.clear()
+	if failed != nil && *err == nil {
+		*err = failed
+	} else if failed != nil {
+		*err = errors.Join(*err, failed)
+	}
+}
+
+// write writes what is left.
+func (c *Chain) write(ctx context.Context) error {
+	if len(c.left) == 0 {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, err := c.write(ctx)
+	_, err := c.both(ctx, func(registry.View) (registry.Change, error) { return registry.Change{}, nil })
 	return err
 }
 
-// End writes what is left, even if ctx has ended. From then on nothing is left any more.
-func (c *Chain) End(ctx context.Context) error {
-	c.mu.Lock()
-	_, err := c.write(ctx)
-	c.ended = true
-	c.disarm()
-	c.mu.Unlock()
-	c.late.Wait()
-	return err
-}
-
-// write writes what is left. mu is held.
-func (c *Chain) write(ctx context.Context) (dropped bool, err error) {
-	if len(c.left) == 0 {
-		return false, nil
-	}
-	_, dropped, err = c.both(ctx, func(registry.View) (registry.Change, error) { return registry.Change{}, nil })
-	return dropped, err
-}
-
-// both writes what is left and what decide wants in one transaction; what is left also if decide refuses. Once begun it does not end with ctx: whose
-// outcome is not known could not be written once more. mu is held.
-func (c *Chain) both(ctx context.Context, decide Decision) (at registry.Seq, dropped bool, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+// both writes what is left and what decide wants in one transaction; what is left also if decide refuses. It does not end with ctx. If nothing was
+// written, all stays left; and if nobody knows, nothing does: it might be written twice.
+func (c *Chain) both(ctx context.Context, decide Decision) (registry.Seq, error) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), grace, errSlow)
 	defer cancel()
 	left := c.left
-	var undone atomic.Bool
 	var refused error
-	at, err = c.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		change, err := changes(left, v)
-		if err != nil {
-			undone.Store(true)
-			return registry.Change{}, err
+	at, err := c.log.Commit(ctx, func(v registry.View) (change registry.Change, _ error) {
+		if change, refused = changes(left, v); refused != nil {
+			return change, nil
 		}
 		next, err := decide(registry.Over(v, change))
 		if refused = err; refused != nil {
@@ -137,34 +158,37 @@ func (c *Chain) both(ctx context.Context, decide Decision) (at registry.Seq, dro
 		}
 		return change.Then(next), nil
 	})
-	if dropped = undone.Load(); err == nil || dropped {
+	switch {
+	case err == nil:
 		c.clear()
+		return at, refused
+	case errors.Is(err, registry.ErrUncertain):
+		c.spoil(err)
 	}
-	if err == nil {
-		err = refused
-	}
-	return at, dropped, err
+	return at, err
 }
 
+// spoil has whoever comes next fail, in place of what was left.
+func (c *Chain) spoil(err error) {
+	c.clear()
+	c.left = []Decision{func(registry.View) (registry.Change, error) { return registry.Change{}, err }}
+}
+
+// clear forgets what is left. If it is too late to stop the timer, its function finds nothing left, or what was left since.
 func (c *Chain) clear() {
 	c.left = nil
-	c.disarm()
-}
-
-// disarm stops the timer. If it is too late for that, its function finds nothing left, or what was left since.
-func (c *Chain) disarm() {
 	if c.timer != nil && c.timer.Stop() {
 		c.late.Done()
 	}
 	c.timer = nil
 }
 
-// changes is what the decisions that are left make of a state.
+// changes is what the decisions that are left make of a state, up to the first that does not stand any more.
 func changes(left []Decision, v registry.View) (change registry.Change, err error) {
 	for _, decide := range left {
 		next, err := decide(registry.Over(v, change))
 		if err != nil {
-			return registry.Change{}, err
+			return change, err
 		}
 		change = change.Then(next)
 	}
@@ -177,35 +201,35 @@ func (l linked) Commit(ctx context.Context, decide Decision) (registry.Seq, erro
 	if c == nil {
 		return l.Log.Commit(ctx, decide)
 	}
-	c.mu.Lock()
+	if err := c.lockFor(ctx); err != nil {
+		return 0, err
+	}
 	if len(c.left) == 0 {
-		c.mu.Unlock()
+		c.unlock()
 		return c.log.Commit(ctx, decide)
 	}
-	defer c.mu.Unlock()
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	at, _, err := c.both(ctx, decide)
-	return at, err
+	defer c.unlock()
+	return c.both(ctx, decide)
 }
 
-// View is registry.Log's. read must not ask the log again.
+// View is registry.Log's. read must not ask the log again. What was left and does not stand any more is an error here too, and stays one until
+// somebody commits, writes or ends: not everybody who reads looks at errors.
 func (l linked) View(ctx context.Context, read func(registry.View) error) error {
 	c := of(ctx)
 	if c == nil {
 		return l.Log.View(ctx, read)
 	}
-	c.mu.Lock()
+	if err := c.lockFor(ctx); err != nil {
+		return err
+	}
 	if len(c.left) == 0 {
-		c.mu.Unlock()
+		c.unlock()
 		return c.log.View(ctx, read)
 	}
-	defer c.mu.Unlock()
+	defer c.unlock()
 	return c.log.View(ctx, func(v registry.View) error {
 		change, err := changes(c.left, v)
 		if err != nil {
-			c.clear()
 			return err
 		}
 		return read(registry.Over(v, change))

@@ -75,6 +75,16 @@ func (w *world) written() int {
 	return len(w.commits)
 }
 
+func write(ctx context.Context) (err error) {
+	chain.Write(ctx, &err)
+	return err
+}
+
+func end(ctx context.Context, c *chain.Chain) (err error) {
+	c.End(ctx, &err)
+	return err
+}
+
 func leave(t *testing.T, ctx context.Context, d chain.Decision) {
 	t.Helper()
 	if !chain.Leave(ctx, d) {
@@ -113,7 +123,7 @@ func TestTheChainSeesWhatItLeft(t *testing.T) {
 	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"b", "c"}) || w.written() != 1 || len(w.commits[0].Events) != 2 {
 		t.Errorf("written is %v, by %d commits with %v", got, w.written(), w.commits)
 	}
-	must(t, c.End(ctx))
+	must(t, end(ctx, c))
 	if w.written() != 1 {
 		t.Error("the end wrote again what was written")
 	}
@@ -142,7 +152,7 @@ func TestLeftIsWrittenSoon(t *testing.T) {
 		if w.written() != 2 {
 			t.Error("what was left later is not written")
 		}
-		must(t, c.End(ctx))
+		must(t, end(ctx, c))
 	})
 }
 
@@ -155,7 +165,7 @@ func TestTheEndWrites(t *testing.T) {
 	if err := commit(ctx, w.log, puts(alloc("b"))); !errors.Is(err, context.Canceled) || w.written() != 0 {
 		t.Errorf("a commit of who has gone: %v", err)
 	}
-	must(t, c.End(ctx))
+	must(t, end(ctx, c))
 	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("written is %v", got)
 	}
@@ -166,15 +176,15 @@ func TestTheEndWrites(t *testing.T) {
 
 func TestWriteIsForWhoWaits(t *testing.T) {
 	w := newWorld()
-	must(t, chain.Write(t.Context())) // no chain
+	must(t, write(t.Context())) // no chain
 	ctx, c := chain.Begin(t.Context(), w.log)
-	must(t, chain.Write(ctx))
+	must(t, write(ctx))
 	leave(t, ctx, puts(alloc("a")))
-	must(t, chain.Write(ctx))
+	must(t, write(ctx))
 	if w.written() != 1 {
 		t.Errorf("%d commits", w.written())
 	}
-	must(t, c.End(ctx))
+	must(t, end(ctx, c))
 }
 
 // What was left stood before the next step was decided, so it is written though that one is refused.
@@ -189,7 +199,7 @@ func TestARefusalKeepsWhatWasLeft(t *testing.T) {
 	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("written is %v", got)
 	}
-	must(t, c.End(ctx))
+	must(t, end(ctx, c))
 }
 
 // What cannot be written together may be so alone: the next step needs room on a disk that is full, and what was left does not.
@@ -202,7 +212,7 @@ func TestAFailedCommitKeepsWhatWasLeft(t *testing.T) {
 	if err := commit(ctx, w.log, puts(alloc("b"))); err != full || w.written() != 0 {
 		t.Errorf("the commit: %v", err)
 	}
-	must(t, c.End(ctx))
+	must(t, end(ctx, c))
 	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("written is %v", got)
 	}
@@ -213,10 +223,14 @@ func TestWhatDoesNotStandIsTold(t *testing.T) {
 	why := errors.New("it was forgotten")
 	for name, next := range map[string]func(ctx context.Context, w *world, c *chain.Chain) error{
 		"commit": func(ctx context.Context, w *world, _ *chain.Chain) error { return commit(ctx, w.log, puts(alloc("b"))) },
-		"view": func(ctx context.Context, w *world, _ *chain.Chain) error {
-			return w.log.View(ctx, func(registry.View) error { return nil })
+		"a view that nobody heeds, and a commit": func(ctx context.Context, w *world, _ *chain.Chain) error {
+			if err := w.log.View(ctx, func(registry.View) error { return nil }); err != why {
+				return fmt.Errorf("the view: %w", err)
+			}
+			return commit(ctx, w.log, puts(alloc("b")))
 		},
-		"end": func(ctx context.Context, _ *world, c *chain.Chain) error { return c.End(ctx) },
+		"end":   func(ctx context.Context, _ *world, c *chain.Chain) error { return end(ctx, c) },
+		"write": func(ctx context.Context, _ *world, _ *chain.Chain) error { return write(ctx) },
 		"after the timer": func(ctx context.Context, w *world, _ *chain.Chain) error {
 			time.Sleep(chain.Longest)
 			synctest.Wait()
@@ -231,28 +245,125 @@ func TestWhatDoesNotStandIsTold(t *testing.T) {
 				if err := next(ctx, w, c); err != why || w.written() != 0 {
 					t.Errorf("told was %v after %d commits", err, w.written())
 				}
-				must(t, c.End(ctx))
+				must(t, end(ctx, c))
 			})
 		})
 	}
 }
 
-// Who reads while it is being written waits, and misses nothing.
-func TestNobodyMissesWhatIsBeingWritten(t *testing.T) {
+// What was left before what does not stand any more is the outcome of something else, and is written.
+func TestOutcomesBeforeARefusalAreWritten(t *testing.T) {
+	w := newWorld()
+	ctx, c := chain.Begin(t.Context(), w.log)
+	why := errors.New("no")
+	for _, d := range []chain.Decision{puts(alloc("a")), refuses(why), puts(alloc("b"))} {
+		leave(t, ctx, d)
+	}
+	if err := commit(ctx, w.log, puts(alloc("c"))); err != why {
+		t.Errorf("told was %v", err)
+	}
+	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("written is %v", got)
+	}
+	must(t, end(ctx, c))
+}
+
+// C3: what cannot be written before the lane is left is not written when others are in it.
+func TestWhatCannotBeWrittenIsDropped(t *testing.T) {
 	w := newWorld()
 	ctx, c := chain.Begin(t.Context(), w.log)
 	leave(t, ctx, puts(alloc("a")))
-	release := w.Hold()
-	ended := make(chan error)
-	go func() { ended <- chain.Write(ctx) }()
-	seen := make(chan []string)
-	go func() { seen <- ids(t, ctx, w.log) }()
-	release()
-	must(t, <-ended)
-	if got := <-seen; !slices.Equal(got, []string{"a"}) {
-		t.Errorf("seen was %v", got)
+	full := registry.Errorf(registry.ErrExhausted, "full")
+	w.Fail(full)
+	if err := write(ctx); err != full {
+		t.Errorf("the write: %v", err)
 	}
-	must(t, c.End(ctx))
+	leave(t, ctx, puts(alloc("b")))
+	must(t, end(ctx, c))
+	if got := ids(t, t.Context(), w.log); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("written is %v", got)
+	}
+	err := errors.New("of a step")
+	step := err
+	ctx, c = chain.Begin(t.Context(), w.log)
+	leave(t, ctx, puts(alloc("c")))
+	w.Fail(full)
+	if c.End(ctx, &err); !errors.Is(err, step) || !errors.Is(err, full) {
+		t.Errorf("told is %v", err)
+	}
+}
+
+// What may have been written is not decided once more.
+func TestUncertainIsNotRepeated(t *testing.T) {
+	w := newWorld()
+	ctx, c := chain.Begin(t.Context(), w.log)
+	asked := 0
+	leave(t, ctx, func(v registry.View) (registry.Change, error) { asked++; return puts(alloc("a"))(v) })
+	w.Lose(true)
+	if err := commit(ctx, w.log, puts(alloc("b"))); !errors.Is(err, registry.ErrUncertain) {
+		t.Errorf("the commit: %v", err)
+	}
+	if err := w.log.View(ctx, func(registry.View) error { return nil }); !errors.Is(err, registry.ErrUncertain) {
+		t.Errorf("a view after it: %v", err)
+	}
+	if err := end(ctx, c); !errors.Is(err, registry.ErrUncertain) || asked != 1 {
+		t.Errorf("the end: %v, after the decision was asked %d times", err, asked)
+	}
+}
+
+// A write that the timer began and that failed is told, and the next is begun in time.
+func TestTheTimerFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		ctx, c := chain.Begin(t.Context(), w.log)
+		full := registry.Errorf(registry.ErrExhausted, "full")
+		leave(t, ctx, puts(alloc("a")))
+		w.Fail(full)
+		time.Sleep(chain.Longest)
+		synctest.Wait()
+		if err := commit(ctx, w.log, puts(alloc("b"))); err != full || w.written() != 0 {
+			t.Errorf("told was %v after %d commits", err, w.written())
+		}
+		leave(t, ctx, puts(alloc("c")))
+		time.Sleep(chain.Longest)
+		synctest.Wait()
+		if w.written() != 1 {
+			t.Errorf("%d commits", w.written())
+		}
+		must(t, end(ctx, c))
+	})
+}
+
+// Who reads while it is being written waits, and misses nothing; or for as long as he likes.
+func TestNobodyMissesWhatIsBeingWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		ctx, c := chain.Begin(t.Context(), w.log)
+		leave(t, ctx, puts(alloc("a")))
+		release := w.Hold()
+		ended := make(chan error)
+		go func() { ended <- write(ctx) }()
+		synctest.Wait() // it is being written
+		seen := make(chan []string, 1)
+		go func() { seen <- ids(t, ctx, w.log) }()
+		synctest.Wait()
+		select {
+		case got := <-seen:
+			t.Errorf("seen was %v before it was written", got)
+		default:
+		}
+		brief, cancel := context.WithTimeout(ctx, time.Millisecond)
+		defer cancel()
+		if err := w.log.View(brief, func(registry.View) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("who has a millisecond: %v", err)
+		}
+		release()
+		must(t, <-ended)
+		if got := <-seen; !slices.Equal(got, []string{"a"}) {
+			t.Errorf("seen was %v", got)
+		}
+		must(t, end(ctx, c))
+	})
 }
 
 func TestWithoutAChainNothingIsLeft(t *testing.T) {
@@ -263,7 +374,7 @@ func TestWithoutAChainNothingIsLeft(t *testing.T) {
 			t.Error("it was left")
 		}
 	}
-	must(t, c.End(bare))
+	must(t, end(bare, c))
 	must(t, commit(t.Context(), w.log, puts(alloc("a"))))
 	if w.written() != 1 {
 		t.Errorf("%d commits", w.written())

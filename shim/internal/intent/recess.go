@@ -74,8 +74,9 @@ func resumed(ctx context.Context) error {
 		if over == nil {
 			break
 		}
-		if err := chain.Write(ctx); err != nil {
-			return err
+		var unwritten error
+		if chain.Write(ctx, &unwritten); unwritten != nil {
+			return unwritten
 		}
 		o.waits(true)
 		select {

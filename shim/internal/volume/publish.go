@@ -104,8 +104,9 @@ func (s *Stager) publish(
 			return err
 		},
 		Done: func(view registry.View) registry.Change {
-			r.Publish = registry.MarkDone
-			put := []registry.Record{r}
+			done := r
+			done.Publish = registry.MarkDone
+			put := []registry.Record{done}
 			if !stages && !s.publishedElse(view, r) {
 				put = append(put, anew(view, r.Volume)...)
 			}
