@@ -97,7 +97,7 @@ func (n *node) swapped(t *testing.T, r *report) {
 	}
 	n.rest()
 	l.finish()
-	writes, sleeps, err := task.stop()
+	strokes, err := task.stop()
 	if err != nil {
 		t.Error(err)
 	}
@@ -109,7 +109,7 @@ func (n *node) swapped(t *testing.T, r *report) {
 	l.tell(r, n)
 	r.fact("%d events were watched over all of it: none lost, none told twice, none of a plugin that was sick", events)
 	l.times(r, done, holds, swaps)
-	r.written(writes, sleeps, holds, swaps)
+	r.written(strokes, holds, swaps)
 }
 
 // rest is time without a swap, after the last one has baked.
@@ -165,15 +165,8 @@ func (l *load) times(r *report, done []host.Swapped, holds, swaps windows) {
 	r.steps(done)
 }
 
-// written says how the task fared that writes all the while, and how late it woke where it only slept.
-func (r *report) written(writes, sleeps []stroke, holds, swaps windows) {
-	r.phases("write and fsync of a task", writes, holds, swaps)
-	r.phases("who only sleeps wakes up late by", sleeps, holds, swaps)
-	r.fact("a task writes 4 KiB and syncs them every %s: %d writes, no error; %s", writeEvery, len(writes), coincidence(writes, holds))
-}
-
-// phases tells strokes apart by what was under way.
-func (r *report) phases(what string, strokes []stroke, holds, swaps windows) {
+// written says how the task fared that writes all the while.
+func (r *report) written(strokes []stroke, holds, swaps windows) {
 	var in, during, quiet []time.Duration
 	for _, s := range strokes {
 		switch {
@@ -185,9 +178,10 @@ func (r *report) phases(what string, strokes []stroke, holds, swaps windows) {
 			quiet = append(quiet, s.Took)
 		}
 	}
-	r.add(what+", in a hold", in, limit{})
-	r.add(what+", during the rest of a swap", during, limit{})
-	r.add("control: "+what+", while there is no swap", quiet, limit{})
+	r.add("write and fsync of a task in a hold", in, limit{})
+	r.add("the same during the rest of a swap", during, limit{})
+	r.add("control: the same while there is no swap", quiet, limit{})
+	r.fact("a task writes 4 KiB and syncs them every %s: %d writes, no error; %s", writeEvery, len(strokes), coincidence(strokes, holds))
 }
 
 func is(_ int, in bool) bool { return in }

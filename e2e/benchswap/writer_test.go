@@ -8,18 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// stroke is one write that was synced; or a sleep that was to end at At and took so much longer. The sleeps are the control: who only sleeps waits for
-// nothing but a processor, so what it waits everybody does.
+// stroke is one write that was synced.
 type stroke struct {
-	At    time.Time
-	Took  time.Duration
-	Slept bool
+	At   time.Time
+	Took time.Duration
 }
 
 // writer is the process that writes to a volume all the while: it appends a block and syncs it.
@@ -64,22 +59,16 @@ func (w *writer) read(out io.Reader) (all []stroke) {
 	}
 }
 
-// stop returns all that was written, and how it slept beside. An error of any write is one of the process.
-func (w *writer) stop() (writes, sleeps []stroke, err error) {
+// stop returns all that was written. An error of any write is one of the process.
+func (w *writer) stop() ([]stroke, error) {
 	if err := w.in.Close(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	for _, s := range <-w.strokes {
-		if s.Slept {
-			sleeps = append(sleeps, s)
-		} else {
-			writes = append(writes, s)
-		}
-	}
+	all := <-w.strokes
 	if err := w.cmd.Wait(); err != nil {
-		return writes, sleeps, fmt.Errorf("the task that writes to a volume: %w", err)
+		return all, fmt.Errorf("the task that writes to a volume: %w", err)
 	}
-	return writes, sleeps, w.err
+	return all, w.err
 }
 
 // writeEvery is the time from one write to the next.
@@ -96,8 +85,6 @@ func write() error {
 	go func() { _, _ = io.Copy(io.Discard, os.Stdin); close(ended) }()
 	out := bufio.NewWriterSize(os.Stdout, 1<<16)
 	defer out.Flush()
-	naps := make(chan stroke, 1000)
-	go nap(naps)
 	enc, block := json.NewEncoder(out), make([]byte, 4096)
 	tick := time.NewTicker(writeEvery)
 	defer tick.Stop()
@@ -105,11 +92,6 @@ func write() error {
 		select {
 		case <-ended:
 			return nil
-		case s := <-naps:
-			if err := enc.Encode(s); err != nil {
-				return err
-			}
-			continue
 		case <-tick.C:
 		}
 		began := time.Now()
@@ -119,20 +101,8 @@ func write() error {
 		if err := file.Sync(); err != nil {
 			return err
 		}
-		if err := enc.Encode(stroke{At: began, Took: time.Since(began)}); err != nil {
+		if err := enc.Encode(stroke{began, time.Since(began)}); err != nil {
 			return err
-		}
-	}
-}
-
-// nap sleeps over and over, on a thread of its own.
-func nap(naps chan<- stroke) {
-	runtime.LockOSThread()
-	span := unix.NsecToTimespec(int64(writeEvery))
-	for {
-		due := time.Now().Add(writeEvery)
-		if unix.Nanosleep(&span, nil) == nil { // else a signal has woken it
-			naps <- stroke{At: due, Took: time.Since(due), Slept: true}
 		}
 	}
 }
