@@ -182,6 +182,17 @@ func TestDirsListsChildrenFirst(t *testing.T) {
 	}
 }
 
+func TestDirsOfADirectoryThatIsRemovedMeanwhile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "gone")
+	must(t, os.Mkdir(path, 0o700))
+	open, err := os.Open(path)
+	must(t, err)
+	must(t, os.Remove(path))
+	if dirs, err := appendDirs([]string{"other"}, open); err != nil || !slices.Equal(dirs, []string{"other"}) {
+		t.Errorf("%v, %v", dirs, err)
+	}
+}
+
 func TestFullDiskIsExhausted(t *testing.T) {
 	d, l := newDisk(t)
 	tmpfs(t, l.MountRoot(), "size=64k,nr_inodes=4")

@@ -29,6 +29,9 @@ func (d *Disk) Dirs(root string) (dirs []string, err error) {
 func appendDirs(dirs []string, at *os.File) ([]string, error) {
 	defer at.Close()
 	names, err := at.Readdirnames(-1) // names only: a stat could ask the server of a dead mount
+	if errors.Is(err, unix.ENOENT) {  // removed since it was opened
+		return dirs, nil
+	}
 	if err != nil {
 		return dirs, err
 	}
