@@ -153,7 +153,7 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 	p.direct.Go(func() {
 		defer close(c.done)
 		c.err = work(c)
-		c.late = c.ctx.Err() != nil
+		c.late = c.ctx.Err() != nil || line.up.Err() != nil // the one follows the other, but later
 	})
 	return c, nil
 }

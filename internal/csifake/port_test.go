@@ -7,7 +7,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,6 +96,37 @@ func TestPortRestart(t *testing.T) {
 			t.Error(v)
 		}
 	})
+}
+
+// TestDroppedCallsAreNotHeard: once a connection is cut, nobody hears an answer of a call that ran on it, whichever goroutine is quicker.
+func TestDroppedCallsAreNotHeard(t *testing.T) {
+	gone := 0
+	for range 300 {
+		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}, AnyVolume: true}, func(t *testing.T, fake *Plugin, c *client) {
+			c.learn()
+			rule := Rule{RPC: "NodeUnpublishVolume", When: After, Delay: Duration(time.Second)}
+			must(t, fake.Script(Rule{RPC: rule.RPC, Volume: "cut", When: After, Delay: rule.Delay, Drop: true}, rule))
+			var calls sync.WaitGroup
+			heard := make([]error, 4)
+			for i := range heard {
+				calls.Go(func() { heard[i] = c.unpublish(t.Context(), fmt.Sprint(i), places{target: fmt.Sprint("/nowhere/", i)}) })
+			}
+			wantCode(t, c.unpublish(t.Context(), "cut", nowhere), "UNAVAILABLE")
+			calls.Wait()
+			synctest.Wait()
+			lines, err := fake.Lines()
+			must(t, err)
+			for _, call := range journal.Calls(lines) {
+				if i, err := strconv.Atoi(call.Volume); err == nil && call.Abandoned {
+					gone++
+					wantCode(t, heard[i], "UNAVAILABLE")
+				}
+			}
+		})
+	}
+	if gone == 0 {
+		t.Error("no call ran beside the one that cut the connection")
+	}
 }
 
 // TestPortSharesNothing: what a caller does with its request and its answer afterwards is nothing to the plugin.
