@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,6 +164,9 @@ func (n *node) fault() {
 	default:
 		r.Code = journal.CodeName(uint32(1 + n.random.IntN(16)))
 	}
+	if r.Code == "NOT_FOUND" && strings.HasPrefix(r.RPC, "NodeUn") {
+		r.When = csifake.After // nothing is there, it says, and there is no mount table to see that it lies
+	}
 	if err := n.plugin.Load().Script(r); err != nil {
 		n.t.Fatal(err)
 	}
@@ -265,7 +269,7 @@ func (n *node) judge() (calls int) {
 	for _, what := range shrunken(journal.Calls(lines)) {
 		n.t.Error(what)
 	}
-	if n.t.Failed() && *seed != 0 {
+	if n.t.Failed() {
 		for i, l := range lines {
 			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run, l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
 		}
