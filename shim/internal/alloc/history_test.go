@@ -154,7 +154,7 @@ func (n *node) fault() {
 	}
 	switch n.random.IntN(8) {
 	case 0:
-		r.Delay = csifake.Duration(n.random.Int64N(int64(10 * time.Minute)))
+		r.Delay = csifake.Duration(n.random.Int64N(int64(n.longest)))
 	case 1:
 		r.Hang = csifake.UntilCancelled
 	case 2:
@@ -263,7 +263,7 @@ func (n *node) judge() (calls int) {
 		n.t.Errorf("left: %s", what)
 	}
 	lines := n.journal.Lines()
-	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
+	for _, v := range journal.Check(lines, journal.Options{Settled: true, Strict: n.longest == short}) {
 		n.t.Errorf("journal: %s", v)
 	}
 	for _, what := range shrunken(journal.Calls(lines)) {

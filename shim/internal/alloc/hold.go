@@ -96,12 +96,25 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	return err
 }
 
-// settleDown is settle on the way down. An expansion holds that up for no longer than a round: nothing stands on it, so that it is then
+// settleDown is settle on the way down. A call that may still run at its plugin comes to its end before it is undone, by the same call again; if that
+// cannot be sent, it is undone all the same. An expansion holds the way down up for no longer than a round: nothing stands on it, so that it is then
 // taken for one that was answered vaguely, and found out when somebody asks for one again or the volume is mounted anew.
 func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
-	err := h.settle(ctx, follows)
+	hasty := false
+	err := h.settle(ctx, func(open registry.Intent) bool {
+		undoes := follows(open)
+		hasty = undoes && h.hasty(open)
+		return undoes && !hasty
+	})
 	if err == nil || ctx.Err() != nil {
 		return err
+	}
+	if hasty {
+		if _, sent := errors.AsType[*registry.CallError](err); sent {
+			return err
+		}
+		h.waited(ctx)
+		return nil
 	}
 	left, store := h.leaveExpansion(ctx)
 	if store != nil || !left {
@@ -110,6 +123,15 @@ func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) boo
 	h.logger.Warn("an expansion is not waited for any more, as its volume is given back", "volume", h.name, "error", err)
 	h.waited(ctx)
 	return nil
+}
+
+// hasty says whether the open call may still run, so that its undo has to wait. It does not if its plugin was started anew since.
+func (h *hold) hasty(open registry.Intent) bool {
+	if !intent.Hasty(open, h.clock.Now()) {
+		return false
+	}
+	inst, is := h.plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
+	return !is || inst.CreateIndex < open.ModifyIndex
 }
 
 // leaveExpansion closes an open expansion whose end nobody knows.

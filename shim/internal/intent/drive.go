@@ -112,7 +112,7 @@ func (d *drive) open(ctx context.Context) error {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
-			d.doubt, d.again = true, mayRun(open)
+			d.doubt, d.again = true, MayRun(open)
 			if same(open, next) {
 				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 			}
@@ -139,17 +139,12 @@ func (d *drive) join(ctx context.Context) (joined bool, err error) {
 		if !found || asked(open) != d.Intent || d.Before != nil && !d.begun(view) {
 			return nil
 		}
-		joined, d.doubt, d.again = true, true, mayRun(open)
+		joined, d.doubt, d.again = true, true, MayRun(open)
 		d.Intent = open
 		d.Intent.Attempt++
 		return nil
 	})
 	return joined, err
-}
-
-// mayRun says whether the call is likely to run at the plugin still: it has not been answered, or so that it does.
-func mayRun(open registry.Intent) bool {
-	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
 // asked is an intent as Drive was asked to open it.
@@ -198,11 +193,16 @@ func (d *drive) send(ctx context.Context) *registry.CallError {
 	return err
 }
 
+// patience is which part of the time that a call has run at a plugin passes until it is asked for again: its end is learnt late by no more than that.
+const patience = 8
+
 // delay is the wait after a try that was answered so for the n-th time. A plugin that says ABORTED because the call before this drive still runs
-// there, as one does that a swap has called off, is asked again soon: most calls are short.
+// there, as one does that a swap has called off, is asked again soon, as most calls are short; but after a call that has turned out to be long it is not
+// asked as if it were young, by each drive and each shim anew.
 func (d *drive) delay(row Row, code string, n int) time.Duration {
 	if d.again && code == "ABORTED" {
-		return Backoff{First: 2 * Linger, Max: row.Backoff.Max}.Delay(uint64(n), rand.Float64())
+		first := min(max(2*Linger, d.now().Sub(d.Intent.Since)/patience), row.Backoff.Max)
+		return Backoff{First: first, Max: row.Backoff.Max}.Delay(uint64(n), rand.Float64())
 	}
 	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }

@@ -403,21 +403,23 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	for what, c := range map[string]struct {
 		again     bool
-		why       error // it was called off
+		said      string // of the call before; "CANCELLED": it was called off
+		why       error  // who made it has gone
 		runs      time.Duration
 		asked     int // at most
 		least, at time.Duration
 	}{
-		"a short one":           {true, ErrLetGo, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"a long one":            {true, ErrLetGo, time.Minute, 16, time.Minute, 2 * time.Minute},
-		"somebody else's":       {false, nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
-		"one that was answered": {true, errors.New("the caller has gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
+		"a short one":           {true, "CANCELLED", ErrLetGo, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
+		"its caller has gone":   {true, "CANCELLED", errors.New("gone"), 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
+		"a long one":            {true, "CANCELLED", ErrLetGo, time.Minute, 16, time.Minute, 2 * time.Minute},
+		"somebody else's":       {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
+		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, asked := registrytest.NewLog(time.Now), 0
 			if c.again { // of one that a swap has called off nothing is stored
 				ctx, cancel := context.WithCancelCause(t.Context())
-				_ = Drive(ctx, log, time.Now, stage(func(context.Context) error { cancel(c.why); return answer("CANCELLED", registry.OutcomeUncertain) }))
+				_ = Drive(ctx, log, time.Now, stage(func(context.Context) error { cancel(c.why); return answer(c.said, registry.OutcomeUncertain) }))
 			}
 			began := time.Now()
 			err := Drive(t.Context(), log.Reopen(), time.Now, stage(func(context.Context) error {
@@ -496,7 +498,8 @@ func markedAt(path string) func(registry.View) (registry.Change, error) {
 	}
 }
 
-// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for soon.
+// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for again at once, and then within a part of the
+// time that it has run.
 func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
@@ -512,7 +515,7 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 		log = log.Reopen()
 		before, began, asked := index(t, log), time.Now(), 0
 		again := stage(func(ctx context.Context) error {
-			if asked++; asked < 3 {
+			if asked++; asked < 2 {
 				return busy(ctx)
 			}
 			if index(t, log) != before {
@@ -521,8 +524,32 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 			return nil
 		})
 		again.Before = markedAt("")
-		if err := Drive(t.Context(), log, time.Now, again); err != nil || time.Since(began) > 100*time.Millisecond {
+		if err := Drive(t.Context(), log, time.Now, again); err != nil || asked != 2 || time.Since(began) > 4*time.Second/patience {
 			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
 		}
 	})
+}
+
+// The undo of a call that may still run is hasty, until the call had its deadline.
+func TestHasty(t *testing.T) {
+	now := time.Now()
+	pending := registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending, Since: now.Add(-time.Minute)}
+	for what, c := range map[string]struct {
+		change func(*registry.Intent)
+		hasty  bool
+	}{
+		"not answered":                   {func(*registry.Intent) {}, true},
+		"called off":                     {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "CANCELLED" }, true},
+		"its connection broke":           {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "UNAVAILABLE" }, true},
+		"still running, says its plugin": {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "ABORTED" }, true},
+		"answered":                       {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "INTERNAL" }, false},
+		"had its deadline":               {func(i *registry.Intent) { i.Since = now.Add(-PolicyOf(i.RPC).Deadline) }, false},
+		"the clock was set back":         {func(i *registry.Intent) { i.Since = now.Add(time.Second) }, false},
+		"an undo":                        {func(i *registry.Intent) { i.RPC = registry.NodeUnstageRPC }, false},
+	} {
+		open := pending
+		if c.change(&open); Hasty(open, now) != c.hasty {
+			t.Errorf("%s: hasty is %v", what, !c.hasty)
+		}
+	}
 }

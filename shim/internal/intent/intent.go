@@ -28,6 +28,18 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
+// MayRun says whether a call may still run at its plugin: it has not been answered, or so that it does.
+func MayRun(open registry.Intent) bool {
+	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED" || !answers(open.Code)
+}
+
+// Hasty says whether the undo of an open call would be sent while that one may still run: it had less than its deadline so far. Of two different calls
+// at once for one volume nobody knows which has the last word (CSI spec, "Concurrency").
+func Hasty(open registry.Intent, now time.Time) bool {
+	age := now.Sub(open.Since)
+	return undo[open.RPC] != "" && MayRun(open) && 0 <= age && age < PolicyOf(open.RPC).Deadline
+}
+
 // same says whether next is the call of open once more.
 func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
 
@@ -64,7 +76,7 @@ func Hash(rpc registry.RPC, parts ...any) string {
 // Event is an event that tells what became of the call of i.
 func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Event {
 	e := registry.Event{
-		Kind: kind, Role: roleOf(i.RPC), Plugin: i.Volume.Plugin, Alloc: i.Alloc, Volume: i.Name, External: i.Volume.External,
+		Kind: kind, Role: RoleOf(i.RPC), Plugin: i.Volume.Plugin, Alloc: i.Alloc, Volume: i.Name, External: i.Volume.External,
 		Request: i.Request, Cause: registry.Cause(i.RPC), At: at,
 	}
 	if i.RPC == registry.CreateVolumeRPC {
@@ -73,7 +85,8 @@ func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Ev
 	return e
 }
 
-func roleOf(rpc registry.RPC) registry.Role {
+// RoleOf is the role of a plugin that serves a call.
+func RoleOf(rpc registry.RPC) registry.Role {
 	if strings.HasPrefix(string(rpc), "Node") {
 		return registry.RoleNode
 	}
