@@ -43,6 +43,7 @@ func TestLongCallsGiveWay(t *testing.T) {
 		}{
 			"a short one":             {t.Context(), longCall - 1, 0, 0},
 			"a long one":              {t.Context(), longCall, wayGiven / 2, 2 * wayGiven},
+			"one of an hour":          {t.Context(), time.Hour, wayGiven / 2, mostWay + wayGiven},
 			"one that nobody expects": {brief, time.Hour, 0, time.Millisecond},
 		} {
 			began := time.Now()

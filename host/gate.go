@@ -235,18 +235,20 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 }
 
 const (
-	longCall = time.Second           // what was at shims for so long when it is cut off waits for something slow
-	wayGiven = 50 * time.Millisecond // about as long as a new shim needs for the calls that were held
+	longCall = time.Second            // what was at shims for so long when it is cut off waits for something slow
+	wayGiven = 50 * time.Millisecond  // about as long as a new shim needs for the calls that were held
+	mostWay  = 250 * time.Millisecond // that is given
+	wayShare = 16                     // of the time that the call took so far, more is given
 )
 
 // giveWay lets calls that were held go first where a call that was cut off is made again, after shims have had it for a long time anyway. With many
-// of those a new shim would have them to do first.
+// of those a new shim would have them to do first; so they do not come all at once either.
 func giveWay(ctx context.Context, after time.Duration) (waited time.Duration) {
 	if after < longCall {
 		return 0
 	}
 	began := time.Now()
-	timer := time.NewTimer(wayGiven/2 + rand.N(wayGiven))
+	timer := time.NewTimer(wayGiven/2 + rand.N(min(max(wayGiven, after/wayShare), mostWay)))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

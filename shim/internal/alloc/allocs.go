@@ -82,10 +82,13 @@ func (a *Allocs) Run(ctx context.Context) error {
 		return fmt.Errorf("load allocs: %w", err)
 	}
 	a.crew.start(func(ctx context.Context) {
-		if passed(ctx, a.Breath) {
-			for _, id := range releasing {
-				a.teardown(id)
+		wait := a.Breath
+		for _, id := range releasing {
+			if !passed(ctx, wait) {
+				return
 			}
+			a.teardown(id)
+			wait = between(a.Breath, len(releasing))
 		}
 	})
 	a.crew.start(func(ctx context.Context) {
@@ -106,6 +109,14 @@ func passed(ctx context.Context, wait time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return ctx.Err() == nil
+}
+
+// together is how long it takes at most to begin what does not begin at once after a breath.
+const together = time.Second
+
+// between is what passes between the beginnings of n things after a breath: who is served meanwhile does not meet them all at once.
+func between(breath time.Duration, n int) time.Duration {
+	return min(breath/10, together/time.Duration(n))
 }
 
 // lookAround takes down what nobody claims.

@@ -252,7 +252,7 @@ func TestReleasesGoOnAfterABreath(t *testing.T) {
 		p := newParts(t)
 		p.volume("a")
 		a, end := p.allocs()
-		ids := []registry.AllocID{"alloc-1", "alloc-2"}
+		ids := []registry.AllocID{"alloc-1", "alloc-2", "alloc-3"}
 		p.fail["unpublish"] = 1 << 30
 		for _, id := range ids {
 			if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, string(id), "a")); err != nil {
@@ -273,10 +273,15 @@ func TestReleasesGoOnAfterABreath(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(a.Breath - time.Nanosecond)
-		if list, _, _ := a.Status(t.Context(), ""); len(list) != 1 || list[0].ID != "alloc-2" {
+		if list, _, _ := a.Status(t.Context(), ""); len(list) != 2 || list[0].ID != "alloc-2" {
 			t.Errorf("before the breath is over there are %+v", list)
 		}
 		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if list, _, _ := a.Status(t.Context(), ""); len(list) == 0 {
+			t.Error("all of them were gone on with at once")
+		}
+		time.Sleep(together)
 		synctest.Wait()
 		if list, _, _ := a.Status(t.Context(), ""); len(list) != 0 {
 			t.Errorf("after it there are %+v", list)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 
 // Tasks knows every task that runs a plugin, and has each watched while it runs.
 type Tasks struct {
-	// Calm is how long Run waits before it has tasks watched: the shim before may have done so until now, and calls may wait. Set before Run.
+	// Calm is how long Run waits before it has tasks watched, one after the other: the shim before may have done so until now, and calls may wait. Set
+	// before Run.
 	Calm time.Duration
 
 	log        registry.Log
@@ -73,14 +75,17 @@ func (t *Tasks) Run(ctx context.Context) error {
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("load plugin tasks: %w", err)
 	}
-	for _, task := range tasks {
-		if task.Phase != registry.TaskRunning {
-			continue
+	tasks = slices.DeleteFunc(tasks, func(task registry.Task) bool { return task.Phase != registry.TaskRunning })
+	t.crew.start(func(ctx context.Context) {
+		for _, task := range tasks {
+			if err := t.watch(task); err != nil {
+				t.logger.Error("a stored plugin task cannot be watched", "task", task.TaskKey, "error", err)
+			}
+			if !passed(ctx, between(t.Calm, len(tasks))) {
+				return
+			}
 		}
-		if err := t.watch(task); err != nil {
-			t.logger.Error("a stored plugin task cannot be watched", "task", task.TaskKey, "error", err)
-		}
-	}
+	})
 	return t.crew.run(ctx)
 }
 

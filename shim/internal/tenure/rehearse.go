@@ -107,6 +107,8 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 const (
 	probeLimit  = idling + 2*time.Second // of one plugin
 	probeAtOnce = 16
+	probeEvery  = 5 * time.Millisecond // one after the other: plugins have others to serve, and do not know that we give way
+	probeAll    = 2 * time.Second      // is what that may add up to
 	maxWarnings = 20
 	triedEvents = 300 // numbers back from the last one
 )
@@ -209,7 +211,10 @@ func (r *rehearsal) probe(ctx context.Context) error {
 	var failed []error
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, probeAtOnce)
+	pace := time.NewTicker(min(probeEvery, probeAll/time.Duration(max(len(asked), 1))))
+	defer pace.Stop()
 	for task, instances := range asked {
+		<-pace.C
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
