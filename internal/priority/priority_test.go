@@ -1,6 +1,9 @@
 package priority
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"os/exec"
 	"testing"
 
@@ -37,8 +40,7 @@ func TestSetOfAnotherProcess(t *testing.T) {
 	pid := cmd.Process.Pid
 	base := Usual(pid)
 	if base != nil {
-		nicer := Nicer(base, 5)
-		for _, a := range []*unix.SchedAttr{nicer, base} {
+		for _, a := range []*Schedule{base.Nicer(5), base} {
 			if err := Set(pid, a); err != nil {
 				t.Error(err)
 			}
@@ -46,16 +48,60 @@ func TestSetOfAnotherProcess(t *testing.T) {
 				t.Errorf("it is %+v (%v), not %+v", is, err, a)
 			}
 		}
-		if most := Nicer(base, 100).Nice; most != 19 {
+		if most := base.Nicer(100).Nice; most != 19 {
 			t.Errorf("the nicest value is %d", most)
 		}
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if Set(pid, &unix.SchedAttr{}) == nil {
+	if Set(pid, &Schedule{}) == nil {
 		t.Error("a process that has ended was set")
 	}
 	if base == nil {
 		t.Skip("who may not take a priority back, without root nobody, never gives it up")
+	}
+}
+
+// A process with a session of its own gives up what that has of the processors, and takes it back; one without touches no session, which would be that of
+// others.
+func TestSessions(t *testing.T) {
+	for what, own := range map[string]bool{"its own session": true, "that of others": false} {
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: own}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		path := fmt.Sprintf("/proc/%d/autogroup", cmd.Process.Pid)
+		nice := func() string {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text[bytes.LastIndexByte(text, ' ')+1 : len(text)-1])
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Skipf("the kernel does not tell sessions apart: %v", err)
+		}
+		base := Usual(cmd.Process.Pid)
+		if base == nil {
+			t.Skip("who may not take a priority back, without root nobody, never gives it up")
+		}
+		usual := nice()
+		for _, s := range []*Schedule{base.Idle(), base.Nicer(3), base} {
+			if err := Set(cmd.Process.Pid, s); err != nil {
+				t.Error(err)
+			}
+			want := usual
+			if own {
+				want = fmt.Sprint(*s.Session)
+			}
+			if got := nice(); got != want {
+				t.Errorf("%s: its nice value is %s, not %s", what, got, want)
+			}
+		}
+		if nice() != usual {
+			t.Errorf("%s: its nice value was %s and is %s", what, usual, nice())
+		}
 	}
 }

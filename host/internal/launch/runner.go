@@ -35,8 +35,8 @@ type runner struct {
 	dir    string
 
 	gently  bool
-	usual   *unix.SchedAttr // how the child is scheduled again once it has started; nil: as it is
-	child   *child          // nil until it runs
+	usual   *priority.Schedule // how the child is scheduled again once it has started; nil: as it is
+	child   *child             // nil until it runs
 	greeter *greeter
 	scribe  *scribe
 	readers sync.WaitGroup
@@ -88,7 +88,7 @@ func (r *runner) slow() {
 		return
 	}
 	if r.usual = priority.Usual(r.child.pid); r.usual != nil {
-		_ = priority.Set(r.child.pid, priority.Nicer(r.usual, nicer)) // else it is not as gentle
+		_ = priority.Set(r.child.pid, r.usual.Nicer(nicer)) // else it is not as gentle
 	}
 }
 

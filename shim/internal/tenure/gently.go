@@ -4,14 +4,12 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"holdfast/internal/priority"
 )
 
 // What a rehearsal leaves to who serves.
 const (
-	// idling is how long it takes only what nobody else wants of the processors (SCHED_IDLE, sched(7)): whoever wakes up has one at once.
+	// idling is how long it takes only what nobody else wants of the processors.
 	idling = 3 * time.Second
 	// yielding is how much nicer it is than who serves after that, so that it ends where processors are always wanted: with this it gets a tenth.
 	yielding = 10
@@ -25,11 +23,9 @@ func gently(do func()) {
 		do()
 		return
 	}
-	idle, nicer := *base, priority.Nicer(base, yielding)
-	idle.Policy = unix.SCHED_IDLE
 	var p pace
-	p.set(&idle)
-	long := time.AfterFunc(idling, func() { p.set(nicer) })
+	p.set(base.Idle())
+	long := time.AfterFunc(idling, func() { p.set(base.Nicer(yielding)) })
 	defer p.end(base)
 	defer long.Stop()
 	do()
@@ -41,17 +37,17 @@ type pace struct {
 	over bool
 }
 
-func (p *pace) set(a *unix.SchedAttr) {
+func (p *pace) set(s *priority.Schedule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.over {
-		_ = priority.Set(0, a) // else it is not as gentle
+		_ = priority.Set(0, s) // else it is not as gentle
 	}
 }
 
-func (p *pace) end(a *unix.SchedAttr) {
+func (p *pace) end(s *priority.Schedule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.over = true
-	_ = priority.Set(0, a) // which may be done: it was tried
+	_ = priority.Set(0, s) // which may be done: it was tried
 }
