@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -110,6 +111,19 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 }
 
 // copyTo writes a copy of the state to a file that exists.
+// bite is how much of a copy is written at a time, in bytes. After it whoever has a call under way gets the processor.
+const bite = 256 << 10
+
+// rested waits for a moment, unless ctx ends.
+func rested(ctx context.Context) error {
+	select {
+	case <-time.After(time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func (c *control) copyTo(ctx context.Context, path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -118,8 +132,12 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		return registry.Invalid("a copy of the state is to be written to %s, which is no file: %w", path, errors.Join(err, file.Close()))
 	}
+	written := 0
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
+		if written += len(chunk); err == nil && written >= bite {
+			written, err = 0, rested(ctx)
+		}
 		return err
 	})
 	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

@@ -107,7 +107,7 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 const (
 	probeLimit  = idling + 2*time.Second // of one plugin
 	probeAtOnce = 16
-	probeEvery  = 5 * time.Millisecond // one after the other: plugins have others to serve, and do not know that we give way
+	probeEvery  = 3 * time.Millisecond // one after the other: plugins have others to serve, and do not know that we give way
 	probeAll    = 2 * time.Second      // is what that may add up to
 	maxWarnings = 20
 	triedEvents = 300 // numbers back from the last one

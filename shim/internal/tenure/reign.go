@@ -253,10 +253,10 @@ func (r *reign) close() error {
 func (r *reign) release() (rest func(), err error) {
 	r.stop(errReleased)
 	r.blind(errReleased)
-	rest = r.eyes.Wait
+	idle := func() {}
+	var cut sync.WaitGroup
 	if r.fleet != nil {
-		idle := r.fleet.End()
-		rest = func() { r.eyes.Wait(); idle() }
+		cut.Go(func() { idle = r.fleet.End() })
 	}
 	var errs []error
 	if r.sockets != nil {
@@ -269,7 +269,8 @@ func (r *reign) release() (rest func(), err error) {
 	if r.store != nil {
 		errs = append(errs, r.store.Close())
 	}
-	return rest, errors.Join(errs...)
+	cut.Wait()
+	return func() { r.eyes.Wait(); idle() }, errors.Join(errs...)
 }
 
 // active is the reign as it is served.
