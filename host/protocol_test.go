@@ -128,13 +128,15 @@ var protocolCases = []struct {
 		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
 	{name: "the old one refuses to be quiet", old: actor{fails: map[string]error{"quiesce": errNo}}, active: "old", failed: SwapQuiesce, outcome: SwapRefused,
 		asked: "hold writes, old quiesce, old again, open old, new kill"},
+	{name: "the old one refuses to be quiet, and to go on", old: actor{fails: map[string]error{"quiesce": errNo, "again": errNo}}, failed: SwapQuiesce, outcome: SwapRolledBack,
+		asked: "hold writes, old quiesce, old again, old kill, new kill"},
 	{name: "the old one hangs when it is to be quiet", old: actor{hangs: map[string]bool{"quiesce": true, "release": true}}, active: "new", outcome: SwapBaking,
 		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
 	{name: "the old one is dead", oldDies: true, old: actor{fails: map[string]error{"quiesce": errNo, "release": errNo}}, active: "new", outcome: SwapBaking,
 		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
 	{name: "the old one does not let go", old: actor{hangs: map[string]bool{"release": true}}, active: "new", outcome: SwapBaking,
 		asked: "hold writes, old quiesce, hold all, old release, old kill, new activate, open new"},
-	{name: "the old one neither lets go nor dies", old: actor{hangs: map[string]bool{"release": true}, stuck: true}, failed: SwapFence,
+	{name: "the old one neither lets go nor dies", old: actor{hangs: map[string]bool{"release": true}, stuck: true}, failed: SwapFence, outcome: SwapRolledBack,
 		asked: "hold writes, old quiesce, hold all, old release, old kill, new kill"},
 	{name: "the new one cannot take over", fresh: actor{fails: map[string]error{"activate": errNo}}, active: "old", failed: SwapActivate, outcome: SwapRolledBack,
 		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill, old again, open old"},
@@ -152,7 +154,7 @@ var protocolCases = []struct {
 		asked: "hold writes, old quiesce, hold all, old release, new activate, new kill"},
 }
 
-// Each case is carried out in fake time; the report says what has happened.
+// Each case is carried out in fake time; the report begins as Swap's does, and says what has happened.
 func TestSwapProtocol(t *testing.T) {
 	for _, c := range protocolCases {
 		t.Run(c.name, func(t *testing.T) {
@@ -174,7 +176,7 @@ func TestSwapProtocol(t *testing.T) {
 					cancel()
 				}
 				defer cancel()
-				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), doors: doors{
+				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), report: Swapped{Outcome: SwapRefused}, doors: doors{
 					holdWrites: func() { script = append(script, "hold writes") },
 					holdAll:    func(error) { script = append(script, "hold all") },
 					held:       func() int { return 7 },

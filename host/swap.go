@@ -42,7 +42,7 @@ const (
 	SwapBaking     SwapOutcome = "baking"      // the new shim serves, the old one stands by
 	SwapCommitted  SwapOutcome = "committed"   // the new shim serves, the old one has ended
 	SwapRefused    SwapOutcome = "refused"     // nothing has changed
-	SwapRolledBack SwapOutcome = "rolled back" // the old shim, or its binary, serves again
+	SwapRolledBack SwapOutcome = "rolled back" // the old shim serves again, or its binary is started again
 )
 
 // Swapped is what a swap came to.
@@ -151,6 +151,7 @@ func (s *swap) handOver(ctx context.Context) (active side, err error) {
 		return s.stay(ctx, err)
 	}
 	if err := s.step(SwapFence, func() error { return s.fence(ctx) }); err != nil {
+		s.report.Outcome = SwapRolledBack
 		return nil, errors.Join(err, s.drop(ctx))
 	}
 	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
@@ -229,12 +230,13 @@ func (s *swap) activate(ctx context.Context) (err error) {
 	return err
 }
 
-// stay ends a swap that has changed nothing: the old shim takes calls again.
+// stay ends a swap that has changed nothing: the old shim takes calls again. Where it cannot, it is killed, and its binary is started anew.
 func (s *swap) stay(ctx context.Context, why error) (side, error) {
 	s.report.Outcome = SwapRefused
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.again)
 	defer cancel()
 	if err := s.old.again(ctx); err != nil {
+		s.report.Outcome = SwapRolledBack
 		return nil, errors.Join(why, err, ended(ctx, s.old), s.drop(ctx))
 	}
 	s.open(s.old)
