@@ -8,16 +8,14 @@ import (
 // askedWithin is how often an active shim is asked within AnswerTimeout.
 const askedWithin = 10
 
-// heed notices that the shim gives no answer any more, once it is active: it may be frozen, or its calls may wait for each other.
-func (k *keeper) heed(sh *shim) {
-	if sh.mute != nil {
-		return // it was active before
-	}
-	mute := make(chan struct{})
-	sh.mute = mute
+// heed notices that the active shim gives no answer any more: it may be frozen, or its calls may wait for each other. What it did while another one
+// was active does not count.
+func (k *keeper) heed() {
+	acting, sh, muted := k.acting, k.active, make(chan struct{})
+	k.muted = muted
 	k.asked.Go(func() {
-		if silent(sh.life, sh.answers, k.config.AnswerTimeout) {
-			close(mute)
+		if silent(acting, sh.answers, k.config.AnswerTimeout) {
+			close(muted)
 		}
 	})
 }

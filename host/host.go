@@ -62,7 +62,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 		h.asked.Wait()
 		return nil, errors.Join(err, h.drop())
 	}
-	k := newKeeper(h, first)
+	k := newKeeper(h, h.doors(), first)
 	h.keeper.Go(func() { h.ended = k.run(run) })
 	return h, nil
 }

@@ -11,17 +11,32 @@ import (
 // one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time.
 type keeper struct {
 	*Host
-	active *shim     // nil: none, and the next start is due at next
-	born   time.Time // of active
-	wait   *backoff
-	next   *time.Timer // nil: no start is planned
-	baking *bake       // nil: no swap is young
+	doors
+	active   kept            // nil: none, and the next start is due at next
+	acting   context.Context // ends when active is it no more
+	resign   context.CancelFunc
+	born     time.Time     // of active
+	muted    chan struct{} // closed once active has given no answer for too long
+	silenced bool          // active was killed for that
+	wait     *backoff
+	next     *time.Timer // nil: no start is planned
+	baking   *bake       // nil: no swap is young
+}
+
+// kept is a side as it is kept: active, or standing by.
+type kept interface {
+	side
+	// answers says why it does not answer.
+	answers(ctx context.Context) error
+	// end ends the process, which may tidy up first.
+	end(ctx context.Context) error
+	pid() int
 }
 
 // bake is a swap whose old shim stands by.
 type bake struct {
 	swapped Swapped
-	parked  *shim // nil: it has died since
+	parked  kept // nil: it has died since
 	digest  digest
 	began   time.Time
 	over    *time.Timer
@@ -36,14 +51,14 @@ func (b *bake) step(name SwapStep, began time.Time) {
 type ask struct {
 	ctx    context.Context
 	swap   *swap
-	fresh  *shim
+	fresh  kept
 	digest digest
 	done   chan error
 }
 
 // newKeeper keeps what begins with an active shim.
-func newKeeper(h *Host, first *shim) *keeper {
-	k := &keeper{Host: h, wait: &backoff{}}
+func newKeeper(h *Host, d doors, first kept) *keeper {
+	k := &keeper{Host: h, doors: d, resign: func() {}, wait: &backoff{}}
 	k.serves(first)
 	return k
 }
@@ -60,7 +75,9 @@ func (k *keeper) run(ctx context.Context) error {
 			k.start(ctx)
 		case <-k.parkedDied():
 			k.config.Logger.Warn("the shim that stands by has died; a rollback would start its binary anew")
-			k.baking.parked.cancel()
+			if err := k.baking.parked.end(ctx); err != nil {
+				k.config.Logger.Warn("a dead shim has left something", "error", err)
+			}
 			k.baking.parked = nil
 		case <-k.baked():
 			k.commit(ctx)
@@ -77,14 +94,14 @@ func (k *keeper) dead() <-chan struct{} {
 	if k.active == nil {
 		return nil
 	}
-	return k.active.process.Done()
+	return k.active.dead()
 }
 
 func (k *keeper) mute() <-chan struct{} {
 	if k.active == nil {
 		return nil
 	}
-	return k.active.mute
+	return k.muted
 }
 
 func (k *keeper) due() <-chan time.Time {
@@ -98,7 +115,7 @@ func (k *keeper) parkedDied() <-chan struct{} {
 	if k.baking == nil || k.baking.parked == nil {
 		return nil
 	}
-	return k.baking.parked.process.Done()
+	return k.baking.parked.dead()
 }
 
 func (k *keeper) baked() <-chan time.Time {
@@ -120,15 +137,17 @@ func (k *keeper) end(ctx context.Context) error {
 	return errors.Join(err, k.unpark(ctx))
 }
 
+var errDied = errors.New("it has died")
+
 // died deals with the death of the active shim.
 func (k *keeper) died(ctx context.Context) {
 	dead := k.active
-	k.gate.close(dead.process.Err())
+	k.holdAll(errDied)
 	if err := dead.end(ctx); err != nil {
 		k.config.Logger.Warn("a dead shim has left something", "error", err)
 	}
-	why := withLastWords(dead.process.Err(), dead.process)
-	if dead.silenced {
+	why := dead.death()
+	if k.silenced {
 		why = fmt.Errorf("it gave no answer for %s, and was killed", k.config.AnswerTimeout)
 	}
 	k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
@@ -143,14 +162,14 @@ func (k *keeper) died(ctx context.Context) {
 
 // silence kills a shim that gives no answer. Where it does not die, calls wait until it does.
 func (k *keeper) silence(ctx context.Context) {
-	k.active.mute, k.active.silenced = nil, true
+	k.muted, k.silenced = nil, true
 	why := fmt.Errorf("the shim has given no answer for %s, and is killed", k.config.AnswerTimeout)
-	k.gate.close(why)
+	k.holdAll(why)
 	k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
 	ctx, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
-	if err := k.active.process.Kill(ctx); err != nil {
-		k.gate.close(err)
+	if err := k.active.kill(ctx); err != nil {
+		k.holdAll(err)
 		k.config.Logger.Error("the shim gives no answer and does not die; calls wait until it does", "error", err)
 	}
 }
@@ -158,7 +177,8 @@ func (k *keeper) silence(ctx context.Context) {
 // none plans the next start: nobody is active, for what has happened and why.
 func (k *keeper) none(what string, why error) {
 	k.active = nil
-	k.gate.close(why)
+	k.resign()
+	k.holdAll(why)
 	wait := k.wait.take()
 	k.next = time.NewTimer(wait)
 	k.standing.fails(why, k.wait.taken, k.running.now(), time.Now().Add(wait))
@@ -178,28 +198,28 @@ func (k *keeper) start(ctx context.Context) {
 }
 
 // serves has calls go to the shim.
-func (k *keeper) serves(sh *shim) {
+func (k *keeper) serves(sh kept) {
 	k.took(sh)
-	k.gate.open(sh)
+	k.open(sh)
 }
 
 // took notes that the shim is the active one.
-func (k *keeper) took(sh *shim) {
+func (k *keeper) took(sh kept) {
 	if k.next != nil {
 		k.next.Stop()
 		k.next = nil
 	}
-	k.active, k.born = sh, time.Now()
-	k.standing.serves(sh.process.PID(), k.running.now())
-	k.heed(sh)
+	k.resign()
+	k.active, k.born, k.silenced = sh, time.Now(), false
+	k.acting, k.resign = context.WithCancel(k.closing)
+	k.standing.serves(sh.pid(), k.running.now())
+	k.heed()
 }
 
 // swap hands over to the candidate.
 func (k *keeper) swap(ctx context.Context, a *ask) error {
 	old := k.active
-	if old != nil {
-		a.swap.old = old
-	}
+	a.swap.old = old
 	a.swap.report.From = k.running.now().SHA256 // which a rollback may have changed since the swap began
 	active, err := a.swap.handOver(a.ctx)
 	switch {
@@ -215,7 +235,7 @@ func (k *keeper) swap(ctx context.Context, a *ask) error {
 }
 
 // swapped begins the bake.
-func (k *keeper) swapped(a *ask, old *shim) {
+func (k *keeper) swapped(a *ask, old kept) {
 	now, bakes := time.Now(), k.config.Bake
 	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), began: now, over: time.NewTimer(bakes)}
 	k.standing.bakes(now.Add(bakes))
@@ -223,7 +243,6 @@ func (k *keeper) swapped(a *ask, old *shim) {
 	k.baking.parked = old // if it has died, that is noticed next
 	k.running.set(a.digest)
 	k.took(a.fresh)
-	k.answerFor(a.fresh)
 	k.chosen(a.digest, k.baking.digest)
 }
 
@@ -284,7 +303,7 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 }
 
 // revive makes a shim active that stood by. One that does not answer is not waited for, as calls are held.
-func (k *keeper) revive(ctx context.Context, sh *shim) error {
+func (k *keeper) revive(ctx context.Context, sh kept) error {
 	soon, done := context.WithTimeout(ctx, k.config.SwapBudget)
 	defer done()
 	if err := sh.answers(soon); err != nil {

@@ -89,13 +89,13 @@ func (a *actor) kill(context.Context) error {
 	if a.stuck {
 		return errNo
 	}
+	if *a.owner == a.name {
+		*a.owner = ""
+	}
 	select {
 	case <-a.gone:
 	default:
 		close(a.gone)
-	}
-	if *a.owner == a.name {
-		*a.owner = ""
 	}
 	return nil
 }

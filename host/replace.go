@@ -64,7 +64,10 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	a := &ask{ctx: ctx, swap: s, fresh: fresh, digest: binary, done: make(chan error, 1)}
 	select {
 	case h.swaps <- a:
-		return <-a.done
+		if err = <-a.done; err == nil {
+			h.answerFor(fresh)
+		}
+		return err
 	case <-h.closing.Done():
 		return errors.Join(errClosed, s.drop(ctx))
 	case <-ctx.Done():

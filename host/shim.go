@@ -28,10 +28,6 @@ type shim struct {
 	life    context.Context // of what the host does for it
 	cancel  context.CancelFunc
 	sync    func(ctx context.Context) error // tells it what lives
-
-	// The keeper's.
-	mute     chan struct{} // closed once it has given no answer for too long; nil before it was active
-	silenced bool          // it was killed for that
 }
 
 const (

@@ -18,8 +18,8 @@ import (
 	"holdfast/registry"
 )
 
-// A shim is a side of a swap: each call is one of Control's.
-var _ side = (*shim)(nil)
+// A shim is a side of a swap, and kept: each call is one of Control's.
+var _ kept = (*shim)(nil)
 
 func (s *shim) control() pb.ControlClient { return pb.NewControlClient(s.process.Conn()) }
 
@@ -149,6 +149,8 @@ func (s *shim) kill(ctx context.Context) error {
 	s.cancel()
 	return s.process.Kill(ctx)
 }
+
+func (s *shim) pid() int { return s.process.PID() }
 
 func (s *shim) dead() <-chan struct{} { return s.process.Done() }
 

@@ -1,0 +1,134 @@
+package host
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// tenant is an actor that is kept: it can be frozen for a while.
+type tenant struct {
+	*actor
+	frozen atomic.Bool
+	errs   atomic.Bool // it answers with errors only
+	ended  atomic.Int64
+}
+
+func (n *tenant) pid() int { return 1 }
+
+func (n *tenant) answers(ctx context.Context) error {
+	for n.frozen.Load() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if n.errs.Load() {
+		return errNo
+	}
+	return nil
+}
+
+func (n *tenant) end(ctx context.Context) error {
+	n.ended.Add(1)
+	if n.frozen.Load() {
+		time.Sleep(endGrace)
+	}
+	return n.kill(ctx)
+}
+
+// house is a keeper of tenants, in the time of a synctest bubble.
+type house struct {
+	t      *testing.T
+	host   *Host
+	owner  string
+	open   atomic.Pointer[tenant] // who calls go to; nil: they are held
+	leave  context.CancelCauseFunc
+	ended  chan error
+	first  *tenant
+	second *tenant // from swapped on
+}
+
+// newHouse keeps a first tenant. Nobody can be started in its place.
+func newHouse(t *testing.T, c Config) *house {
+	dir := t.TempDir()
+	c.Logger = hclog.NewNullLogger()
+	orDefault(&c.Bake, defaultBake)
+	orDefault(&c.SwapBudget, defaultBudget)
+	orDefault(&c.AnswerTimeout, defaultAnswer)
+	h := &house{t: t, owner: "first", ended: make(chan error, 1), host: &Host{
+		config: c, gate: newGate(), swaps: make(chan *ask), history: openHistory(dir), choice: openChoice(dir),
+	}}
+	h.host.closing, h.leave = context.WithCancelCause(t.Context())
+	h.first = h.tenant("first")
+	k := newKeeper(h.host, h.doors(), h.first)
+	go func() { h.ended <- k.run(h.host.closing) }()
+	t.Cleanup(h.close)
+	return h
+}
+
+func (h *house) close() {
+	h.leave(errClosed)
+	<-h.ended
+	h.host.asked.Wait()
+}
+
+func (h *house) tenant(name string) *tenant {
+	return &tenant{actor: &actor{name: name, script: new([]string), owner: &h.owner, gone: make(chan struct{})}}
+}
+
+func (h *house) doors() doors {
+	return doors{
+		holdWrites: func() {}, holdAll: func(error) { h.open.Store(nil) }, held: func() int { return 0 },
+		open: func(s side) { h.open.Store(s.(*tenant)) },
+	}
+}
+
+// swapped has a second tenant take over.
+func (h *house) swapped() {
+	h.t.Helper()
+	h.second = h.tenant("second")
+	if err := h.swap(h.second); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *house) swap(fresh *tenant) error {
+	s := &swap{fresh: fresh, doors: h.doors(), limits: within(defaultBudget), tell: func(Swapped, SwapStep) {}, report: Swapped{Began: time.Now()}}
+	a := &ask{ctx: h.t.Context(), swap: s, fresh: fresh, done: make(chan error, 1)}
+	h.host.swaps <- a
+	return <-a.done
+}
+
+// outcome is what has become of the last swap.
+func (h *house) outcome() SwapOutcome {
+	synctest.Wait()
+	return h.host.history.list()[0].Outcome
+}
+
+// A shim that was mute while it stood by, and is not any more, takes over for good when the new one dies.
+func TestShimThatWasMuteWhileItStoodBy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHouse(t, Config{Bake: time.Hour})
+		h.swapped()
+		h.first.frozen.Store(true)
+		time.Sleep(time.Minute)
+		h.first.frozen.Store(false)
+		time.Sleep(time.Minute)
+		_ = h.second.kill(t.Context())
+		time.Sleep(time.Minute)
+		if got := h.outcome(); got != SwapRolledBack || h.open.Load() != h.first || gone(h.first) {
+			t.Errorf("the swap is %s; %v serves", got, h.open.Load())
+		}
+		h.first.frozen.Store(true)
+		time.Sleep(time.Minute)
+		if synctest.Wait(); !gone(h.first) {
+			t.Error("it is mute now, and lives")
+		}
+	})
+}
