@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -157,6 +158,12 @@ func TestRollback(t *testing.T) {
 	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
 	t.Run("a bad old one", all(badOld, newOne, func(*host.Config) {}))
 	t.Run("young", all(young, oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = 2*limit, limit }))
+	t.Run("mute late", all(of(young, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
+}
+
+// of are the cases of those names.
+func of(cases []rollback, names ...string) []rollback {
+	return slices.DeleteFunc(slices.Clone(cases), func(c rollback) bool { return !slices.Contains(names, c.name) })
 }
 
 // limit is long enough for what goes well, on a slow machine, and short enough to be waited for.

@@ -39,7 +39,7 @@ type Config struct {
 	Fence func(ctx context.Context, node string) error
 
 	MaxHold      time.Duration // how long a call waits, in all, for a shim that is being started again; default 30 s
-	Bake         time.Duration // how long a replaced shim stands by; default 10 s
+	Bake         time.Duration // how long a replaced shim stands by, and then until the new one gives an answer; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim to answer, and again to be greeted; default 10 s
 

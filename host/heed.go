@@ -20,14 +20,35 @@ func (k *keeper) heed() {
 	})
 }
 
+// prove has the bake go on until the new shim gives an answer. One that is mute when the time of the bake is over may be so for good: it is killed for
+// that, if so, while the old one still stands by.
+func (k *keeper) prove() {
+	acting, sh, proven := k.acting, k.active, make(chan struct{})
+	k.baking.proven = proven
+	k.asked.Go(func() {
+		if answered(acting, sh.answers, k.config.AnswerTimeout) {
+			close(proven)
+		}
+	})
+}
+
+// answered returns true with the first answer, and false when life ends.
+func answered(life context.Context, ask func(context.Context) error, limit time.Duration) bool {
+	for life.Err() == nil {
+		if asked(life, ask, limit) == nil {
+			return true
+		}
+		rest(life, limit)
+	}
+	return false
+}
+
 // silent returns true once there was no answer for the time given, and false when life ends. A single late answer is not enough: it may be
 // this process that was stopped.
 func silent(life context.Context, ask func(context.Context) error, limit time.Duration) bool {
 	last, missed := time.Now(), 0
 	for life.Err() == nil {
-		ctx, cancel := context.WithTimeout(life, limit/2)
-		err := ask(ctx)
-		cancel()
+		err := asked(life, ask, limit)
 		switch {
 		case err == nil:
 			last, missed = time.Now(), 0
@@ -36,10 +57,22 @@ func silent(life context.Context, ask func(context.Context) error, limit time.Du
 		default:
 			missed++
 		}
-		select {
-		case <-time.After(limit / askedWithin):
-		case <-life.Done():
-		}
+		rest(life, limit)
 	}
 	return false
+}
+
+// asked asks once, for so long that two questions fit into limit.
+func asked(life context.Context, ask func(context.Context) error, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(life, limit/2)
+	defer cancel()
+	return ask(ctx)
+}
+
+// rest waits before the next question.
+func rest(life context.Context, limit time.Duration) {
+	select {
+	case <-time.After(limit / askedWithin):
+	case <-life.Done():
+	}
 }

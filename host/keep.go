@@ -40,6 +40,7 @@ type bake struct {
 	digest  digest
 	began   time.Time
 	over    *time.Timer
+	proven  chan struct{} // closed once the new shim has answered after that; nil: it is not over yet
 }
 
 // step notes that a step of the swap has ended.
@@ -80,6 +81,8 @@ func (k *keeper) run(ctx context.Context) error {
 			}
 			k.baking.parked = nil
 		case <-k.baked():
+			k.prove()
+		case <-k.proven():
 			k.commit(ctx)
 		case a := <-k.swaps:
 			k.commit(ctx)
@@ -123,6 +126,13 @@ func (k *keeper) baked() <-chan time.Time {
 		return nil
 	}
 	return k.baking.over.C
+}
+
+func (k *keeper) proven() <-chan struct{} {
+	if k.baking == nil {
+		return nil
+	}
+	return k.baking.proven
 }
 
 // end ends whoever lives.

@@ -111,6 +111,49 @@ func (h *house) outcome() SwapOutcome {
 	return h.host.history.list()[0].Outcome
 }
 
+// A bake ends with an answer of the new shim. One that is mute by then is followed by the old one, with the defaults as well, where the time of the bake is
+// over before it is known to be mute; one that is slow is not.
+func TestBakeEndsWithAnAnswer(t *testing.T) {
+	const never = time.Hour
+	for _, c := range []struct {
+		what         string
+		mute, answer time.Duration // after the swap: from when until when it gives no answer
+		errs         bool          // it gives errors instead
+		bake         time.Duration
+		outcome      SwapOutcome
+	}{
+		{"answers", never, never, false, 0, SwapCommitted},
+		{"frozen at once", 0, never, false, 0, SwapRolledBack},
+		{"errs", 0, never, true, 0, SwapRolledBack},
+		{"frozen soon", time.Second, never, false, 0, SwapRolledBack},
+		{"frozen late", defaultBake - time.Millisecond, never, false, 0, SwapRolledBack},
+		{"errs late", defaultBake - time.Millisecond, never, true, 0, SwapRolledBack},
+		{"frozen in a short bake", time.Millisecond, never, false, 2 * time.Millisecond, SwapRolledBack},
+		{"frozen afterwards", defaultBake + time.Second, never, false, 0, SwapCommitted},
+		{"answers late", defaultBake - time.Second, defaultBake + time.Second, false, 0, SwapCommitted},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHouse(t, Config{Bake: c.bake})
+				h.swapped()
+				mute := &h.second.frozen
+				if c.errs {
+					mute = &h.second.errs
+				}
+				time.AfterFunc(c.mute, func() { mute.Store(true) })
+				time.AfterFunc(c.answer, func() { mute.Store(false) })
+				time.Sleep(time.Minute)
+				if got := h.outcome(); got != c.outcome {
+					t.Errorf("it is %s", got)
+				}
+				if back := c.outcome == SwapRolledBack; gone(h.first) == back || back && h.open.Load() != h.first {
+					t.Errorf("the old one is dead: %t; %v serves", gone(h.first), h.open.Load())
+				}
+			})
+		})
+	}
+}
+
 // A shim that was mute while it stood by, and is not any more, takes over for good when the new one dies.
 func TestShimThatWasMuteWhileItStoodBy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
