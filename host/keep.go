@@ -8,7 +8,8 @@ import (
 )
 
 // keeper has one shim active until ctx ends: it starts one that dies again, kills one that is mute, carries out swaps, and stands by while the new
-// one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time.
+// one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time. What would keep it from noticing a death
+// is done beside it: an old shim that is not needed any more ends there.
 type keeper struct {
 	*Host
 	doors
@@ -21,6 +22,8 @@ type keeper struct {
 	wait     *backoff
 	next     *time.Timer // nil: no start is planned
 	baking   *bake       // nil: no swap is young
+	leaving  *bake       // is over, and its old shim is being ended; nil: none is
+	waiting  *ask        // for that; nil: none does
 }
 
 // kept is a side as it is kept: active, or standing by.
@@ -41,6 +44,7 @@ type bake struct {
 	began   time.Time
 	over    *time.Timer
 	proven  chan struct{} // closed once the new shim has answered after that; nil: it is not over yet
+	left    chan error    // how parked has ended, once it is not needed any more
 }
 
 // step notes that a step of the swap has ended.
@@ -67,6 +71,9 @@ func newKeeper(h *Host, d doors, first kept) *keeper {
 // run returns what went wrong with the end of the last shim.
 func (k *keeper) run(ctx context.Context) error {
 	for {
+		if a := k.ready(); a != nil {
+			a.done <- k.swap(ctx, a)
+		}
 		select {
 		case <-k.dead():
 			k.died(ctx)
@@ -84,9 +91,10 @@ func (k *keeper) run(ctx context.Context) error {
 			k.prove()
 		case <-k.proven():
 			k.commit(ctx)
-		case a := <-k.swaps:
+		case err := <-k.left():
+			k.committed(err)
+		case k.waiting = <-k.asks():
 			k.commit(ctx)
-			a.done <- k.swap(ctx, a)
 		case <-ctx.Done():
 			return k.end(ctx)
 		}
@@ -135,16 +143,50 @@ func (k *keeper) proven() <-chan struct{} {
 	return k.baking.proven
 }
 
+func (k *keeper) left() <-chan error {
+	if k.leaving == nil {
+		return nil
+	}
+	return k.leaving.left
+}
+
+// asks are swaps that are prepared. The next one is taken once the one before is done.
+func (k *keeper) asks() <-chan *ask {
+	if k.waiting != nil {
+		return nil
+	}
+	return k.swaps
+}
+
+// ready is the swap that waits, once nothing is in its way; nil: none.
+func (k *keeper) ready() *ask {
+	if k.leaving != nil {
+		return nil
+	}
+	a := k.waiting
+	k.waiting = nil
+	return a
+}
+
 // end ends whoever lives.
 func (k *keeper) end(ctx context.Context) error {
 	if k.next != nil {
 		k.next.Stop()
 	}
+	if k.waiting != nil {
+		k.waiting.done <- errors.Join(errClosed, k.waiting.swap.drop(ctx))
+	}
 	var err error
 	if k.active != nil {
 		err = k.active.end(ctx)
 	}
-	return errors.Join(err, k.unpark(ctx))
+	if b := k.over(); b != nil && b.parked != nil {
+		err = errors.Join(err, b.parked.end(ctx))
+	}
+	if k.leaving != nil {
+		k.committed(<-k.leaving.left)
+	}
+	return err
 }
 
 var errDied = errors.New("it has died")
@@ -258,44 +300,51 @@ func (k *keeper) swapped(a *ask, old kept) {
 
 // commit ends the bake: the old shim is not needed any more.
 func (k *keeper) commit(ctx context.Context) {
-	if k.baking == nil {
+	b := k.over()
+	if b == nil {
 		return
 	}
-	b := k.baking
-	b.step(SwapBake, b.began)
-	began := time.Now()
-	if err := k.unpark(ctx); err != nil {
+	k.chosen(k.running.now(), digest{})
+	b.left = make(chan error, 1)
+	k.leaving = b
+	b.began = time.Now()
+	go func() {
+		if b.parked == nil {
+			b.left <- nil
+			return
+		}
+		b.left <- b.parked.end(ctx)
+	}()
+}
+
+// committed notes that the old shim has ended.
+func (k *keeper) committed(err error) {
+	b := k.leaving
+	k.leaving = nil
+	if err != nil {
 		k.config.Logger.Warn("the replaced shim has left something", "error", err)
 	}
-	b.step(SwapCommit, began)
+	b.step(SwapCommit, b.began)
 	b.swapped.Outcome = SwapCommitted
-	k.chosen(k.running.now(), digest{})
 	k.history.add(b.swapped)
 }
 
-// unpark ends the shim that stands by, if there is one.
-func (k *keeper) unpark(ctx context.Context) error {
+// over ends the bake, whatever follows; nil: no swap is young.
+func (k *keeper) over() *bake {
 	b := k.baking
 	k.baking = nil
-	if b == nil {
-		return nil
+	if b != nil {
+		b.over.Stop()
+		k.standing.bakes(time.Time{})
+		b.step(SwapBake, b.began)
 	}
-	b.over.Stop()
-	k.standing.bakes(time.Time{})
-	if b.parked == nil {
-		return nil
-	}
-	return b.parked.end(ctx)
+	return b
 }
 
 // rollBack goes back from a shim that died young to the binary before it, and says whether the old shim has taken over; else its binary is to
 // be started.
 func (k *keeper) rollBack(ctx context.Context, why error) bool {
-	b := k.baking
-	k.baking = nil
-	b.over.Stop()
-	k.standing.bakes(time.Time{})
-	b.step(SwapBake, b.began)
+	b := k.over()
 	b.swapped.Outcome, b.swapped.Failed, b.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
 	k.history.add(b.swapped)
 	k.running.set(b.digest)

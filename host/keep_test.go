@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -34,12 +35,16 @@ func (n *tenant) answers(ctx context.Context) error {
 	return nil
 }
 
-func (n *tenant) end(ctx context.Context) error {
+// end ends one that has let the state go, or is the last.
+func (n *tenant) end(context.Context) error {
 	n.ended.Add(1)
 	if n.frozen.Load() {
-		time.Sleep(endGrace)
+		time.Sleep(killLimit)
 	}
-	return n.kill(ctx)
+	if !gone(n) {
+		close(n.gone)
+	}
+	return nil
 }
 
 // house is a keeper of tenants, in the time of a synctest bubble.
@@ -174,4 +179,53 @@ func TestShimThatWasMuteWhileItStoodBy(t *testing.T) {
 			t.Error("it is mute now, and lives")
 		}
 	})
+}
+
+// The old shim is frozen when its time is over. While it is being ended, the death of the active one is noticed, and a swap that waits for its end can be
+// given up by Close.
+func TestOldShimEndsBesideTheKeeper(t *testing.T) {
+	for name, more := range map[string]func(h *house){
+		"the active one dies": func(h *house) {
+			_ = h.second.kill(h.t.Context())
+			synctest.Wait()
+			if at := h.open.Load(); at != nil || h.host.Standing().Serving {
+				h.t.Errorf("%v serves: %+v", at, h.host.Standing())
+			}
+		},
+		"the next swap": func(h *house) {
+			third := h.tenant("third")
+			if err := h.swap(third); err != nil || h.open.Load() != third {
+				h.t.Errorf("%v; %v serves", err, h.open.Load())
+			}
+			if all := h.host.history.list(); len(all) != 2 || all[1].Outcome != SwapCommitted || !gone(h.first) {
+				h.t.Errorf("%+v; the first one is dead: %t", all, gone(h.first))
+			}
+		},
+		"the next swap, and Close": func(h *house) {
+			third, swapped := h.tenant("third"), make(chan error, 1)
+			go func() { swapped <- h.swap(third) }()
+			synctest.Wait()
+			h.leave(errClosed)
+			if err := <-swapped; !errors.Is(err, errClosed) || !gone(third) {
+				h.t.Errorf("%v; the candidate is dead: %t", err, gone(third))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHouse(t, Config{})
+				h.swapped()
+				h.first.frozen.Store(true)
+				time.Sleep(defaultBake + time.Second)
+				if synctest.Wait(); gone(h.first) || h.first.ended.Load() != 1 || h.outcome() != SwapBaking {
+					t.Fatalf("the first one is dead: %t", gone(h.first))
+				}
+				more(h)
+				time.Sleep(killLimit)
+				if got := h.outcome(); got == SwapBaking && name == "the active one dies" || !gone(h.first) {
+					t.Errorf("it is %s; the first one is dead: %t", got, gone(h.first))
+				}
+			})
+		})
+	}
 }
