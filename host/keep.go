@@ -8,12 +8,12 @@ import (
 )
 
 // keeper has one shim active until ctx ends: it starts one that dies again, kills one that is mute, carries out swaps, and stands by while the new
-// one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time. What would keep it from noticing a death
-// is done beside it: an old shim that is not needed any more ends there.
+// one bakes. All of it is done on one goroutine, so there is never more than one change of shim at a time. What takes long is
+// done beside it: a start, and the end of an old shim that is not needed any more.
 type keeper struct {
 	*Host
 	doors
-	active   kept            // nil: none, and the next start is due at next
+	active   kept            // nil: none, and the next start is due at next, or under way
 	acting   context.Context // ends when active is it no more
 	resign   context.CancelFunc
 	born     time.Time     // of active
@@ -21,10 +21,23 @@ type keeper struct {
 	silenced bool          // active was killed for that
 	wait     *backoff
 	next     *time.Timer // nil: no start is planned
+	starting *start      // nil: none is under way
 	baking   *bake       // nil: no swap is young
 	leaving  *bake       // is over, and its old shim is being ended; nil: none is
-	waiting  *ask        // for that; nil: none does
+	waiting  *ask        // for either; nil: none does
 }
+
+// start is a start that is under way.
+type start struct {
+	done    chan struct{} // closed once shim and err are there
+	shim    *shim
+	err     error
+	callOff context.CancelCauseFunc
+}
+
+const startGrace = time.Second // for a start that is under way when a candidate is ready: one that goes well is done by then
+
+var errCalledOff = errors.New("the start was called off for a swap whose candidate is ready")
 
 // kept is a side as it is kept: active, or standing by.
 type kept interface {
@@ -93,8 +106,11 @@ func (k *keeper) run(ctx context.Context) error {
 			k.commit(ctx)
 		case err := <-k.left():
 			k.committed(err)
+		case <-k.started():
+			k.begun(ctx)
 		case k.waiting = <-k.asks():
 			k.commit(ctx)
+			k.hasten()
 		case <-ctx.Done():
 			return k.end(ctx)
 		}
@@ -150,6 +166,13 @@ func (k *keeper) left() <-chan error {
 	return k.leaving.left
 }
 
+func (k *keeper) started() <-chan struct{} {
+	if k.starting == nil {
+		return nil
+	}
+	return k.starting.done
+}
+
 // asks are swaps that are prepared. The next one is taken once the one before is done.
 func (k *keeper) asks() <-chan *ask {
 	if k.waiting != nil {
@@ -160,7 +183,7 @@ func (k *keeper) asks() <-chan *ask {
 
 // ready is the swap that waits, once nothing is in its way; nil: none.
 func (k *keeper) ready() *ask {
-	if k.leaving != nil {
+	if k.leaving != nil || k.starting != nil {
 		return nil
 	}
 	a := k.waiting
@@ -182,6 +205,12 @@ func (k *keeper) end(ctx context.Context) error {
 	}
 	if b := k.over(); b != nil && b.parked != nil {
 		err = errors.Join(err, b.parked.end(ctx))
+	}
+	if k.starting != nil {
+		<-k.starting.done // soon, as ctx has ended
+		if k.starting.err == nil {
+			err = errors.Join(err, k.starting.shim.end(ctx))
+		}
 	}
 	if k.leaving != nil {
 		k.committed(<-k.leaving.left)
@@ -240,12 +269,35 @@ func (k *keeper) none(what string, why error) {
 // start starts the shim's binary.
 func (k *keeper) start(ctx context.Context) {
 	k.next = nil
-	sh, err := k.Host.start(ctx, ctx)
+	limited, callOff := context.WithCancelCause(ctx)
+	s := &start{done: make(chan struct{}), callOff: callOff}
+	k.starting = s
+	go func() {
+		s.shim, s.err = k.Host.start(limited, ctx)
+		close(s.done)
+	}()
+	if k.waiting != nil {
+		k.hasten()
+	}
+}
+
+// hasten has a start that is under way end soon, well or not: it may hang, and the candidate that waits takes its place.
+func (k *keeper) hasten() {
+	if s := k.starting; s != nil {
+		time.AfterFunc(startGrace, func() { s.callOff(errCalledOff) })
+	}
+}
+
+// begun goes on from a start that has ended.
+func (k *keeper) begun(ctx context.Context) {
+	s := k.starting
+	k.starting = nil
+	s.callOff(nil)
 	switch {
-	case err == nil:
-		k.serves(sh)
+	case s.err == nil:
+		k.serves(s.shim)
 	case ctx.Err() == nil:
-		k.none("the shim cannot be started", err)
+		k.none("the shim cannot be started", s.err)
 	}
 }
 

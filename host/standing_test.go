@@ -71,6 +71,28 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	}
 }
 
+// A start that hangs holds up no swap: it is called off, and the call that waits for a shim is answered by the new one.
+func TestSwapEndsAStartThatHangs(t *testing.T) {
+	w := at(t)
+	hangs := filepath.Join(w.dir, "hangs")
+	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s.now ]; then exec sleep 3600; fi\nexec %s \"$@\"\n", hangs, shimBinary)
+	must(t, os.WriteFile(hangs, []byte(script), 0o700))
+	w.config.Shim, w.config.StartTimeout, w.config.MaxHold = host.Binary{Path: hangs}, patience, patience/2
+	w.open()
+	task := w.task("a")
+	must(t, os.WriteFile(hangs+".now", nil, 0o600))
+	w.kill()
+	w.until("without a shim", func(s host.Standing) bool { return !s.Serving })
+	call := make(chan error, 1)
+	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
+	must(t, err)
+	must(t, <-call)
+	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(children()) != 1 {
+		t.Errorf("%+v serves, of the processes %v", s, children())
+	}
+}
+
 // A shim that is frozen is killed and started again; the call that it had is answered by the next.
 func TestFrozenShimIsStartedAgain(t *testing.T) {
 	w := at(t)
