@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
 	"holdfast/registry"
 )
 
@@ -319,4 +321,46 @@ func foreign(s *swaps, _ string) host.Binary {
 	_, err = f.WriteAt([]byte{22, 0}, 18) // e_machine: EM_S390
 	s.must(err)
 	return b
+}
+
+// A candidate that cannot take the state, and leaves a mount in its socket directory, is dead all the same: the old shim, which had let go, goes on.
+func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("to mount something needs root")
+	}
+	t.Parallel()
+	w := newWorld(t, everything...)
+	w.must(w.host.Close())
+	w.config.SwapBudget = budget
+	w.open()
+	p := w.plugin("alloc-p", csifake.Monolith)
+	before, err := w.host.Status(w.ctx())
+	w.must(err)
+	old, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
+	w.must(err)
+	ready, mounted := filepath.Join(w.dir, "ready"), filepath.Join(w.dir, "mounted")
+	path := fault.Binary(t, faulty, w.dir, "mounts", "Rehearse after touch "+ready, "Rehearse after wait-for "+mounted, "Activate before error exhausted")
+	done := make(chan error, 1)
+	go func() {
+		_, err := w.host.Swap(w.ctx(), host.Binary{Path: path})
+		done <- err
+	}()
+	w.must(until(t.Context(), "the candidate rehearses", func() bool { _, err := os.Lstat(ready); return err == nil }))
+	both, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
+	w.must(err)
+	at := slices.IndexFunc(both, func(dir string) bool { return !slices.Contains(old, dir) })
+	point := filepath.Join(both[at], "volume")
+	w.must(os.Mkdir(point, 0o700))
+	w.must(unix.Mount("tmpfs", point, "tmpfs", 0, ""))
+	defer unmount(t, point)
+	w.must(os.WriteFile(mounted, nil, 0o600))
+	if err := <-done; !errors.Is(err, host.ErrExhausted) || strings.Contains(err.Error(), point) {
+		t.Errorf("the swap: %v", err)
+	}
+	after, err := w.host.Status(w.ctx())
+	w.must(err)
+	if after.PID != before.PID || after.Generation != before.Generation {
+		t.Errorf("the shim was %+v and is %+v", before, after)
+	}
+	w.exit(p)
 }

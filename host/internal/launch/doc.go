@@ -14,7 +14,8 @@
 // A Process is one life of a shim. Its death is seen through a pidfd, within milliseconds and whatever holds its pipes; Kill
 // is SIGKILL through that pidfd and never waits for the shim's cooperation. Whoever has started a Process ends it with Kill
 // or Stop, or sees it end through Done; either way everything it had on disk is removed, and what a killed host has left
-// behind is removed by the next Start in the same run directory.
+// behind is removed by the next Start in the same run directory. Something that cannot be removed, as it has been mounted
+// there, is logged, and says nothing of the process: it is dead.
 //
 // What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //

@@ -24,9 +24,8 @@ type Process struct {
 	dir        *socketDir
 	generation uint64
 	release    func()
-
-	tidied  chan struct{} // closed once nothing of the process is left
-	tidyErr error         // readable after tidied
+	log        hclog.Logger
+	tidied     chan struct{} // closed once it is dead, and what can be removed of it is
 }
 
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start leaves
@@ -64,7 +63,7 @@ func start(ctx context.Context, opts Options) (*Process, error) {
 	}
 	p := &Process{
 		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, generation: opts.Generation, release: release,
-		tidied: make(chan struct{}),
+		log: opts.Logger, tidied: make(chan struct{}),
 	}
 	if err := p.start(ctx, opts); err != nil {
 		return nil, fmt.Errorf("start shim %.12s as generation %d: %w", opts.Digest.SHA256, opts.Generation, err)
@@ -99,7 +98,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 			return err
 		}
 		<-p.tidied
-		return errors.Join(err, p.tidyErr)
+		return err
 	}
 	return nil
 }
@@ -153,13 +152,16 @@ func (p *Process) dispense() error {
 	return nil
 }
 
-// tidyAfterDeath removes what the process leaves. go-plugin's Kill is safe by then: it has nobody left to wait for.
+// tidyAfterDeath removes what the process leaves. What cannot be removed is no reason to take it for alive: the next start tries again. go-plugin's
+// Kill is safe by then: it has nobody left to wait for.
 func (p *Process) tidyAfterDeath() {
 	<-p.runner.child.done
 	p.runner.readers.Wait()
 	p.client.Kill()
 	_ = p.runner.child.life.Close()
-	p.tidyErr = p.dir.remove()
+	if err := p.dir.remove(); err != nil {
+		p.log.Warn("a dead shim has left something that cannot be removed", "pid", p.PID(), "error", err)
+	}
 	p.release()
 	close(p.tidied)
 }
@@ -197,13 +199,14 @@ func (p *Process) LastLines() []string {
 	return p.runner.scribe.last()
 }
 
-// Kill ends the process with SIGKILL and returns once it is dead and everything it had is removed, at the latest when ctx
-// ends, or after 10 s. An error means that it may still live; Done tells when it does not. It may be called again.
+// Kill ends the process with SIGKILL and returns once it is dead and what it had is removed, at the latest when ctx ends, or
+// after 10 s. An error means that it may still live, and nothing else; Done tells when it does not. It may be called again.
 func (p *Process) Kill(ctx context.Context) error {
 	if err := p.runner.child.killAndWait(ctx); err != nil {
 		return err
 	}
-	return p.awaitTidied(ctx)
+	p.awaitTidied(ctx)
+	return nil
 }
 
 // Stop tells the shim to end and returns like Kill, which it becomes once grace is over or ctx has ended.
@@ -213,19 +216,18 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	defer timeout.Stop()
 	select {
 	case <-p.Done():
-		return p.awaitTidied(ctx)
+		p.awaitTidied(ctx)
+		return nil
 	case <-timeout.C:
 	case <-ctx.Done():
 	}
 	return p.Kill(ctx)
 }
 
-func (p *Process) awaitTidied(ctx context.Context) error {
+func (p *Process) awaitTidied(ctx context.Context) {
 	select {
 	case <-p.tidied:
-		return p.tidyErr
 	case <-ctx.Done():
-		return fmt.Errorf("tidy up after shim %d: %w", p.PID(), context.Cause(ctx))
 	}
 }
 

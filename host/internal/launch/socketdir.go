@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/mnt"
 	"holdfast/registry"
 )
 
@@ -96,10 +97,35 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// remove removes the directory with all that is in it. It holds sockets only, never a mount.
+// remove removes the directory with all that is in it. Our mark goes last: what cannot be removed now is by a later start.
 func (d *socketDir) remove() error {
-	err := os.RemoveAll(d.path)
+	err := d.empty()
+	if err == nil {
+		err = os.RemoveAll(d.path)
+	}
 	return errors.Join(err, d.lock.Close())
+}
+
+// empty removes all but our mark. What a shim has mounted there is not ours to remove, nor is what lies in it.
+func (d *socketDir) empty() error {
+	mounts, err := mnt.Below(d.path)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return registry.Errorf(registry.ErrConflict, "%s is mounted in the socket directory of a shim: unmount it, and the next start "+
+			"of a shim removes the directory", mounts[0].Point)
+	}
+	entries, err := os.ReadDir(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if e.Name() != ownerFile {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+		}
+	}
+	return err
 }
 
 // removeOrphans removes the socket directories in runDir whose host is dead. It touches nothing without our mark.
