@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +50,67 @@ func TestSwapsKeepThreeBinaries(t *testing.T) {
 				t.Errorf("stored are %v, not %v", stored, last)
 			}
 		})
+	}
+}
+
+// refuse has swaps to binaries of their own refused, each of which is in the store by then.
+func (w *world) refuse(names ...string) {
+	w.t.Helper()
+	for _, name := range names {
+		path := filepath.Join(w.dir, name)
+		must(w.t, os.WriteFile(path, []byte("#!/bin/sh\nexit 3 # "+name+"\n"), 0o700))
+		if report, err := w.host.Swap(w.ctx(), host.Binary{Path: path}); err == nil || report.Failed != host.SwapPrepare {
+			w.t.Fatalf("%s: %v: %+v", name, err, report)
+		}
+		if stored := w.binaries(); len(stored) > 3 {
+			w.t.Errorf("after %s was refused, %v are stored", name, stored)
+		}
+	}
+}
+
+// Binaries that never were active push none out that was: the one before the running one can be gone back to, at the next host too.
+func TestRefusedBinariesPushNoneOut(t *testing.T) {
+	w := at(t)
+	w.config.SwapBudget, w.config.Bake = patience, time.Millisecond
+	w.open()
+	var last host.Swapped
+	for _, name := range []string{"one", "two"} {
+		var err error
+		last, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, name)})
+		must(t, err)
+		for w.host.Swaps()[0].Outcome != host.SwapCommitted {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	w.refuse("a", "b", "c")
+	must(t, w.host.Close())
+	w.open()
+	w.refuse("d", "e", "f")
+	report, err := w.host.Swap(w.ctx(), host.Binary{SHA256: last.From})
+	if err != nil || report.To != last.From || report.From != last.To {
+		t.Errorf("back from %s to %s: %v, %+v", last.To, last.From, err, report)
+	}
+}
+
+// The same for the one that a bake may fall back on, when nothing runs of it: its process has died.
+func TestRefusedBinariesDoNotPushOutTheOneBeforeABake(t *testing.T) {
+	w := at(t)
+	w.config.SwapBudget, w.config.Bake = patience, time.Hour
+	w.open()
+	before, err := w.host.Status(w.ctx())
+	must(t, err)
+	_, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
+	must(t, err)
+	must(t, syscall.Kill(before.PID, syscall.SIGKILL))
+	for !strings.Contains(w.log.String(), "the shim that stands by has died") {
+		time.Sleep(time.Millisecond)
+	}
+	w.refuse("a", "b", "c")
+	w.kill()
+	after, err := w.host.Status(w.ctx())
+	must(t, err)
+	if after.SHA256 != before.SHA256 || after.PID == before.PID {
+		t.Errorf("before %+v, after %+v", before, after)
 	}
 }
 

@@ -6,8 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-
-	"holdfast/host/internal/launch"
+	"slices"
 )
 
 // choice is which binary is run: the one that the configuration names, or one that was swapped to since. The newest decision counts, so a
@@ -16,10 +15,14 @@ import (
 type choice struct {
 	path string
 
-	Configured string `json:"configured"`         // SHA-256 of the binary that the configuration named when this was written
-	Running    string `json:"running"`            // of the one that is run
-	Previous   string `json:"previous,omitempty"` // of the one before, while the running one bakes
+	Configured string   `json:"configured"`         // SHA-256 of the binary that the configuration named when this was written
+	Running    string   `json:"running"`            // of the one that is run
+	Previous   string   `json:"previous,omitempty"` // of the one before, while the running one bakes
+	Ran        []string `json:"ran,omitempty"`      // those that were active, the last first, without those that were rolled back
 }
+
+// ranKept is how many binaries are kept of those that ran.
+const ranKept = 3
 
 // openChoice reads the file. What cannot be read decides nothing.
 func openChoice(dir string) *choice {
@@ -31,11 +34,18 @@ func openChoice(dir string) *choice {
 	return c
 }
 
-// hold has the binaries of the choice count as used now: adding another one to the store does not remove them.
-func (c *choice) hold(ctx context.Context, binaries *launch.Store) {
-	for _, sum := range []string{c.Previous, c.Running} {
-		_, _ = binaries.Stored(ctx, sum) // what is not there cannot be held: decide says so
+// kept are the binaries that may be wanted again. One that never was active is none of them, and pushes none of them out.
+func (c *choice) kept() []string { return append([]string{c.Running, c.Previous}, c.Ran...) }
+
+// ran notes that a binary is active. The one that it stood by for has then been rolled back.
+func (c *choice) ran(sum string) {
+	failed := sum
+	if sum == c.Previous {
+		failed = c.Running
 	}
+	others := slices.DeleteFunc(c.Ran, func(o string) bool { return o == sum || o == failed })
+	c.Ran = slices.Insert(others, 0, sum)
+	c.Ran = c.Ran[:min(len(c.Ran), ranKept)]
 }
 
 // write makes it durable.
@@ -85,10 +95,17 @@ func (h *Host) decide(ctx context.Context, configured digest) (run, fallback dig
 	return run, fallback
 }
 
-// chosen makes it so that the binary is run, also by the next host, while previous stands by. It is called by one goroutine at a time.
+// chosen is choose for a binary that is active, or was.
 func (h *Host) chosen(run, previous digest) {
+	h.choice.ran(run.SHA256)
+	h.choose(run, previous)
+}
+
+// choose makes it so that the binary is run, also by the next host, while previous stands by. It is called by one goroutine at a time.
+func (h *Host) choose(run, previous digest) {
 	h.running.set(run)
 	h.choice.Running, h.choice.Previous = run.SHA256, previous.SHA256
+	h.binaries.Keep(h.choice.kept()...)
 	if err := h.choice.write(); err != nil {
 		h.config.Logger.Warn("which shim is run could not be written down: the next host may start the one before", "error", err)
 	}

@@ -49,7 +49,7 @@ type Config struct {
 }
 
 // Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs. Of those
-// that ran before, the last three are kept: a Binary without a Path is one of them, by its digest.
+// that ran before, the last three are kept, whatever is refused meanwhile: a Binary without a Path is one of them, by its digest.
 type Binary struct {
 	Path   string
 	SHA256 string // hex; empty: from the file Path+".sha256", else what is found on first use is trusted

@@ -71,7 +71,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	defer func() { h.history.settle(h.running.now().SHA256) }()
 	binary, fallback := h.decide(ctx, h.running.now())
-	h.chosen(binary, fallback)
+	h.choose(binary, fallback)
 	sh, err := h.start(ctx, run)
 	switch {
 	case err == nil:
@@ -98,7 +98,7 @@ func (h *Host) take(ctx context.Context) error {
 		return err
 	}
 	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
-	h.choice.hold(ctx, h.binaries)
+	h.binaries.Keep(h.choice.kept()...)
 	binary, err := h.verify(ctx, h.config.Shim)
 	if err != nil {
 		return err

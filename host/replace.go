@@ -40,6 +40,9 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	s.report.By, _ = ctx.Value(operatorKey{}).(string)
 	err := h.swap(ctx, s, b)
 	h.standing.swaps(s.report, "")
+	if err := h.binaries.Prune(); err != nil {
+		h.config.Logger.Warn("binaries that are not needed any more could not be removed", "error", err)
+	}
 	if s.report.Outcome != SwapBaking { // else the keeper tells what becomes of it
 		h.history.add(s.report)
 	}

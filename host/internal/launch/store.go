@@ -19,8 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// kept is how many binaries stay in a store: those in use, all of them, then those that were used last. As a rule that is the running one, its
-// predecessor and one more.
+// kept is how many binaries stay in a store: those in use and those of Keep, all of them, then those that were used last.
 const kept = 3
 
 const (
@@ -33,7 +32,8 @@ type Store struct {
 	dir string
 
 	reading sync.Mutex        // held while a binary is copied or hashed, so that none is hashed twice at once; locked before mu
-	mu      sync.Mutex        // held for no longer than a look into the directory
+	mu      sync.Mutex        // guards keeps; held for no longer than a look into the directory
+	keeps   []string          // by their SHA-256
 	images  map[string]*image // changed with both held
 }
 
@@ -354,7 +354,17 @@ func syncDir(dir string) error {
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// prune removes the binaries that were not used for longest, but never one in use or the one that was just added.
+// Keep has the store keep these binaries, by their SHA-256, and not those that it was told before.
+func (s *Store) Keep(sums ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keeps = sums
+}
+
+// Prune removes the binaries that were not used for longest: three stay, or more where more are in use or to be kept.
+func (s *Store) Prune() error { return s.prune("") }
+
+// prune is Prune that spares the one that was just added: nothing is known of it yet.
 func (s *Store) prune(added string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -364,7 +374,7 @@ func (s *Store) prune(added string) error {
 	}
 	needed := func(e entry) bool {
 		img := s.images[e.sum]
-		return e.sum == added || img != nil && img.users > 0
+		return e.sum == added || slices.Contains(s.keeps, e.sum) || img != nil && img.users > 0
 	}
 	slices.SortStableFunc(stored, func(a, b entry) int { return rank(needed(a)) - rank(needed(b)) })
 	for i, entry := range stored {

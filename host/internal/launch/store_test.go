@@ -131,7 +131,7 @@ func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 	checkEmpty(t, dir)
 }
 
-// Those in use are among the three, and none of them is ever removed.
+// Those in use are among the three, and none of them is ever removed. Where nobody says which are to be kept, those that were used last are.
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
@@ -159,6 +159,39 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkStored(t, dir, sums[4], running.SHA256, sum)
+}
+
+// What is to be kept is, whatever is added; of the rest no more stays than there is room for.
+func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
+	t.Parallel()
+	store, dir := openStore(t)
+	var sums []string
+	add := func(n int) {
+		for range n {
+			path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", len(sums)))
+			if _, err := store.Add(t.Context(), path, ""); err != nil {
+				t.Fatal(err)
+			}
+			sums = append(sums, sum)
+		}
+	}
+	prune := func() {
+		if err := store.Prune(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(3)
+	store.Keep(sums[0], sums[1], sums[2], "")
+	add(4)
+	checkStored(t, dir, sums[0], sums[1], sums[2], sums[6])
+	prune()
+	checkStored(t, dir, sums[:3]...)
+	store.Keep(sums[1])
+	add(1)
+	checkStored(t, dir, sums[1], sums[2], sums[7])
+	add(1)
+	prune()
+	checkStored(t, dir, sums[1], sums[7], sums[8])
 }
 
 // stalled is a context with which nothing goes on that looks at it: as a disk that is slow, or processors that are wanted by others.
