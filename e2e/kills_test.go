@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -349,7 +350,7 @@ func (s *siege) randomly(victim, binary string, after time.Duration) (took time.
 }
 
 // TestTwoWritersAreFound: who judges that one shim is active finds two. The first is frozen when its host dies, and so lives on; the file of its
-// state is put away, and a copy put in its place, so that the lock keeps nobody out.
+// state is put away, and a copy put in its place, so that the lock keeps nobody out; and so is its binary, so that the next host does not know it.
 func TestTwoWritersAreFound(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("the mounts of a state directory need root")
@@ -370,19 +371,59 @@ func TestTwoWritersAreFound(t *testing.T) {
 	if one := m.active(); !slices.Equal(one, []int{shim.PID}) {
 		t.Errorf("%d is active; found is %v", shim.PID, one)
 	}
-	must(unix.Kill(shim.PID, unix.SIGSTOP))
+	must(frozen(t.Context(), shim.PID))
 	_ = m.end(unix.SIGKILL)
 	db := filepath.Join(m.state(), "shim.db")
 	text, err := os.ReadFile(db)
 	must(err)
 	must(os.Rename(db, db+".away"))
 	must(os.WriteFile(db, text, 0o600))
+	binary, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", shim.PID))
+	must(err)
+	must(os.Remove(binary))
 	must(m.start())
 	if two := m.active(); len(two) != 2 || !slices.Contains(two, shim.PID) {
-		t.Errorf("two write, and found is %v", two)
+		t.Errorf("%d and another write, and found is %v\n%s", shim.PID, two, proc(shim.PID, "stat"))
 	}
 	must(unix.Kill(shim.PID, unix.SIGKILL))
 	must(until(t.Context(), "the first is dead", func() bool { return !alive(shim.PID) }))
+}
+
+// frozen returns when the process is stopped: the signal is sent before that.
+func frozen(ctx context.Context, pid int) error {
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return until(ctx, "the process is stopped", func() bool { return strings.Contains(proc(pid, "stat"), ") T ") })
+}
+
+// A shim that is frozen when its host is killed does not end with it. The next host does not wait for it, nor for a person to end it.
+func TestNextHostEndsAFrozenShim(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("the mounts of a state directory need root")
+	}
+	t.Parallel()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := newMachine()
+	must(err)
+	defer func() { must(m.sweep()) }()
+	must(m.start())
+	old := m.active()[0]
+	must(frozen(t.Context(), old))
+	_ = m.end(unix.SIGKILL)
+	must(m.start())
+	if now := m.shims(); len(now) != 1 || now[0] == old {
+		t.Errorf("shims are %v; %d was frozen", now, old)
+	}
+	must(m.end(unix.SIGTERM))
+	if text := m.said(); !strings.Contains(text, fmt.Sprintf("is killed: pid=%d", old)) {
+		t.Errorf("the agent does not say that it killed %d:\n%s", old, text)
+	}
 }
 
 // A shim that dies in the middle of a step is named as the reason, with its last words, and not the connection that broke.

@@ -85,16 +85,19 @@ func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	return h.start(ctx, run)
 }
 
-// take locks the state directory and verifies the shim's binary.
+// take locks the state directory, sees to it that no shim of an earlier host lives, and verifies the shim's binary.
 func (h *Host) take(ctx context.Context) error {
 	var err error
 	if h.lock, err = lockState(h.config.layout().HostLock()); err != nil {
 		return err
 	}
-	if err := h.config.removeCopies(); err != nil {
+	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
 		return err
 	}
-	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
+	if err := h.binaries.EndOrphans(ctx, h.config.layout().Database(), h.config.Logger); err != nil {
+		return err
+	}
+	if err := h.config.removeCopies(); err != nil {
 		return err
 	}
 	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)

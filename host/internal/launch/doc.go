@@ -19,6 +19,6 @@
 //
 // What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //
-// Nothing here survives the host but the store's files: a shim ends when its host does (package bootstrap). There is no
-// reattaching. The package knows no schema, no configuration and no CSI; only the host SDK calls it.
+// Nothing here survives the host but the store's files: a shim ends when its host does (package bootstrap), and the next host
+// ends one that has not (EndOrphans). There is no reattaching. The package knows no schema, no configuration and no CSI; only the host SDK calls it.
 package launch

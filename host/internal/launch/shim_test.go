@@ -87,6 +87,11 @@ func shimMain(mode string) int {
 		}
 	case "counted":
 		counted()
+	case "deaf": // to the end of its host: the pipe that tells it has no end, as it writes to it itself. And it has a file open
+		deaf[0], _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
+		deaf[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
+	case "by hand":
+		select {}
 	case "stubborn":
 		opts.Run = func(context.Context) error { select {} }
 	}
@@ -97,6 +102,9 @@ func shimMain(mode string) int {
 	}
 	return 0
 }
+
+// deaf is what a deaf shim keeps open.
+var deaf [2]*os.File
 
 // livesFile names the file that gets a byte for each life.
 const livesFile = "LAUNCH_TEST_LIVES"
