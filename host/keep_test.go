@@ -3,12 +3,15 @@ package host
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host/internal/launch"
 )
 
 // tenant is an actor that is kept: it can be frozen for a while.
@@ -66,8 +69,12 @@ func newHouse(t *testing.T, c Config) *house {
 	orDefault(&c.Bake, defaultBake)
 	orDefault(&c.SwapBudget, defaultBudget)
 	orDefault(&c.AnswerTimeout, defaultAnswer)
+	binaries, err := launch.OpenStore(filepath.Join(dir, "shims"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	h := &house{t: t, owner: "first", ended: make(chan error, 1), host: &Host{
-		config: c, gate: newGate(), swaps: make(chan *ask), history: openHistory(dir), choice: openChoice(dir),
+		config: c, gate: newGate(), swaps: make(chan *ask), history: openHistory(dir), choice: openChoice(dir), binaries: binaries,
 	}}
 	h.host.closing, h.leave = context.WithCancelCause(t.Context())
 	h.first = h.tenant("first")
