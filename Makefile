@@ -8,7 +8,7 @@ LONG := TestRollback$$|TestKilledAt|TestPowerCut|TestDisk|TestSwapOnAFullDisk|Te
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
 # The tests of two releases, and the hosts that they are run with: of this release and of the next.
 HOSTS ?= now next
-COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
+COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
 
 # With the race detector each process, and the tests have thousands, sleeps for a second at its end unless it is told not to.
 export GORACE ?= atexit_sleep_ms=0

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
 )
 
 // skew is a world whose shim is swapped between two releases, while calls go on.
@@ -263,6 +264,41 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	w.write(kept, "f", "x")
 	w.must(w.release("alloc-kept"))
 	w.must(w.delete("kept"))
+	w.exit(p)
+}
+
+// TestStateBeyondTheWindow: a release two ahead leaves nothing that the running shim can read. It is refused before anything has changed: were it to
+// fail, nobody could take over.
+func TestStateBeyondTheWindow(t *testing.T) {
+	slow(t)
+	w := newWorld(t, everything...)
+	w.must(w.host.Close())
+	w.config.SwapBudget = patience
+	w.open()
+	program, err := fault.Build(t.TempDir(), append(raceFlag, "-tags=next")...)
+	w.must(err)
+	p := w.plugin("alloc-p", csifake.Monolith)
+	before, err := w.host.Status(w.ctx())
+	w.must(err)
+	ahead := fault.Binary(t, program, w.dir, "ahead", "Rehearse before schema 2")
+	report, err := w.host.Swap(w.ctx(), host.Binary{Path: ahead})
+	for _, word := range []string{"prepare", "only shims of schema 2 or newer", "none newer than 1", "swap to a release between the two first"} {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("the swap says %v, and not %q", err, word)
+		}
+	}
+	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {
+		t.Errorf("%v, %+v", err, report)
+	}
+	after, err := w.host.Status(w.ctx())
+	w.must(err)
+	if after.PID != before.PID || after.Generation != before.Generation || w.stateOf().schema["readable"] != 1.0 {
+		t.Errorf("the shim was %+v and is %+v, of a state %v", before, after, w.stateOf().schema)
+	}
+	_, next := releases() // is the one between the two
+	w.must(second(w.host.Swap(w.ctx(), next.binary)))
+	w.must(second(w.host.Swap(w.ctx(), host.Binary{Path: ahead})))
+	w.must(w.story())
 	w.exit(p)
 }
 

@@ -20,3 +20,19 @@ func (h *Host) Reading(ctx context.Context, f func(context.Context, grpc.ClientC
 
 // Young is how many calls are under way, as a swap counts them that waits for a lull.
 func (h *Host) Young() int { return h.traffic.young() }
+
+// candidate rehearses as it is told to.
+type candidate struct {
+	side
+	readable uint32
+}
+
+func (c candidate) rehearse(context.Context, string) (rehearsal, error) {
+	return rehearsal{readable: c.readable}, nil
+}
+
+// Rehearsed is what is said to a candidate that makes the state one that only shims of a schema and newer can read; zero: it does not say.
+func (h *Host) Rehearsed(ctx context.Context, readable uint32) error {
+	_, err := h.rehearsed(ctx, candidate{readable: readable})
+	return err
+}

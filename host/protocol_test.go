@@ -43,8 +43,8 @@ func (a *actor) do(ctx context.Context, call string) error {
 }
 
 func (a *actor) snapshot(ctx context.Context, _ string) error { return a.do(ctx, "snapshot") }
-func (a *actor) rehearse(ctx context.Context, _ string) ([]string, error) {
-	return nil, a.do(ctx, "rehearse")
+func (a *actor) rehearse(ctx context.Context, _ string) (rehearsal, error) {
+	return rehearsal{}, a.do(ctx, "rehearse")
 }
 func (a *actor) dead() <-chan struct{} { return a.gone }
 

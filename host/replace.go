@@ -132,36 +132,40 @@ func (c *Config) removeCopies() error {
 	return err
 }
 
-// rehearsed has the candidate take a copy of the active shim's state over.
+// rehearsed has the candidate take a copy of the active shim's state over. What it makes of it, the active one has to be able to read.
 func (h *Host) rehearsed(ctx context.Context, fresh side) (warnings []string, err error) {
 	file := filepath.Join(h.config.StateDir, rehearsalFile)
 	if err := h.config.removeCopies(); err != nil {
 		return nil, err
 	}
 	defer func() { _ = h.config.removeCopies() }() // the candidate has, unless it died
-	err = h.copied(ctx, file)
+	old, err := h.copied(ctx, file)
 	switch {
 	case errors.Is(err, errBlind) && ctx.Err() == nil:
 		return []string{err.Error()}, nil
 	case err != nil:
 		return nil, fmt.Errorf("copy the state: %w", err)
 	}
-	return fresh.rehearse(ctx, file)
+	tried, err := fresh.rehearse(ctx, file)
+	if err == nil {
+		err = old.couldRead(tried.readable)
+	}
+	return tried.warnings, err
 }
 
 // copied has the active shim write a copy of its state. It is errBlind where there is no such shim, where it does not answer, and where it ends.
-func (h *Host) copied(ctx context.Context, file string) error {
+func (h *Host) copied(ctx context.Context, file string) (*shim, error) {
 	old, err := h.predecessor(ctx)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errBlind, err)
+		return nil, fmt.Errorf("%w: %w", errBlind, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, h.config.PrepareTimeout/copyShare)
 	defer cancel()
 	err = old.snapshot(limited, file)
 	if err != nil && (limited.Err() != nil || gone(old)) {
-		return fmt.Errorf("%w: %w", errBlind, err)
+		return nil, fmt.Errorf("%w: %w", errBlind, err)
 	}
-	return err
+	return old, err
 }
 
 // predecessor is the active shim, if there is one that answers.

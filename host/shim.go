@@ -28,6 +28,7 @@ type shim struct {
 	life    context.Context // of what the host does for it
 	cancel  context.CancelFunc
 	sync    func(ctx context.Context) error // tells it what lives
+	schema  uint32                          // the newest that it can read; zero: it has not said
 }
 
 const (
@@ -73,7 +74,8 @@ func (h *Host) launch(ctx, run context.Context, binary digest, gently bool) (*sh
 func (h *Host) greet(ctx context.Context, sh *shim) error {
 	ctx, cancel := noLongerThan(ctx, h.config.StartTimeout)
 	defer cancel()
-	_, err := sh.control().Hello(ctx, h.hello())
+	reply, err := sh.control().Hello(ctx, h.hello())
+	sh.schema = reply.GetSchemaNewest()
 	return sh.explained(ctx, err)
 }
 

@@ -105,12 +105,21 @@ func forWantOfRoom(err error) error {
 	return err
 }
 
-func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, err error) {
+func (s *shim) rehearse(ctx context.Context, file string) (rehearsal, error) {
 	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
 	if err != nil {
-		return nil, s.explained(ctx, err)
+		return rehearsal{}, s.explained(ctx, err)
 	}
-	return reply.GetWarnings(), nil
+	return rehearsal{reply.GetWarnings(), reply.GetReadable()}, nil
+}
+
+// couldRead is nil if this shim could take a state over that shims of a schema and newer ones can read: it has to, if its successor fails.
+func (s *shim) couldRead(readable uint32) error {
+	if s.schema == 0 || readable <= s.schema {
+		return nil
+	}
+	return registry.Errorf(registry.ErrUnsupported, "the new shim would make the state one that only shims of schema %d or newer can read; the running "+
+		"shim knows none newer than %d, and could not take over again: swap to a release between the two first", readable, s.schema)
 }
 
 func (s *shim) quiesce(ctx context.Context, short time.Duration) error {

@@ -85,12 +85,18 @@ func within(budget time.Duration) limits {
 // left is as what a shim has left the state; the zero value: not known.
 type left struct{ generation, index uint64 }
 
+// rehearsal is what a candidate says of a copy of the state.
+type rehearsal struct {
+	warnings []string // for people
+	readable uint32   // the oldest schema whose shims can read the state once the candidate has migrated it; zero: not said
+}
+
 // side is one of the two shims of a swap.
 type side interface {
 	// snapshot writes a consistent copy of the state to a new file.
 	snapshot(ctx context.Context, file string) error
-	// rehearse has a candidate take the copy over, and says what people should know.
-	rehearse(ctx context.Context, file string) (warnings []string, err error)
+	// rehearse has a candidate take the copy over.
+	rehearse(ctx context.Context, file string) (rehearsal, error)
 	// quiesce refuses what changes something, and waits for what is short.
 	quiesce(ctx context.Context, short time.Duration) error
 	// release lets the state and the plugins go.

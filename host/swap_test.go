@@ -127,6 +127,27 @@ func TestSwapRefusesABadCandidate(t *testing.T) {
 	}
 }
 
+// A candidate that would make the state one that the running shim cannot read is refused before anything is stopped: nobody could take over from it.
+func TestSwapRefusesWhatTheOldShimCouldNotRead(t *testing.T) {
+	w := newWorld(t)
+	st, err := w.host.Status(w.ctx())
+	must(t, err)
+	for _, readable := range []uint32{0, 1, st.Schema} {
+		if err := w.host.Rehearsed(w.ctx(), readable); err != nil {
+			t.Errorf("readable by schema %d and newer: %v", readable, err)
+		}
+	}
+	err = w.host.Rehearsed(w.ctx(), st.Schema+1)
+	if !errors.Is(err, host.ErrUnsupported) {
+		t.Errorf("readable by a newer one: %v", err)
+	}
+	for _, says := range []string{fmt.Sprintf("only shims of schema %d or newer", st.Schema+1), "swap to a release between the two first"} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not say %q", err, says)
+		}
+	}
+}
+
 // A new shim that dies young is followed by the old one.
 func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
 	w := at(t)

@@ -476,6 +476,7 @@ type RehearseReply struct {
 	Schema        uint32                 `protobuf:"varint,2,opt,name=schema,proto3" json:"schema,omitempty"`       // of the copy, before it was migrated
 	Instances     uint32                 `protobuf:"varint,3,opt,name=instances,proto3" json:"instances,omitempty"` // plugins that were asked
 	Warnings      []string               `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`    // for people
+	Readable      uint32                 `protobuf:"varint,5,opt,name=readable,proto3" json:"readable,omitempty"`   // the oldest schema whose shims can read the copy now that it is migrated; zero: not said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -536,6 +537,13 @@ func (x *RehearseReply) GetWarnings() []string {
 		return x.Warnings
 	}
 	return nil
+}
+
+func (x *RehearseReply) GetReadable() uint32 {
+	if x != nil {
+		return x.Readable
+	}
+	return 0
 }
 
 type ActivateRequest struct {
@@ -1239,12 +1247,13 @@ const file_holdfast_v1_control_proto_rawDesc = "" +
 	"\x06allocs\x18\b \x01(\rR\x06allocs\"L\n" +
 	"\x0fRehearseRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
-	"\x04copy\x18\x02 \x01(\tR\x04copy\"\x8e\x01\n" +
+	"\x04copy\x18\x02 \x01(\tR\x04copy\"\xaa\x01\n" +
 	"\rRehearseReply\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x12\x16\n" +
 	"\x06schema\x18\x02 \x01(\rR\x06schema\x12\x1c\n" +
 	"\tinstances\x18\x03 \x01(\rR\tinstances\x12\x1a\n" +
-	"\bwarnings\x18\x04 \x03(\tR\bwarnings\"\x86\x01\n" +
+	"\bwarnings\x18\x04 \x03(\tR\bwarnings\x12\x1a\n" +
+	"\breadable\x18\x05 \x01(\rR\breadable\"\x86\x01\n" +
 	"\x0fActivateRequest\x12%\n" +
 	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x1e\n" +
 	"\n" +

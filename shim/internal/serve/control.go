@@ -60,7 +60,9 @@ func (c *control) Rehearse(ctx context.Context, req *pb.RehearseRequest) (*pb.Re
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.RehearseReply{Answer: r.Left.answer(), Schema: r.Schema, Instances: uint32(r.Instances), Warnings: r.Warnings}, nil
+	return &pb.RehearseReply{
+		Answer: r.Left.answer(), Schema: r.Schema, Readable: r.Readable, Instances: uint32(r.Instances), Warnings: r.Warnings,
+	}, nil
 }
 
 func (c *control) Activate(ctx context.Context, req *pb.ActivateRequest) (*pb.ActivateReply, error) {

@@ -52,6 +52,7 @@ type Handover struct {
 type Rehearsal struct {
 	Left      Left
 	Schema    uint32 // of the copy, before it was migrated
+	Readable  uint32 // the oldest schema whose shims can read it after that
 	Instances int    // plugins that were asked
 	Warnings  []string
 }

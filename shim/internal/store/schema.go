@@ -87,10 +87,18 @@ func (s schema) migrate(t *transaction, w window) error {
 			return fmt.Errorf("migrate to schema %d (%s): %w", number+1, m.name, err)
 		}
 	}
-	if w.Number == s.newest {
+	if s.settled(w) {
 		return nil
 	}
-	return t.setMeta(metaSchema, window{s.newest, s.readable})
+	return t.setMeta(metaSchema, s.leaves(w))
+}
+
+// leaves is the window of a file once it is migrated.
+func (s schema) leaves(w window) window {
+	if s.settled(w) {
+		return w
+	}
+	return window{s.newest, s.readable}
 }
 
 // lay makes an empty file's buckets and entries.

@@ -235,6 +235,29 @@ func TestSchemaWindow(t *testing.T) {
 	start(t, Options{Path: path}).stop(t)
 }
 
+// TestReadable: an open file tells who can read it once it is migrated: a build before the one that migrates it, or no longer.
+func TestReadable(t *testing.T) {
+	nothing := migration{"changes nothing", func(*transaction) error { return nil }}
+	for _, readable := range []int{Newest, Newest + 1} {
+		later := released
+		later.newest, later.readable = Newest+1, readable
+		later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)], nothing)
+		path := goldenCopy(t, Newest)
+		for _, before := range []int{Newest, Newest + 1} {
+			s := start(t, Options{Path: path, schema: &later})
+			if s.Readable() != readable || s.PreviousSchema() != before {
+				t.Errorf("a file of schema %d is readable by %d now, and had schema %d", before, s.Readable(), s.PreviousSchema())
+			}
+			s.stop(t)
+		}
+		before := released
+		err := before.accepts(path, window{Newest + 1, readable})
+		if (err != nil) != (readable > Newest) {
+			t.Errorf("what is said to be readable by %d: %v", readable, err)
+		}
+	}
+}
+
 // TestFailedMigration: the file stays as it was, whatever the migrations before had done.
 func TestFailedMigration(t *testing.T) {
 	path := goldenCopy(t, 0)

@@ -76,6 +76,7 @@ type Store struct {
 	generation registry.Generation
 	readOnly   bool   // the file system was, when the file was opened
 	boot       string // that the file had before
+	window     window // that the file had before
 	queue      *queue
 	readers    readers
 	writing    sync.Mutex // held while a batch is written, and by who must not be written under
@@ -109,7 +110,10 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	s := &Store{options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, queue: newQueue(), stopped: make(chan struct{})}
+	s := &Store{
+		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, window: found.window, queue: newQueue(),
+		stopped: make(chan struct{}),
+	}
 	if err := s.takeOver(found); err != nil {
 		_ = db.Close()
 		return nil, err
@@ -250,6 +254,12 @@ func (s *Store) Generation() registry.Generation { return s.generation }
 
 // PreviousBoot is the boot id that the file had when it was opened; empty: it is new.
 func (s *Store) PreviousBoot() string { return s.boot }
+
+// PreviousSchema is the schema that the file had when it was opened.
+func (s *Store) PreviousSchema() int { return s.window.Number }
+
+// Readable is the oldest schema whose shims can open the file as it is now.
+func (s *Store) Readable() int { return s.options.schema.leaves(s.window).Readable }
 
 // Index is that of the last change that is on disk.
 func (s *Store) Index() registry.Seq { return s.readers.index() }

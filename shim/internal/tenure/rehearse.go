@@ -175,6 +175,7 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
 	}
 	r.Left = serve.Left{Generation: s.Generation() - 1, Index: s.Index()}
+	r.Schema, r.Readable = uint32(s.PreviousSchema()), uint32(s.Readable())
 	return errors.Join(err, s.Close())
 }
 

@@ -72,6 +72,19 @@ func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 	}
 }
 
+// TestRehearsalTellsWhoCouldReadTheState: before the migrations and after them.
+func TestRehearsalTellsWhoCouldReadTheState(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	_, err := p.Hello(t.Context(), hello(l))
+	must(t, err)
+	got, err := p.Rehearse(t.Context(), copyWith(t, l))
+	must(t, err)
+	if got.Schema != store.Newest || got.Readable != store.Oldest {
+		t.Errorf("a state of schema %d has schema %d, and is readable by %d", store.Newest, got.Schema, got.Readable)
+	}
+}
+
 // TestRehearsalReadsTheNewestEvents: it tries events as a watcher would be told them, and few of ten thousand.
 func TestRehearsalReadsTheNewestEvents(t *testing.T) {
 	for _, n := range []int{0, 1, triedEvents, registry.MaxEvents} {
