@@ -14,11 +14,12 @@ import (
 // digest, whatever the plan is by then.
 func (h *Host) Doctor(ctx context.Context, repair bool, digest string) (Diagnosis, error) {
 	req := &pb.DoctorRequest{Call: &pb.Call{}, Repair: repair, Digest: digest}
+	makes := h.read
 	if repair {
-		req.Call.OperationId = newOperation()
+		req.Call.OperationId, makes = newOperation(), h.call
 	}
 	var reply *pb.DoctorReply
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := makes(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewControlClient(conn).Doctor(ctx, req)
 		return err
 	})

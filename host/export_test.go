@@ -18,6 +18,13 @@ func (h *Host) Reading(ctx context.Context, f func(context.Context, grpc.ClientC
 	return h.read(ctx, f)
 }
 
+// Hush holds what changes something, as a swap does first.
+func (h *Host) Hush() (end func()) {
+	serving := h.gate.serving()
+	h.gate.hush()
+	return func() { h.gate.open(serving) }
+}
+
 // Young is how many calls are under way, as a swap counts them that waits for a lull.
 func (h *Host) Young() int { return h.traffic.young() }
 

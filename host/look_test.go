@@ -1,12 +1,14 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/host"
 )
@@ -52,5 +54,26 @@ func TestDoctorIsAsked(t *testing.T) {
 	}
 	if _, err := os.Lstat(stray); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is still there: %v", err)
+	}
+}
+
+// What only looks is answered while a swap holds what changes something: it is in no line.
+func TestLooksGoOnWhileCallsAreHeld(t *testing.T) {
+	w := newWorld(t)
+	defer w.host.Hush()()
+	looks := func(ctx context.Context, repair bool) error {
+		_, err := w.host.Doctor(ctx, repair, "")
+		return err
+	}
+	if err := looks(w.ctx(), false); err != nil {
+		t.Errorf("a look of the doctor: %v", err)
+	}
+	if _, _, err := w.host.VolumeStats(w.ctx(), host.VolumeName{ID: "none"}); !errors.Is(err, host.ErrNotFound) {
+		t.Errorf("how full a volume is: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(w.ctx(), 50*time.Millisecond)
+	defer cancel()
+	if err := looks(ctx, true); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "being replaced") {
+		t.Errorf("a repair: %v", err)
 	}
 }

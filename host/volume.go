@@ -95,7 +95,7 @@ func (h *Host) Volumes(ctx context.Context, q VolumeQuery) ([]VolumeStatus, Seq,
 func (h *Host) VolumeStats(ctx context.Context, n VolumeName) ([]VolumeUsage, Seq, error) {
 	req := &pb.VolumeStatsRequest{Call: &pb.Call{}, Name: wire.VolumeNameProto(n)}
 	var reply *pb.VolumeStatsReply
-	err := h.call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		reply, err = pb.NewVolumesClient(conn).Stats(ctx, req)
 		return err
 	})

@@ -124,7 +124,7 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	return &pb.ListVolumesReply{Answer: a.answer(at), Volumes: part, NextToken: next}, nil
 }
 
-// Stats asks a plugin. The answer is of the moment, and no lane is held for it.
+// Stats asks a plugin. It changes nothing, and its answer is of the moment.
 func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.VolumeStatsReply, error) {
 	name, err := volumeName(req.GetName())
 	if err != nil {
