@@ -194,18 +194,23 @@ func noShim(why, end error) error {
 
 // read makes a call that changes nothing at the active shim.
 func (h *Host) read(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
-	return h.make(ctx, reads, f)
+	return h.make(ctx, reads, at(f))
 }
 
 // call makes one that changes something.
 func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
-	return h.make(ctx, writes, f)
+	return h.make(ctx, writes, at(f))
+}
+
+// at is a call at a shim, of which only the connection counts.
+func at(f func(ctx context.Context, conn grpc.ClientConnInterface) error) func(context.Context, *shim) error {
+	return func(ctx context.Context, sh *shim) error { return f(ctx, sh.process.Conn()) }
 }
 
 // make makes a call at the active shim. One that is cut off, because that shim died, is made again at the next: reads may be repeated,
 // and what changes state carries an operation id. All waiting for shims together is at most MaxHold, so that a call which kills every
 // shim ends.
-func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
+func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh *shim) error) error {
 	hold := h.config.MaxHold
 	var cut *shim
 	var had time.Duration // so long shims have had it that were cut off
@@ -218,7 +223,7 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, con
 			return err
 		}
 		began := time.Now()
-		err = f(launch.OnSent(ctx, sent), sh.process.Conn())
+		err = f(launch.OnSent(ctx, sent), sh)
 		sent()
 		switch {
 		case !cutOff(err):

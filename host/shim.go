@@ -25,6 +25,7 @@ const Version = "0.1.0"
 // shim is one process: a candidate, active, or one that stands by.
 type shim struct {
 	process *launch.Process
+	binary  digest
 	life    context.Context // of what the host does for it
 	cancel  context.CancelFunc
 	sync    func(ctx context.Context) error // tells it what lives
@@ -63,7 +64,7 @@ func (h *Host) launch(ctx, run context.Context, binary digest, gently bool) (*sh
 	if err != nil {
 		return nil, err
 	}
-	sh := &shim{process: process, sync: func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }}
+	sh := &shim{process: process, binary: binary, sync: func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }}
 	sh.life, sh.cancel = context.WithCancel(run)
 	if err := h.greet(ctx, sh); err != nil {
 		return nil, errors.Join(fmt.Errorf("greet the shim: %w", err), sh.end(run))

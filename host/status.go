@@ -3,8 +3,6 @@ package host
 import (
 	"context"
 
-	"google.golang.org/grpc"
-
 	pb "holdfast/proto/holdfast/v1"
 )
 
@@ -19,14 +17,16 @@ type ShimStatus struct {
 	Instances   int
 	Allocs      int
 	SHA256      string // of its binary
-	Protocol    int    // that it and this host have agreed on; 0: it was being replaced just now
+	Protocol    int    // that it and this host have agreed on
 }
 
 // Status asks the active shim what it is.
 func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	var reply *pb.StatusReply
-	err := h.read(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		reply, err = pb.NewControlClient(conn).Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
+	var of *shim
+	err := h.make(ctx, reads, func(ctx context.Context, sh *shim) (err error) {
+		of = sh
+		reply, err = sh.control().Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
 		return err
 	})
 	if err != nil {
@@ -35,13 +35,6 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	return ShimStatus{
 		Version: reply.GetVersion(), PID: int(reply.GetPid()), Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
 		Schema: reply.GetSchema(), OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
-		SHA256: h.running.now().SHA256, Protocol: h.protocolOf(int(reply.GetPid())),
+		SHA256: of.binary.SHA256, Protocol: of.process.Protocol(),
 	}, nil
-}
-
-func (h *Host) protocolOf(pid int) int {
-	if sh := h.gate.serving(); sh != nil && sh.process.PID() == pid {
-		return sh.process.Protocol()
-	}
-	return 0
 }

@@ -26,7 +26,8 @@ func another(t *testing.T, dir, name string) string {
 	return path
 }
 
-// Calls, reads and watchers go on over swaps: none fails, none is made twice, no event is lost.
+// Calls, reads and watchers go on over swaps: none fails, none is made twice, no event is lost. What a shim is asked of itself is never mixed with the
+// other's.
 func TestSwapUnderLoad(t *testing.T) {
 	w := at(t)
 	w.config.Bake, w.config.SwapBudget = 50*time.Millisecond, patience
@@ -63,6 +64,17 @@ func TestSwapUnderLoad(t *testing.T) {
 			}
 		})
 	}
+	load.Go(func() {
+		binary := map[int]string{}
+		for ctx.Err() == nil {
+			st, err := w.host.Status(context.WithoutCancel(ctx))
+			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 {
+				t.Errorf("status: %v, %+v, which was of binary %q", err, st, known)
+				return
+			}
+			binary[st.PID] = st.SHA256
+		}
+	})
 	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
 	var worst time.Duration
 	for i := range 10 {
