@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,4 +54,34 @@ func TestLongCallsGiveWay(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A call that was cut off because its shim is active no more is made at the next one, however little time it has left; one whose time was up at the shim
+// is not made again.
+func TestLittleTimeIsForTheNextShim(t *testing.T) {
+	for code, again := range map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: false, codes.DeadlineExceeded: false} {
+		for _, k := range []kind{reads, writes} {
+			synctest.Test(t, func(t *testing.T) {
+				h := &Host{gate: newGate(), config: Config{MaxHold: time.Minute}}
+				old, fresh := &shim{}, &shim{}
+				h.gate.open(old)
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				answered := false
+				err := h.make(ctx, k, func(_ context.Context, sh *shim) error {
+					if sh == fresh {
+						answered = true
+						return nil
+					}
+					time.Sleep(60 * time.Millisecond)
+					h.gate.close(errQuiet)
+					time.AfterFunc(20*time.Millisecond, func() { h.gate.open(fresh) })
+					return status.Error(code, "the shim is not active")
+				})
+				if answered != again || again && err != nil || !again && (!errors.Is(err, context.DeadlineExceeded) || ctx.Err() == nil) {
+					t.Errorf("%s: made again: %t; %v", code, answered, err)
+				}
+			})
+		}
+	}
 }

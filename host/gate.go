@@ -228,7 +228,7 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh 
 		switch {
 		case !cutOff(err):
 			return late(ctx, wire.Error(err))
-		case timeIsUp(ctx):
+		case outOfTime(ctx, err):
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}
@@ -281,6 +281,12 @@ func late(ctx context.Context, err error) error {
 func timeIsUp(ctx context.Context) bool {
 	end, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && time.Until(end) < 50*time.Millisecond
+}
+
+// outOfTime says whether a call was cut off because its caller's time is up. Where its shim has ended, or is not active, what time is left is for the next
+// one: it may need less.
+func outOfTime(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || timeIsUp(ctx) && status.Code(err) != codes.Unavailable
 }
 
 // cutOff says whether nobody has answered a call whose caller still waits: the transport failed, its connection was closed after the
