@@ -176,11 +176,12 @@ func TestSwapProtocol(t *testing.T) {
 					cancel()
 				}
 				defer cancel()
+				var held, opened time.Time
 				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), report: Swapped{Outcome: SwapRefused}, doors: doors{
-					holdWrites: func() { script = append(script, "hold writes") },
+					holdWrites: func() { script, held = append(script, "hold writes"), time.Now() },
 					holdAll:    func(error) { script = append(script, "hold all") },
 					held:       func() int { return 7 },
-					open:       func(p side) { script = append(script, "open "+p.(*actor).name) },
+					open:       func(p side) { script, opened = append(script, "open "+p.(*actor).name), time.Now() },
 				}}
 				active, err := s.handOver(ctx)
 				got := ""
@@ -192,6 +193,9 @@ func TestSwapProtocol(t *testing.T) {
 				}
 				if (err != nil) != (c.failed != "") || s.report.Failed != c.failed || s.report.Outcome != c.outcome || (s.report.Held == 7) == c.newDies {
 					t.Errorf("%v; %+v", err, s.report)
+				}
+				if r := s.report; r.HeldSince != held || !held.IsZero() && !opened.IsZero() && r.HeldSince.Add(r.Hold) != opened {
+					t.Errorf("calls were held from %s until %s; it says from %s for %s", held, opened, r.HeldSince, r.Hold)
 				}
 				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {
 					t.Errorf("the error does not name its step: %v", err)

@@ -55,8 +55,9 @@ type Swapped struct {
 	Protocol   int           `json:"protocol,omitempty"`   // that the new shim and this host have agreed on
 	Generation uint64        `json:"generation,omitempty"` // that began with it
 	Steps      []SwapTook    `json:"steps"`
-	Held       int           `json:"held"` // calls that had to wait
-	Hold       time.Duration `json:"hold"` // at most, from quiesce to resume
+	Held       int           `json:"held"`                // calls that had to wait
+	HeldSince  time.Time     `json:"held_since,omitzero"` // the first moment in which one would have had to; zero: none
+	Hold       time.Duration `json:"hold"`                // at most, from quiesce to resume
 	Outcome    SwapOutcome   `json:"outcome"`
 	Failed     SwapStep      `json:"failed,omitempty"` // the step that failed
 	Reason     string        `json:"reason,omitempty"`
@@ -171,7 +172,7 @@ func (s *swap) handOver(ctx context.Context) (active side, err error) {
 // measure notes how long calls were held, if they were.
 func (s *swap) measure() {
 	if !s.began.IsZero() {
-		s.report.Hold, s.report.Held = time.Since(s.began), s.held()
+		s.report.HeldSince, s.report.Hold, s.report.Held = s.began, time.Since(s.began), s.held()
 	}
 }
 

@@ -82,13 +82,14 @@ func (n *node) swapped(t *testing.T, r *report) {
 	for i := range n.sizes.swaps {
 		from := time.Now()
 		got, err := n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
-		to := time.Now()
 		if err != nil {
 			t.Logf("swap %d was given up: %v", i, err)
 			refused++
 		}
 		done = append(done, got)
-		holds = append(holds, window{to.Add(-got.Hold), to})
+		if !got.HeldSince.IsZero() {
+			holds = append(holds, window{got.HeldSince, got.HeldSince.Add(got.Hold)})
+		}
 		time.Sleep(n.sizes.bake)
 		swaps = append(swaps, window{from, time.Now()})
 		if (i+1)%restEvery == 0 {
