@@ -65,7 +65,11 @@ func TestCrashLoopIsReportedAndSlowsDown(t *testing.T) {
 	w.config.MaxHold = time.Second
 	w.open()
 	repair := w.damage()
+	began := time.Now()
 	_, err := w.host.Status(context.WithoutCancel(t.Context()))
+	if held := time.Since(began); held < w.config.MaxHold {
+		t.Errorf("the call was held for %s only", held)
+	}
 	if !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, host.ErrDamaged) || !strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("got %v", err)
 	}
