@@ -69,6 +69,9 @@ func (s *swaps) heldInQuiesce() {
 	hurried, cancel := context.WithTimeout(s.ctx(), 100*time.Millisecond)
 	defer cancel()
 	err := s.host.ReleaseAlloc(hurried, "nobody-else")
+	if end, _ := hurried.Deadline(); time.Since(end) > time.Second {
+		s.t.Errorf("a call was held for %s beyond its deadline", time.Since(end))
+	}
 	if !errors.Is(err, context.DeadlineExceeded) || hurried.Err() == nil || !strings.Contains(err.Error(), "it is being replaced") {
 		s.t.Errorf("a call with a deadline: %v; its deadline: %v", err, hurried.Err())
 	}
