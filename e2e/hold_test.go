@@ -52,13 +52,16 @@ func (s *swaps) heldInQuiesce() {
 	s.good(old)
 	swapped := make(chan host.Swapped, 1)
 	go func() {
-		report, err := s.host.Swap(s.ctx(), s.next())
+		report, err := s.host.Swap(host.As(s.ctx(), "tester"), s.next())
 		if err != nil {
 			s.t.Errorf("the swap: %v", err)
 		}
 		swapped <- report
 	}()
 	s.eventually("calls are held", func() bool { _, err := os.Stat(filepath.Join(files, "reached")); return err == nil })
+	if is := s.host.Standing(); is.Swap == nil || is.Swap.Step != host.SwapQuiesce || is.Swap.By != "tester" || !is.Serving {
+		s.t.Errorf("while calls are held: %+v, %+v", is, is.Swap)
+	}
 	for range 20 {
 		if _, _, err := s.host.Volumes(s.ctx(), host.VolumeQuery{}); err != nil {
 			s.t.Errorf("a read: %v", err)

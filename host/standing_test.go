@@ -107,18 +107,34 @@ func TestFrozenShimIsStartedAgain(t *testing.T) {
 	}
 }
 
-// A shim that is frozen can be replaced: it is killed, as it does not let go.
+// A shim that is frozen can be replaced: it is killed, as it does not let go. Each step that takes its time meanwhile is told, and by whom it is wanted.
 func TestFrozenShimIsReplaced(t *testing.T) {
 	w := at(t)
-	w.config.AnswerTimeout = time.Hour
+	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, time.Second
 	w.open()
 	task := w.task("a")
+	if s := w.host.Standing(); s.Swap != nil || !s.Bakes.IsZero() {
+		t.Errorf("at first: %+v", s)
+	}
 	frozen := w.pid()
 	must(t, syscall.Kill(frozen, syscall.SIGSTOP))
 	call := make(chan error, 1)
 	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
-	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
-	must(t, err)
+	next := host.Binary{Path: another(t, w.dir, "next")}
+	var report host.Swapped
+	swapped := make(chan error, 1)
+	go func() {
+		var err error
+		report, err = w.host.Swap(host.As(w.ctx(), "tester"), next)
+		swapped <- err
+	}()
+	for _, step := range []host.SwapStep{host.SwapPrepare, host.SwapQuiesce, host.SwapFence} {
+		s := w.until("at "+string(step), func(s host.Standing) bool { return s.Swap != nil && s.Swap.Step == step })
+		if s.Swap.By != "tester" || s.Swap.Path != next.Path || s.Swap.Began.IsZero() || s.Swap.Since.Before(s.Swap.Began) || !s.Serving {
+			t.Errorf("at %s: %+v, %+v", step, s, s.Swap)
+		}
+	}
+	must(t, <-swapped)
 	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "gives no copy of the state") {
 		t.Errorf("%+v", report)
 	}
@@ -126,7 +142,7 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 		t.Errorf("the frozen shim: %v", err)
 	}
 	must(t, <-call)
-	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.Swap != nil {
+	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.Swap != nil || time.Until(s.Bakes) < time.Hour/2 {
 		t.Errorf("%+v", s)
 	}
 }
