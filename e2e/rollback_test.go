@@ -128,6 +128,14 @@ var badOld = []rollback{
 	{name: "has let go and says it has not", old: "Release after error"},
 }
 
+// What fails as the new shim takes the state of an old one that was killed, because it did not let go: the old one's binary is started anew.
+var neither = []rollback{
+	{name: "does not let go, and the new one dies", old: "Release before hang", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
+	{name: "does not let go, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable,
+		says: "there was no answer within 10s"},
+	{name: "dies as it lets go, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+}
+
 // What ends a new shim that has served: the old one stands by, and takes over. Callbacks.Serve is what a host calls first at an active shim.
 var young = []rollback{
 	{name: "exits at once", fresh: "Callbacks.Serve before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
@@ -159,6 +167,7 @@ func TestRollback(t *testing.T) {
 	t.Run("mute", all(mute, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
 	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
 	t.Run("a bad old one", all(badOld, newOne, func(*host.Config) {}))
+	t.Run("neither", all(neither, oldAnew, func(*host.Config) {}))
 	t.Run("young", all(young, oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = 2*limit, limit }))
 	t.Run("mute late", all(of(young, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
 }
