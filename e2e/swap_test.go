@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,19 @@ func (w *world) mountTable() string {
 	return strings.Join(ours, "")
 }
 
+// took is how long steps of a swap took together.
+func took(report host.Swapped, steps ...host.SwapStep) (sum time.Duration) {
+	for _, s := range report.Steps {
+		if slices.Contains(steps, s.Step) {
+			sum += s.Took
+		}
+	}
+	return sum
+}
+
+// notWaitedFor is less than any step waits for a call that does not end, where the budget is patience, and more than the steps need on a slow machine.
+const notWaitedFor = 1500 * time.Millisecond
+
 // A call that is at the driver when the shim is replaced, in the middle of every kind of call, before and after its effect, is re-driven by the new
 // shim and ends well: the swap does not wait for it, and no mount is touched.
 func TestLongCallsSurvive(t *testing.T) {
@@ -63,6 +77,9 @@ func TestLongCallsSurvive(t *testing.T) {
 				before := w.mountTable()
 				report, err := w.host.Swap(w.ctx(), w.anotherShim("next"))
 				w.must(err)
+				if took := took(report, host.SwapQuiesce, host.SwapFence); took >= notWaitedFor {
+					t.Errorf("a call that is still at the driver was waited for: %s", took)
+				}
 				if after := w.mountTable(); after != before {
 					t.Errorf("the swap has changed mounts:\n%s\nand now\n%s", before, after)
 				}
