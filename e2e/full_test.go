@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -25,7 +26,8 @@ type atActivation struct {
 	goOn    string
 }
 
-func newAtActivation(t *testing.T) *atActivation {
+// newAtActivation swaps to a program once first has happened; nil: nothing has.
+func newAtActivation(t *testing.T, program string, first func(*atActivation)) *atActivation {
 	t.Parallel()
 	disk := newDisk(t, "ext4", "600M")
 	a := &atActivation{world: placed(t, everything...), disk: disk}
@@ -35,9 +37,12 @@ func newAtActivation(t *testing.T) *atActivation {
 	a.must(a.create("one"))
 	a.must(a.create("two"))
 	a.must(second(a.prepare(a.group("user", "one", oneWriter))))
+	if first != nil {
+		first(a)
+	}
 	here := filepath.Join(a.dir, "here")
 	a.goOn = filepath.Join(a.dir, "go-on")
-	path := fault.Binary(t, faulty, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.goOn)
+	path := fault.Binary(t, program, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.goOn)
 	a.swapped = goes(func() (err error) {
 		a.report, err = a.host.Swap(a.ctx(), host.Binary{Path: path})
 		return err
@@ -79,7 +84,7 @@ func (a *atActivation) takenDown() {
 // used; what is new is refused with what to do. Once there is room all goes on by itself.
 func TestDiskFullAtActivation(t *testing.T) {
 	slow(t)
-	a := newAtActivation(t)
+	a := newAtActivation(t, faulty, nil)
 	free := a.disk.fill()
 	if err := a.goesOn(); err != nil && !strings.Contains(err.Error(), "swap: activate: ") {
 		t.Errorf("the error does not say where: %v", err)
@@ -104,6 +109,51 @@ func TestDiskFullAtActivation(t *testing.T) {
 	}
 	free()
 	a.takenDown()
+}
+
+// TestDiskTooFullToMigrate: the disk fills up while a new shim is about to migrate more than there is room for. The old one goes on with the state as it
+// was, under its own generation, and once there is room the next swap migrates it.
+func TestDiskTooFullToMigrate(t *testing.T) {
+	slow(t)
+	program, err := fault.Build(t.TempDir(), append(raceFlag, "-tags=next")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAtActivation(t, program, (*atActivation).large)
+	db := filepath.Join(a.config.StateDir, "shim.db")
+	metas, old := a.metas(db), a.host.Standing().PID
+	free := a.disk.fill()
+	err = a.goesOn()
+	if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: activate: ") || a.report.Outcome != host.SwapRolledBack {
+		t.Errorf("%v; %+v", err, a.report)
+	}
+	if !bytes.Equal(a.metas(db), metas) || a.stateOf().schema["number"] != 1.0 {
+		t.Errorf("the state was written to; its schema is %v", a.stateOf().schema)
+	}
+	if st, err := a.host.Status(a.ctx()); err != nil || st.PID != old || st.Schema != 1 {
+		t.Errorf("%+v, %v serves, not process %d", st, err, old)
+	}
+	a.reads()
+	a.must(a.release("user"))
+	free()
+	_, next := releases()
+	a.must(second(a.host.Swap(a.ctx(), next.binary)))
+	if got := a.stateOf().schema["number"]; got != 2.0 {
+		t.Errorf("the state has schema %v once there is room", got)
+	}
+	a.takenDown()
+}
+
+// large makes the records that the next release migrates larger than any reserve.
+func (a *atActivation) large() {
+	a.t.Helper()
+	a.config.Living = host.Living{
+		Allocs: []host.AllocGroup{a.group("user", "one", oneWriter)},
+		Tasks:  []host.LivingTask{{AllocTask: a.plugin.task, Running: true, Started: a.bootTime()}},
+	}
+	a.must(a.host.Close())
+	a.enlarge("instances", 6<<20)
+	a.open()
 }
 
 // TestSwapOnAFullDisk: a swap that needs room where there is none is refused before it holds a call, and says what to do.
@@ -150,7 +200,7 @@ func (d *volatileDisk) readOnly(dir string) (writable func()) {
 // one goes on without a write: it reads, and says why it does nothing else. Once the state can be written to all goes on without a hand.
 func TestDiskReadOnlyAtActivation(t *testing.T) {
 	slow(t)
-	a := newAtActivation(t)
+	a := newAtActivation(t, faulty, nil)
 	db := filepath.Join(a.config.StateDir, "shim.db")
 	text, err := os.ReadFile(db)
 	a.must(err)

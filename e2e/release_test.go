@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -83,16 +85,54 @@ func (w *world) metas(path string) []byte {
 	return pages
 }
 
-// claimSchema writes another window into the state file, which nobody has open.
-func (w *world) claimSchema(number, readable int) {
+// changeState changes the state file, which nobody has open.
+func (w *world) changeState(change func(tx *bolt.Tx) error) {
 	w.t.Helper()
 	db, err := bolt.Open(filepath.Join(w.config.StateDir, "shim.db"), 0o600, nil)
 	w.must(err)
-	text := fmt.Appendf(nil, `{"number":%d,"readable":%d}`, number, readable)
-	sum := crc32.Checksum(append([]byte("meta\x00\x00\x06schema"), text...), crc32.MakeTable(crc32.Castagnoli))
-	value := append([]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)}, text...)
-	w.must(db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("schema"), value) }))
+	w.must(db.Update(change))
 	w.must(db.Close())
+}
+
+// sealed is a record as it lies in the file, behind its checksum.
+func sealed(bucket string, key, text []byte) []byte {
+	covered := slices.Concat([]byte(bucket), []byte{0, byte(len(key) >> 8), byte(len(key))}, key, text)
+	return append(binary.BigEndian.AppendUint32(nil, crc32.Checksum(covered, crc32.MakeTable(crc32.Castagnoli))), text...)
+}
+
+// claimSchema writes another window into the state file.
+func (w *world) claimSchema(number, readable int) {
+	w.t.Helper()
+	w.changeState(func(tx *bolt.Tx) error {
+		key := []byte("schema")
+		return tx.Bucket([]byte("meta")).Put(key, sealed("meta", key, fmt.Appendf(nil, `{"number":%d,"readable":%d}`, number, readable)))
+	})
+}
+
+// enlarge adds a field to each record of a bucket that no release knows, so many bytes long.
+func (w *world) enlarge(bucket string, size int) {
+	w.t.Helper()
+	field := fmt.Appendf(nil, `,"unknown":"%s"}`, strings.Repeat("x", size))
+	w.changeState(func(tx *bolt.Tx) error {
+		b, larger := tx.Bucket([]byte(bucket)), map[string][]byte{}
+		var tally struct {
+			Records uint64 `json:"records"`
+			Sum     uint64 `json:"sum"` // of checksums
+		}
+		err := b.ForEach(func(key, value []byte) error {
+			text := slices.Concat(bytes.TrimSuffix(value[4:], []byte("}")), field)
+			larger[string(key)] = sealed(bucket, key, text)
+			tally.Records++
+			tally.Sum += uint64(binary.BigEndian.Uint32(larger[string(key)]))
+			return nil
+		})
+		for key, value := range larger {
+			err = errors.Join(err, b.Put([]byte(key), value))
+		}
+		text, wrong := json.Marshal(tally)
+		key := []byte("tally:" + bucket)
+		return errors.Join(err, wrong, tx.Bucket([]byte("meta")).Put(key, sealed("meta", key, text)))
+	})
 }
 
 // unfit says in what a state is not as a release leaves one that others have written before. was is the state when the release took it.
