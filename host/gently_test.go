@@ -78,6 +78,9 @@ func TestCandidatesStartGently(t *testing.T) {
 			t.Errorf("the shim that serves has a thread that is scheduled so: %+v", a)
 		}
 	}
+	for len(children()) > 1 { // the replaced one yields, and ends
+		time.Sleep(time.Millisecond)
+	}
 	hasty("a restart", func() {
 		was := w.pid()
 		w.kill()

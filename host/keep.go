@@ -46,6 +46,8 @@ type kept interface {
 	answers(ctx context.Context) error
 	// end ends the process, which may tidy up first.
 	end(ctx context.Context) error
+	// yield has others get the processors first from now on.
+	yield()
 	pid() int
 }
 
@@ -365,6 +367,7 @@ func (k *keeper) commit(ctx context.Context) {
 			b.left <- nil
 			return
 		}
+		b.parked.yield() // the end of a process that had much memory takes a while of a processor
 		b.left <- b.parked.end(ctx)
 	}()
 }

@@ -24,6 +24,8 @@ type tenant struct {
 
 func (n *tenant) pid() int { return 1 }
 
+func (n *tenant) yield() {}
+
 func (n *tenant) answers(ctx context.Context) error {
 	for n.frozen.Load() {
 		select {

@@ -118,6 +118,8 @@ func logLevel(log hclog.Logger) []string {
 	return []string{"-log-level", level.String()}
 }
 
+func (s *shim) yield() { s.process.Yield() }
+
 // end ends the process, if it lives. It is never cut short by what ended ctx.
 func (s *shim) end(ctx context.Context) error {
 	s.cancel()

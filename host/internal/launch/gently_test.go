@@ -72,6 +72,20 @@ func TestGentleStart(t *testing.T) {
 	checkLives(t, lives, 1)
 }
 
+// A shim that nobody waits for any more yields, and ends all the same.
+func TestYield(t *testing.T) {
+	t.Parallel()
+	usual := needPriority(t)
+	p := start(t, options(t, "plain"))
+	checkNice(t, p.PID(), usual)
+	p.Yield()
+	checkNice(t, p.PID(), usual+10)
+	if err := p.Stop(t.Context(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	p.Yield() // and one that has ended does nothing
+}
+
 // One that nobody wants to be gentle is left alone: it waits to be slowed until its time is up.
 func TestStartIsNotGentleByItself(t *testing.T) {
 	t.Parallel()

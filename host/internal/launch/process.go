@@ -209,6 +209,9 @@ func (p *Process) Kill(ctx context.Context) error {
 	return nil
 }
 
+// Yield has others get the processors first from now on: for a shim that nobody waits for any more. Without root it does nothing.
+func (p *Process) Yield() { p.runner.child.yield() }
+
 // Stop tells the shim to end and returns like Kill, which it becomes once grace is over or ctx has ended.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	p.runner.child.letGo()

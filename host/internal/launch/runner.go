@@ -84,12 +84,17 @@ const nicer = 10
 
 // slow has others get the processors first, where that may be taken back.
 func (r *runner) slow() {
-	if !r.gently {
-		return
+	if r.gently {
+		r.usual = r.child.yield()
 	}
-	if r.usual = priority.Usual(r.child.pid); r.usual != nil {
-		_ = priority.Set(r.child.pid, r.usual.Nicer(nicer)) // else it is not as gentle
+}
+
+// yield has others get the processors first, where that may be taken back, and says how the child was scheduled; nil: as it is.
+func (c *child) yield() (usual *priority.Schedule) {
+	if usual = priority.Usual(c.pid); usual != nil {
+		_ = priority.Set(c.pid, usual.Nicer(nicer)) // else it is not as gentle
 	}
+	return usual
 }
 
 // errSlow is why a shim that has started cannot be used: it is slower than it should be.
