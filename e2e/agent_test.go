@@ -55,7 +55,7 @@ func (s *station) leave() {
 		for _, what := range s.eventuallyLeft() {
 			s.t.Error("left behind:", what)
 		}
-		for _, v := range csifake.Check(s.path("journal"), journal.Options{Settled: true}) {
+		for _, v := range csifake.Check(s.path("journal"), journal.Options{Settled: true, Strict: true}) {
 			s.t.Errorf("journal: %s", v)
 			s.before(v)
 		}

@@ -55,7 +55,10 @@ func newSiege(t *testing.T) *siege {
 	s.args = []string{"--shim", s.binary(t, "first")}
 	s.station = startStation(t, s.args...)
 	s.must(s.submit("fake.hcl"))
-	s.must(os.WriteFile(s.path("script"), []byte(`[{"rpc": "CreateVolume", "when": "after", "delay": "20ms"}]`), 0o600))
+	s.must(os.WriteFile(s.path("script"), []byte(`[
+		{"rpc": "CreateVolume", "when": "after", "delay": "20ms"},
+		{"rpc": "NodeStageVolume", "when": "after", "delay": "200ms"}, {"rpc": "NodePublishVolume", "when": "after", "delay": "200ms"}
+	]`), 0o600))
 	for _, id := range []string{"kept", "turn"} {
 		s.must(s.create(id))
 	}

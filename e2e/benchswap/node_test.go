@@ -247,7 +247,7 @@ func (n *node) empty() {
 		must(n.t, n.host.TaskExited(n.ctx(), task.Key(), 1, 0, 0, true))
 	}
 	for i := range n.sizes.plugins {
-		for _, v := range csifake.Check(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)), journal.Options{Settled: true}) {
+		for _, v := range csifake.Check(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)), journal.Options{Settled: true, Strict: true}) {
 			n.t.Errorf("journal of %s: %s", pluginName(i), v)
 		}
 	}

@@ -158,7 +158,7 @@ func (n *node) fault() {
 	case 1:
 		r.Hang = csifake.UntilCancelled
 	case 2:
-		r.Drop = true
+		r.Drop, r.Crash = n.longest == long, n.longest == short // what a lost connection leaves at work is undone beside it
 	case 3:
 		r.Crash = true
 	default:

@@ -540,7 +540,7 @@ func TestHasty(t *testing.T) {
 	}{
 		"not answered":                   {func(*registry.Intent) {}, true},
 		"called off":                     {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "CANCELLED" }, true},
-		"its connection broke":           {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "UNAVAILABLE" }, true},
+		"its plugin was not there":       {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "UNAVAILABLE" }, false},
 		"still running, says its plugin": {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "ABORTED" }, true},
 		"answered":                       {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "INTERNAL" }, false},
 		"had its deadline":               {func(i *registry.Intent) { i.Since = now.Add(-PolicyOf(i.RPC).Deadline) }, false},

@@ -28,9 +28,14 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// MayRun says whether a call may still run at its plugin: it has not been answered, or so that it does.
+// MayRun says whether a call is likely to run at its plugin still: nobody has waited for its answer, or it was answered so that it does. UNAVAILABLE is a
+// plugin's answer, or the end of its process.
 func MayRun(open registry.Intent) bool {
-	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED" || !answers(open.Code)
+	switch open.Code {
+	case "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED":
+		return true
+	}
+	return open.Outcome == registry.OutcomePending
 }
 
 // Hasty says whether the undo of an open call would be sent while that one may still run: it had less than its deadline so far. Of two different calls
