@@ -54,6 +54,7 @@ func newSiege(t *testing.T) *siege {
 	s := &siege{binaries: t.TempDir(), ending: make(chan struct{}), there: map[string]bool{}, gone: map[string]bool{}}
 	s.args = []string{"--shim", s.binary(t, "first")}
 	s.station = startStation(t, s.args...)
+	s.strict = true
 	s.must(s.submit("fake.hcl"))
 	s.must(os.WriteFile(s.path("script"), []byte(`[
 		{"rpc": "CreateVolume", "when": "after", "delay": "20ms"},

@@ -58,7 +58,7 @@ func placed(t *testing.T, caps ...string) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, dir: dir, backend: csifake.NewBackend(""), caps: caps, beat: `interval = "1s"`}
-	w.journal = csifake.NewJournal(t, journal.Options{Settled: true, Strict: true})
+	w.journal = csifake.NewJournal(t, journal.Options{Settled: true})
 	level := hclog.Warn
 	if testing.Verbose() {
 		level = hclog.Debug

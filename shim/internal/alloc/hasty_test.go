@@ -2,8 +2,6 @@ package alloc_test
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,45 +11,52 @@ import (
 	"holdfast/registry"
 )
 
-// A release finds a stage that may still run: cut off by its caller, or by the end of its shim. It is undone after its end and not beside it, however
-// long it takes; and at once if its plugin was started anew.
+// A release finds a stage that an earlier shim has left at its plugin. It is undone after its end and not beside it; at once if the plugin was started anew;
+// and beside it only if it has no end within a round.
 func TestNothingIsUndoneThatStillRuns(t *testing.T) {
-	const runs = time.Minute
 	for what, c := range map[string]struct {
-		meanwhile   func(n *node)
-		least, most time.Duration // until the volume is released
-		again       int           // how often the stage is asked for again
+		stage       csifake.Rule
+		anew        bool // the plugin is started anew
+		least, most time.Duration
+		beside      bool // the undo is sent beside it
 	}{
-		"the alloc is not wanted any more": {func(*node) {}, runs, 2 * runs, 20},
-		"the shim has died":                {func(n *node) { n.crash(); n.startShim(); n.introduce() }, runs, 2 * runs, 20},
-		"the plugin was started anew":      {func(n *node) { n.plugin.Load().end(true); n.startPlugin(); n.removed(); n.introduce() }, 0, runs / 2, 0},
+		"it is long":            {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, false, 15 * time.Second, 28 * time.Second, false},
+		"its plugin has ended":  {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, true, 0, 2 * time.Second, false},
+		"it has no end in time": {csifake.Rule{Delay: csifake.Duration(time.Minute)}, false, 30 * time.Second, 2 * time.Minute, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := newNode(t, 0)
+				n := newNode(t, 1)
 				n.caps = []string{"STAGE_UNSTAGE_VOLUME"}
 				n.startPlugin()
 				n.startShim()
 				n.introduce()
-				if err := n.plugin.Load().Script(csifake.Rule{RPC: "NodeStageVolume", Times: 1, Delay: csifake.Duration(runs)}); err != nil {
+				c.stage.RPC, c.stage.Times = "NodeStageVolume", 1
+				if err := n.plugin.Load().Script(c.stage); err != nil {
 					t.Fatal(err)
 				}
-				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("it is not wanted any more"))
-				defer cancel()
-				if _, err := n.shim.allocs.Prepare(ctx, registry.Call{}, n.group("alloc-0", wish{volumes: []int{0}})); err == nil {
-					t.Fatal("it was prepared")
+				first, group := n.shim, n.group("alloc-0", wish{volumes: []int{0}})
+				n.allocs.Go(func() { _, _ = first.allocs.Prepare(first.ctx, registry.Call{}, group) })
+				time.Sleep(time.Second)
+				n.crash()
+				if c.anew {
+					n.plugin.Load().end(true)
+					n.startPlugin()
 				}
+				n.startShim()
+				if c.anew {
+					n.removed()
+				}
+				n.introduce()
 				began := time.Now()
-				c.meanwhile(n)
 				if err := n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "alloc-0"); err != nil {
 					t.Error(err)
 				}
-				if took := time.Since(began); took < c.least-time.Second || took > c.most {
+				if took := time.Since(began); took < c.least || took > c.most {
 					t.Errorf("it was released after %v", took)
 				}
-				staged := slices.DeleteFunc(journal.Calls(n.journal.Lines()), func(c journal.Call) bool { return c.RPC != "NodeStageVolume" })
-				if again := len(staged) - 1; again > c.again {
-					t.Errorf("the stage was asked for %d times more", again)
+				if found := journal.Check(n.journal.Lines(), journal.Options{Strict: true}); len(found) > 0 != c.beside {
+					t.Errorf("the journal: %v", found)
 				}
 				n.settle()
 				n.judge()

@@ -154,11 +154,11 @@ func (n *node) fault() {
 	}
 	switch n.random.IntN(8) {
 	case 0:
-		r.Delay = csifake.Duration(n.random.Int64N(int64(n.longest)))
+		r.Delay = csifake.Duration(n.random.Int64N(int64(10 * time.Minute)))
 	case 1:
 		r.Hang = csifake.UntilCancelled
 	case 2:
-		r.Drop, r.Crash = n.longest == long, n.longest == short // what a lost connection leaves at work is undone beside it
+		r.Drop = true
 	case 3:
 		r.Crash = true
 	default:
@@ -263,7 +263,7 @@ func (n *node) judge() (calls int) {
 		n.t.Errorf("left: %s", what)
 	}
 	lines := n.journal.Lines()
-	for _, v := range journal.Check(lines, journal.Options{Settled: true, Strict: n.longest == short}) {
+	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
 		n.t.Errorf("journal: %s", v)
 	}
 	for _, what := range shrunken(journal.Calls(lines)) {

@@ -52,14 +52,7 @@ type node struct {
 	starts  int            // of plugins
 	size    int64          // more than volumes had that were asked to have
 	boots   int
-	longest time.Duration // of the plugin's calls
 }
-
-// A call that is short ends while its caller waits for it, so no other one is made beside it. One that is long may be undone while it runs.
-const (
-	short = 25 * time.Second
-	long  = 10 * time.Minute
-)
 
 var layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
 
@@ -71,7 +64,7 @@ const (
 func newNode(t *testing.T, seed uint64) *node {
 	n := &node{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), log: registrytest.NewLog(time.Now), storage: csifake.NewBackend(""), journal: &journal.Memory{},
-		caps: []string{"LIST_VOLUMES"}, boot: "boot-1", longest: []time.Duration{short, long}[seed%2],
+		caps: []string{"LIST_VOLUMES"}, boot: "boot-1",
 	}
 	for _, c := range []string{"PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"} {
 		if n.random.IntN(4) > 0 {

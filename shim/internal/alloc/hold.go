@@ -96,23 +96,24 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	return err
 }
 
-// settleDown is settle on the way down. A call that may still run at its plugin comes to its end before it is undone, by the same call again; if that
-// cannot be sent, it is undone all the same. An expansion holds the way down up for no longer than a round: nothing stands on it, so that it is then
-// taken for one that was answered vaguely, and found out when somebody asks for one again or the volume is mounted anew.
+// settleDown is settle on the way down. A call that an earlier shim has left, and that is likely to run, is asked for once more, for a round, before it is
+// undone. An expansion holds the way down up for no longer than a round either: nothing stands on it, so that it is then taken for one that was answered
+// vaguely, and found out when somebody asks for one again or the volume is mounted anew.
 func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
 	hasty := false
-	err := h.settle(ctx, func(open registry.Intent) bool {
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err := h.settle(limited, func(open registry.Intent) bool {
 		undoes := follows(open)
-		hasty = undoes && h.hasty(open)
+		if hasty = undoes && h.hasty(open); hasty {
+			time.AfterFunc(roundLimit, func() { cancel(errRound) })
+		}
 		return undoes && !hasty
 	})
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
 	if hasty {
-		if _, sent := errors.AsType[*registry.CallError](err); sent {
-			return err
-		}
 		h.waited(ctx)
 		return nil
 	}
@@ -125,13 +126,12 @@ func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) boo
 	return nil
 }
 
-// hasty says whether the open call may still run, so that its undo has to wait. It does not if its plugin was started anew since.
+var errRound = fmt.Errorf("it has had no certain end for %s", roundLimit)
+
+// hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was started anew since.
 func (h *hold) hasty(open registry.Intent) bool {
-	if !intent.Hasty(open, h.clock.Now()) {
-		return false
-	}
 	inst, is := h.plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
-	return !is || inst.CreateIndex < open.ModifyIndex
+	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
 }
 
 // leaveExpansion closes an open expansion whose end nobody knows.

@@ -75,7 +75,7 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 		if ctx.Err() != nil || answered[err.Code] >= row.Tries {
 			return d.giveUp(ctx, err)
 		}
-		delay := d.delay(row, err.Code, answered[err.Code])
+		delay := d.delay(row, err.Code)
 		if over(ctx, delay) {
 			return d.giveUp(ctx, err)
 		}
@@ -194,15 +194,15 @@ func (d *drive) send(ctx context.Context) *registry.CallError {
 }
 
 // patience is which part of the time that a call has run at a plugin passes until it is asked for again: its end is learnt late by no more than that.
-const patience = 8
+const patience = 3
 
-// delay is the wait after a try that was answered so for the n-th time. A plugin that says ABORTED because the call before this drive still runs
-// there, as one does that a swap has called off, is asked again soon, as most calls are short; but after a call that has turned out to be long it is not
-// asked as if it were young, by each drive and each shim anew.
-func (d *drive) delay(row Row, code string, n int) time.Duration {
+// delay is the wait after a try that was answered so. A plugin that says ABORTED because the call before this drive still runs
+// there, as one does that a swap has called off, is asked again soon, as most calls are short; but one that has turned out to be long is not
+// asked for as if it were young, by each drive and each shim anew.
+func (d *drive) delay(row Row, code string) time.Duration {
 	if d.again && code == "ABORTED" {
-		first := min(max(2*Linger, d.now().Sub(d.Intent.Since)/patience), row.Backoff.Max)
-		return Backoff{First: first, Max: row.Backoff.Max}.Delay(uint64(n), rand.Float64())
+		age := min(max(2*Linger, d.now().Sub(d.Intent.Since)/patience), row.Backoff.Max)
+		return Backoff{First: age, Max: age}.Delay(1, rand.Float64())
 	}
 	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }

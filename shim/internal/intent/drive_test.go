@@ -410,8 +410,7 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 		least, at time.Duration
 	}{
 		"a short one":           {true, "CANCELLED", ErrLetGo, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"its caller has gone":   {true, "CANCELLED", errors.New("gone"), 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"a long one":            {true, "CANCELLED", ErrLetGo, time.Minute, 16, time.Minute, 2 * time.Minute},
+		"a long one":            {true, "CANCELLED", ErrLetGo, time.Minute, 40, time.Minute, 90 * time.Second},
 		"somebody else's":       {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
 		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
 	} {
@@ -504,7 +503,7 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(3*time.Second, func() { cancel(ErrLetGo) })
+		time.AfterFunc(1200*time.Millisecond, func() { cancel(ErrLetGo) })
 		busy := func(context.Context) error { return answer("ABORTED", registry.OutcomeUncertain) }
 		first := stage(busy)
 		first.Before = markedAt("")
@@ -524,31 +523,25 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 			return nil
 		})
 		again.Before = markedAt("")
-		if err := Drive(t.Context(), log, time.Now, again); err != nil || asked != 2 || time.Since(began) > 4*time.Second/patience {
+		if err := Drive(t.Context(), log, time.Now, again); err != nil || asked != 2 || time.Since(began) > 2*time.Second/patience {
 			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
 		}
 	})
 }
 
-// The undo of a call that may still run is hasty, until the call had its deadline.
+// The undo of a call that is likely to run is hasty.
 func TestHasty(t *testing.T) {
-	now := time.Now()
-	pending := registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending, Since: now.Add(-time.Minute)}
 	for what, c := range map[string]struct {
-		change func(*registry.Intent)
-		hasty  bool
+		open  registry.Intent
+		hasty bool
 	}{
-		"not answered":                   {func(*registry.Intent) {}, true},
-		"called off":                     {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "CANCELLED" }, true},
-		"its plugin was not there":       {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "UNAVAILABLE" }, false},
-		"still running, says its plugin": {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "ABORTED" }, true},
-		"answered":                       {func(i *registry.Intent) { i.Outcome, i.Code = registry.OutcomeUncertain, "INTERNAL" }, false},
-		"had its deadline":               {func(i *registry.Intent) { i.Since = now.Add(-PolicyOf(i.RPC).Deadline) }, false},
-		"the clock was set back":         {func(i *registry.Intent) { i.Since = now.Add(time.Second) }, false},
-		"an undo":                        {func(i *registry.Intent) { i.RPC = registry.NodeUnstageRPC }, false},
+		"not answered":                   {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending}, true},
+		"still running, says its plugin": {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "ABORTED"}, true},
+		"called off":                     {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "CANCELLED"}, false},
+		"answered":                       {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "INTERNAL"}, false},
+		"an undo":                        {registry.Intent{RPC: registry.NodeUnstageRPC, Outcome: registry.OutcomePending}, false},
 	} {
-		open := pending
-		if c.change(&open); Hasty(open, now) != c.hasty {
+		if Hasty(c.open) != c.hasty {
 			t.Errorf("%s: hasty is %v", what, !c.hasty)
 		}
 	}

@@ -28,22 +28,14 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// MayRun says whether a call is likely to run at its plugin still: nobody has waited for its answer, or it was answered so that it does. UNAVAILABLE is a
-// plugin's answer, or the end of its process.
+// MayRun says whether a call is likely to run at its plugin still: it has not been answered, or so that it does.
 func MayRun(open registry.Intent) bool {
-	switch open.Code {
-	case "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED":
-		return true
-	}
-	return open.Outcome == registry.OutcomePending
+	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// Hasty says whether the undo of an open call would be sent while that one may still run: it had less than its deadline so far. Of two different calls
-// at once for one volume nobody knows which has the last word (CSI spec, "Concurrency").
-func Hasty(open registry.Intent, now time.Time) bool {
-	age := now.Sub(open.Since)
-	return undo[open.RPC] != "" && MayRun(open) && 0 <= age && age < PolicyOf(open.RPC).Deadline
-}
+// Hasty says whether the undo of an open call would be sent while that one is likely to run. Of two different calls at once for one volume nobody knows
+// which has the last word (CSI spec, "Concurrency"). A call that its own caller has called off is open as such.
+func Hasty(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
 // same says whether next is the call of open once more.
 func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
