@@ -253,10 +253,10 @@ func (r *reign) close() error {
 func (r *reign) release() (rest func(), err error) {
 	r.stop(errReleased)
 	r.blind(errReleased)
-	idle := func() {}
-	var cut sync.WaitGroup
+	rest = r.eyes.Wait
 	if r.fleet != nil {
-		cut.Go(func() { idle = r.fleet.End() })
+		idle := r.fleet.End()
+		rest = func() { r.eyes.Wait(); idle() }
 	}
 	var errs []error
 	if r.sockets != nil {
@@ -269,8 +269,7 @@ func (r *reign) release() (rest func(), err error) {
 	if r.store != nil {
 		errs = append(errs, r.store.Close())
 	}
-	cut.Wait()
-	return func() { r.eyes.Wait(); idle() }, errors.Join(errs...)
+	return rest, errors.Join(errs...)
 }
 
 // active is the reign as it is served.
