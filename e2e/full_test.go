@@ -124,7 +124,7 @@ func TestDiskTooFullToMigrate(t *testing.T) {
 	metas, old := a.metas(db), a.host.Standing().PID
 	free := a.disk.fill()
 	err = a.goesOn()
-	if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: activate: ") || a.report.Outcome != host.SwapRolledBack {
+	if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: activate: ") || !strings.Contains(err.Error(), "make room there") || a.report.Outcome != host.SwapRolledBack {
 		t.Errorf("%v; %+v", err, a.report)
 	}
 	if !bytes.Equal(a.metas(db), metas) || a.stateOf().schema["number"] != 1.0 {

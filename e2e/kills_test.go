@@ -349,14 +349,14 @@ func (s *siege) randomly(victim, binary string, after time.Duration) (took time.
 	return took
 }
 
-// TestTwoWritersAreFound: who judges that one shim is active finds two. The first is frozen when its host dies, and so lives on; the file of its
-// state is put away, and a copy put in its place, so that the lock keeps nobody out; and so is its binary, so that the next host does not know it.
-func TestTwoWritersAreFound(t *testing.T) {
+// startedMachine is a machine whose agent runs, and how its test ends of an error.
+func startedMachine(t *testing.T) (m *machine, must func(error)) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("the mounts of a state directory need root")
 	}
 	t.Parallel()
-	must := func(err error) {
+	must = func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -364,8 +364,15 @@ func TestTwoWritersAreFound(t *testing.T) {
 	}
 	m, err := newMachine()
 	must(err)
-	defer func() { must(m.sweep()) }()
+	t.Cleanup(func() { must(m.sweep()) })
 	must(m.start())
+	return m, must
+}
+
+// TestTwoWritersAreFound: who judges that one shim is active finds two. The first is frozen when its host dies, and so lives on; the file of its
+// state is put away, and a copy put in its place, so that the lock keeps nobody out; and so is its binary, so that the next host does not know it.
+func TestTwoWritersAreFound(t *testing.T) {
+	m, must := startedMachine(t)
 	shim, err := control.NewClient(m.socket()).Shim(t.Context())
 	must(err)
 	if one := m.active(); !slices.Equal(one, []int{shim.PID}) {
@@ -399,20 +406,7 @@ func frozen(ctx context.Context, pid int) error {
 
 // A shim that is frozen when its host is killed does not end with it. The next host does not wait for it, nor for a person to end it.
 func TestNextHostEndsAFrozenShim(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("the mounts of a state directory need root")
-	}
-	t.Parallel()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	m, err := newMachine()
-	must(err)
-	defer func() { must(m.sweep()) }()
-	must(m.start())
+	m, must := startedMachine(t)
 	old := m.active()[0]
 	must(frozen(t.Context(), old))
 	_ = m.end(unix.SIGKILL)

@@ -336,3 +336,38 @@ func TestTasksAreWatchedAfterTheCalm(t *testing.T) {
 		}
 	})
 }
+
+// A shim that takes over has tasks watched after its breath, and not all at once.
+func TestWatchesBeginOneAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		ts, end := p.tasks()
+		for _, alloc := range []string{"a", "b", "c"} {
+			start(t, ts, alloc, 1)
+		}
+		synctest.Wait()
+		end()
+		p.said()
+		ts = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
+		ts.Calm = 50 * time.Millisecond
+		end = running(ts.Run)
+		defer end()
+		watched := func() (n int) {
+			synctest.Wait()
+			ts.mu.Lock()
+			defer ts.mu.Unlock()
+			return len(ts.watches)
+		}
+		time.Sleep(ts.Calm - 1)
+		if n := watched(); n != 0 {
+			t.Errorf("%d are watched before the breath is over", n)
+		}
+		time.Sleep(1)
+		for want := range 3 {
+			if n := watched(); n != want+1 {
+				t.Errorf("%d are watched, not %d", n, want+1)
+			}
+			time.Sleep(between(ts.Calm, 3))
+		}
+	})
+}

@@ -201,8 +201,8 @@ const patience = 3
 // asked for as if it were young, by each drive and each shim anew.
 func (d *drive) delay(row Row, code string) time.Duration {
 	if d.again && code == "ABORTED" {
-		age := min(max(2*Linger, d.now().Sub(d.Intent.Since)/patience), row.Backoff.Max)
-		return Backoff{First: age, Max: age}.Delay(1, rand.Float64())
+		wait := min(max(2*Linger, d.now().Sub(d.Intent.Since)/patience), row.Backoff.Max)
+		return Backoff{First: wait, Max: wait}.Delay(1, rand.Float64())
 	}
 	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }

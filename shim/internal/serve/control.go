@@ -112,7 +112,6 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 	return wire.Status(err)
 }
 
-// copyTo writes a copy of the state to a file that exists.
 // bite is how much of a copy is written at a time, in bytes. After it whoever has a call under way gets the processor.
 const bite = 256 << 10
 
@@ -126,6 +125,7 @@ func rested(ctx context.Context) error {
 	}
 }
 
+// copyTo writes a copy of the state to a file that exists.
 func (c *control) copyTo(ctx context.Context, path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -343,7 +343,7 @@ func (s *Store) judge(before [2][headerSize + metaSize]byte, err error) error {
 	after, unreadable := s.metas()
 	if unreadable == nil && after == before && cleanRefusal(err) {
 		s.options.Logger.Warn("commit refused", "error", err)
-		return registry.Errorf(registry.ErrExhausted, "nothing was written to %s: %w", s.path, err)
+		return registry.Errorf(registry.ErrExhausted, "nothing was written to %s: %w; make room there", s.path, err)
 	}
 	return registry.Errorf(registry.ErrUncertain, "commit to %s: %w", s.path, err)
 }

@@ -215,7 +215,10 @@ func (r *rehearsal) probe(ctx context.Context) error {
 	pace := time.NewTicker(min(probeEvery, probeAll/time.Duration(max(len(asked), 1))))
 	defer pace.Stop()
 	for task, instances := range asked {
-		<-pace.C
+		select {
+		case <-pace.C:
+		case <-ctx.Done(): // all the others fail for that, at once
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
