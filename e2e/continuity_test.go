@@ -294,16 +294,20 @@ func (s *succession) asksFor(task host.AllocTask) {
 }
 
 // What happens while nobody looks is not lost: a plugin that dies between two shims is told to be unhealthy, once; one that starts between them
-// becomes healthy; and a restart that was asked for before is asked for after.
+// becomes healthy; one that ends on purpose, as was said before, is never told to be unhealthy; and a restart that was asked for before is
+// asked for after.
 func TestEventsOfTheGap(t *testing.T) {
 	t.Parallel()
 	s := newSuccession(t, everything...)
 	dies := s.plugin("alloc-dies", csifake.Monolith)
+	stops := s.plugin("alloc-stops", csifake.Monolith)
 	var starts *pluginTask
 	pending := s.neverServes("alloc-pending")
 	s.asksFor(pending)
 	begins := s.begins("alloc-starts")
+	s.must(s.host.TaskStopping(s.ctx(), stops.task.Key(), 1))
 	s.inTheGap(func() {
+		stops.Kill()
 		dies.Kill()
 		starts = begins()
 	})
@@ -313,6 +317,7 @@ func TestEventsOfTheGap(t *testing.T) {
 	s.kill()
 	s.asksFor(pending)
 	s.must(s.host.TaskExited(s.ctx(), dies.task.Key(), 1, 0, 9, true))
+	s.must(s.host.TaskExited(s.ctx(), stops.task.Key(), 1, 0, 9, true))
 	s.must(s.host.TaskExited(s.ctx(), pending.Key(), 1, 0, 9, true))
 	s.must(s.host.TaskStopping(s.ctx(), starts.task.Key(), 1))
 	s.exit(starts)
@@ -321,7 +326,8 @@ func TestEventsOfTheGap(t *testing.T) {
 		told[fmt.Sprintf("%s %s", e.Kind, e.Alloc)]++
 	}
 	for what, times := range map[string]int{
-		"unhealthy alloc-dies": 2, "deregistered alloc-dies": 2, "registered alloc-starts": 2, "unhealthy alloc-starts": 0, "restart asked alloc-pending": 1,
+		"unhealthy alloc-dies": 2, "deregistered alloc-dies": 2, "registered alloc-starts": 2, "unhealthy alloc-starts": 0,
+		"unhealthy alloc-stops": 0, "deregistered alloc-stops": 2, "restart asked alloc-pending": 1,
 	} {
 		if told[what] != times {
 			t.Errorf("%q is told %d times, not %d", what, told[what], times)

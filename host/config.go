@@ -61,7 +61,7 @@ type Living struct {
 	Tasks  []LivingTask // that run a plugin
 }
 
-// LivingTask is a task that runs a plugin.
+// LivingTask is a task that runs a plugin. One that was reported to be stopping goes on being so; TaskStarted takes that back.
 type LivingTask struct {
 	AllocTask
 	Running bool     // false: it is about to be started

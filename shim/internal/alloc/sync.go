@@ -70,6 +70,8 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 		return err
 	case known != nil && running == l.Running:
 		return nil
+	case known != nil && known.Phase == registry.TaskStopping && l.Running:
+		return nil // it runs until it has ended; what it is about to do, the list does not tell
 	case known != nil && !l.Running:
 		return t.exited(ctx, registry.Call{}, l.Task.Key(), l.Task.Attempt, Exit{Code: -1})
 	case known == nil:

@@ -184,12 +184,17 @@ func TestSyncOfTasks(t *testing.T) {
 		defer end()
 		start(t, ts, "gone", 1)
 		start(t, ts, "kept", 1)
+		start(t, ts, "stops", 1)
 		synctest.Wait()
+		if err := ts.Stopping(t.Context(), registry.Call{}, registry.TaskKey{Alloc: "stops", Task: "t"}, 1); err != nil {
+			t.Fatal(err)
+		}
 		start(t, ts, "ahead", 5)
 		odd := pluginTask(t, "odd", 1)
 		odd.Sealed = []byte("nothing of ours")
 		found, err := ts.Sync(t.Context(), []LivingTask{
 			{Task: pluginTask(t, "kept", 1), Running: true, Started: clock.Boot()},
+			{Task: pluginTask(t, "stops", 1), Running: true, Started: clock.Boot()},
 			{Task: pluginTask(t, "ahead", 4), Running: true, Started: clock.Boot()},
 			{Task: odd, Running: true, Started: clock.Boot()},
 			{Task: pluginTask(t, "adopted", 3), Running: true, Started: clock.Boot()},
@@ -204,6 +209,9 @@ func TestSyncOfTasks(t *testing.T) {
 		said := p.said()
 		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") || slices.Contains(said, "unwatch kept/t 1") {
 			t.Errorf("said %q", said)
+		}
+		if watches := slices.DeleteFunc(said, func(s string) bool { return s != "watch stops/t 1" }); len(watches) != 1 {
+			t.Errorf("a task that is being stopped is watched %d times, not once, before it was", len(watches))
 		}
 	})
 }
