@@ -14,6 +14,7 @@ import (
 // decision is: a host that is killed leaves the one before it, or the next.
 type choice struct {
 	path string
+	pen  pen
 
 	Configured string   `json:"configured"`         // SHA-256 of the binary that the configuration named when this was written
 	Running    string   `json:"running"`            // of the one that is run
@@ -54,7 +55,11 @@ func (c *choice) write() error {
 	if err != nil {
 		return err
 	}
-	temp := c.path + ".new"
+	return c.pen.write(func() error { return writeDurably(c.path, text) })
+}
+
+func writeDurably(path string, text []byte) error {
+	temp := path + ".new"
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -63,10 +68,10 @@ func (c *choice) write() error {
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(temp))
 	}
-	if err := os.Rename(temp, c.path); err != nil {
+	if err := os.Rename(temp, path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(c.path))
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,8 @@ const remembered = 50
 // history is what swaps came to: a file of the state directory, for people. It is no part of the state: what cannot be read is forgotten.
 type history struct {
 	path string
-	mu   sync.Mutex // guards all; held while the file is written
+	pen  pen
+	mu   sync.Mutex // guards all; held for no longer than a look
 	all  []Swapped  // oldest first
 }
 
@@ -43,6 +44,11 @@ func (h *history) settle(running string) {
 
 // add adds a swap, or replaces what is known of it.
 func (h *history) add(s Swapped) {
+	h.note(s)
+	_ = h.pen.write(h.save)
+}
+
+func (h *history) note(s Swapped) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.IndexFunc(h.all, func(o Swapped) bool { return o.Began.Equal(s.Began) })
@@ -52,14 +58,21 @@ func (h *history) add(s Swapped) {
 		h.all = append(h.all, s)
 	}
 	h.all = h.all[max(0, len(h.all)-remembered):]
+}
+
+// save writes the file as it should be now.
+func (h *history) save() error {
+	h.mu.Lock()
 	text, err := json.MarshalIndent(h.all, "", "\t")
+	h.mu.Unlock()
 	if err != nil {
-		return
+		return err
 	}
 	temp := h.path + ".new"
-	if os.WriteFile(temp, text, 0o600) == nil {
-		_ = os.Rename(temp, h.path)
+	if err := os.WriteFile(temp, text, 0o600); err != nil {
+		return err
 	}
+	return os.Rename(temp, h.path)
 }
 
 func (h *history) list() []Swapped {

@@ -175,6 +175,10 @@ func lockState(path string) (*os.File, error) {
 // drop gives back what take took.
 func (h *Host) drop() error {
 	var errs []error
+	if h.history != nil {
+		h.history.pen.rest()
+		h.choice.pen.rest()
+	}
 	if h.binaries != nil {
 		errs = append(errs, h.binaries.Close())
 	}
