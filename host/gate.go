@@ -182,6 +182,16 @@ func (g *gate) wait(ctx context.Context, w *waiter, hold *time.Duration) (*shim,
 	}
 }
 
+// unanswered is the error of a call that its shim has not answered in time: if nobody is active any more, that is why.
+func (g *gate) unanswered(end error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.current != nil || g.why == nil {
+		return end
+	}
+	return noShim(g.why, end)
+}
+
 var errHeld = errors.New("the call was held as long as it may be")
 
 // noShim is the error of a call that nobody answered: why there is no shim, and what ended the wait.
@@ -230,7 +240,7 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh 
 			return late(ctx, wire.Error(err))
 		case outOfTime(ctx, err):
 			<-ctx.Done()
-			return context.Cause(ctx)
+			return h.gate.unanswered(context.Cause(ctx))
 		}
 		if cut = sh; k == writes {
 			had += time.Since(began)

@@ -77,7 +77,7 @@ func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	case err == nil:
 		h.chosen(binary, digest{})
 		return sh, nil
-	case fallback.SHA256 == "" || ctx.Err() != nil:
+	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil:
 		return nil, err
 	}
 	h.config.Logger.Error("the shim that was swapped to last cannot be started; the one before is", "error", err)

@@ -25,12 +25,13 @@ type keeper struct {
 	baking   *bake       // nil: no swap is young
 	leaving  *bake       // is over, and its old shim is being ended; nil: none is
 	waiting  *ask        // for either; nil: none does
+	undead   []kept      // were killed, may have the state, and have not died: nobody takes their place before they have
 }
 
 // start is a start that is under way.
 type start struct {
 	done    chan struct{} // closed once shim and err are there
-	shim    *shim
+	shim    *shim         // with an err: one that does not die; nil: none is left
 	err     error
 	callOff context.CancelCauseFunc
 }
@@ -110,6 +111,8 @@ func (k *keeper) run(ctx context.Context) error {
 			k.committed(err)
 		case <-k.started():
 			k.begun(ctx)
+		case <-k.departed():
+			k.buries(ctx)
 		case k.waiting = <-k.asks():
 			k.commit(ctx)
 			k.hasten()
@@ -134,7 +137,7 @@ func (k *keeper) mute() <-chan struct{} {
 }
 
 func (k *keeper) due() <-chan time.Time {
-	if k.next == nil {
+	if k.next == nil || len(k.undead) > 0 {
 		return nil
 	}
 	return k.next.C
@@ -175,6 +178,13 @@ func (k *keeper) started() <-chan struct{} {
 	return k.starting.done
 }
 
+func (k *keeper) departed() <-chan struct{} {
+	if len(k.undead) == 0 {
+		return nil
+	}
+	return k.undead[0].dead()
+}
+
 // asks are swaps that are prepared. The next one is taken once the one before is done.
 func (k *keeper) asks() <-chan *ask {
 	if k.waiting != nil {
@@ -210,9 +220,12 @@ func (k *keeper) end(ctx context.Context) error {
 	}
 	if k.starting != nil {
 		<-k.starting.done // soon, as ctx has ended
-		if k.starting.err == nil {
+		if k.starting.shim != nil {
 			err = errors.Join(err, k.starting.shim.end(ctx))
 		}
+	}
+	for _, sh := range k.undead {
+		err = errors.Join(err, sh.end(ctx))
 	}
 	if k.leaving != nil {
 		k.committed(<-k.leaving.left)
@@ -252,9 +265,30 @@ func (k *keeper) silence(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
 	if err := k.active.kill(ctx); err != nil {
-		k.holdAll(err)
+		why = fmt.Errorf("%w: %w: %w", why, errNobody, err)
+		k.holdAll(why)
+		k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
+		k.outlived(k.active)
 		k.config.Logger.Error("the shim gives no answer and does not die; calls wait until it does", "error", err)
 	}
+}
+
+// outlived notes those of the sides that were killed and live.
+func (k *keeper) outlived(sides ...kept) {
+	for _, sh := range sides {
+		if !gone(sh) {
+			k.undead = append(k.undead, sh)
+			k.config.Logger.Error("a shim does not die; none is started before it does", "pid", sh.pid())
+		}
+	}
+}
+
+// buries forgets one that has died at last. Once there is no other, the start that is planned is due.
+func (k *keeper) buries(ctx context.Context) {
+	if err := k.undead[0].end(ctx); err != nil {
+		k.config.Logger.Warn("a dead shim has left something", "error", err)
+	}
+	k.undead = k.undead[1:]
 }
 
 // none plans the next start: nobody is active, for what has happened and why.
@@ -264,7 +298,11 @@ func (k *keeper) none(what string, why error) {
 	k.holdAll(why)
 	wait := k.wait.take()
 	k.next = time.NewTimer(wait)
-	k.standing.fails(why, k.wait.taken, k.running.now(), time.Now().Add(wait))
+	due := time.Now().Add(wait)
+	if len(k.undead) > 0 {
+		due = time.Time{} // nobody knows
+	}
+	k.standing.fails(why, k.wait.taken, k.running.now(), due)
 	k.config.Logger.Error(what+"; it is started again", "in", wait, "failures in a row", k.wait.taken, "error", why)
 }
 
@@ -295,6 +333,9 @@ func (k *keeper) begun(ctx context.Context) {
 	s := k.starting
 	k.starting = nil
 	s.callOff(nil)
+	if s.err != nil && s.shim != nil {
+		k.outlived(s.shim)
+	}
 	switch {
 	case s.err == nil:
 		k.serves(s.shim)
@@ -324,6 +365,9 @@ func (k *keeper) took(sh kept) {
 
 // swap hands over to the candidate.
 func (k *keeper) swap(ctx context.Context, a *ask) error {
+	if err := k.allDead(ctx); err != nil {
+		return errors.Join(a.swap.step(SwapActivate, func() error { return err }), a.swap.drop(ctx))
+	}
 	old := k.active
 	a.swap.old = old
 	a.swap.report.From = k.running.now().SHA256 // which a rollback may have changed since the swap began
@@ -332,12 +376,29 @@ func (k *keeper) swap(ctx context.Context, a *ask) error {
 	case active == side(a.fresh):
 		k.swapped(a, old)
 	case old == nil: // nobody is, as before: the next start is planned
+		k.outlived(a.fresh)
 	case active == side(old): // as before
 	default:
-		_ = old.end(ctx)
+		if !errors.Is(err, errNobody) {
+			_ = old.end(ctx)
+		}
+		k.outlived(old, a.fresh)
 		k.none("no shim is left of a swap", err)
 	}
 	return err
+}
+
+// allDead is why nobody may be active.
+func (k *keeper) allDead(ctx context.Context) error {
+	soon, cancel := context.WithTimeout(ctx, noticed)
+	defer cancel()
+	for len(k.undead) > 0 {
+		if err := k.undead[0].kill(soon); err != nil {
+			return fmt.Errorf("%w: %w", errNobody, err)
+		}
+		k.buries(ctx)
+	}
+	return nil
 }
 
 // swapped begins the bake.
@@ -410,6 +471,7 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 	}
 	if err := k.revive(ctx, b.parked); err != nil {
 		k.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", errors.Join(err, ended(ctx, b.parked)))
+		k.outlived(b.parked)
 		return false
 	}
 	k.serves(b.parked)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -43,6 +44,9 @@ func (n *tenant) answers(ctx context.Context) error {
 // end ends one that has let the state go, or is the last.
 func (n *tenant) end(context.Context) error {
 	n.ended.Add(1)
+	if n.stuck {
+		return errNo
+	}
 	if n.frozen.Load() {
 		time.Sleep(killLimit)
 	}
@@ -236,5 +240,43 @@ func TestOldShimEndsBesideTheKeeper(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// As long as a shim that was killed does not die, whether for a swap or as it gave no answer, none is started, and none is swapped to. Its death is
+// enough for the next start.
+func TestNobodyIsStartedBesideTheUndead(t *testing.T) {
+	for what, failures := range map[string]int{"it does not let go": 1, "it is mute": 0} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHouse(t, Config{})
+				h.first.hangs, h.first.stuck = map[string]bool{"release": true}, true
+				if h.first.frozen.Store(what == "it is mute"); h.first.frozen.Load() {
+					time.Sleep(time.Minute)
+				}
+				h.isOutlived(failures)
+				close(h.first.gone)
+				time.Sleep(time.Minute)
+				if synctest.Wait(); h.host.Standing().Failures < 2 {
+					t.Errorf("no start is tried: %+v", h.host.Standing())
+				}
+			})
+		})
+	}
+}
+
+// isOutlived: nobody takes the place of the first.
+func (h *house) isOutlived(failures int) {
+	h.t.Helper()
+	for _, name := range []string{"second", "third"} {
+		fresh := h.tenant(name)
+		if err := h.swap(fresh); !errors.Is(err, errNobody) || !gone(fresh) || slices.Contains(*fresh.script, name+" activate") {
+			h.t.Errorf("a swap: %v; the candidate is dead: %t; it was asked to %q", err, gone(fresh), *fresh.script)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if st := h.host.Standing(); h.open.Load() != nil || st.Serving || st.Failures != failures || !st.Next.IsZero() {
+			h.t.Errorf("%v serves: %+v", h.open.Load(), st)
+		}
 	}
 }

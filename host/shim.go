@@ -39,7 +39,7 @@ const (
 )
 
 // start runs the shim's binary and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its
-// life.
+// life. With an error it gives one that was to be active, and does not die.
 func (h *Host) start(ctx, run context.Context) (*shim, error) {
 	sh, err := h.launch(ctx, run, h.running.now(), false)
 	if err != nil {
@@ -49,7 +49,10 @@ func (h *Host) start(ctx, run context.Context) (*shim, error) {
 		if !gone(sh) { // else it says so itself
 			err = withLastWords(err, sh.process)
 		}
-		return nil, errors.Join(err, sh.end(run))
+		if err = errors.Join(err, sh.end(run)); gone(sh) {
+			sh = nil
+		}
+		return sh, err
 	}
 	return sh, nil
 }

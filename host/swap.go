@@ -132,8 +132,9 @@ type swap struct {
 	tell   func(Swapped, SwapStep) // of each step as it begins
 }
 
-// errNobody is why no shim is active: the old one is to be dead, and does not die.
-var errNobody = errors.New("the old shim does not die, so nobody may take its place")
+// errNobody is why no shim is active: one that was is to be dead, and does not die.
+var errNobody = errors.New("a shim that was killed does not die, so nobody may take its place: it hangs in the kernel; bring back the disk or the server " +
+	"that it waits for, or restart the machine: all else goes on by itself")
 
 // step does one step and notes how long it took. Its error names the step.
 func (s *swap) step(name SwapStep, do func() error) error {

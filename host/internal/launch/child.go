@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -212,16 +213,28 @@ func (c *child) killAndWait(ctx context.Context) error {
 	}
 }
 
-// procState is the line of /proc/<pid>/status that says why a process does not end.
+// procState is why a process does not end: the state of the thread that sleeps in the kernel, and where, or of the process.
 func procState(pid int) string {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return "state unknown"
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "State:"); ok {
-			return "state " + strings.TrimSpace(rest)
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, dir := range threads {
+		if state := stateIn(dir); strings.HasPrefix(state, "D") {
+			where, _ := os.ReadFile(filepath.Join(dir, "wchan"))
+			return fmt.Sprintf("state %s in %s", state, where)
 		}
 	}
+	if state := stateIn(fmt.Sprintf("/proc/%d", pid)); state != "" {
+		return "state " + state
+	}
 	return "state unknown"
+}
+
+// stateIn is the state in a directory of /proc; empty: there is none.
+func stateIn(dir string) string {
+	text, _ := os.ReadFile(filepath.Join(dir, "status"))
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "State:"); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
 }

@@ -200,9 +200,11 @@ func (p *Process) LastLines() []string {
 }
 
 // Kill ends the process with SIGKILL and returns once it is dead and what it had is removed, at the latest when ctx ends, or
-// after 10 s. An error means that it may still live, and nothing else; Done tells when it does not. It may be called again.
+// after 10 s. An error means that it may still live, and nothing else; Done tells when it does not. It may be called again. The calls that it has
+// end in any case.
 func (p *Process) Kill(ctx context.Context) error {
 	if err := p.runner.child.killAndWait(ctx); err != nil {
+		_ = p.conn.Close()
 		return err
 	}
 	p.awaitTidied(ctx)
