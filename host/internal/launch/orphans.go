@@ -33,7 +33,7 @@ type orphan struct {
 // EndOrphans returns when no shim lives any more that was executed from this store: those of an earlier host, which is dead, as its successor
 // calls this, before it starts one itself. A shim ends with its host; one that is stopped cannot, and is killed at once; one that does not is
 // killed after a grace. One that does not die of that, within 10 s, is logged, and kept out of the state by the lock on database, which is the
-// file that an active shim has locked. One that may not be killed and has it locked is ErrDenied.
+// file that an active shim has locked. One that has it locked is an error: ErrUnavailable if it does not die, ErrDenied if it may not be killed.
 func (s *Store) EndOrphans(ctx context.Context, database string, log hclog.Logger) error {
 	found, err := s.orphans(database)
 	defer func() {
@@ -54,12 +54,7 @@ func (s *Store) EndOrphans(ctx context.Context, database string, log hclog.Logge
 		case over && len(denied) > 0:
 			return mayNotEnd(denied[0], unix.EACCES)
 		case time.Now().After(grace.Add(killTime)):
-			for _, o := range found {
-				if o.lives() {
-					log.Error("a shim of an earlier host does not die", "pid", o.pid, "is", procState(o.pid))
-				}
-			}
-			return nil
+			return tellUndying(found, holders(database), log)
 		default:
 			if err := killOrphans(found, over, log); err != nil {
 				return err
@@ -71,6 +66,21 @@ func (s *Store) EndOrphans(ctx context.Context, database string, log hclog.Logge
 			return fmt.Errorf("wait for shims of an earlier host to end: %w", context.Cause(ctx))
 		}
 	}
+}
+
+// tellUndying logs those that live. It is an error if one of them has the state.
+func tellUndying(found []orphan, holders []int, log hclog.Logger) error {
+	for _, o := range found {
+		switch {
+		case !o.lives():
+		case slices.Contains(holders, o.pid):
+			return registry.Errorf(registry.ErrUnavailable, "shim %d of an earlier host has the state, and has not died of SIGKILL (%s): it hangs in the "+
+				"kernel; bring back the disk or the server that it waits for, or restart the machine, and start the host again", o.pid, procState(o.pid))
+		default:
+			log.Error("a shim of an earlier host does not die", "pid", o.pid, "is", procState(o.pid))
+		}
+	}
+	return nil
 }
 
 // killOrphans kills those that are stopped, or all if their grace is over.
@@ -116,14 +126,14 @@ func (s *Store) orphans(database string) (found []orphan, err error) {
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || programOf(pid) == "" {
+		if err != nil || programOf(pid) == "" && !processOf(pid).dying(pid, database) {
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0) // first: what is found out of the number afterwards is of this process, or it is dead
 		if err != nil {
 			continue
 		}
-		if p := processOf(pid); p.session == pid && p.terminal == 0 && s.executed(pid, database) {
+		if p := processOf(pid); p.session == pid && p.terminal == 0 && (s.executed(pid, database) || p.dying(pid, database)) {
 			found = append(found, orphan{pid: pid, fd: fd})
 		} else {
 			_ = unix.Close(fd)
@@ -194,6 +204,12 @@ func holders(file string) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// dying says whether the process has our database locked although its first thread has ended: another one hangs in the kernel. Of which program it
+// was is not to be seen any more.
+func (p process) dying(pid int, database string) bool {
+	return p.state == "Z" && slices.Contains(holders(database), pid)
 }
 
 // unreadable are those of which this user may not know what they are.
