@@ -22,8 +22,8 @@ import (
 	"holdfast/internal/fault"
 )
 
-// siege is an agent whose shim is replaced under load, while somebody kills it or its shims. Who judges is outside: the clients, the plugin's
-// journal and storage, the kernel's tables of processes, locks and mounts, and the file that a task writes.
+// siege is an agent whose shim is replaced under load, while somebody kills it or its shims. Who judges is outside: the clients, and what they are told of
+// events, the plugin's journal and storage, the kernel's tables of processes, locks and mounts, and the file that a task writes.
 type siege struct {
 	*station
 	binaries string   // directory of shims
@@ -31,17 +31,19 @@ type siege struct {
 	tried    attempt
 	writer   control.Task
 	mounts   string // before the load
+	heard    hearing
 
 	ending chan struct{} // closed when the load is to end
 	load   sync.WaitGroup
 
-	mu     sync.Mutex      // guards all below
-	there  map[string]bool // volumes whose creation was acknowledged, and whose end nobody has asked for
-	gone   map[string]bool // volumes whose deletion was acknowledged
-	unsure []string        // volumes whose last call has failed
-	failed []error         // calls that have
-	acked  int
-	turns  int // jobs that ran on a volume, ended, and were forgotten
+	mu      sync.Mutex      // guards all below
+	there   map[string]bool // volumes whose creation was acknowledged, and whose end nobody has asked for
+	gone    map[string]bool // volumes whose deletion was acknowledged
+	created []string        // volumes whose creation was acknowledged, whatever became of them
+	unsure  []string        // volumes whose last call has failed
+	failed  []error         // calls that have
+	acked   int
+	turns   int // jobs that ran on a volume, ended, and were forgotten
 }
 
 // newSiege starts an agent with a plugin, a task that writes, and a load.
@@ -55,6 +57,7 @@ func newSiege(t *testing.T) *siege {
 	s.args = []string{"--shim", s.binary(t, "first")}
 	s.station = startStation(t, s.args...)
 	s.strict = true
+	s.hears()
 	s.must(s.submit("fake.hcl"))
 	s.must(os.WriteFile(s.path("script"), []byte(`[
 		{"rpc": "CreateVolume", "when": "after", "delay": "20ms"},
@@ -112,7 +115,7 @@ func (s *siege) volumes(client int) {
 		if !s.told(id, s.made(id)) {
 			continue
 		}
-		s.note(func() { s.there[id] = true })
+		s.note(func() { s.there[id] = true; s.created = append(s.created, id) })
 		if n%2 == 0 {
 			s.note(func() { delete(s.there, id) })
 			if s.told(id, s.client.DeleteVolume(s.ctx(), host.VolumeName{Namespace: "default", ID: host.VolumeID(id)})) {
@@ -142,10 +145,13 @@ func (s *siege) told(id string, err error) bool {
 		s.unsure = append(s.unsure, id)
 	})
 	if err != nil {
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(retry)
 	}
 	return err == nil
 }
+
+// retry is how long a client waits that nobody has answered.
+const retry = 20 * time.Millisecond
 
 func (s *siege) note(f func()) {
 	s.mu.Lock()
@@ -282,6 +288,7 @@ func (s *siege) judge() {
 	}
 	s.wrote()
 	s.settle()
+	s.toldRight()
 }
 
 // oneIsActive: one process may write, and it is the one that answers. A shim that dies between the two looks is looked for again.
