@@ -5,7 +5,7 @@ BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
 LONG := TestRollback$$|TestKilledAt|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
-LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
+LONG := $(LONG)|ThatCannotDie|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
 # The tests of two releases, and the hosts that they are run with: of this release and of the next.
 HOSTS ?= now next
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
@@ -47,7 +47,7 @@ compat: ## two releases that follow each other, swapped in turn under load, with
 	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
 	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
 
-long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, full disks
+long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
 
 e2e: ## the end-to-end scripts alone, with the real binaries

@@ -1,0 +1,284 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
+)
+
+// FIFREEZE and FITHAW of linux/fs.h.
+const (
+	fsFreeze = 0xC0045877
+	fsThaw   = 0xC0045878
+)
+
+// freeze has whoever writes to the file system sleep, uninterruptibly, until it is thawed: at the test's end at the latest.
+func (d *volatileDisk) freeze() (thaw func()) {
+	d.t.Helper()
+	if err := d.control(fsFreeze); err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = d.control(fsThaw) })
+	return func() {
+		d.t.Helper()
+		if err := d.control(fsThaw); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+func (d *volatileDisk) control(request uintptr) error {
+	dir, err := os.Open(d.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if _, _, failed := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), request, 0); failed != 0 {
+		return os.NewSyscallError("ioctl", failed)
+	}
+	return nil
+}
+
+// asleep are the threads of a process that no signal wakes; killed says whether SIGKILL has been sent to all of them.
+func asleep(pid int) (threads int, killed bool) {
+	killed = true
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, status := range tasks {
+		text, _ := os.ReadFile(status)
+		if strings.Contains(string(text), "\nState:\tD") {
+			threads++
+			killed = killed && signalled(string(text), unix.SIGKILL)
+		}
+	}
+	return threads, killed && threads > 0
+}
+
+// signalled says whether a signal waits for a thread, by its /proc/<pid>/task/<tid>/status.
+func signalled(status string, sig unix.Signal) bool {
+	for line := range strings.Lines(status) {
+		if mask, is := strings.CutPrefix(line, "SigPnd:\t"); is {
+			pending, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+			return err == nil && pending&(1<<(sig-1)) != 0
+		}
+	}
+	return false
+}
+
+// undying is a shim that SIGKILL does not end, for as long as a disk is frozen.
+type undying struct {
+	*succession
+	plugin *pluginTask
+	user   host.AllocGroup
+	disk   *volatileDisk
+	thaw   func()
+	late   <-chan error // of the call in which it hangs
+	locked func() []int
+}
+
+// newUndying opens a host whose shim is going to hang in its state's disk, or in another one.
+func newUndying(t *testing.T, state bool) *undying {
+	t.Helper()
+	t.Parallel()
+	disk := newDisk(t, "ext4", "600M")
+	w := placed(t, everything...)
+	w.config.SwapBudget, w.config.AnswerTimeout, w.config.Bake = 2*time.Second, 2*time.Second, time.Second
+	good := w.config.Shim
+	if state {
+		w.config.StateDir = filepath.Join(disk.dir, "state")
+	} else {
+		touch := "touch " + filepath.Join(disk.dir, "here")
+		w.config.Shim.Path = fault.Binary(t, faulty, w.dir, "hangs", "Volumes.Create before "+touch, "Release before "+touch)
+	}
+	w.open()
+	w.config.Shim = good
+	u := &undying{succession: &succession{world: w}, disk: disk}
+	u.serves()
+	u.locked = u.watchLock()
+	u.plugin = u.world.plugin("alloc-p", csifake.Monolith)
+	u.must(u.create("one"))
+	u.must(u.create("gone"))
+	u.must(u.delete("gone"))
+	u.user = u.group("user", "one", oneWriter)
+	u.must(second(u.prepare(u.user)))
+	return u
+}
+
+// hangs freezes the disk, and returns once the shim hangs in it.
+func (u *undying) hangs() {
+	u.t.Helper()
+	u.thaw = u.disk.freeze()
+	u.late = goes(func() error { return u.create("late") })
+	u.eventually("the shim hangs in the disk", func() bool { n, _ := asleep(u.pids[0]); return n > 0 })
+}
+
+// waits makes a call and a read: each waits until its own deadline, which is early, and is told why. Meanwhile nobody takes the place of the shim
+// that does not die.
+func (u *undying) waits(its time.Duration, says ...string) {
+	u.t.Helper()
+	ctx, cancel := context.WithTimeout(u.ctx(), its)
+	defer cancel()
+	end, _ := ctx.Deadline()
+	for what, done := range map[string]<-chan error{
+		"a call": goes(func() error { return u.host.ReleaseAlloc(ctx, "nobody") }),
+		"a read": goes(func() error { _, _, err := u.host.Volumes(ctx, host.VolumeQuery{}); return err }),
+	} {
+		u.alone(done)
+		err := u.ends(what, done)
+		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -patience/4 {
+			u.t.Errorf("%s ends %s before its time: %v", what, left, err)
+		}
+		for _, s := range says {
+			if err == nil || !strings.Contains(err.Error(), s) {
+				u.t.Errorf("%s does not say %q: %v", what, s, err)
+			}
+		}
+	}
+}
+
+// alone: there is no shim but the one that does not die, until something is done.
+func (u *undying) alone(done <-chan error) {
+	u.t.Helper()
+	old := u.pids[0]
+	for len(done) == 0 {
+		others := slices.DeleteFunc(shimsOf(u.config.StateDir), func(pid int) bool { return pid == old })
+		if threads, killed := asleep(old); len(others) > 0 || threads == 0 || !killed {
+			u.t.Fatalf("process %d sleeps in %d threads, was killed: %t; beside it there are the shims %v", old, threads, killed, others)
+		}
+		pause(u.ctx(), time.Millisecond)
+	}
+}
+
+// thaws has the kernel go on: all does then, without a hand.
+func (u *undying) thaws() {
+	u.t.Helper()
+	u.thaw()
+	u.t.Logf("the call in which it hung: %v", u.ends("the call in which it hung", u.late))
+	u.eventually("the next shim serves", func() bool { st := u.host.Standing(); return st.Serving && st.PID != u.pids[0] })
+	u.goesOn()
+}
+
+// goesOn: what was acknowledged is there, and a swap is possible. There were never two shims.
+func (u *undying) goesOn() {
+	u.t.Helper()
+	u.serves()
+	var ids []string
+	volumes, _, err := u.host.Volumes(u.ctx(), host.VolumeQuery{})
+	u.must(err)
+	for _, v := range volumes {
+		ids = append(ids, string(v.ID))
+	}
+	if !slices.Contains(ids, "one") || slices.Contains(ids, "gone") {
+		u.t.Errorf("volume one was made, gone was deleted; there are %v", ids)
+	}
+	u.must(u.create("late"))
+	u.swap()
+	u.must(u.release("user"))
+	for _, id := range []string{"one", "late"} {
+		u.must(u.delete(id))
+	}
+	u.exit(u.plugin)
+	if held := u.locked(); !slices.Equal(held, u.pids) {
+		u.t.Errorf("the state was locked by %v; those that served are %v", held, u.pids)
+	}
+	for _, problem := range twoMasters(u.sent(), u.pids) {
+		u.t.Error(problem)
+	}
+}
+
+// inEachDisk is of a shim that hangs in the disk of its state, and of one that hangs in another.
+func inEachDisk(t *testing.T, test func(u *undying)) {
+	slow(t)
+	t.Run("state", func(t *testing.T) { test(newUndying(t, true)) })
+	t.Run("another", func(t *testing.T) { test(newUndying(t, false)) })
+}
+
+// A shim that hangs in the kernel, so that SIGKILL does not end it, is not replaced as long as it lives: the swap says what holds it up, calls wait
+// until their own deadline and are told why, and no other shim is started. Once the kernel goes on, all does by itself.
+func TestSwapFromAShimThatCannotDie(t *testing.T) {
+	inEachDisk(t, func(u *undying) {
+		here, goOn := filepath.Join(u.dir, "here"), filepath.Join(u.dir, "go-on")
+		path := fault.Binary(u.t, faulty, u.dir, "waits", "Rehearse after touch "+here, "Rehearse after wait-for "+goOn)
+		var report host.Swapped
+		swap := func() (err error) { report, err = u.host.Swap(u.ctx(), host.Binary{Path: path}); return err }
+		swapped := goes(swap)
+		u.eventually("the new shim has rehearsed", func() bool { return exists(here) })
+		u.hangs()
+		u.must(os.WriteFile(goOn, nil, 0o600))
+		err := u.ends("the swap", swapped)
+		u.t.Logf("the swap: %+v: %v", report, err)
+		because := []string{"does not die", fmt.Sprintf("shim %d", u.pids[0]), "state D (disk sleep)", "by itself"}
+		u.refused(report, host.SwapRolledBack, host.SwapFence, err, because)
+		u.waits(2*time.Second, append(because, "no shim is active")...)
+		if st := u.host.Standing(); st.Serving || !strings.Contains(st.Reason, because[1]) {
+			u.t.Errorf("it stands thus: %+v", st)
+		}
+		err = u.ends("another swap", goes(swap))
+		u.refused(report, host.SwapRefused, host.SwapActivate, err, because)
+		u.waits(2*time.Second, append(because, "no shim is active")...)
+		u.thaws()
+	})
+}
+
+// refused: a swap has ended thus, and says why.
+func (u *undying) refused(r host.Swapped, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
+	u.t.Helper()
+	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
+		u.t.Errorf("the swap is %s at %s: %v", r.Outcome, r.Failed, err)
+	}
+	for _, s := range append(says, "swap: "+string(step)) {
+		if err == nil || !strings.Contains(err.Error(), s) {
+			u.t.Errorf("the swap does not say %q: %v", s, err)
+		}
+	}
+}
+
+// The same of a shim that was killed, or whose crash the kernel cannot end: it is missed once it has given no answer for a while.
+func TestKilledShimThatCannotDie(t *testing.T) {
+	inEachDisk(t, func(u *undying) {
+		u.hangs()
+		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
+		u.waits(8*time.Second, "no shim is active", "given no answer")
+		u.waits(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
+		u.thaws()
+	})
+}
+
+// The next host does not begin beside a shim that cannot die: it says whom it waits for in vain.
+func TestNextHostWaitsForAShimThatCannotDie(t *testing.T) {
+	slow(t)
+	u := newUndying(t, false)
+	u.hangs()
+	is := fmt.Sprintf("shim %d", u.pids[0])
+	u.must(unix.Kill(u.pids[0], unix.SIGKILL)) // else it would let the state go before it ends
+	if err := u.ends("close", goes(u.host.Close)); err == nil || !strings.Contains(err.Error(), is) {
+		t.Errorf("the host is closed: %v", err)
+	}
+	if err := u.ends("the call in which it hung", u.late); !errors.Is(err, host.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the call in which it hung: %v", err)
+	}
+	opened := goes(func() error { return second(host.Open(u.ctx(), u.config)) })
+	u.alone(opened)
+	err := <-opened
+	if text := fmt.Sprint(err); !errors.Is(err, host.ErrUnavailable) || !strings.Contains(text, is) || !strings.Contains(text, "start the host again") {
+		t.Errorf("the next host: %v", err)
+	}
+	u.config.Living = host.Living{
+		Allocs: []host.AllocGroup{u.user}, Tasks: []host.LivingTask{{AllocTask: u.plugin.task, Running: true, Started: u.bootTime()}},
+	}
+	u.thaw()
+	u.open()
+	u.goesOn()
+}
