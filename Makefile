@@ -4,8 +4,10 @@ GO    ?= go
 BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
-LONG := TestRollback$$|TestKilledAt|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
-LONG := $(LONG)|ThatCannotDie|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
+LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
+LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
+# With -race, which makes them take twice as long: what is told, and to whom, while everything changes.
+DEATHS := TestKilledAt|ThatCannotDie
 # The tests of two releases, and the hosts that they are run with: of this release and of the next.
 HOSTS ?= now next
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
@@ -49,6 +51,7 @@ compat: ## two releases that follow each other, swapped in turn under load, with
 
 long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
+	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
 
 e2e: ## the end-to-end scripts alone, with the real binaries
 	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
