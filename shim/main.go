@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -18,6 +19,10 @@ import (
 
 // version of this shim.
 const version = "0.1.0"
+
+// gcPercent is by how much the heap grows before it is collected, in percent. A shim has few megabytes that live; Go's default has it collect
+// them many times a second, beside plugins and tasks that want the processors. With a hundred plugins and a thousand volumes it takes 77 MB instead of 64.
+const gcPercent = 400
 
 func main() {
 	tenure.Helper() // this binary is also the process that does what may hang
@@ -36,6 +41,7 @@ func main() {
 	if d.wanted {
 		os.Exit(d.run())
 	}
+	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
 	shim := tenure.New(version, log)
 	register := func(life context.Context, g *grpc.Server) error {

@@ -103,9 +103,11 @@ func (f *Fleet) End() (rest func()) {
 	f.ended = true
 	idle := f.conns
 	f.conns = map[registry.TaskKey]*Conn{}
+	var heard sync.WaitGroup // each is mostly a wait for its own goroutines
+	defer heard.Wait()
 	for t, c := range idle {
 		if c.cutLately() {
-			c.close()
+			heard.Go(c.close)
 			delete(idle, t)
 		}
 	}

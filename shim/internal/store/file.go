@@ -115,6 +115,14 @@ func lock(ctx context.Context, path string, file *os.File) error {
 	}
 }
 
+// unlock gives up the lock. A file that is closed has none.
+func unlock(path string, file *os.File) error {
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
+		return registry.Errorf(registry.ErrUnavailable, "unlock %s: %w", path, err)
+	}
+	return nil
+}
+
 // lockHolder names the process that holds the lock, as far as the kernel tells.
 func lockHolder(file *os.File) string {
 	info, err := file.Stat()

@@ -333,10 +333,23 @@ func (o *output) Write(b []byte) (n int, err error) {
 
 // Close waits for the batch and the views that are under way, and gives up the lock. Commits that wait are refused.
 func (s *Store) Close() error {
+	rest, err := s.Release()
+	return errors.Join(err, rest())
+}
+
+// Release is Close, but for what takes longest and holds up nobody: rest, which unmaps the file. Others may have the file before that.
+func (s *Store) Release() (rest func() error, err error) {
 	s.halt(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.readers.close()
+	if err := unlock(s.path, s.file); err != nil {
+		return s.unmap, err
+	}
+	return s.unmap, nil
+}
+
+func (s *Store) unmap() error {
 	if err := s.db.Close(); err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "close %s: %w", s.path, err)
 	}

@@ -245,18 +245,16 @@ func (r *reign) stop(why error) {
 // close takes everything down that open has built: first who calls plugins, then the connections, then the store.
 func (r *reign) close() error {
 	rest, err := r.release()
-	rest()
-	return err
+	return errors.Join(err, rest())
 }
 
 // release is close, but for what holds nobody up any more: rest.
-func (r *reign) release() (rest func(), err error) {
+func (r *reign) release() (rest func() error, err error) {
 	r.stop(errReleased)
 	r.blind(errReleased)
-	rest = r.eyes.Wait
+	idle, unmap := func() {}, func() error { return nil }
 	if r.fleet != nil {
-		idle := r.fleet.End()
-		rest = func() { r.eyes.Wait(); idle() }
+		idle = r.fleet.End()
 	}
 	var errs []error
 	if r.sockets != nil {
@@ -267,9 +265,10 @@ func (r *reign) release() (rest func(), err error) {
 	}
 	r.writer.Wait()
 	if r.store != nil {
-		errs = append(errs, r.store.Close())
+		unmap, err = r.store.Release()
+		errs = append(errs, err)
 	}
-	return rest, errors.Join(errs...)
+	return func() error { r.eyes.Wait(); idle(); return unmap() }, errors.Join(errs...)
 }
 
 // active is the reign as it is served.

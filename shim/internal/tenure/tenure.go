@@ -252,7 +252,9 @@ func (t *Tenure) Release(ctx context.Context) (serve.Left, error) {
 		case <-time.After(calm): // the next shim has better use for the processor now
 		case <-t.ended:
 		}
-		rest()
+		if err := rest(); err != nil {
+			t.log.Warn("what was released is not closed", "error", err)
+		}
 	})
 	t.left = serve.Left{Generation: r.store.Generation(), Index: r.store.Index()}
 	_, _ = t.move(Released) // is legal
