@@ -143,8 +143,8 @@ func TestThawedShimIsDead(t *testing.T) {
 	w := placed(t, everything...)
 	w.config.SwapBudget = 200 * time.Millisecond // to be over soon: that it is, is the point
 	w.open()
-	s := &succession{world: w}
-	old := s.serves().PID
+	s := w.succession()
+	old := s.pids[0]
 	p := s.plugin("alloc-p", csifake.Monolith)
 	gate := p.On("NodeStageVolume").Times(1).Hold()
 	done := goes(s.story)

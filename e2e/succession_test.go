@@ -3,12 +3,14 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"holdfast/host"
+	"holdfast/internal/fault"
 )
 
 // twins are two shims of other digests that do the same as the first, made once for all tests.
@@ -28,6 +30,7 @@ type succession struct {
 	*world
 	pids  []int // of the shims that have served, in their order
 	swaps int
+	turns [2]host.Binary // that follow one another
 }
 
 // newSuccession opens a host that gives a swap as long as it takes on a busy machine: how long calls are held is measured elsewhere.
@@ -36,9 +39,49 @@ func newSuccession(t *testing.T, caps ...string) *succession {
 	w := placed(t, caps...)
 	w.config.SwapBudget, w.config.Bake = patience, 50*time.Millisecond
 	w.open()
-	s := &succession{world: w}
+	return w.succession()
+}
+
+// succession is the world's, from the shim that serves now.
+func (w *world) succession() *succession {
+	w.t.Helper()
+	turns, err := twins()
+	w.must(err)
+	s := &succession{world: w, turns: turns}
 	s.serves()
 	return s
+}
+
+// follow has shims with these faults follow one another from now on.
+func (s *succession) follow(lines ...string) {
+	s.t.Helper()
+	for i, name := range []string{"faulty-castor", "faulty-pollux"} {
+		s.turns[i] = host.Binary{Path: fault.Binary(s.t, faulty, s.dir, name, lines...)}
+	}
+}
+
+// halt is a point of package fault at which whichever shim comes there waits, while it is shut.
+type halt struct{ point, reached, open string }
+
+// halt is an open one.
+func (s *succession) halt(point string) *halt {
+	s.t.Helper()
+	name := filepath.Join(s.dir, strings.ReplaceAll(point, " ", "-"))
+	h := &halt{point, name + "-reached", name + "-open"}
+	s.must(h.opens())
+	return h
+}
+
+// lines are the faults of shims that halt there.
+func (h *halt) lines() []string {
+	return []string{h.point + " touch " + h.reached, h.point + " wait-for " + h.open}
+}
+
+func (h *halt) opens() error { return os.WriteFile(h.open, nil, 0o600) }
+
+func (h *halt) shuts() error {
+	_ = os.Remove(h.reached) // of a shim that went on
+	return os.Remove(h.open)
 }
 
 // serves notes who serves now.
@@ -55,10 +98,17 @@ func (s *succession) serves() host.ShimStatus {
 // swap replaces the shim, and says what that came to.
 func (s *succession) swap() host.Swapped {
 	s.t.Helper()
-	binaries, err := twins()
-	s.must(err)
-	report, err := s.host.Swap(s.ctx(), binaries[s.swaps%2])
-	s.must(err)
+	return s.swapWhile(func() {})
+}
+
+// swapWhile replaces the shim while something is done.
+func (s *succession) swapWhile(done func()) host.Swapped {
+	s.t.Helper()
+	var report host.Swapped
+	ctx, next := s.ctx(), s.turns[s.swaps%2]
+	swapped := goes(func() (err error) { report, err = s.host.Swap(ctx, next); return err })
+	done()
+	s.must(s.ends("the swap", swapped))
 	s.swaps++
 	if st := s.serves(); st.SHA256 != report.To || st.Generation < report.Generation {
 		s.t.Errorf("after the swap %+v the shim is %+v", report, st)
