@@ -33,6 +33,7 @@
 //	noise             prints what breaks readers of logs to stderr, and goes on: {"@message":5}, a line of 1 MiB, no UTF-8
 //	fork              leaves a child that holds the pipes, and goes on
 //	protocol 7        speaks that version of the protocol only (at start)
+//	arrivals FILE     notes each call from then on as the connection brings it, in a line: its name, and how long its caller waits (at start)
 //	schema 99         turns the copy of the state that it is to rehearse into one of that schema (at Rehearse before)
 //
 // How often: always; with a final "times 2" so often in each process; with a final "once FILE" once over all processes, which make FILE.

@@ -31,7 +31,7 @@ type Fault struct {
 // actions says what follows each action.
 var actions = map[string]string{
 	"hang": "", "slow": "time", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind", "kill-host": "", "kill-other": "",
-	"touch": "path", "wait-for": "path", "rubbish": "", "noise": "", "fork": "", "protocol": "number", "schema": "number",
+	"touch": "path", "wait-for": "path", "arrivals": "path", "rubbish": "", "noise": "", "fork": "", "protocol": "number", "schema": "number",
 }
 
 // Kinds are what may follow "error".

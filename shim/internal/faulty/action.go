@@ -70,6 +70,8 @@ func (p *program) disturb(f fault.Fault, req any) {
 		noise()
 	case "fork":
 		fork()
+	case "arrivals":
+		p.arrivals = f.With
 	case "protocol":
 		p.versions = []int{number}
 	case "schema":

@@ -35,7 +35,7 @@ func main() {
 		return nil
 	}
 	options := bootstrap.ServeOptions{Logger: log, Run: shim.Run, Versions: p.versions, Server: []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream),
+		grpc.ChainUnaryInterceptor(p.unary), grpc.ChainStreamInterceptor(p.stream), grpc.InTapHandle(p.arrives),
 	}}
 	if err := bootstrap.Serve(context.Background(), register, options); err != nil {
 		log.Error("the shim ends", "error", err)

@@ -2,20 +2,23 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/tap"
 
 	"holdfast/internal/fault"
 )
 
 // program is what this shim does beside its work.
 type program struct {
-	host     int   // who has started it
-	versions []int // of the protocol; empty: those of a good shim
+	host     int    // who has started it
+	versions []int  // of the protocol; empty: those of a good shim
+	arrivals string // the file that calls are noted in; empty: they are not
 
 	mu     sync.Mutex // guards left
 	faults []fault.Fault
@@ -63,6 +66,23 @@ func (p *program) due(i int) bool {
 func method(full string) string {
 	_, name, _ := strings.Cut(full, "/holdfast.v1.")
 	return strings.TrimPrefix(strings.ReplaceAll(name, "/", "."), "Control.")
+}
+
+// arrives notes a call. It is called by who reads the connection, so in the order in which the calls were sent.
+func (p *program) arrives(ctx context.Context, call *tap.Info) (context.Context, error) {
+	if p.arrivals == "" {
+		return ctx, nil
+	}
+	waits := "for-ever"
+	if end, limited := ctx.Deadline(); limited {
+		waits = time.Until(end).String()
+	}
+	file, err := os.OpenFile(p.arrivals, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	must(err)
+	_, err = fmt.Fprintln(file, method(call.FullMethodName), waits)
+	must(err)
+	must(file.Close())
+	return ctx, nil
 }
 
 // around does the faults of a method around its work.
