@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,23 +13,28 @@ import (
 )
 
 // Calls of every method of a host, made all the time by many callers, end as they would with one shim for ever, while shims are replaced, and
-// while they are killed: what is asked for is done, once, and what is to be refused is refused. Streams go on.
+// while they are killed: what is asked for is done, once, and what is to be refused is refused. Streams go on. Each method that changes something
+// is held by a swap at least once, and cut off in the middle by a kill.
 func TestNoFailedCall(t *testing.T) {
 	for name, c := range map[string]struct {
-		follows func(*traffic)
-		times   int
+		follows func(tr *traffic) func(methods []string) (missed []string)
 		without []string // methods that are not called
 	}{
-		"swapped": {func(tr *traffic) { tr.swap(); tr.count("Swap") }, 5, nil},
-		"killed":  {func(tr *traffic) { tr.kill() }, 4, []string{"Swap"}},
+		"swapped": {(*traffic).swapsUnder, nil},
+		"killed":  {(*traffic).killsUnder, []string{"Swap"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tr, stop := newTraffic(newSuccession(t))
+			follows := c.follows(tr)
 			tr.rolls()
-			for range c.times {
-				tr.flows("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted")
-				c.follows(tr)
+			for _, methods := range turns {
+				for tries := 1; len(methods) > 0; tries++ {
+					tr.flows("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted")
+					if methods = follows(methods); tries == mostTries && len(methods) > 0 {
+						t.Fatalf("no succession of %d has come while calls of %v were under way", tries, methods)
+					}
+				}
 			}
 			tr.flows("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Sync", "Doctor")
 			stop()
@@ -40,6 +47,77 @@ func TestNoFailedCall(t *testing.T) {
 			}
 			t.Logf("%d shims, calls: %v", len(tr.pids), tr.calls())
 		})
+	}
+}
+
+// mutators is the methods that change something, by what shims call them.
+var mutators = map[string]string{
+	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
+	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
+	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping", "Tasks.Exited": "TaskExited",
+	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
+}
+
+// turns are all mutators. Those of one turn have callers of their own, who can wait for each other.
+var turns = [][]string{
+	{"CreateVolume", "RegisterVolume", "TaskStarting"},
+	{"PrepareAlloc", "DeregisterVolume", "TaskStarted"},
+	{"ExpandVolume", "ReleaseAlloc", "TaskStopping"},
+	{"DeleteVolume", "TaskExited"},
+	{"Sync"},
+	{repair},
+}
+
+// swapsUnder has calls of some methods be made in the middle of a swap, while nobody serves. They are held: none ends before somebody does.
+func (tr *traffic) swapsUnder() func([]string) []string {
+	activate := tr.halt("Activate before")
+	tr.follow(activate.lines()...)
+	return func(methods []string) []string {
+		m := tr.meets(methods)
+		tr.must(activate.shuts())
+		report := tr.swapWhile(func() {
+			tr.eventually("nobody serves", func() bool { return exists(activate.reached) })
+			close(m.begin)
+			for method, g := range m.guests {
+				tr.eventually(method+" is called", func() bool { return closed(g.heed) || closed(g.ended) })
+			}
+			if ended := m.ended(); len(ended) > 0 {
+				tr.t.Errorf("calls of %v have ended while nobody serves", ended)
+			}
+			tr.must(activate.opens())
+		})
+		if report.Held < len(methods) {
+			tr.t.Errorf("%v were held, and the swap tells of %d calls", methods, report.Held)
+		}
+		tr.count("Swap")
+		return nil
+	}
+}
+
+// killsUnder has shims killed that have done what calls of some methods ask for, and not said so. missed are those whose call was another one.
+func (tr *traffic) killsUnder() func([]string) []string {
+	dir := filepath.Join(tr.dir, "hang")
+	tr.must(os.Mkdir(dir, 0o700))
+	mark := func(method string) string { return filepath.Join(dir, strings.ReplaceAll(method, " ", "-")) }
+	var hangs []string
+	for at, method := range mutators {
+		hangs = append(hangs, at+" after hang once "+mark(method))
+		tr.must(os.WriteFile(mark(method), nil, 0o600))
+	}
+	tr.follow(hangs...)
+	tr.swap()
+	return func(methods []string) (missed []string) {
+		m := tr.meets(methods)
+		for _, method := range methods {
+			tr.must(os.Remove(mark(method)))
+		}
+		close(m.begin)
+		for _, method := range methods {
+			tr.eventually(method+" hangs", func() bool { return exists(mark(method)) })
+		}
+		missed = m.ended()
+		tr.kill()
+		return missed
 	}
 }
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,8 +26,81 @@ type traffic struct {
 	streams sync.WaitGroup
 	lives   sync.RWMutex // held to write while nothing lives but the plugin, to read by whatever else lives
 
-	mu   sync.Mutex     // guards what follows
-	made map[string]int // calls that ended as they should, by method
+	mu      sync.Mutex     // guards what follows
+	made    map[string]int // calls that ended as they should, by method
+	meeting *meeting       // nil: none
+}
+
+// meeting is where one caller of each of some methods waits, until all of them make their calls at once.
+type meeting struct {
+	guests map[string]*guest // by method; nil: not there yet
+	begin  chan struct{}
+}
+
+// guest is a caller who has come to a meeting.
+type guest struct {
+	heed  chan struct{} // closed when the call has nothing to do but to wait
+	ended chan struct{} // closed when the call has ended
+}
+
+// meets returns once a caller of each of the methods has come. They make their calls when begin is closed.
+func (tr *traffic) meets(methods []string) *meeting {
+	tr.t.Helper()
+	m := &meeting{map[string]*guest{}, make(chan struct{})}
+	for _, method := range methods {
+		m.guests[method] = nil
+	}
+	tr.mu.Lock()
+	tr.meeting = m
+	tr.mu.Unlock()
+	tr.eventually(fmt.Sprintf("a caller of each of %v waits", methods), func() bool {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		return !slices.Contains(slices.Collect(maps.Values(m.guests)), nil)
+	})
+	return m
+}
+
+// comes returns when the caller may make a call of the method: at once, unless that is one of a meeting, where nobody has come for it yet.
+func (tr *traffic) comes(method string) *guest {
+	tr.mu.Lock()
+	m := tr.meeting
+	if m == nil || !m.misses(method) {
+		tr.mu.Unlock()
+		return nil
+	}
+	g := &guest{make(chan struct{}), make(chan struct{})}
+	m.guests[method] = g
+	tr.mu.Unlock()
+	select {
+	case <-m.begin:
+	case <-tr.stopped.Done():
+	}
+	return g
+}
+
+func (m *meeting) misses(method string) bool {
+	g, expected := m.guests[method]
+	return expected && g == nil
+}
+
+// makes makes a guest's call, or a call of somebody who is none.
+func (g *guest) makes(ctx context.Context, f func(context.Context) error) error {
+	if g == nil {
+		return f(ctx)
+	}
+	defer close(g.ended)
+	return f(&heeded{Context: ctx, heed: g.heed})
+}
+
+// ended is the methods whose guests' calls have ended.
+func (m *meeting) ended() (methods []string) {
+	for method, g := range m.guests {
+		if closed(g.ended) {
+			methods = append(methods, method)
+		}
+	}
+	return methods
 }
 
 // newTraffic is a plugin and nobody who calls yet. stop ends the callers that come, and returns when all calls have ended.
@@ -72,11 +147,18 @@ func (tr *traffic) goesOn(story func(n int)) {
 	})
 }
 
+// repair is the method Doctor, where it changes something.
+const repair = "Doctor with repair"
+
 // call makes a call with a deadline of its own, far enough. It has to end as wanted: well, or with that kind of error.
 func (tr *traffic) call(method string, wanted error, f func(context.Context) error) bool {
+	var g *guest
+	if wanted == nil { // what is refused may need no shim for that
+		g = tr.comes(method)
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(tr.stopped), patience)
 	defer cancel()
-	err := f(ctx)
+	err := g.makes(ctx, f)
 	if wanted == nil && err != nil || !errors.Is(err, wanted) {
 		tr.t.Errorf("%s ended with %v; it should be %v", method, err, wanted)
 		return false
@@ -324,7 +406,7 @@ func (tr *traffic) alone(int) {
 	tr.call("Sync", nil, func(ctx context.Context) error { return tr.host.Sync(ctx, living) })
 	var found host.Diagnosis
 	if tr.call("Doctor", nil, func(ctx context.Context) (err error) { found, err = tr.host.Doctor(ctx, false, ""); return err }) {
-		tr.call("Doctor", nil, func(ctx context.Context) error { return second(tr.host.Doctor(ctx, true, found.Digest)) })
+		tr.call(repair, nil, func(ctx context.Context) error { return second(tr.host.Doctor(ctx, true, found.Digest)) })
 	}
 	if len(found.Findings) > 0 {
 		tr.t.Errorf("nothing lives, and there is something to repair: %+v", found.Findings)
