@@ -39,14 +39,17 @@ const calm = time.Second
 // breath is how long such a reign does nothing but answer calls that were held.
 const breath = 50 * time.Millisecond
 
-// calmly has f begin after the calm.
-func (i inheritance) calmly(f func(context.Context) error) func(context.Context) error {
+// told is how long such a reign takes no processor from its own answer, by which the host lets calls go on.
+const told = 2 * time.Millisecond
+
+// after has f begin a while after a handover.
+func (i inheritance) after(wait time.Duration, f func(context.Context) error) func(context.Context) error {
 	if !i.handed() {
 		return f
 	}
 	return func(ctx context.Context) error {
 		select {
-		case <-time.After(calm):
+		case <-time.After(wait):
 			return f(ctx)
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -198,9 +198,9 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 
 // begin starts the use cases' loops.
 func (r *reign) begin(t *Tenure, in inheritance) {
-	r.eyes.Go(func() { r.volumes.Learn(r.watching) })
+	r.watches(t, "names of volumes", in.after(told, func(ctx context.Context) error { r.volumes.Learn(ctx); return nil }))
 	r.works(t, "allocs", r.allocs.Run)
-	r.works(t, "volumes", in.calmly(r.volumes.Run))
+	r.works(t, "volumes", in.after(calm, r.volumes.Run))
 	r.works(t, "lists of volumes", r.lists.Run)
 	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
