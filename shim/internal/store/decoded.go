@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"errors"
 	"reflect"
 	"sync"
 
@@ -96,11 +95,10 @@ func (d *Decoded) Migrated() {
 	d.rewritten = map[place]rewritten{}
 }
 
-// Changed says which records were changed in place by somebody who was given them. For tests.
-func (d *Decoded) Changed() error {
+// changed says which records were changed in place by somebody who was given them.
+func (d *Decoded) changed() (errs []error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	var errs []error
 	for bucket, records := range d.of {
 		for path, known := range records {
 			again := reflect.New(reflect.TypeOf(known.record))
@@ -110,5 +108,5 @@ func (d *Decoded) Changed() error {
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
