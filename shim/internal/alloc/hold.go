@@ -100,20 +100,23 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 // undone. An expansion holds the way down up for no longer than a round either: nothing stands on it, so that it is then taken for one that was answered
 // vaguely, and found out when somebody asks for one again or the volume is mounted anew.
 func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
-	hasty := false
+	var round *time.Timer // nil: no call that may run is waited for
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	err := h.settle(limited, func(open registry.Intent) bool {
 		undoes := follows(open)
-		if hasty = undoes && h.hasty(open); hasty {
-			time.AfterFunc(roundLimit, func() { cancel(errRound) })
+		if undoes && h.hasty(open) {
+			round = time.AfterFunc(roundLimit, func() { cancel(errRound) })
 		}
-		return undoes && !hasty
+		return undoes && round == nil
 	})
+	if round != nil {
+		round.Stop()
+	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if hasty {
+	if round != nil {
 		h.waited(ctx)
 		return nil
 	}
