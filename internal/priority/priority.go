@@ -1,5 +1,6 @@
 // Package priority says how a process is scheduled, has all of its threads scheduled so, and tells beforehand whether that can be taken
-// back. It keeps nothing. Host and shim may call it, for themselves and for a child; it imports the standard library and x/sys/unix.
+// back; and what work that nobody waits for leaves to others (Bite). It keeps nothing. Host and shim may call it, for themselves and for a child; it
+// imports the standard library and x/sys/unix.
 package priority
 
 import (

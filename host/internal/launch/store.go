@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/priority"
 	"holdfast/registry"
 )
 
@@ -279,7 +280,7 @@ func checkSum(src *os.File, sum, want string) error {
 // hashInto copies from src to dst and returns the SHA-256 of what it copied.
 func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error) {
 	hash := sha256.New()
-	buf := make([]byte, bite)
+	buf := make([]byte, priority.Bite)
 	for {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
@@ -295,7 +296,9 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 		if err != nil {
 			return "", err
 		}
-		pause(ctx)
+		if err := pause(ctx); err != nil {
+			return "", err
+		}
 	}
 }
 

@@ -2,15 +2,8 @@ package launch
 
 import (
 	"context"
-	"time"
-)
 
-// What is read while others have calls under way is read in bites, with a rest after each. Whoever wants a processor then waits for a bite at most,
-// and needs no privilege for that. A thread of low priority would be worse than one of the usual: while it waits for a processor in the middle of a
-// bite, this process's next collection of garbage waits for it, and with that all calls.
-const (
-	bite = 256 << 10 // a quarter of a millisecond's work
-	rest = time.Millisecond
+	"holdfast/internal/priority"
 )
 
 // unhurriedKey is the context's key of Unhurried.
@@ -23,12 +16,9 @@ func Unhurried(ctx context.Context) context.Context {
 }
 
 // pause is the rest after a bite, where there is to be one.
-func pause(ctx context.Context) {
+func pause(ctx context.Context) error {
 	if ctx.Value(unhurriedKey{}) == nil {
-		return
+		return nil
 	}
-	select {
-	case <-time.After(rest):
-	case <-ctx.Done():
-	}
+	return priority.Rest(ctx)
 }

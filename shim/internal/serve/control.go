@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"holdfast/hooks"
+	"holdfast/internal/priority"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -112,20 +112,7 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 	return wire.Status(err)
 }
 
-// bite is how much of a copy is written at a time, in bytes. After it whoever has a call under way gets the processor.
-const bite = 256 << 10
-
-// rested waits for a moment, unless ctx ends.
-func rested(ctx context.Context) error {
-	select {
-	case <-time.After(time.Millisecond):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// copyTo writes a copy of the state to a file that exists.
+// copyTo writes a copy of the state to a file that exists, in bites: whoever has a call under way gets the processor after each.
 func (c *control) copyTo(ctx context.Context, path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -137,8 +124,8 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 	written := 0
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
-		if written += len(chunk); err == nil && written >= bite {
-			written, err = 0, rested(ctx)
+		if written += len(chunk); err == nil && written >= priority.Bite {
+			written, err = 0, priority.Rest(ctx)
 		}
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/internal/priority"
 	"holdfast/registry"
 )
 
@@ -36,7 +37,7 @@ func TestCopyIsWrittenInBites(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &control{s: &Server{life: copied{chunks: bites * bite / len(chunk)}}}
+	c := &control{s: &Server{life: copied{chunks: bites * priority.Bite / len(chunk)}}}
 	began := time.Now()
 	if err := c.copyTo(t.Context(), path); err != nil {
 		t.Fatal(err)
@@ -44,7 +45,7 @@ func TestCopyIsWrittenInBites(t *testing.T) {
 	if took := time.Since(began); took < bites*time.Millisecond {
 		t.Errorf("it took %v: nobody else had a turn", took)
 	}
-	if text, err := os.ReadFile(path); err != nil || !bytes.Equal(text, bytes.Repeat([]byte("x"), bites*bite)) {
+	if text, err := os.ReadFile(path); err != nil || !bytes.Equal(text, bytes.Repeat([]byte("x"), bites*priority.Bite)) {
 		t.Errorf("%d bytes were written (%v)", len(text), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +53,7 @@ func TestCopyIsWrittenInBites(t *testing.T) {
 	if err := c.copyTo(ctx, path); !errors.Is(err, context.Canceled) {
 		t.Errorf("a copy that nobody wants: %v", err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() != bite {
+	if info, err := os.Stat(path); err != nil || info.Size() != priority.Bite {
 		t.Errorf("of that %v was written (%v)", info, err)
 	}
 }
