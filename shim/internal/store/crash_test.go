@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -181,5 +183,27 @@ func TestSecondOpener(t *testing.T) {
 	_ = cmd.Process.Kill()
 	if err := <-opened; err != nil {
 		t.Error(err)
+	}
+}
+
+// Who has locked the file may be dead, and have left it to a process that it has started: that is named, and what to do.
+func TestInheritedLockNamesWhoHasIt(t *testing.T) {
+	path := statePath(t)
+	s, err := Open(within(t, 20*time.Second), Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("sh", "-c", "exec 9<>"+path+"; flock 9; sleep 1000 >&- 2>&- & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	heir, _ := strconv.Atoi(strings.TrimSpace(string(out)))
+	defer syscall.Kill(heir, syscall.SIGKILL)
+	_, err = Open(within(t, 50*time.Millisecond), Options{Path: path})
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (sleep), to which a process that is dead", heir)) {
+		t.Errorf("the lock that process %d has: %v", heir, err)
 	}
 }

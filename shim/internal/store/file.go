@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -123,25 +124,48 @@ func unlock(path string, file *os.File) error {
 	return nil
 }
 
-// lockHolder names the process that holds the lock, as far as the kernel tells.
+// lockHolder names the process that has locked the file, as far as the kernel tells. If that has died, it has left the lock to who has the file open
+// from it.
 func lockHolder(file *os.File) string {
 	info, err := file.Stat()
 	if err != nil {
 		return "another process"
 	}
-	table, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return "another process"
-	}
 	stat := info.Sys().(*syscall.Stat_t)
 	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev), stat.Ino)
+	table, _ := os.ReadFile("/proc/locks")
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 4711 fe:00:12345 0 EOF
-		if len(f) >= 6 && f[1] == "FLOCK" && f[5] == inode {
+		if len(f) < 6 || f[1] != "FLOCK" || f[5] != inode {
+			continue
+		}
+		if _, err := os.Stat("/proc/" + f[4]); err == nil {
 			return processName(f[4])
 		}
 	}
+	if heirs := openers(file.Name(), info); len(heirs) > 0 {
+		return strings.Join(heirs, ", ") + ", to which a process that is dead has left it: end it"
+	}
 	return "another process"
+}
+
+// openers are the other processes that have the file open. Of their files only those of its name are looked at: others may lie where a look hangs.
+func openers(path string, file fs.FileInfo) (names []string) {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range processes {
+		fds, _ := filepath.Glob(p + "/fd/*")
+		has := slices.ContainsFunc(fds, func(fd string) bool {
+			if to, err := os.Readlink(fd); err != nil || filepath.Base(to) != filepath.Base(path) {
+				return false
+			}
+			open, err := os.Stat(fd)
+			return err == nil && os.SameFile(open, file)
+		})
+		if pid := filepath.Base(p); has && pid != fmt.Sprint(os.Getpid()) {
+			names = append(names, processName(pid))
+		}
+	}
+	return names
 }
 
 func processName(pid string) string {
