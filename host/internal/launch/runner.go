@@ -50,8 +50,12 @@ func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *
 	}
 }
 
-// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol; the directory it has made stays empty.
-func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, _ string) (goplugin.Runner, error) {
+// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has made is removed at once: it would
+// remove it at the end, with whatever the shim has mounted in it.
+func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Runner, error) {
+	if err := os.Remove(dir); err != nil {
+		return nil, err
+	}
 	protocol := []string{plugin.EnvUnixSocketDir + "=" + r.dir}
 	for _, pair := range cmd.Env {
 		if !strings.HasPrefix(pair, plugin.EnvUnixSocketDir+"=") {

@@ -74,7 +74,7 @@ func makeLocked(runDir, prefix string) (*socketDir, error) {
 		return nil, fmt.Errorf("lock the socket directory: %w", err)
 	}
 	d := &socketDir{path: path, lock: lock}
-	err = os.WriteFile(filepath.Join(path, ownerFile), fmt.Appendf(nil, "host pid %d\n", os.Getpid()), 0o600)
+	err = os.WriteFile(filepath.Join(path, ownerFile), ownerMark(), 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, lock.Close()
 	}
@@ -83,6 +83,8 @@ func makeLocked(runDir, prefix string) (*socketDir, error) {
 	}
 	return d, nil
 }
+
+func ownerMark() []byte { return fmt.Appendf(nil, "host pid %d\n", os.Getpid()) }
 
 // lockDir takes the lock of a directory, or says EWOULDBLOCK.
 func lockDir(path string) (*os.File, error) {
@@ -97,18 +99,17 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// remove removes the directory with all that is in it. Our mark goes last: what cannot be removed now is by a later start.
-func (d *socketDir) remove() error {
-	err := d.empty()
-	if err == nil {
-		err = os.RemoveAll(d.path)
-	}
-	return errors.Join(err, d.lock.Close())
-}
+// remove removes the directory with all that is in it, if nothing hinders that; a later start tries again.
+func (d *socketDir) remove() error { return errors.Join(d.clear(), d.lock.Close()) }
 
-// empty removes all but our mark. What a shim has mounted there is not ours to remove, nor is what lies in it.
-func (d *socketDir) empty() error {
-	mounts, err := mnt.Below(d.path)
+// clear removes the very directory that is locked, wherever a shim has moved it and whatever has its name by now. What is mounted there is not ours
+// to remove, nor is what lies in it, nor where a link leads. Our mark goes last.
+func (d *socketDir) clear() error {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.lock.Fd())) // as the table of mounts names it
+	if err != nil {
+		return err
+	}
+	mounts, err := mnt.Below(path)
 	if err != nil {
 		return err
 	}
@@ -116,14 +117,71 @@ func (d *socketDir) empty() error {
 		return registry.Errorf(registry.ErrConflict, "%s is mounted in the socket directory of a shim: unmount it, and the next start "+
 			"of a shim removes the directory", mounts[0].Point)
 	}
-	entries, err := os.ReadDir(d.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	_ = d.lock.Chmod(0o700) // a shim may have changed it; what that hinders says so itself
+	root, err := d.open(path)
+	if err != nil {
+		return err
 	}
+	defer root.Close()
+	if err := empty(root); err != nil {
+		return err
+	}
+	if err := unlessGone(root.Remove(ownerFile)); err != nil {
+		return err
+	}
+	if err := unlessGone(os.Remove(path)); err != nil {
+		return errors.Join(err, root.WriteFile(ownerFile, ownerMark(), 0o600))
+	}
+	return unlessGone(os.Remove(d.path))
+}
+
+// open opens the locked directory at a path, from where nothing leads out of it.
+func (d *socketDir) open(path string) (*os.Root, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	is, err := root.Stat(".")
+	ours, known := d.lock.Stat()
+	if err = errors.Join(err, known); err == nil && !os.SameFile(is, ours) {
+		err = registry.Errorf(registry.ErrConflict, "%s is not the socket directory of a shim any more", path)
+	}
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+// empty removes all but our mark.
+func empty(root *os.Root) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {
 		if e.Name() != ownerFile {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(d.path, e.Name())))
+			err = errors.Join(err, removeAll(root, e.Name()))
 		}
+	}
+	return err
+}
+
+// removeAll removes a tree. Without root, a directory's mode hinders its owner, too, until it is changed.
+func removeAll(root *os.Root, name string) error {
+	err := root.RemoveAll(name)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	_ = fs.WalkDir(root.FS(), name, func(path string, e fs.DirEntry, _ error) error {
+		if e != nil && e.IsDir() {
+			_ = root.Chmod(path, 0o700)
+		}
+		return nil
+	})
+	return root.RemoveAll(name)
+}
+
+func unlessGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package launch_test
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,4 +97,117 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	unmount(t, opts.RunDir)
 	kill(t, start(t, opts))
 	checkEmpty(t, opts.RunDir)
+}
+
+// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may be long. It goes with the shim, and
+// where a link leads nothing does.
+func TestTrapT8OddThings(t *testing.T) {
+	t.Parallel()
+	opts := options(t, "plain")
+	p := start(t, opts)
+	precious := filepath.Join(shortDir(t), "precious")
+	plant(t, privateDir(t, opts.RunDir), precious)
+	kill(t, p)
+	checkEmpty(t, opts.RunDir)
+	checkFile(t, precious)
+
+	precious = filepath.Join(shortDir(t), "precious")
+	writeFile(t, precious, "somebody's", 0o600)
+	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link", "mkdir -p closed/below", "mkfifo closed/fifo",
+		"chmod 0 closed .", "exit 3") // which looks whether anything is left
+	checkText(t, err, "exited with code 3")
+	checkFile(t, precious)
+}
+
+// plant leaves odd things in a directory, and makes the file that links there lead to.
+func plant(t *testing.T, dir, precious string) {
+	t.Helper()
+	writeFile(t, precious, "somebody's", 0o600)
+	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket.SetUnlinkOnClose(false)
+	closed := filepath.Join(dir, "closed")
+	tree, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	errs := []error{
+		err, socket.Close(), unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600), os.MkdirAll(filepath.Join(closed, "below"), 0o700),
+		os.Symlink(filepath.Dir(precious), filepath.Join(dir, "link")), os.Symlink(precious, filepath.Join(closed, "link")),
+		os.Link(precious, filepath.Join(dir, "hard")), os.Chmod(closed, 0),
+	}
+	for range 2500 { // "deep/" so often is three times the longest path
+		errs = append(errs, unix.Mkdirat(tree, "deep", 0o700))
+		next, err := unix.Openat(tree, "deep", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		errs = append(errs, err, unix.Close(tree))
+		tree = next
+	}
+	if err := errors.Join(append(errs, unix.Close(tree))...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func privateDir(t *testing.T, runDir string) string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(runDir, "shim-*"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatal(dirs, err)
+	}
+	return dirs[0]
+}
+
+func checkFile(t *testing.T, path string) {
+	t.Helper()
+	if text, err := os.ReadFile(path); err != nil || string(text) != "somebody's" {
+		t.Errorf("%s holds %q, %v", path, text, err)
+	}
+}
+
+// A shim that has put a link in the place of its directory has that removed, and nothing of where it leads to.
+func TestTrapT8DirectoryThatIsAnother(t *testing.T) {
+	t.Parallel()
+	opts := options(t, "plain")
+	p := start(t, opts)
+	precious := filepath.Join(shortDir(t), "precious")
+	writeFile(t, precious, "somebody's", 0o600)
+	dir := privateDir(t, opts.RunDir)
+	if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(filepath.Dir(precious), dir)); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, p)
+	checkFile(t, precious)
+	checkEmpty(t, opts.RunDir)
+}
+
+// What is mounted in the directory, wherever in it and however the host calls it, keeps its content.
+func TestTrapT8MountsKeepTheirContent(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("to mount something needs root")
+	}
+	for where, at := range map[string]string{"below": "a/b", "over it": ".", "in go-plugin's own": "plugin-dir*"} {
+		opts := options(t, "plain")
+		real := opts.RunDir
+		opts.RunDir = filepath.Join(shortDir(t), "run")
+		if err := os.Symlink(real, opts.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		p := start(t, opts)
+		point := filepath.Join(privateDir(t, opts.RunDir), at)
+		if found, _ := filepath.Glob(point); len(found) == 1 {
+			point = found[0]
+		} else if where == "in go-plugin's own" {
+			kill(t, p)
+			continue // there is none, and it cannot be used for that
+		}
+		if err := errors.Join(os.MkdirAll(point, 0o700), unix.Mount("tmpfs", point, "tmpfs", 0, "")); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(point, unix.MNT_DETACH)
+		writeFile(t, filepath.Join(point, "data"), "somebody's", 0o600)
+		kill(t, p)
+		checkFile(t, filepath.Join(point, "data"))
+		unmount(t, point)
+		kill(t, start(t, opts))
+		checkEmpty(t, real)
+	}
 }
