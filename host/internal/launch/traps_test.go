@@ -1,11 +1,13 @@
 package launch_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -296,32 +298,19 @@ func TestDeathBySignalAtStart(t *testing.T) {
 // Not parallel: it counts what this process has.
 func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	opts := options(t, "plain")
-	live := func(p *launch.Process) {
-		if _, err := ask(t.Context(), p.Conn(), "echo"); err != nil {
-			t.Fatal(err)
+	leavesNothing(t, 6, func() {
+		for _, p := range startTwo(t, opts) {
+			if _, err := ask(t.Context(), p.Conn(), "echo"); err != nil {
+				t.Fatal(err)
+			}
+			kill(t, p)
 		}
-		kill(t, p)
-	}
-	idle := runtime.NumGoroutine()
-	live(start(t, opts)) // what is made once is made now
-	fds, goroutines := descriptors(t), settled(idle+2)
-	for range 12 {
-		a, b := startTwo(t, opts)
-		live(a)
-		live(b)
-	}
-	if now := descriptors(t); now > fds+2 {
-		t.Errorf("%d descriptors, %d before", now, fds)
-	}
-	if now := settled(goroutines + 2); now > goroutines+2 {
-		t.Errorf("%d goroutines, %d before", now, goroutines)
-	}
+	})
 }
 
 // The same for starts that fail, in every way of these tests.
 func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
-	idle := runtime.NumGoroutine()
-	fail := func() {
+	leavesNothing(t, 2, func() {
 		for _, mode := range []string{"dies", "version", "nocert", "cookie"} {
 			if p, err := launch.Start(t.Context(), options(t, mode)); err == nil {
 				kill(t, p)
@@ -333,21 +322,54 @@ func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
 		if _, err := launch.Start(t.Context(), opts); err == nil {
 			t.Fatal("a frozen one was taken for a shim")
 		}
+	})
+}
+
+// leavesNothing does something once, as what is made once is made then, and so often twice. What a process has stays the same; its heap does in the
+// second half, but for a tenth.
+func leavesNothing(t *testing.T, half int, do func()) {
+	t.Helper()
+	idle := runtime.NumGoroutine()
+	do()
+	before := taken(t, idle)
+	for range half {
+		do()
 	}
-	fail()
-	fds, goroutines, children := descriptors(t), settled(idle+2), offspring(t)
-	for range 4 {
-		fail()
+	middle := before.compare(t)
+	for range half {
+		do()
 	}
-	if now := descriptors(t); now > fds+2 {
-		t.Errorf("%d descriptors, %d before", now, fds)
+	after := before.compare(t)
+	if after.heap > middle.heap+middle.heap/10 {
+		t.Errorf("the heap grows: from %d to %d, and to %d", before.heap, middle.heap, after.heap)
 	}
-	if now := settled(goroutines + 2); now > goroutines+2 {
-		t.Errorf("%d goroutines, %d before", now, goroutines)
+}
+
+// holdings are what this process has.
+type holdings struct {
+	descriptors, goroutines, children int
+	heap                              uint64 // in bytes, of what is reachable
+}
+
+// taken is what there is once there are no more goroutines than that, or about so many.
+func taken(t *testing.T, goroutines int) holdings {
+	var m runtime.MemStats
+	n := settled(goroutines + 2)
+	for range 2 { // what has a finalizer goes with the second
+		runtime.GC()
 	}
-	if now := offspring(t); now > children {
-		t.Errorf("%d processes, %d before", now, children)
+	runtime.ReadMemStats(&m)
+	return holdings{descriptors(t), n, offspring(t), m.HeapAlloc}
+}
+
+// compare says what there is more of now. Of the heap only its user knows what is too much.
+func (h holdings) compare(t *testing.T) holdings {
+	t.Helper()
+	now := taken(t, h.goroutines)
+	if now.descriptors > h.descriptors+2 || now.goroutines > h.goroutines+2 || now.children > h.children {
+		t.Errorf("there were %+v, and are %+v", h, now)
 	}
+	return now
 }
 
 // offspring counts the children of this process, zombies too.
@@ -363,20 +385,18 @@ func offspring(t *testing.T) (n int) {
 	return n
 }
 
-// startTwo starts two at once, as a swap may.
-func startTwo(t *testing.T, opts launch.Options) (a, b *launch.Process) {
-	var err error
-	started := make(chan struct{})
-	go func() {
-		defer close(started)
-		b, err = launch.Start(t.Context(), opts)
-	}()
-	a = start(t, opts)
-	<-started
-	if err != nil {
+// startTwo starts two at once, as a swap may. Nothing of the test keeps them.
+func startTwo(t *testing.T, opts launch.Options) (both [2]*launch.Process) {
+	var wg sync.WaitGroup
+	var errs [2]error
+	for i := range both {
+		wg.Go(func() { both[i], errs[i] = launch.Start(t.Context(), opts) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
 		t.Fatal(err)
 	}
-	return a, b
+	return both
 }
 
 func descriptors(t *testing.T) int {
