@@ -385,11 +385,21 @@ func hostMain() {
 // killedHost runs a host with a shim, kills the host, and returns the shim's pid.
 func killedHost(t *testing.T, store, runDir, shim string) int {
 	t.Helper()
+	return runHost(t, hostCommand(store, runDir, shim))
+}
+
+func hostCommand(store, runDir, shim string) *exec.Cmd {
 	dirs, _ := json.Marshal([2]string{store, runDir})
 	cmd := exec.Command(shared.self)
 	cmd.Env = append(os.Environ(), shimMode+"=host", "LAUNCH_TEST_SHIM="+shim, "LAUNCH_TEST_DIRS="+string(dirs),
 		"LAUNCH_TEST_DIGEST="+shared.digest.SHA256)
 	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// runHost runs a host until it has a shim, kills it, and returns the shim's pid.
+func runHost(t *testing.T, cmd *exec.Cmd) int {
+	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -90,6 +90,9 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 	go p.tidyAfterDeath()
 	err := p.connect(ctx)
 	if err == nil {
+		err = checkNamespace(p.PID())
+	}
+	if err == nil {
 		err = p.runner.hurry()
 	}
 	if err != nil {

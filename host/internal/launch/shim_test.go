@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -92,6 +93,17 @@ func shimMain(mode string) int {
 		deaf[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	case "by hand":
 		select {}
+	case "unshared": // of its threads one that is not the first: that is this one's
+		runtime.LockOSThread()
+		unshared := make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			unshared <- unix.Unshare(unix.CLONE_NEWNS)
+			select {}
+		}()
+		if err := <-unshared; err != nil {
+			panic(err)
+		}
 	case "stubborn":
 		opts.Run = func(context.Context) error { select {} }
 	}

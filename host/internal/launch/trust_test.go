@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -142,6 +143,46 @@ func TestTrapT15OneMountNamespace(t *testing.T) {
 			t.Errorf("%s of the shim is %s (%v), the host's is %s", link, theirs, err, ours)
 		}
 	}
+}
+
+// A shim that is in another one, by its start or by one thread of it, is refused: what it mounts would never reach the host.
+func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("a mount namespace needs root")
+	}
+	thread := options(t, "unshared")
+	whole, dir := options(t, "plain"), shortDir(t)
+	wrapper := filepath.Join(dir, "wrapper")
+	writeFile(t, wrapper, "#!/bin/sh\nexec unshare --mount --propagation private "+shared.self+"\n", 0o755)
+	var err error
+	if whole.Store, err = launch.OpenStore(filepath.Join(dir, "store")); err != nil {
+		t.Fatal(err)
+	}
+	defer whole.Store.Close()
+	if whole.Digest, err = whole.Store.Add(t.Context(), wrapper, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range []launch.Options{thread, whole} {
+		p, err := launch.Start(t.Context(), opts)
+		if err == nil {
+			kill(t, p)
+		}
+		checkText(t, err, "a mount namespace of its own", "never reach this host")
+		checkKind(t, err, registry.ErrUnsupported)
+		checkEmpty(t, opts.RunDir)
+	}
+}
+
+// Both may be in another one than everybody else, as in a container.
+func TestHostWithItsOwnMountNamespace(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("a mount namespace needs root")
+	}
+	cmd := hostCommand(shared.dir, shortDir(t), "plain")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	awaitDeath(t, runHost(t, cmd))
 }
 
 // T16: whoever opens the socket can shut the plugin down.
