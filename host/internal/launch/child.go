@@ -38,6 +38,8 @@ type child struct {
 	stdout *os.File
 	stderr *os.File
 	asked  atomic.Bool // this host has asked for its end
+	ends   []pipeEnd   // what it was given of its pipes
+	kept   atomic.Bool // one of them is still open, though it is dead
 
 	mu    sync.Mutex // guards pidfd
 	pidfd int        // -1 once the process is reaped
@@ -54,6 +56,7 @@ func startChild(binary *os.File, argv, env []string) (*child, error) {
 	}
 	defer p.closeShims()
 	c := &child{pidfd: -1, life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
+	c.ends = endsOf(p.stdoutW, p.stderrW, p.lifeR)
 	attr := &os.ProcAttr{
 		Dir: "/", Env: append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
 		Files: []*os.File{p.stdin, p.stdoutW, p.stderrW, p.lifeR}, // lifeR is descriptor lifeFD

@@ -21,6 +21,8 @@ type Options struct {
 	Digest Digest
 	// RunDir is where the private socket directory is made. Absolute; made (0700) if it does not exist. Required.
 	RunDir string
+	// Database is the file that an active shim has open and locked. Who keeps it from the next one is ended. Empty: there is none.
+	Database string
 	// Generation is the host's number for this process: for logs, errors and the name of its directory.
 	Generation uint64
 	// Args follow the program's name on the command line.

@@ -118,7 +118,7 @@ func mayNotEnd(pid int, why error) error {
 		"end it as root (kill -9 %d), and start the host again", pid, why, pid)
 }
 
-// orphans are the shims that are executed from the store. The caller closes their descriptors.
+// orphans are the shims that are executed from the store, and what such a shim has left to run on by itself. The caller closes their descriptors.
 func (s *Store) orphans(database string) (found []orphan, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -133,7 +133,7 @@ func (s *Store) orphans(database string) (found []orphan, err error) {
 		if err != nil {
 			continue
 		}
-		if p := processOf(pid); p.session == pid && p.terminal == 0 && (s.executed(pid, database) || p.dying(pid, database)) {
+		if p := processOf(pid); p.terminal == 0 && (p.session == pid || !exists(p.session)) && (s.executed(pid, database) || p.dying(pid, database)) {
 			found = append(found, orphan{pid: pid, fd: fd})
 		} else {
 			_ = unix.Close(fd)
@@ -220,8 +220,10 @@ func unreadable(pids []int) []int {
 	})
 }
 
+func exists(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
+
 // process is what /proc/<pid>/stat says. A shim leads a session without a terminal; neither its helpers do, nor a person who executes a stored
-// binary by hand.
+// binary by hand. What a shim has left behind has outlived whoever led its session.
 type process struct {
 	state             string // one letter
 	session, terminal int

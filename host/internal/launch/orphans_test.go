@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +64,30 @@ func TestOrphansAreEnded(t *testing.T) {
 				t.Errorf("the log says %q", text)
 			}
 		})
+	}
+}
+
+// What a shim has left to run on by itself is ended by the next host, if it executes the shim's binary.
+func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
+	t.Parallel()
+	store, dir, _ := ownStore(t)
+	cmd, note := hostCommand(dir, shortDir(t), "leaves"), filepath.Join(dir, "pid")
+	cmd.Env = append(cmd.Env, livesFile+"="+note)
+	awaitDeath(t, runHost(t, cmd))
+	text, err := os.ReadFile(note)
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, _ := strconv.Atoi(string(text))
+	if !alive(daemon) {
+		t.Fatal("the daemon was to outlive the shim: this test has proved nothing")
+	}
+	defer unix.Kill(daemon, unix.SIGKILL)
+	if text := endOrphans(t, store, filepath.Join(dir, "none")); !strings.Contains(text, fmt.Sprintf(`"pid":%d`, daemon)) {
+		t.Errorf("the log says %q", text)
+	}
+	if alive(daemon) {
+		t.Error("the daemon lives")
 	}
 }
 

@@ -24,6 +24,8 @@ type Process struct {
 	dir        *socketDir
 	generation uint64
 	release    func()
+	store      *Store
+	database   string
 	log        hclog.Logger
 	tidied     chan struct{} // closed once it is dead, and what can be removed of it is
 }
@@ -63,7 +65,7 @@ func start(ctx context.Context, opts Options) (*Process, error) {
 	}
 	p := &Process{
 		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, generation: opts.Generation, release: release,
-		log: opts.Logger, tidied: make(chan struct{}),
+		store: opts.Store, database: opts.Database, log: opts.Logger, tidied: make(chan struct{}),
 	}
 	if err := p.start(ctx, opts); err != nil {
 		return nil, fmt.Errorf("start shim %.12s as generation %d: %w", opts.Digest.SHA256, opts.Generation, err)
@@ -113,6 +115,7 @@ func (p *Process) abandon() error {
 	}
 	p.runner.readers.Wait()
 	p.client.Kill()
+	p.endHeirs()
 	p.release()
 	return p.dir.remove()
 }
@@ -161,7 +164,7 @@ func (p *Process) tidyAfterDeath() {
 	<-p.runner.child.done
 	p.runner.readers.Wait()
 	p.client.Kill()
-	_ = p.runner.child.life.Close()
+	p.endHeirs()
 	if err := p.dir.remove(); err != nil {
 		p.log.Warn("a dead shim has left something that cannot be removed", "pid", p.PID(), "error", err)
 	}

@@ -74,8 +74,8 @@ func (r *runner) Start(context.Context) error {
 		return err
 	}
 	r.child = child
-	r.readers.Go(func() { r.greeter.run(child.stdout); child.stdout.Close() })
-	r.readers.Go(func() { r.scribe.run(child.stderr); child.stderr.Close() })
+	r.readers.Go(func() { r.greeter.run(child.stdout); child.leave(child.stdout) })
+	r.readers.Go(func() { r.scribe.run(child.stderr); child.leave(child.stderr) })
 	r.slow()
 	if err := r.greet(); err != nil {
 		return r.fail(err)

@@ -1,6 +1,7 @@
 package launch_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -93,6 +94,14 @@ func shimMain(mode string) int {
 		deaf[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	case "by hand":
 		select {}
+	case "leaves": // what it starts outlives it, and its host
+		pid, err := startDaemon("self", "")
+		if err == nil {
+			err = os.WriteFile(os.Getenv(livesFile), []byte(pid), 0o600)
+		}
+		if err != nil {
+			panic(err)
+		}
 	case "unshared": // of its threads one that is not the first: that is this one's
 		runtime.LockOSThread()
 		unshared := make(chan error)
@@ -206,6 +215,11 @@ func do(name, arg string) (string, error) {
 		return fmt.Sprint(shimLog().Flush(patience)), nil
 	case "fork":
 		return startHolder()
+	case "daemon":
+		program, database, _ := strings.Cut(arg, " ")
+		return startDaemon(program, database)
+	case "hang":
+		select {}
 	case "stdin":
 		text, err := io.ReadAll(os.Stdin)
 		return fmt.Sprintf("%d bytes", len(text)), err
@@ -226,6 +240,39 @@ func startHolder() (string, error) {
 		return "", err
 	}
 	return fmt.Sprint(cmd.Process.Pid), nil
+}
+
+// startDaemon leaves a process that no session and no parent ties to the shim: it leads neither, and has the shim's stderr, its life line and the
+// database, locked. It is the shim's own binary, or sleep.
+func startDaemon(program, database string) (pid string, err error) {
+	cmd := exec.Command("setsid", "sh", "-c", "sleep 1000 & echo $! >&5")
+	if program == "self" {
+		own, _ := os.Readlink("/proc/self/exe")
+		cmd = exec.Command("setsid", "sh", "-c", own+" & echo $! >&5")
+		cmd.Env = []string{shimMode + "=by hand"}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	locked := os.Stdin
+	if database != "" {
+		if locked, err = os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
+			err = unix.Flock(int(locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	stderr, _ := unix.Dup(2)
+	life, _ := unix.Dup(3)
+	cmd.Stderr = os.NewFile(uintptr(stderr), "stderr")
+	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(life), "life"), locked, w}
+	if err := cmd.Run(); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(r).ReadString('\n')
+	return strings.TrimSpace(line), err
 }
 
 func ask(ctx context.Context, conn grpc.ClientConnInterface, command string) (string, error) {

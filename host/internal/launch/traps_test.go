@@ -2,6 +2,7 @@ package launch_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -126,6 +127,100 @@ func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
 	}
 	helper, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	awaitDeath(t, helper)
+}
+
+// A daemon has no session and no parent that would tie it to the shim, and keeps its pipes and the state's lock. The death is seen at once, a call that is
+// under way ends, the next shim starts, and nothing of this is the host's for longer. The daemon is killed where it is known to be the shim's, or has the
+// state; of another it is told.
+func TestTrapT3DaemonKeepsEverything(t *testing.T) {
+	live := func(program, database string) (daemon int, told string) {
+		log := newLog()
+		opts := options(t, "plain")
+		opts.Logger, opts.Database = log, database
+		p := start(t, opts)
+		text, err := ask(t.Context(), p.Conn(), "daemon "+program+" "+database)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if daemon, _ = strconv.Atoi(text); !alive(daemon) {
+			t.Fatalf("there is no daemon: %q", text)
+		}
+		t.Cleanup(func() { unix.Kill(daemon, unix.SIGKILL) })
+		hangs := make(chan error, 1)
+		go func() { _, err := ask(t.Context(), p.Conn(), "hang"); hangs <- err }()
+		if err := unix.Kill(p.PID(), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		awaitDone(t, p)
+		if err := <-hangs; err == nil {
+			t.Error("the dead shim has answered")
+		}
+		kill(t, p)
+		checkEmpty(t, opts.RunDir)
+		kill(t, start(t, opts))
+		return daemon, log.text()
+	}
+	idle := runtime.NumGoroutine()
+	live("self", "")
+	before := taken(t, idle)
+	for _, c := range []struct {
+		what, program string
+		database, end bool
+	}{{"the shim's program", "self", false, true}, {"another that has the state", "sleep", true, true}, {"another", "sleep", false, false}} {
+		database := ""
+		if c.database {
+			database = filepath.Join(shortDir(t), "shim.db")
+		}
+		daemon, told := live(c.program, database)
+		if strings.Contains(told, "and is killed") != c.end || !strings.Contains(told, fmt.Sprintf(`"pid":%d`, daemon)) {
+			t.Errorf("%s: the log says %s", c.what, told)
+		}
+		if !c.end {
+			if !alive(daemon) {
+				t.Errorf("%s: it was killed, though it may be anybody's", c.what)
+			}
+			continue
+		}
+		awaitDeath(t, daemon)
+		if c.database {
+			checkUnlocked(t, database)
+		}
+	}
+	before.compare(t)
+}
+
+func checkUnlocked(t *testing.T, path string) {
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		t.Errorf("%s is locked still: %v", path, err)
+	}
+}
+
+// The same while a shim starts: its daemon has its stdout, too.
+func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	for how, says := range map[string]string{"exit 3": "exited with code 3", "exec sleep 1000": "gave up starting it"} {
+		began := time.Now()
+		_, err := startScript(t, time.Second, "setsid sh -c 'sleep 1000 & echo $! >"+dir+"/pid'", how)
+		checkText(t, err, says)
+		if took := time.Since(began); took > patience {
+			t.Errorf("its end took %v", took)
+		}
+		text, err := os.ReadFile(dir + "/pid")
+		if err != nil {
+			t.Fatal(err)
+		}
+		daemon, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+		if !alive(daemon) {
+			t.Fatal("the daemon was to outlive the shim: this test has proved nothing")
+		}
+		unix.Kill(daemon, unix.SIGKILL)
+	}
 }
 
 // T4: a shim freezes when nobody reads what it prints.
