@@ -15,7 +15,9 @@
 // is SIGKILL through that pidfd and never waits for the shim's cooperation. Whoever has started a Process ends it with Kill
 // or Stop, or sees it end through Done; either way everything it had on disk is removed, and what a killed host has left
 // behind is removed by the next Start in the same run directory. Something that cannot be removed, as it has been mounted
-// there, is logged, and says nothing of the process: it is dead.
+// there, is logged, and says nothing of the process: it is dead. What a shim has started ends with it, if it is in its process group. What is not, and
+// has a pipe of the dead shim, is killed where it is known to be the shim's, as it executes a stored binary, or in the way of the next one, as it has the
+// state open; any other is logged.
 //
 // What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //
