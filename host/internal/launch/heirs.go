@@ -56,9 +56,9 @@ func held(pipe *os.File) (is bool) {
 	return is
 }
 
-// endHeirs deals with what a dead shim has started and what did not end with it, as it has left its process group. Who has a pipe that only the shim
-// was given is one of those. If it executes a stored binary, or has the state open, it is the shim's and in the way of the next one, and is killed; of
-// any other nobody knows whose it is by now, and it is told. Nobody waits for either.
+// endHeirs deals with what a dead shim has started and what did not end with it, as it has left its process group. Who has a pipe that only the
+// shim was given is one of those. If it executes a stored binary, or has the state open, it is the shim's, or in the way of the next one, and is
+// killed; of any other nobody knows whose it is by now, and it is told. Nobody waits for either.
 func (p *Process) endHeirs() {
 	c := p.runner.child
 	if c == nil {

@@ -99,8 +99,8 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may be long. It goes with the shim, and
-// where a link leads nothing does.
+// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may be long. It goes with the
+// shim, and where a link leads nothing does.
 func TestTrapT8OddThings(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
@@ -113,8 +113,8 @@ func TestTrapT8OddThings(t *testing.T) {
 
 	precious = filepath.Join(shortDir(t), "precious")
 	writeFile(t, precious, "somebody's", 0o600)
-	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link", "mkdir -p closed/below", "mkfifo closed/fifo",
-		"chmod 0 closed .", "exit 3") // which looks whether anything is left
+	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link", "mkdir -p closed/below",
+		"mkfifo closed/fifo", "chmod 0 closed .", "exit 3") // which looks whether anything is left
 	checkText(t, err, "exited with code 3")
 	checkFile(t, precious)
 }

@@ -129,9 +129,9 @@ func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
 	awaitDeath(t, helper)
 }
 
-// A daemon has no session and no parent that would tie it to the shim, and keeps its pipes and the state's lock. The death is seen at once, a call that is
-// under way ends, the next shim starts, and nothing of this is the host's for longer. The daemon is killed where it is known to be the shim's, or has the
-// state; of another it is told.
+// A daemon has no session and no parent that would tie it to the shim, and keeps its pipes and the state's lock. The death is seen at once, a call
+// that is under way ends, the next shim starts, and nothing of this is the host's for longer. The daemon is killed where it is known to be the
+// shim's, or has the state; of another it is told.
 func TestTrapT3DaemonKeepsEverything(t *testing.T) {
 	live := func(program, database string) (daemon int, told string) {
 		log := newLog()
