@@ -25,6 +25,7 @@ type traffic struct {
 	callers sync.WaitGroup
 	streams sync.WaitGroup
 	lives   sync.RWMutex // held to write while nothing lives but the plugin, to read by whatever else lives
+	calling sync.Mutex   // taken before lives is to write, and while guests are waited for: they have it to read, and would let nobody else come
 
 	mu      sync.Mutex     // guards what follows
 	made    map[string]int // calls that ended as they should, by method
@@ -49,6 +50,10 @@ func (tr *traffic) meets(methods []string) *meeting {
 	m := &meeting{map[string]*guest{}, make(chan struct{})}
 	for _, method := range methods {
 		m.guests[method] = nil
+	}
+	if !slices.Contains(methods, "Sync") && !slices.Contains(methods, repair) {
+		tr.calling.Lock()
+		defer tr.calling.Unlock()
 	}
 	tr.mu.Lock()
 	tr.meeting = m
@@ -400,6 +405,8 @@ func (tr *traffic) refused(int) {
 // alone is what is about everything that lives. There is nothing to repair while only the plugin lives.
 func (tr *traffic) alone(int) {
 	pause(tr.stopped, 200*time.Millisecond)
+	tr.calling.Lock()
+	defer tr.calling.Unlock()
 	tr.lives.Lock()
 	defer tr.lives.Unlock()
 	living := host.Living{Tasks: []host.LivingTask{{AllocTask: tr.plugin.task, Running: true, Started: tr.sinceBoot()}}}
