@@ -104,8 +104,7 @@ func newUndying(t *testing.T, state bool) *undying {
 	}
 	w.open()
 	w.config.Shim = good
-	u := &undying{succession: &succession{world: w}, disk: disk}
-	u.serves()
+	u := &undying{succession: w.succession(), disk: disk}
 	u.locked = u.watchLock()
 	u.plugin = u.world.plugin("alloc-p", csifake.Monolith)
 	u.must(u.create("one"))
