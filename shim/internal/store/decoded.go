@@ -95,27 +95,18 @@ func (d *Decoded) Migrated() {
 	d.rewritten = map[place]rewritten{}
 }
 
-// changed says which records were changed in place by somebody who was given them. It holds up nobody.
+// changed says which records were changed in place by somebody who was given them.
 func (d *Decoded) changed() (errs []error) {
-	for k, known := range d.all() {
-		again := reflect.New(reflect.TypeOf(known.record))
-		err := (view{forms: released.forms}).decode(k, known.value[sumSize:], again.Interface())
-		if err != nil || !reflect.DeepEqual(again.Elem().Interface(), known.record) {
-			errs = append(errs, registry.Errorf(registry.ErrInternal, "record %s %q was changed in place: %+v", k.Bucket, k.Path, known.record))
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for bucket, records := range d.of {
+		for path, known := range records {
+			again := reflect.New(reflect.TypeOf(known.record))
+			err := (view{forms: released.forms}).decode(registry.Key{Bucket: bucket, Path: path}, known.value[sumSize:], again.Interface())
+			if err != nil || !reflect.DeepEqual(again.Elem().Interface(), known.record) {
+				errs = append(errs, registry.Errorf(registry.ErrInternal, "record %s %q was changed in place: %+v", bucket, path, known.record))
+			}
 		}
 	}
 	return errs
-}
-
-// all is what is known now.
-func (d *Decoded) all() map[registry.Key]decoded {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	all := map[registry.Key]decoded{}
-	for bucket, records := range d.of {
-		for path, known := range records {
-			all[registry.Key{Bucket: bucket, Path: path}] = known
-		}
-	}
-	return all
 }
