@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"reflect"
 	"sync"
 
@@ -95,10 +96,11 @@ func (d *Decoded) Migrated() {
 	d.rewritten = map[place]rewritten{}
 }
 
-// changed says which records were changed in place by somebody who was given them.
-func (d *Decoded) changed() (errs []error) {
+// Changed says which records were changed in place by somebody who was given them. For tests.
+func (d *Decoded) Changed() error {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
+	var errs []error
 	for bucket, records := range d.of {
 		for path, known := range records {
 			again := reflect.New(reflect.TypeOf(known.record))
@@ -108,5 +110,5 @@ func (d *Decoded) changed() (errs []error) {
 			}
 		}
 	}
-	return errs
+	return errors.Join(errs...)
 }
