@@ -96,14 +96,8 @@ func (c *child) heirs() (found []heir) {
 		if err != nil || !c.hasHeir(pid) {
 			continue
 		}
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue
-		}
-		if c.hasHeir(pid) { // the number may have been another's before
+		if fd, is := pin(pid, func() bool { return c.hasHeir(pid) }); is {
 			found = append(found, heir{pid, fd})
-		} else {
-			_ = unix.Close(fd)
 		}
 	}
 	return found

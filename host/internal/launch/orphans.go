@@ -129,17 +129,28 @@ func (s *Store) orphans(database string) (found []orphan, err error) {
 		if err != nil || programOf(pid) == "" && !processOf(pid).dying(pid, database) {
 			continue
 		}
-		fd, err := unix.PidfdOpen(pid, 0) // first: what is found out of the number afterwards is of this process, or it is dead
-		if err != nil {
-			continue
-		}
-		if p := processOf(pid); p.terminal == 0 && (p.session == pid || !exists(p.session)) && (s.executed(pid, database) || p.dying(pid, database)) {
+		fd, is := pin(pid, func() bool {
+			p := processOf(pid)
+			return p.terminal == 0 && (p.session == pid || !exists(p.session)) && (s.executed(pid, database) || p.dying(pid, database))
+		})
+		if is {
 			found = append(found, orphan{pid: pid, fd: fd})
-		} else {
-			_ = unix.Close(fd)
 		}
 	}
 	return found, nil
+}
+
+// pin opens the pidfd of a process of which is then holds: what is found out of the number once it is open is of this process, or it is dead.
+func pin(pid int, is func() bool) (fd int, ok bool) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, false
+	}
+	if !is() {
+		_ = unix.Close(fd)
+		return -1, false
+	}
+	return fd, true
 }
 
 // executed says whether the process is executed from a file of this store, by the file itself: the path may be one of another mount namespace, and
