@@ -244,7 +244,7 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	w.must(err)
 	mounts := w.mountTable()
 	report, err := w.host.Swap(w.ctx(), now.binary)
-	refusedAtPrepare(t, report, err, "has schema 2", "only shims of schema 2 or newer", "this shim knows 1 to 1", "use a newer shim")
+	w.refusedAtPrepare(report, err, "has schema 2", "only shims of schema 2 or newer", "this shim knows 1 to 1", "use a newer shim")
 	after, err := w.host.Status(w.ctx())
 	w.must(err)
 	if after.PID != before.PID || after.Generation != before.Generation || w.mountTable() != mounts {
@@ -261,15 +261,11 @@ func TestStateOutsideTheWindow(t *testing.T) {
 }
 
 // refusedAtPrepare judges a swap that was refused before anything was held, as no shim would have been able to read the state; its error has the words.
-func refusedAtPrepare(t *testing.T, report host.Swapped, err error, words ...string) {
-	t.Helper()
-	for _, word := range append(words, "prepare") {
-		if err == nil || !strings.Contains(err.Error(), word) {
-			t.Errorf("the swap says %v, and not %q", err, word)
-		}
-	}
+func (w *world) refusedAtPrepare(report host.Swapped, err error, words ...string) {
+	w.t.Helper()
+	w.says("the swap", err, append(words, "prepare")...)
 	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {
-		t.Errorf("%v, %+v", err, report)
+		w.t.Errorf("%v, %+v", err, report)
 	}
 }
 
@@ -288,7 +284,7 @@ func TestStateBeyondTheWindow(t *testing.T) {
 	w.must(err)
 	ahead := fault.Binary(t, program, w.dir, "ahead", "Rehearse before schema 2")
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: ahead})
-	refusedAtPrepare(t, report, err, "only shims of schema 2 or newer", "none newer than 1", "swap to a release between the two first")
+	w.refusedAtPrepare(report, err, "only shims of schema 2 or newer", "none newer than 1", "swap to a release between the two first")
 	after, err := w.host.Status(w.ctx())
 	w.must(err)
 	if after.PID != before.PID || after.Generation != before.Generation || w.stateOf().schema["readable"] != 1.0 {

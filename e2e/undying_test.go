@@ -139,11 +139,7 @@ func (u *undying) waits(its time.Duration, says ...string) {
 		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -patience/4 {
 			u.t.Errorf("%s ends %s before its time: %v", what, left, err)
 		}
-		for _, s := range says {
-			if err == nil || !strings.Contains(err.Error(), s) {
-				u.t.Errorf("%s does not say %q: %v", what, s, err)
-			}
-		}
+		u.says(what, err, says...)
 	}
 }
 
@@ -237,11 +233,7 @@ func (u *undying) refused(r host.Swapped, outcome host.SwapOutcome, step host.Sw
 	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
 		u.t.Errorf("the swap is %s at %s: %v", r.Outcome, r.Failed, err)
 	}
-	for _, s := range append(says, "swap: "+string(step)) {
-		if err == nil || !strings.Contains(err.Error(), s) {
-			u.t.Errorf("the swap does not say %q: %v", s, err)
-		}
-	}
+	u.says("the swap", err, append(says, "swap: "+string(step))...)
 }
 
 // The same of a shim that was killed, or whose crash the kernel cannot end: it is missed once it has given no answer for a while.

@@ -311,6 +311,16 @@ func (w *world) must(err error) {
 	}
 }
 
+// says: an error has the words.
+func (w *world) says(what string, err error, words ...string) {
+	w.t.Helper()
+	for _, word := range words {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			w.t.Errorf("%s says %v, and not %q", what, err, word)
+		}
+	}
+}
+
 // killShim kills the active shim and returns once the process is gone.
 func (w *world) killShim() {
 	w.t.Helper()
