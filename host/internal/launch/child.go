@@ -5,9 +5,11 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,6 +52,9 @@ type child struct {
 
 // startChild executes the open binary itself: not its path, which may name something else by now.
 func startChild(binary *os.File, argv, env []string) (*child, error) {
+	if err := checkWhole(binary); err != nil {
+		return nil, err
+	}
 	p, err := newPipes()
 	if err != nil {
 		return nil, fmt.Errorf("start the shim: %w", err)
@@ -89,6 +94,28 @@ func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, er
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// checkWhole refuses an ELF executable of which the end is missing: the kernel has no words for that, or starts it and has it die.
+func checkWhole(binary *os.File) error {
+	var magic [len(elf.ELFMAG)]byte
+	if n, _ := binary.ReadAt(magic[:], 0); string(magic[:n]) != elf.ELFMAG {
+		return nil // the kernel says what it is not
+	}
+	info, err := binary.Stat()
+	if err != nil {
+		return err
+	}
+	f, err := elf.NewFile(binary)
+	cut := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	if err == nil {
+		cut = slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Off+p.Filesz > uint64(info.Size()) })
+	}
+	if cut {
+		return registry.Errorf(registry.ErrUnsupported, "the shim has been cut off: its %d bytes are not all of it; install the whole binary, "+
+			"and give that", info.Size())
+	}
+	return nil
 }
 
 // explainExec turns the kernel's few words into what to do.

@@ -270,6 +270,28 @@ func checkStored(t *testing.T, dir string, want ...string) {
 	}
 }
 
+// A binary of which the end is missing, by whatever copied it, is refused with that, wherever it was cut.
+func TestBinaryThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	whole, err := os.ReadFile(shared.self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{4, 40, 300, 4096, len(whole) / 2} {
+		store, _ := openStore(t)
+		path, _ := binaryFile(t, string(whole[:size]))
+		digest, err := store.Add(t.Context(), path, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		runDir := shortDir(t)
+		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: runDir})
+		checkText(t, err, "has been cut off", fmt.Sprintf("its %d bytes", size), "install the whole binary")
+		checkKind(t, err, registry.ErrUnsupported)
+		checkEmpty(t, runDir)
+	}
+}
+
 func TestBinaryOfAnotherMachine(t *testing.T) {
 	t.Parallel()
 	var head [64]byte
