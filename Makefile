@@ -7,7 +7,7 @@ SOAK  ?= 10m
 LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
 # With -race, which makes them take twice as long: what is told, and to whom, while everything changes.
-DEATHS := TestKilledAt|ThatCannotDie
+DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$
 # The tests of two releases, and the hosts that they are run with: of this release and of the next.
 HOSTS ?= now next
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$

@@ -24,6 +24,9 @@ func TestNoFailedCall(t *testing.T) {
 		"killed":  {(*traffic).killsUnder, []string{"Swap"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "killed" { // in make test TestShimKilledInTheMiddle stands for it
+				slow(t)
+			}
 			t.Parallel()
 			tr, stop := newTraffic(newSuccession(t))
 			follows := c.follows(tr)
