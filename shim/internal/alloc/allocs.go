@@ -57,6 +57,7 @@ type work struct {
 	stopped  atomic.Bool // a Prepare that a Release has ended
 	cancel   context.CancelCauseFunc
 	done     chan struct{}
+	cut      error // why it has ended before it was done: that of the crew. Readable once done is closed
 }
 
 var errReleased = errors.New("the alloc is being released")

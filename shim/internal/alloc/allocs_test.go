@@ -503,6 +503,35 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 	})
 }
 
+// A release whose shim ends asks no writer: that is on its way out, and the call is made again at the next shim. It was the shim's part that ended, before
+// the call heard of it.
+func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		p.volume("a")
+		a, end := p.allocs()
+		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+			t.Fatal(err)
+		}
+		p.plugin = make(chan struct{}) // what its release waits for
+		done := make(chan error, 1)
+		go func() { done <- a.Release(t.Context(), registry.Call{}, "alloc-1") }()
+		synctest.Wait()
+		release := p.log.Hold() // a commit does not end
+		defer release()
+		go end()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), "the shim ends") {
+				t.Errorf("it says %v, not that the shim ends", err)
+			}
+		default:
+			t.Error("it waits for a commit")
+		}
+	})
+}
+
 // A release that a swap cuts off says so, for the host to ask the next shim: it looks nothing up, as the state is being let go.
 func TestReleaseIsCutOffByASwap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

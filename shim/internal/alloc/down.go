@@ -32,6 +32,8 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
+	case w.cut != nil: // with the shim's part in it, of which ctx hears in a moment
+		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
 	}
 	return a.gone(ctx, call, id)
 }
@@ -75,6 +77,7 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 			<-earlier.done
 		}
 		a.takeDown(ctx, id)
+		w.cut = context.Cause(ctx)
 	})
 	if !started {
 		return nil

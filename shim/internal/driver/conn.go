@@ -42,6 +42,8 @@ type Conn struct {
 
 	mu  sync.Mutex               // guards met; held for no longer than a look-up
 	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
+
+	wires wires
 }
 
 func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
@@ -50,7 +52,7 @@ func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Co
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(numbered(c)),
 		grpc.WithPerRPCCredentials(sameLine{}),
-		grpc.WithContextDialer(d),
+		grpc.WithContextDialer(c.wired),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -50,6 +51,13 @@ func (l *listener) Accept() (net.Conn, error) {
 		l.conns = append(l.conns, c)
 	}
 	return c, err
+}
+
+// accepted is all connections, the newest last.
+func (l *listener) accepted() []net.Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.conns)
 }
 
 func (l *listener) cut() {

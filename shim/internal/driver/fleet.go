@@ -94,21 +94,18 @@ func (f *Fleet) Ending() {
 	f.ending = true
 }
 
-// End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. Those over which
-// a call was cut off in this moment are closed when it returns, so that the plugin hears of that before it hears from anybody else. All calls have
-// ended.
+// End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. The sockets of those
+// over which a call was cut off in this moment are closed when it returns, so that the plugin hears of that before it hears from anybody else. All
+// calls have ended.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
 	idle := f.conns
 	f.conns = map[registry.TaskKey]*Conn{}
-	var heard sync.WaitGroup // each is mostly a wait for its own goroutines
-	defer heard.Wait()
-	for t, c := range idle {
+	for _, c := range idle {
 		if c.cutLately() {
-			heard.Go(c.close)
-			delete(idle, t)
+			c.sever()
 		}
 	}
 	return func() {
