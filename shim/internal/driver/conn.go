@@ -133,7 +133,10 @@ func (c *Conn) settle(ctx context.Context) error {
 		}
 		c.changes(limited, state, wait)
 	}
-	if ctx.Err() != nil {
+	switch {
+	case c.cc.GetState() == connectivity.Ready: // in the last moment
+		return nil
+	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
 	}
 	return status.Errorf(codes.Unavailable, "somebody listens at %s, but does not speak gRPC", c.path)

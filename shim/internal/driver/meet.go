@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -49,7 +50,11 @@ func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []regis
 	for _, in := range instances {
 		roles = append(roles, in.Role)
 	}
-	_, err = c.Probe(ctx)
+	for again := true; again; {
+		began := time.Now()
+		_, err = c.Probe(ctx)
+		again = err != nil && ctx.Err() == nil && time.Since(began) >= dialLimit // who gives way to others may have had no processor meanwhile
+	}
 	said, untold := c.Describe(ctx, roles)
 	other := slices.ContainsFunc(instances, func(in registry.Instance) bool { return !alike(said[in.Role], in.Fingerprint) })
 	if err != nil || untold != nil || other {
