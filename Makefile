@@ -38,7 +38,7 @@ demo-rootless: build ## the same in a user namespace, on loopfs' directory backe
 
 test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap
 	$(GO) vet ./...
-	$(GO) test -race -short -timeout 12m ./...
+	$(GO) test -race -short -timeout 30m ./...
 	$(GO) test -run TestHistories ./shim/internal/alloc
 
 compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
@@ -54,7 +54,7 @@ long: ## the suites of minutes: swaps that fail at each step, deaths in the midd
 	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
 
 e2e: ## the end-to-end scripts alone, with the real binaries
-	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
+	$(GO) test -race -short -count=1 -timeout 30m ./e2e/...
 
 sanity: ## csi-sanity against loopfs in all of its configurations, as root
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .

@@ -28,16 +28,16 @@ type station struct {
 }
 
 // newStation starts an agent. At the test's end nothing may be left on the real machine, and the plugin's journal must be legal.
-func newStation(t *testing.T) *station {
+func newStation(t *testing.T, args ...string) *station {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
 	t.Parallel()
-	return startStation(t)
+	return startStation(t, args...)
 }
 
-// startStation starts an agent with more arguments.
+// startStation starts an agent; args are more arguments of it.
 func startStation(t *testing.T, args ...string) *station {
 	t.Helper()
 	m, err := newMachine()

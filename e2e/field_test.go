@@ -85,7 +85,7 @@ func (s *station) withScratch(job string) int {
 // is touched. While a task has what only the new shim knows, the old one is refused; and the task is never started without it.
 func TestSwapAddsAField(t *testing.T) {
 	slow(t)
-	s := newStation(t)
+	s := newStation(t, "--shim-swap-budget", patience.String())
 	now, next := releases()
 	was := s.self(s.agent.Process.Pid)
 	text, err := os.ReadFile("testdata/hcl/fake.hcl")

@@ -29,7 +29,7 @@ type atActivation struct {
 // newAtActivation swaps to a program once first has happened; nil: nothing has.
 func newAtActivation(t *testing.T, program string, first func(*atActivation)) *atActivation {
 	t.Parallel()
-	disk := newDisk(t, "ext4", "600M")
+	disk := newDisk(t, "ext4", "400M")
 	a := &atActivation{world: placed(t, everything...), disk: disk}
 	a.config.StateDir, a.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
 	a.open()
@@ -161,7 +161,7 @@ func (a *atActivation) large() {
 func TestSwapOnAFullDisk(t *testing.T) {
 	slow(t)
 	t.Parallel()
-	disk := newDisk(t, "ext4", "600M")
+	disk := newDisk(t, "ext4", "400M")
 	w := placed(t, everything...)
 	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
 	w.open()

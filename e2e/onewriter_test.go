@@ -66,7 +66,7 @@ func (s *succession) watchLock() (held func() []int) {
 	var holders []int
 	watching.Go(func() {
 		for pause(ctx, time.Millisecond) {
-			now := holdersOf(st.Ino)
+			now := holdersOf(&st)
 			if len(now) > 1 {
 				s.t.Errorf("%s is locked by %v at once", db, now)
 			}
@@ -79,11 +79,12 @@ func (s *succession) watchLock() (held func() []int) {
 }
 
 // holdersOf are the processes that have a lock on the file.
-func holdersOf(inode uint64) (pids []int) {
+func holdersOf(file *unix.Stat_t) (pids []int) {
 	text, _ := os.ReadFile("/proc/locks")
+	name := fmt.Sprintf("%02x:%02x:%d", unix.Major(file.Dev), unix.Minor(file.Dev), file.Ino)
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 123 08:01:4567 0 EOF; those who wait have an arrow
-		if len(fields) < 6 || fields[1] == "->" || !strings.HasSuffix(fields[5], fmt.Sprintf(":%d", inode)) {
+		if len(fields) < 6 || fields[1] == "->" || fields[5] != name {
 			continue
 		}
 		if pid, err := strconv.Atoi(fields[4]); err == nil {

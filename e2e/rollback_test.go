@@ -163,12 +163,12 @@ func TestRollback(t *testing.T) {
 			}
 		}
 	}
-	t.Run("refused", all(refused, oldOne, func(*host.Config) {}))
+	t.Run("refused", all(refused, oldOne, func(c *host.Config) { c.SwapBudget = patience }))
 	t.Run("mute", all(mute, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
 	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
 	t.Run("a bad old one", all(badOld, newOne, func(*host.Config) {}))
 	t.Run("neither", all(neither, oldAnew, func(*host.Config) {}))
-	t.Run("young", all(young, oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = 2*limit, limit }))
+	t.Run("young", all(young, oldOne, func(c *host.Config) { c.SwapBudget, c.Bake, c.AnswerTimeout = patience, 2*limit, limit }))
 	t.Run("mute late", all(of(young, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
 }
 
@@ -178,7 +178,7 @@ func of(cases []rollback, names ...string) []rollback {
 }
 
 // limit is long enough for what goes well, on a slow machine, and short enough to be waited for.
-const limit = 3 * time.Second
+const limit = 6 * time.Second
 
 // rollsBack carries out one swap of the tables, and judges its end.
 func (s *swaps) rollsBack(t *testing.T, c rollback) {
@@ -340,7 +340,7 @@ func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, everything...)
 	w.must(w.host.Close())
-	w.config.SwapBudget = budget
+	w.config.SwapBudget = patience
 	w.open()
 	p := w.plugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())

@@ -54,7 +54,7 @@ func newSiege(t *testing.T) *siege {
 	}
 	t.Parallel()
 	s := &siege{binaries: t.TempDir(), ending: make(chan struct{}), there: map[string]bool{}, gone: map[string]bool{}}
-	s.args = []string{"--shim", s.binary(t, "first")}
+	s.args = []string{"--shim", s.binary(t, "first"), "--shim-swap-budget", patience.String()} // a step that is late would be another story
 	s.station = startStation(t, s.args...)
 	s.strict = true
 	s.hears()

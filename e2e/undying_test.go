@@ -94,7 +94,7 @@ func newUndying(t *testing.T, state bool) *undying {
 	t.Parallel()
 	disk := newDisk(t, "ext4", "600M")
 	w := placed(t, everything...)
-	w.config.SwapBudget, w.config.AnswerTimeout, w.config.Bake = 2*time.Second, 2*time.Second, time.Second
+	w.config.SwapBudget, w.config.AnswerTimeout, w.config.Bake = 10*time.Second, 5*time.Second, time.Second
 	good := w.config.Shim
 	if state {
 		w.config.StateDir = filepath.Join(disk.dir, "state")
