@@ -178,7 +178,7 @@ func of(cases []rollback, names ...string) []rollback {
 }
 
 // limit is long enough for what goes well, on a slow machine, and short enough to be waited for.
-const limit = 6 * time.Second
+const limit = 3 * time.Second
 
 // rollsBack carries out one swap of the tables, and judges its end.
 func (s *swaps) rollsBack(t *testing.T, c rollback) {

@@ -242,6 +242,7 @@ func TestKilledShimThatCannotDie(t *testing.T) {
 		u.hangs()
 		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
 		u.waits(8*time.Second, "no shim is active", "given no answer")
+		u.eventually("it is known not to die", func() bool { return strings.Contains(u.host.Standing().Reason, "does not die") })
 		u.waits(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
 		u.thaws()
 	})
