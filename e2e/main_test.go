@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"holdfast/internal/fault"
@@ -33,6 +35,11 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	if errand := os.Getenv(hostErrand); errand != "" {
 		return hostMain(errand)
+	}
+	if flag.Parse(); testing.Short() {
+		if at := flag.Lookup("test.parallel"); at.Value.String() == at.DefValue { // nobody has said how many
+			_ = flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // these mostly wait for processes
+		}
 	}
 	dir, err := os.MkdirTemp("", "h-bin-")
 	if err != nil {

@@ -86,7 +86,9 @@ func TestSwapThatNobodyWaitsForIsGivenUp(t *testing.T) {
 
 // A shim that stands by and is frozen is not waited for while calls are held: its binary is started. The history says what has become of the swap.
 func TestFrozenShimThatStandsByIsNotWaitedFor(t *testing.T) {
-	w := newWorld(t)
+	w := at(t)
+	w.config.SwapBudget, w.config.Bake = 5*time.Second, time.Hour
+	w.open()
 	old := w.pid()
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "young")})
 	must(t, err)

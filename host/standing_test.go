@@ -110,7 +110,7 @@ func TestFrozenShimIsStartedAgain(t *testing.T) {
 // A shim that is frozen can be replaced: it is killed, as it does not let go. Each step that takes its time meanwhile is told, and by whom it is wanted.
 func TestFrozenShimIsReplaced(t *testing.T) {
 	w := at(t)
-	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, time.Second
+	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, 5*time.Second
 	w.open()
 	task := w.task("a")
 	if s := w.host.Standing(); s.Swap != nil || !s.Bakes.IsZero() {
@@ -149,7 +149,7 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 
 // The newest decision counts for the next host: a swap, until the configuration names another binary than before.
 func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
-	w := newWorld(t)
+	w := unhurried(t)
 	again := func() string {
 		t.Helper()
 		must(t, w.host.Close())
@@ -203,7 +203,7 @@ func TestNextHostFindsWhatWasSwappedBackTo(t *testing.T) {
 
 // A binary that had not baked when its host died, and does not start for the next one, is rolled back.
 func TestNextHostRollsBack(t *testing.T) {
-	w := newWorld(t)
+	w := unhurried(t)
 	w.plugin("a")
 	binary, broken := w.fragile("young")
 	report, err := w.host.Swap(w.ctx(), binary)

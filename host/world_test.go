@@ -95,6 +95,15 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// unhurried is newWorld for a test in which a swap has to come about, however slow the machine is.
+func unhurried(t *testing.T) *world {
+	t.Helper()
+	w := at(t)
+	w.config.SwapBudget, w.config.Bake = patience, time.Hour
+	w.open()
+	return w
+}
+
 func (w *world) open() {
 	w.t.Helper()
 	h, err := host.Open(w.ctx(), w.config)

@@ -176,7 +176,7 @@ func TestActions(t *testing.T) {
 			ctx := t.Context()
 			if tc.code == "DEADLINE_EXCEEDED" {
 				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, 30*time.Millisecond)
+				ctx, cancel = context.WithTimeout(ctx, time.Second)
 				defer cancel()
 			}
 			wantCode(t, c.stage(ctx, "v1", at), tc.code)

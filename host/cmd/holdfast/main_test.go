@@ -147,6 +147,7 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("TMPDIR", dir)
 	bad := filepath.Join(dir, "bad.hcl")
 	if err := os.WriteFile(bad, []byte("job \"x\" {}"), 0o600); err != nil {
 		t.Fatal(err)

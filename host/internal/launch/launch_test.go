@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long a test waits for what should happen at once.
-const patience = 20 * time.Second
+const patience = 60 * time.Second
 
 // the store with this very binary in it, which all tests share.
 var shared struct {
@@ -77,6 +77,13 @@ func (l *log) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()
+}
+
+// has says whether the log has a text, without a copy of it all.
+func (l *log) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.buf.Bytes(), []byte(text))
 }
 
 func newLog() *log {

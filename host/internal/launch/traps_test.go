@@ -85,9 +85,9 @@ func TestTrapT2FrozenAtStart(t *testing.T) {
 	checkKind(t, err, registry.ErrUnavailable)
 
 	opts := options(t, "freezes")
-	opts.StartTimeout = 3 * time.Second // its handshake has to be there by then
+	opts.StartTimeout = 10 * time.Second // its handshake has to be there by then
 	_, err = launch.Start(t.Context(), opts)
-	checkText(t, err, "sent a handshake, but did not answer", "no answer within 3s")
+	checkText(t, err, "sent a handshake, but did not answer", "no answer within 10s")
 	checkKind(t, err, registry.ErrUnavailable)
 	checkEmpty(t, opts.RunDir)
 }
@@ -204,10 +204,13 @@ func checkUnlocked(t *testing.T, path string) {
 func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	for how, says := range map[string]string{"exit 3": "exited with code 3", "exec sleep 1000": "gave up starting it"} {
+	for how, c := range map[string]struct {
+		limit time.Duration
+		says  string
+	}{"exit 3": {patience, "exited with code 3"}, "exec sleep 1000": {5 * time.Second, "gave up starting it"}} {
 		began := time.Now()
-		_, err := startScript(t, time.Second, "setsid sh -c 'sleep 1000 & echo $! >"+dir+"/pid'", how)
-		checkText(t, err, says)
+		_, err := startScript(t, c.limit, "setsid sh -c 'sleep 1000 & echo $! >"+dir+"/pid'", how)
+		checkText(t, err, c.says)
 		if took := time.Since(began); took > patience {
 			t.Errorf("its end took %v", took)
 		}
@@ -274,13 +277,13 @@ func TestTrapT5RubbishInPlaceOfTheHandshake(t *testing.T) {
 
 func TestTrapT5RubbishWithoutANewline(t *testing.T) {
 	t.Parallel()
-	_, err := startScript(t, time.Second, "printf 'Password: '", "exec sleep 1000")
+	_, err := startScript(t, 5*time.Second, "printf 'Password: '", "exec sleep 1000")
 	checkText(t, err, "sent no handshake", `on stdout "Password: "`)
 }
 
 func TestTrapT5StdoutClosed(t *testing.T) {
 	t.Parallel()
-	_, err := startScript(t, time.Second, "exec >&-", "exec sleep 1000")
+	_, err := startScript(t, patience, "exec >&-", "exec sleep 1000")
 	checkText(t, err, "closed its stdout without a handshake")
 }
 
@@ -298,10 +301,8 @@ func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	opts := options(t, "babbles")
 	opts.Logger = log
 	p := start(t, opts)
-	bounded := func() bool {
-		return strings.Contains(log.text(), "more bytes]") && strings.Contains(log.text(), "lines were dropped")
-	}
-	for end := time.Now().Add(patience); !bounded(); {
+	bounded := func() bool { return log.has("more bytes]") && log.has("lines were dropped") }
+	for end := time.Now().Add(patience); !bounded(); time.Sleep(50 * time.Millisecond) { // the shim has to write more than is taken in that time
 		if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
 			t.Fatalf("%q, %v", got, err)
 		}

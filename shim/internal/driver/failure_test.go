@@ -137,7 +137,7 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 	}{
 		{"killed before the effect", "UNAVAILABLE", registry.ErrUnavailable, func(e csifake.Expect) { e.Crash() }, patience, nil},
 		{"killed after the effect", "UNAVAILABLE", registry.ErrUnavailable, func(e csifake.Expect) { e.After().Crash() }, patience, nil},
-		{"deadline", "DEADLINE_EXCEEDED", registry.ErrUnavailable, func(e csifake.Expect) { e.Hang() }, 200 * time.Millisecond, nil},
+		{"deadline", "DEADLINE_EXCEEDED", registry.ErrUnavailable, func(e csifake.Expect) { e.Hang() }, 2 * time.Second, nil},
 		{"cancelled", "CANCELLED", registry.ErrUnavailable, nil, patience, func(_ *Fleet, cancel context.CancelFunc) { cancel() }},
 		{"connection closed", "CANCELLED", registry.ErrUnavailable, nil, patience, func(f *Fleet, _ context.CancelFunc) { f.Close(taskKey) }},
 		{"oversized answer", "RESOURCE_EXHAUSTED", registry.ErrExhausted, func(e csifake.Expect) {
@@ -154,9 +154,9 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			fake, f := start(t, csifake.Config{})
 			attach := mutating[2]
+			answers(t, open(t, f))
 			ctx, cancel := context.WithTimeout(context.Background(), c.limit)
 			defer cancel()
-			answers(t, open(t, f))
 			ended := make(chan error, 1)
 			if c.during == nil {
 				c.script(fake.On(string(attach.rpc)))

@@ -103,7 +103,7 @@ func TestWhatIsSeen(t *testing.T) {
 	defer dies()
 	tmpfs(t, fine)
 	must(t, unix.Mknod(device, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	seen, err := m.Look(ctx, dead, hung, fine, device, staged(l, "none"))
 	must(t, err)

@@ -67,7 +67,7 @@ func TestAnswersOfAProcess(t *testing.T) {
 // TestLateEffectOfAProcess: the answer comes at once, the effect later.
 func TestLateEffectOfAProcess(t *testing.T) {
 	p := newPlace(t)
-	p.write(t, `[{"rpc": "NodeStageVolume", "late": "100ms", "code": "ABORTED", "times": 1}]`)
+	p.write(t, `[{"rpc": "NodeStageVolume", "late": "2s", "code": "ABORTED", "times": 1}]`)
 	p.launch(t, "--caps", "STAGE_UNSTAGE")
 	c := p.dial(t)
 	learn(t, c)
