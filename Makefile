@@ -38,7 +38,7 @@ demo-rootless: build ## the same in a user namespace, on loopfs' directory backe
 
 test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap
 	$(GO) vet ./...
-	$(GO) test -race -short -timeout 30m ./...
+	$(GO) test -race -short -timeout 12m ./...
 	$(GO) test -run TestHistories ./shim/internal/alloc
 
 compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
@@ -46,18 +46,18 @@ compat: ## two releases that follow each other, swapped in turn under load, with
 	$(GO) build -tags next -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
 	$(GO) vet -tags next ./...
-	$(GO) test -timeout 25m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
-	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 25m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
+	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
+	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
 
 long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
 	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
 
 e2e: ## the end-to-end scripts alone, with the real binaries
-	$(GO) test -race -short -count=1 -timeout 30m ./e2e/...
+	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
 
 sanity: ## csi-sanity against loopfs in all of its configurations, as root
-	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 20m .
+	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
 soak: ## 100 000 random operations in memory, then chaos, and kills in swaps, on real processes for SOAK each (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc

@@ -229,8 +229,8 @@ func (s *succession) writes(path string) (stop func()) {
 	}
 }
 
-// endsWithin is how long a shim may outlive its host, on a slow machine whose disk it may wait for: it has a second.
-const endsWithin = patience / 2
+// endsWithin is how long a shim may outlive its host, on a slow machine: it has a second.
+const endsWithin = 5 * time.Second
 
 // dies kills the host in the middle of what it does, and waits until its shims have ended: both, if the old one stood by.
 func (s *succession) dies(a *stranger, both bool) {

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -245,9 +244,7 @@ func killedAtCommit(s *siege, victim string) {
 	done := goes(func() error { _, err := s.client.Swap(s.ctx(), control.Replacement{Path: next}); return err })
 	s.wait("the old one is told to end", func() bool { return !holds(agent, line) })
 	pid := map[string]int{theHost: agent, theOld: old, theNew: fresh.PID}[victim]
-	if err := unix.Kill(pid, unix.SIGKILL); !errors.Is(err, unix.ESRCH) { // the host has, by now
-		s.must(err)
-	}
+	s.must(unix.Kill(pid, unix.SIGKILL))
 	_ = unix.Kill(old, unix.SIGCONT)
 	s.t.Logf("the next swap: %v", s.ends("the next swap", done))
 	if victim == theHost {

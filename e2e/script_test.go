@@ -45,7 +45,7 @@ func TestScripts(t *testing.T) {
 		t.Skip("real mounts need root")
 	}
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Condition: condition,
+		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Deadline: time.Now().Add(3 * patience), Condition: condition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"agent-start": plain(func(ts *testscript.TestScript, args []string) error { return on(ts).start(args...) }),
 			"agent-stop":  plain(agentStop), "agent-kill": plain(agentKill), "exits": plain(exits), "until": plain(untilMatch),

@@ -90,7 +90,6 @@ var (
 		{`(running +\d+ +\d+ +)\d+ `, "$1<pid> "},
 		{`\bvol-[0-9a-f]{16}\b`, "<external id>"},
 		{`/[a-z2-7]{26}\b`, "/<hash>"},
-		{`(?:.* waits: .*\n)+(.* waits: )`, "$1"}, // on a slow machine it is looked in between
 	}
 )
 

@@ -76,8 +76,8 @@ func TestCrashLoopIsReportedAndSlowsDown(t *testing.T) {
 	if !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, host.ErrDamaged) || !strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("got %v", err)
 	}
-	if n, took := strings.Count(w.log.String(), "cannot be started"), time.Since(began); float64(n) > 8+2*took.Seconds() {
-		t.Errorf("%d starts in %s", n, took)
+	if n := strings.Count(w.log.String(), "cannot be started"); n < 1 || n > 8 {
+		t.Errorf("%d starts in a second", n)
 	}
 	repair()
 }
@@ -239,7 +239,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*")); len(left) > 0 {
 		t.Errorf("sockets: %v", left)
 	}
-	for end := time.Now().Add(patience); (runtime.NumGoroutine() > before || descriptors() > files) && time.Now().Before(end); {
+	for end := time.Now().Add(5 * time.Second); (runtime.NumGoroutine() > before || descriptors() > files) && time.Now().Before(end); {
 		runtime.Gosched()
 	}
 	if n := runtime.NumGoroutine(); n > before {

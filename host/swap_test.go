@@ -32,7 +32,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	w := at(t)
 	w.config.Bake, w.config.SwapBudget = 50*time.Millisecond, patience
 	w.open()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(w.ctx())
 	defer cancel()
 	var calls, reads atomic.Int64
 	var load sync.WaitGroup
@@ -48,7 +48,7 @@ func TestSwapUnderLoad(t *testing.T) {
 		load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				id := host.AllocID(fmt.Sprintf("a-%d-%d", worker, n))
-				limited, end := context.WithTimeout(context.WithoutCancel(ctx), patience)
+				limited, end := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 				err := w.host.ReleaseAlloc(limited, id)
 				end()
 				if err != nil {

@@ -52,10 +52,6 @@ func (n *node) warm() {
 	l := startLoad(n, &expectations{})
 	for i := range 4 {
 		got, err := n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
-		for tries := 0; err != nil && tries < 3; tries++ { // given up, as any may be
-			n.t.Log(err)
-			got, err = n.host.Swap(n.ctx(), host.Binary{Path: binaries[(i+1)%2]})
-		}
 		must(n.t, err)
 		n.t.Logf("while warming up calls were held for %s: %v", got.Hold, got.Steps)
 	}

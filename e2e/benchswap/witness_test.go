@@ -155,9 +155,9 @@ func (w *witness) again(t testing.TB, index host.Seq) (all []told) {
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	quiet := time.AfterFunc(10*time.Second, cancel)
+	quiet := time.AfterFunc(time.Second, cancel)
 	err := w.h.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
-		quiet.Reset(10 * time.Second)
+		quiet.Reset(time.Second)
 		all = append(all, subject(e))
 		if e.Seq >= index {
 			return io.EOF

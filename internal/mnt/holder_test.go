@@ -134,7 +134,7 @@ func do(step string) error {
 		}
 		return unix.Unmount(".", unix.MNT_DETACH)
 	case "look":
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		seen, err := new(Lookout).Look(ctx, lookHelper, []string{a})
 		if seen[a].Hung {

@@ -147,7 +147,7 @@ func TestLookAtAHungMountHoldsUpNoExit(t *testing.T) {
 	mountFuse(t, dir)
 	begun := time.Now()
 	out, err := exec.Command("/proc/self/exe", "-hold", "look:"+dir).CombinedOutput()
-	if took := time.Since(begun); err != nil || took > 10*time.Second*slower || string(out) != "hung\nready\n" {
+	if took := time.Since(begun); err != nil || took > 3*time.Second*slower || string(out) != "hung\nready\n" {
 		t.Errorf("%q, %v after %v", out, err, took)
 	}
 }

@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long a test waits for what should happen at once.
-const patience = 60 * time.Second
+const patience = 20 * time.Second
 
 // the store with this very binary in it, which all tests share.
 var shared struct {

@@ -219,15 +219,22 @@ func TestReleaseCancelsPrepare(t *testing.T) {
 	}
 }
 
+// prepared has alloc-1 hold the volume a.
+func prepared(t *testing.T) (p *parts, a *Allocs, end func()) {
+	t.Helper()
+	p = newParts(t)
+	p.volume("a")
+	a, end = p.allocs()
+	if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
+		t.Fatal(err)
+	}
+	return p, a, end
+}
+
 // A2: what was begun to be released is released by the next shim, unasked.
 func TestReleaseResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		p.volume("a")
-		a, end := p.allocs()
-		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
-			t.Fatal(err)
-		}
+		p, a, end := prepared(t)
 		p.fail["unpublish"] = 1 << 30
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -507,12 +514,7 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 // the call heard of it.
 func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		p.volume("a")
-		a, end := p.allocs()
-		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
-			t.Fatal(err)
-		}
+		p, a, end := prepared(t)
 		p.plugin = make(chan struct{}) // what its release waits for
 		done := make(chan error, 1)
 		go func() { done <- a.Release(t.Context(), registry.Call{}, "alloc-1") }()
@@ -535,13 +537,8 @@ func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 // A release that a swap cuts off says so, for the host to ask the next shim: it looks nothing up, as the state is being let go.
 func TestReleaseIsCutOffByASwap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		p.volume("a")
-		a, end := p.allocs()
+		p, a, end := prepared(t)
 		defer end()
-		if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, "alloc-1", "a")); err != nil {
-			t.Fatal(err)
-		}
 		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo), errors.New("the caller has gone")} {
 			p.plugin = make(chan struct{})
 			ctx, cancel := context.WithCancelCause(t.Context())

@@ -43,7 +43,7 @@ type Conn struct {
 	mu  sync.Mutex               // guards met; held for no longer than a look-up
 	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
 
-	wires wires
+	sockets sockets
 }
 
 func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
@@ -52,7 +52,7 @@ func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Co
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(numbered(c)),
 		grpc.WithPerRPCCredentials(sameLine{}),
-		grpc.WithContextDialer(c.wired),
+		grpc.WithContextDialer(c.dialSocket),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),

@@ -95,7 +95,7 @@ func (f *Fleet) Ending() {
 }
 
 // End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. The sockets of those
-// over which a call was cut off in this moment are closed when it returns, so that the plugin hears of that before it hears from anybody else. All
+// over which a call was cut off in this moment are shut down when it returns, so that the plugin hears of that before it hears from anybody else. All
 // calls have ended.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()

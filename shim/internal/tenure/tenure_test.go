@@ -150,7 +150,7 @@ func goroutines() (list []string) {
 func becomes(t *testing.T, what string, list func() []string, want []string) {
 	t.Helper()
 	got := list()
-	for end := time.Now().Add(30 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); got = list() {
+	for end := time.Now().Add(2 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); got = list() {
 		runtime.Gosched()
 	}
 	if !slices.Equal(got, want) {
