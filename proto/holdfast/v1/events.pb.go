@@ -114,7 +114,7 @@ func (x *WatchRequest) GetKinds() []string {
 type WatchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"` // index: the cursor after this message
-	Event         *Event                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`   // unset: only the cursor has moved
+	Event         *Event                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`   // unset: everything up to the cursor has been sent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
