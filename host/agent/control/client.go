@@ -102,6 +102,11 @@ func problem(reply *http.Response) error {
 	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&p); err != nil {
 		return registry.Errorf(registry.ErrInternal, "the agent answers %s", reply.Status)
 	}
+	return p.err()
+}
+
+// err is the error that was answered, with its kind.
+func (p Problem) err() error {
 	for _, kind := range registry.Kinds {
 		if kind.Error() == p.Kind {
 			return registry.Errorf(kind, "%s", p.Error)
@@ -229,7 +234,8 @@ func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error 
 	return c.do(ctx, http.MethodDelete, volumePath(n, "", q), nil, &struct{}{})
 }
 
-// Events calls fn with each event after a number, until all are told or, if it follows, ctx ends.
+// Events calls fn with each event after a number, until all are told that had happened when it was called or, if it follows, ctx or the agent
+// ends. An error means that not all are told.
 func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(host.Event) error) error {
 	q := url.Values{"after": {fmt.Sprint(after)}, "follow": {fmt.Sprint(follow)}}
 	body, err := c.open(ctx, http.MethodGet, "/events?"+q.Encode(), nil)
@@ -238,14 +244,17 @@ func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(
 	}
 	defer body.Close()
 	for d := json.NewDecoder(body); ; {
-		var e host.Event
-		if err := d.Decode(&e); err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
+		var told Told
+		err := d.Decode(&told)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
 			return err
+		case told.Problem != nil:
+			return told.Problem.err()
 		}
-		if err := fn(e); err != nil {
+		if err := fn(told.Event); err != nil {
 			return err
 		}
 	}

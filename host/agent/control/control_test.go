@@ -57,6 +57,8 @@ type shim struct {
 	allocs  []host.AllocStatus
 	refuse  error
 	events  []host.Event
+	lull    time.Duration // before each event, and before it is known that there is none
+	early   error         // ends a watch when its events are told
 	swapped []host.Swapped
 }
 
@@ -113,13 +115,32 @@ func (s *shim) Parse(_ context.Context, src host.Source, o host.ParseOptions) (*
 func (s *shim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
 	for _, e := range s.events {
 		if e.Seq > o.After {
+			if err := s.stalls(ctx); err != nil {
+				return err
+			}
 			if err := fn(e); err != nil {
 				return err
 			}
 		}
 	}
+	if err := s.stalls(ctx); err != nil {
+		return err
+	}
+	if o.Past || s.early != nil {
+		return s.early
+	}
 	<-ctx.Done()
 	return context.Cause(ctx)
+}
+
+// stalls lets the lull pass.
+func (s *shim) stalls(ctx context.Context) error {
+	select {
+	case <-time.After(s.lull):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // serve has an agent with a real driver and a shim in memory answer on a socket, until the test ends.
@@ -376,6 +397,42 @@ func TestEventsEndOrFollow(t *testing.T) {
 	})
 	if n != 5 || !errors.Is(err, context.Canceled) {
 		t.Errorf("%d events, %v", n, err)
+	}
+}
+
+// However long no event comes, those that have happened are told: a stalled machine cuts nothing.
+func TestEventsAreToldHoweverSlowly(t *testing.T) {
+	s := &shim{lull: 400 * time.Millisecond}
+	_, c := serve(t, s)
+	told := 0
+	count := func(host.Event) error { told++; return nil }
+	if err := c.Events(t.Context(), 0, false, count); err != nil || told != 0 {
+		t.Errorf("where there is none: %d, %v", told, err)
+	}
+	for i := range 3 {
+		s.events = append(s.events, host.Event{Seq: host.Seq(i + 1), Kind: registry.EventHealthy})
+	}
+	if err := c.Events(t.Context(), 0, false, count); err != nil || told != 3 {
+		t.Errorf("%d events of 3, %v", told, err)
+	}
+}
+
+// Who is not told all events is told so, and why; what was told before that stays.
+func TestEventsThatEndEarlySayWhy(t *testing.T) {
+	s := &shim{early: registry.Errorf(registry.ErrUnavailable, "no shim is active"), events: []host.Event{{Seq: 1, Kind: registry.EventHealthy}}}
+	_, c := serve(t, s)
+	for _, follow := range []bool{false, true} {
+		told := 0
+		err := c.Events(t.Context(), 0, follow, func(host.Event) error { told++; return nil })
+		if told != 1 || !errors.Is(err, registry.ErrUnavailable) || err.Error() != "not all events are told: no shim is active" {
+			t.Errorf("follows %v: %d events, %v", follow, told, err)
+		}
+	}
+	s.early, s.lull = nil, time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := c.Events(ctx, 0, false, func(host.Event) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("beyond the caller's time: %v", err)
 	}
 }
 

@@ -152,8 +152,9 @@ var statuses = map[error]int{
 	registry.ErrUnsupported: http.StatusUnprocessableEntity, registry.ErrExhausted: http.StatusInsufficientStorage,
 }
 
-func refuse(w http.ResponseWriter, err error) {
-	p, status := Problem{Error: err.Error()}, http.StatusInternalServerError
+// problemOf is an error as it is answered, with its status.
+func problemOf(err error) (p Problem, status int) {
+	p, status = Problem{Error: err.Error()}, http.StatusInternalServerError
 	for _, kind := range registry.Kinds {
 		if errors.Is(err, kind) {
 			p.Kind = kind.Error()
@@ -163,6 +164,11 @@ func refuse(w http.ResponseWriter, err error) {
 			break
 		}
 	}
+	return p, status
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	p, status := problemOf(err)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(p)
@@ -240,43 +246,14 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	out := json.NewEncoder(lines{w})
 	_ = http.NewResponseController(w).Flush()
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	heard := make(chan struct{}, 1)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	if !truth(r, "follow") {
-		wg.Go(func() { endWhenQuiet(ctx, cancel, heard) })
-	}
-	err := s.host.Watch(ctx, host.WatchOptions{After: host.Seq(after)}, func(e host.Event) error {
-		select {
-		case heard <- struct{}{}:
-		default:
-		}
-		return out.Encode(e)
+	follow := truth(r, "follow")
+	err := s.host.Watch(r.Context(), host.WatchOptions{After: host.Seq(after), Past: !follow}, func(e host.Event) error {
+		return out.Encode(Told{Event: e})
 	})
-	cancel()
-	if err != nil && ctx.Err() == nil {
-		s.log.Warn("events end early", "error", err)
+	if err == nil || follow && r.Context().Err() != nil {
+		return
 	}
-}
-
-// quietTime is how long no event comes when all that are stored have been sent.
-const quietTime = 300 * time.Millisecond
-
-// endWhenQuiet ends a watch that is not to follow.
-func endWhenQuiet(ctx context.Context, end func(), heard <-chan struct{}) {
-	for {
-		timer := time.NewTimer(quietTime)
-		select {
-		case <-heard:
-			timer.Stop()
-		case <-timer.C:
-			end()
-			return
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
-	}
+	s.log.Warn("events end early", "error", err)
+	p, _ := problemOf(fmt.Errorf("not all events are told: %w", err))
+	_ = out.Encode(Told{Problem: &p})
 }

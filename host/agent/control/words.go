@@ -208,3 +208,9 @@ type Problem struct {
 	Error string `json:"error"`
 	Kind  string `json:"kind,omitempty"` // one of package registry's kinds, by its text
 }
+
+// Told is a line of what has happened: an event, or, as the last line, why not all of them are told.
+type Told struct {
+	host.Event
+	Problem *Problem `json:"problem,omitempty"`
+}
