@@ -120,6 +120,10 @@ func (o *outing) run(ctx context.Context) error {
 	if err := o.parse(ctx); err != nil {
 		return err
 	}
+	began, err := o.host.Status(ctx)
+	if err != nil {
+		return err
+	}
 	o.lines.say("state in %s, control socket %s", o.layout.State, o.socket)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
@@ -131,12 +135,16 @@ func (o *outing) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	wg.Go(func() { served <- o.serve(life) })
 	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
-	wg.Go(func() { _ = o.host.Watch(life, host.WatchOptions{Snapshot: true}, o.lines.event) })
+	events := &chronicle{watch: o.host.Watch, say: o.lines.event, at: began.Index}
+	finish := events.follow(life)
 
 	failed := o.work(life, signals, served)
 	down := o.down(life, signals)
+	if err := finish(); err != nil {
+		o.lines.say("not all events are told: %v", err)
+	}
 	cancel()
-	err := errors.Join(failed, down)
+	err = errors.Join(failed, down)
 	if e := <-served; e != nil {
 		err = errors.Join(err, e)
 	}
