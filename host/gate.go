@@ -250,7 +250,7 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh 
 }
 
 const (
-	longCall = time.Second            // what was at shims for so long when it is cut off waits for something slow
+	longCall = 500 * time.Millisecond // what was at shims for so long when it is cut off waits for something slow
 	wayGiven = 50 * time.Millisecond  // about as long as a new shim needs for the calls that were held
 	mostWay  = 250 * time.Millisecond // that is given
 	wayShare = 16                     // of the time that the call took so far, more is given
