@@ -48,6 +48,8 @@ type View interface {
 	AllocsWhere(pass func(Alloc) bool) []Alloc // as VolumesWhere
 	Volume(VolumeName) (Volume, bool)
 	VolumeByKey(VolumeKey) (Volume, bool)
+	// VolumesNamed are the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). Its cost is that of what it finds.
+	VolumesNamed(plugin PluginID, name string) []Volume
 	Volumes() []Volume
 	// VolumesWhere are those volumes that pass. Unlike Volumes, to leave most of them out costs little.
 	VolumesWhere(pass func(Volume) bool) []Volume

@@ -143,6 +143,9 @@ func (o over) VolumeByKey(k VolumeKey) (Volume, bool) {
 	}
 	return Volume{}, false
 }
+func (o over) VolumesNamed(plugin PluginID, name string) []Volume {
+	return many(o, o.View.VolumesNamed(plugin, name), func(v Volume) bool { return v.CreatedAs(plugin, name) })
+}
 func (o over) Volumes() []Volume { return many(o, o.View.Volumes(), all) }
 func (o over) VolumesWhere(pass func(Volume) bool) []Volume {
 	return many(o, o.View.VolumesWhere(pass), pass)

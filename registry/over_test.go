@@ -35,7 +35,9 @@ func someRecord(r *rand.Rand, version int) registry.Record {
 		return registry.Alloc{ID: few[registry.AllocID](r, "a"), Job: note}
 	case registry.BucketVolumes:
 		key := someVolume(r)
-		v := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "n", ID: few[registry.VolumeID](r, "v"), Plugin: key.Plugin, External: key.External, Name: note}}
+		spec := registry.VolumeSpec{Namespace: "n", ID: few[registry.VolumeID](r, "v"), Plugin: key.Plugin, External: key.External, FSType: note}
+		spec.Name = few[string](r, "m")
+		v := registry.Volume{VolumeSpec: spec, Created: r.IntN(3) > 0}
 		if r.IntN(4) == 0 {
 			v.External = "" // its plugin has not named it yet
 		}
@@ -90,6 +92,7 @@ func all(v registry.View) map[string]any {
 			key := registry.VolumeKey{Plugin: registry.PluginID("p" + n), External: registry.ExternalID("x" + m)}
 			both := n + " " + m
 			out["volume by key "+both] = found(v.VolumeByKey(key))
+			out["volumes named "+both] = bare(v.VolumesNamed(key.Plugin, "m"+m))
 			out["claims "+both] = bare(v.Claims(key))
 			out["placement "+both] = found(v.Placement(key))
 			out["refs "+both] = bare(v.Refs(key))

@@ -153,6 +153,11 @@ type Volume struct {
 // VolumeKey is the volume for CSI. It is not complete before the plugin has named the volume.
 func (v Volume) VolumeKey() VolumeKey { return VolumeKey{v.Plugin, v.External} }
 
+// CreatedAs says whether the volume was created, or is being created, under the name at the plugin's controller: CreateVolumeRequest.name.
+func (v Volume) CreatedAs(plugin PluginID, name string) bool {
+	return v.Created && v.Plugin == plugin && v.Name == name
+}
+
 // Secret says where a secret's value is to be had: from an environment variable or a file of the shim's machine, or from the
 // host by name. It is resolved for each call and never stored. There is no literal.
 type Secret struct {

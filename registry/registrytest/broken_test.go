@@ -59,6 +59,12 @@ func (v byPrefix) Claims(k registry.VolumeKey) []registry.Claim {
 	})
 }
 
+type alsoRegistered struct{ registry.View }
+
+func (v alsoRegistered) VolumesNamed(plugin registry.PluginID, name string) []registry.Volume {
+	return v.VolumesWhere(func(r registry.Volume) bool { return r.Plugin == plugin && r.Name == name })
+}
+
 type oldestFirst struct{ registry.View }
 
 func (v oldestFirst) Instances(r registry.Role, p registry.PluginID) []registry.Instance {
@@ -78,6 +84,7 @@ func (v noFloor) Events(after registry.Seq, limit int) ([]registry.Event, regist
 var broken = map[string]brokenLog{
 	"EveryRecordComesBack": {view: func(v registry.View) registry.View { return noSealed{v} }},
 	"PrefixesAreNotIds":    {view: func(v registry.View) registry.View { return byPrefix{v} }},
+	"VolumesByName":        {view: func(v registry.View) registry.View { return alsoRegistered{v} }},
 	"ListOrder":            {view: func(v registry.View) registry.View { return oldestFirst{v} }},
 	"EventsArePruned":      {view: func(v registry.View) registry.View { return noFloor{v} }},
 	"Deletes":              {change: func(c *registry.Change) { c.Delete = nil }},

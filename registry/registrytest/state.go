@@ -191,6 +191,10 @@ func (v view) VolumeByKey(k registry.VolumeKey) (registry.Volume, bool) {
 	return found[0], true
 }
 
+func (v view) VolumesNamed(plugin registry.PluginID, name string) []registry.Volume {
+	return where(v.Volumes(), func(r registry.Volume) bool { return r.CreatedAs(plugin, name) })
+}
+
 func (v view) Volumes() []registry.Volume {
 	return many[registry.Volume](v, registry.BucketVolumes, "")
 }

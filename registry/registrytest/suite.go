@@ -35,6 +35,7 @@ func TestLog(t *testing.T, open Open) {
 		{"NothingIsShared", testNothingShared},
 		{"Deletes", testDeletes},
 		{"PrefixesAreNotIds", testPrefixes},
+		{"VolumesByName", testVolumesNamed},
 		{"ListOrder", testOrder},
 		{"EventsAreNumbered", testEvents},
 		{"EventsTellTheRecord", testEventInstance},
@@ -172,6 +173,9 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			}
 			if same := v.VolumesWhere(func(o registry.Volume) bool { return o.VolumeName() == r.VolumeName() }); len(same) != 1 || !among(same, r) {
 				t.Errorf("by the name of volume %s %d are found: %v", r.ID, len(same), same)
+			}
+			if same := v.VolumesNamed(r.Plugin, r.Name); len(same) != 1 || !among(same, r) {
+				t.Errorf("by the name that volume %s was created under %d are found: %v", r.ID, len(same), same)
 			}
 		case registry.Alloc:
 			if same := v.AllocsWhere(func(o registry.Alloc) bool { return o.ID == r.ID }); len(same) != 1 || !among(same, r) {

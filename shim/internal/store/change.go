@@ -1,8 +1,8 @@
 package store
 
 import (
-	"cmp"
 	"encoding/json"
+	"errors"
 	"reflect"
 	"slices"
 	"time"
@@ -35,10 +35,9 @@ type draft struct {
 }
 
 type put struct {
-	key      registry.Key
-	text     json.RawMessage
-	created  registry.Seq
-	external registry.VolumeKey // of a volume
+	key     registry.Key
+	text    json.RawMessage
+	entries []entry
 }
 
 // draft reads, and writes nothing.
@@ -49,7 +48,7 @@ func (b *batch) draft(c registry.Change) (draft, error) {
 	at := b.seq + 1
 	d := draft{applied: registry.Applied{Index: at, Change: b.dated(c).Stamped(at, b.generation, b.created)}}
 	for _, record := range d.applied.Change.Put {
-		p, isNew, err := b.draftPut(record, at)
+		p, isNew, err := b.draftPut(record)
 		if err != nil {
 			return d, err
 		}
@@ -87,8 +86,13 @@ func (b *batch) created(k registry.Key) registry.Seq {
 	return created
 }
 
-func (b *batch) draftPut(record registry.Record, at registry.Seq) (p put, isNew bool, err error) {
-	p = put{key: record.Key(), created: cmp.Or(b.created(record.Key()), at)}
+func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) {
+	p = put{key: record.Key(), entries: entriesOf(record)}
+	for _, e := range p.entries {
+		if len(e.key) > bolt.MaxKeySize {
+			return p, false, registry.Errorf(registry.ErrInternal, "%s %.200q is too long for %s", p.key.Bucket, p.key.Path, e.list)
+		}
+	}
 	text, err := json.Marshal(record)
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
@@ -97,9 +101,6 @@ func (b *batch) draftPut(record registry.Record, at registry.Seq) (p put, isNew 
 	p.text, err = b.forms.written(p.key.Bucket, merge(shapeOf(reflect.TypeOf(record)), was, text))
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)
-	}
-	if v, ok := record.(registry.Volume); ok {
-		p.external = v.VolumeKey()
 	}
 	return p, was == nil, nil
 }
@@ -151,61 +152,46 @@ func (b *batch) write(d draft) error {
 }
 
 func (b *batch) putRecord(p put) error {
-	path := []byte(p.key.Path)
-	switch p.key.Bucket {
-	case registry.BucketVolumes:
-		if err := b.relistVolume(path, p.external); err != nil {
-			return err
-		}
-	case registry.BucketRequests:
-		if err := b.put(bucketRequestAge, ageKey(p.created, path), listed); err != nil {
-			return err
-		}
-	}
-	return b.put(string(p.key.Bucket), path, p.text)
-}
-
-// listed is the text of an entry in a derived list: its key says all.
-var listed = []byte("{}")
-
-func ageKey(created registry.Seq, path []byte) []byte { return append(numberKey(created), path...) }
-
-func volumeListKey(k registry.VolumeKey, path []byte) []byte {
-	return append([]byte(registry.PathOf(k.Plugin, string(k.External))), path...)
-}
-
-// relistVolume lists the volume at path under its key. A volume that its plugin has not named yet has none.
-func (b *batch) relistVolume(path []byte, k registry.VolumeKey) error {
-	if err := b.unlistVolume(path); err != nil || k.External == "" {
+	if err := b.relist(p.key, p.entries); err != nil {
 		return err
 	}
-	return b.put(bucketVolumeKeys, volumeListKey(k, path), listed)
-}
-
-func (b *batch) unlistVolume(path []byte) error {
-	old, found := one[registry.Volume](b.view, registry.Key{Bucket: registry.BucketVolumes, Path: string(path)})
-	if !found || old.External == "" {
-		return nil
-	}
-	return b.delete(bucketVolumeKeys, volumeListKey(old.VolumeKey(), path))
+	return b.put(string(p.key.Bucket), []byte(p.key.Path), p.text)
 }
 
 func (b *batch) deleteRecord(key registry.Key) error {
-	path := []byte(key.Path)
-	switch key.Bucket {
-	case registry.BucketVolumes:
-		if err := b.unlistVolume(path); err != nil {
-			return err
-		}
-	case registry.BucketRequests:
-		if old, found := one[registry.Operation](b.view, key); found {
-			if err := b.delete(bucketRequestAge, ageKey(old.CreateIndex, path)); err != nil {
-				return err
-			}
-		}
+	if err := b.relist(key, nil); err != nil {
+		return err
 	}
 	b.deleted = append(b.deleted, key)
-	return b.delete(string(key.Bucket), path)
+	return b.delete(string(key.Bucket), []byte(key.Path))
+}
+
+// relist has the derived lists name the record of a key by these entries and no others. One that stays is not written again.
+func (b *batch) relist(k registry.Key, entries []entry) error {
+	if k.Bucket != registry.BucketVolumes && k.Bucket != registry.BucketRequests {
+		return nil
+	}
+	var old []entry
+	if record, found := anyOf[k.Bucket](b.view, k); found {
+		old = entriesOf(record)
+	}
+	for _, e := range old {
+		if slices.Contains(entries, e) {
+			continue
+		}
+		if err := b.delete(e.list, []byte(e.key)); err != nil {
+			return err
+		}
+	}
+	for _, e := range entries {
+		if slices.Contains(old, e) {
+			continue
+		}
+		if err := b.put(e.list, []byte(e.key), listed); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish prunes, and writes the numbers and the tallies.
@@ -216,10 +202,7 @@ func (b *batch) finish() error {
 	if err := b.pruneRequests(); err != nil {
 		return err
 	}
-	if err := b.setMeta(metaSeq, b.seq); err != nil {
-		return err
-	}
-	return b.writeTallies()
+	return errors.Join(b.setMeta(metaSeq, b.seq), b.setMeta(metaNamed, b.seq), b.writeTallies())
 }
 
 func (b *batch) pruneEvents() error {

@@ -78,14 +78,18 @@ type checker struct {
 	errs    []error
 	volumes map[registry.VolumeKey]bool
 	claims  map[string]bool // by path
-	lists   map[string]int  // entries that the derived lists should have
+	lists   map[string]int  // entries that the derived lists should have, of those that are true
 }
 
 func newChecker(v view, eventLimit int) *checker {
-	return &checker{
+	c := &checker{
 		view: v, limit: eventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
 		lists: map[string]int{bucketVolumeKeys: 0, bucketRequestAge: 0},
 	}
+	if v.named { // else nobody reads that list
+		c.lists[bucketVolumeNames] = 0
+	}
+	return c
 }
 
 func (c *checker) report(format string, args ...any) {
@@ -97,7 +101,7 @@ func (c *checker) all() error {
 		c.report("bbolt: %w", err)
 	}
 	c.records()
-	walk(c, registry.BucketRequests, c.request)
+	walk(c, registry.BucketRequests, func(o registry.Operation) { c.listed(o) })
 	for bucket, want := range c.lists {
 		if got := bucketOf(c.tx, bucket).Stats().KeyN; got != want {
 			c.report("%s has %d entries instead of %d", bucket, got, want)
@@ -142,21 +146,21 @@ func (c *checker) indexes(bucket registry.Bucket, key []byte, record registry.Re
 }
 
 func (c *checker) volume(v registry.Volume) {
-	if v.External == "" {
-		return
+	if v.External != "" {
+		c.volumes[v.VolumeKey()] = true
 	}
-	c.volumes[v.VolumeKey()] = true
-	c.listed(bucketVolumeKeys, volumeListKey(v.VolumeKey(), []byte(v.Key().Path)))
+	c.listed(v)
 }
 
-func (c *checker) request(o registry.Operation) {
-	c.listed(bucketRequestAge, ageKey(o.CreateIndex, []byte(o.Key().Path)))
-}
-
-func (c *checker) listed(bucket string, key []byte) {
-	c.lists[bucket]++
-	if bucketOf(c.tx, bucket).Get(key) == nil {
-		c.report("%s does not list %q", bucket, key)
+func (c *checker) listed(record registry.Record) {
+	for _, e := range entriesOf(record) {
+		if _, isTrue := c.lists[e.list]; !isTrue {
+			continue
+		}
+		c.lists[e.list]++
+		if bucketOf(c.tx, e.list).Get([]byte(e.key)) == nil {
+			c.report("%s does not list %q", e.list, e.key)
+		}
 	}
 }
 

@@ -16,6 +16,13 @@ import (
 
 const pageSize = 4096
 
+func sampleVolume(n int, key registry.VolumeKey) registry.Volume {
+	id := fmt.Sprint("v", n)
+	return registry.Volume{VolumeSpec: registry.VolumeSpec{
+		Namespace: "n", ID: registry.VolumeID(id), Name: "name-" + id, Plugin: key.Plugin, External: key.External,
+	}, Created: true}
+}
+
 // sample is the bytes of a file with branch pages, overflow pages, free pages and all buckets, cut to the pages in use.
 func sample(t testing.TB) []byte {
 	path := statePath(t)
@@ -27,7 +34,7 @@ func sample(t testing.TB) []byte {
 		}
 		key := registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("vol", n))}
 		c.Put = append(c.Put,
-			registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(fmt.Sprint("v", n)), Plugin: "p", External: key.External}},
+			sampleVolume(n, key),
 			registry.Claim{Volume: key, Alloc: "a", Request: "r"}, registry.Ref{Volume: key, Alloc: "a", Request: "r"},
 			registry.Placement{Volume: key, Publish: map[string]string{"device": strings.Repeat("x", 2500*n)}}, registry.Intent{Volume: key},
 			registry.Operation{ID: registry.OperationID(fmt.Sprint("op", n))},
@@ -62,7 +69,7 @@ func everything(t testing.TB, s *Store) string {
 		for n := range 4 {
 			volume, _ := v.VolumeByKey(registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("vol", n))})
 			operation, _ := v.Operation(registry.OperationID(fmt.Sprint("op", n)))
-			fmt.Fprintln(&all, volume, operation)
+			fmt.Fprintln(&all, volume, operation, v.VolumesNamed("p", fmt.Sprint("name-v", n)))
 		}
 		return nil
 	})

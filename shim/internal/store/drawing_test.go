@@ -43,7 +43,8 @@ var keys = map[string][]string{
 	"instances": {"role", "plugin", "alloc", "task"}, "intents": {"plugin", "external id"}, "meta": {"name"},
 	"placements": {"plugin", "external id"}, "refs": {"plugin", "external id", "alloc", "request"}, "requests": {"operation"},
 	"requests_by_index": {"create index, 8 bytes", "operation"}, "tasks": {"alloc", "task"}, "volumes": {"namespace", "volume"},
-	"volumes_by_key": {"plugin", "external id", "namespace", "volume"},
+	"volumes_by_key":  {"plugin", "external id", "namespace", "volume"},
+	"volumes_by_name": {"plugin", "name, its first 128 bytes", "namespace", "volume"},
 }
 
 // drawing is read from the file with bbolt alone.

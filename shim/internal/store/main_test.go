@@ -55,7 +55,9 @@ func childMain(path string) error {
 	for n := 1; last == 0 || n <= last; n++ {
 		id := registry.AllocID(fmt.Sprintf("alloc-%06d", n))
 		_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{registry.Alloc{ID: id, Job: strings.Repeat("x", 500)}}, Events: make([]registry.Event, 1)}, nil
+			return registry.Change{
+				Put: []registry.Record{registry.Alloc{ID: id, Job: strings.Repeat("x", 500)}, childVolume(n)}, Events: make([]registry.Event, 1),
+			}, nil
 		})
 		fmt.Println(word(err), n)
 		failed = failed || errors.Is(err, registry.ErrUncertain)
@@ -64,6 +66,12 @@ func childMain(path string) error {
 		fmt.Println("ended", word(<-ended))
 	}
 	return nil
+}
+
+// childVolume is one of few volumes, under a name that no other child gives it.
+func childVolume(n int) registry.Volume {
+	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(fmt.Sprint("v", n%8)), Name: fmt.Sprint(os.Getpid(), "-", n), Plugin: "p"}
+	return registry.Volume{VolumeSpec: spec, Created: n%3 > 0}
 }
 
 func word(err error) string {

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
@@ -79,6 +81,7 @@ func TestModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"change": m.change,
 			"later":  m.laterBuild,
+			"before": m.buildBefore,
 			"":       m.compare,
 		})
 	})
@@ -103,6 +106,8 @@ func drawRecord(t *rapid.T) registry.Record {
 	default:
 		v := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(id), Plugin: "p", FSType: detail}}
 		v.External = registry.ExternalID(rapid.SampledFrom([]string{"", "e1", "e2"}).Draw(t, "external"))
+		v.Name = rapid.SampledFrom([]string{"", "n", "nn"}).Draw(t, "name")
+		v.Created = rapid.Bool().Draw(t, "created")
 		v.Secrets = map[string]registry.Secret{"key": {Env: detail}}
 		return v
 	}
@@ -204,6 +209,12 @@ func (m *model) laterBuild(t *rapid.T) {
 	})
 }
 
+// buildBefore changes something as a build does that does not list the names of volumes.
+func (m *model) buildBefore(t *rapid.T) {
+	m.store(t, func(*Store) {}) // so that there is a file
+	withoutNames(t, m.path, func() { m.change(t) })
+}
+
 // expected is a record with what was added to it.
 func (m *model) expected(t *rapid.T, key registry.Key) object {
 	record := objectOf(t, m.records[key])
@@ -226,6 +237,7 @@ func (m *model) compare(t *rapid.T) {
 		if s.Index() != m.seq {
 			t.Fatalf("index %d instead of %d", s.Index(), m.seq)
 		}
+		m.compareNames(t, s)
 	})
 	found := onDisk(t, m.path)
 	if len(found) != len(m.records) {
@@ -235,5 +247,31 @@ func (m *model) compare(t *rapid.T) {
 		if want := m.expected(t, key); !reflect.DeepEqual(found[key], want) {
 			t.Fatalf("%v\n is %v\nnot %v", key, found[key], want)
 		}
+	}
+}
+
+// compareNames asks for volumes by the names that they were created under.
+func (m *model) compareNames(t *rapid.T, s *Store) {
+	want := map[string][]string{}
+	for _, key := range slices.SortedFunc(maps.Keys(m.records), func(a, b registry.Key) int { return strings.Compare(a.Path, b.Path) }) {
+		if v := m.records[key]; key.Bucket == registry.BucketVolumes && v["created"] == true {
+			name := v["name"].(string)
+			want[name] = append(want[name], v["id"].(string))
+		}
+	}
+	err := s.View(t.Context(), func(v registry.View) error {
+		for _, name := range []string{"", "n", "nn"} {
+			var ids []string
+			for _, volume := range v.VolumesNamed("p", name) {
+				ids = append(ids, string(volume.ID))
+			}
+			if !slices.Equal(ids, want[name]) {
+				t.Fatalf("volumes named %q are %q, not %q", name, ids, want[name])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

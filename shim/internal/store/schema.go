@@ -16,9 +16,10 @@ const application = "holdfast"
 const (
 	bucketMeta   = "meta"
 	bucketEvents = "events"
-	// The two lists below are derived from records and written with them.
-	bucketVolumeKeys = "volumes_by_key"    // plugin, external id, namespace, id: finds a volume by its key
-	bucketRequestAge = "requests_by_index" // create index, path: finds the oldest
+	// The lists below are derived from records and written with them.
+	bucketVolumeKeys  = "volumes_by_key"    // plugin, external id, namespace, id: finds a volume by its key
+	bucketVolumeNames = "volumes_by_name"   // plugin, name, namespace, id: finds those that were created under a name; true if metaNamed says so
+	bucketRequestAge  = "requests_by_index" // create index, path: finds the oldest
 )
 
 const (
@@ -28,12 +29,13 @@ const (
 	metaBoot        = "boot"
 	metaSeq         = "seq"
 	metaFloor       = "floor"
+	metaNamed       = "named" // the index at which volumes_by_name was written last: a build that does not know that list leaves this behind
 	metaTally       = "tally:"
 )
 
 // buckets are those that carry a tally.
 func buckets() []string {
-	names := []string{bucketEvents, bucketVolumeKeys, bucketRequestAge}
+	names := []string{bucketEvents, bucketVolumeKeys, bucketVolumeNames, bucketRequestAge}
 	for _, b := range registry.Buckets {
 		names = append(names, string(b))
 	}
@@ -118,6 +120,7 @@ func (s schema) lay(t *transaction) error {
 		t.setMeta(metaBoot, ""),
 		t.setMeta(metaSeq, registry.Seq(0)),
 		t.setMeta(metaFloor, registry.Seq(0)),
+		t.setMeta(metaNamed, registry.Seq(0)),
 		t.writeTallies(),
 	)
 }

@@ -21,7 +21,7 @@ import (
 type Options struct {
 	Path string // of the file; its directory is the state directory
 	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
-	// Open writes nothing, and a file on a read-only file system will do; a lower one is fenced.
+	// Open writes nothing that is not missing, and a file on a read-only file system will do; a lower one is fenced.
 	Generation registry.Generation
 	// Left is as what the last writer says to have left the file. One that is so is not walked again: its writer knew it to be whole. The
 	// zero value: nobody has said.
@@ -203,7 +203,8 @@ func admits(path string, st state, options Options) error {
 	return nil
 }
 
-// takeOver migrates, raises the generation and notes the boot, in one transaction, or in none if nothing of that is due.
+// takeOver migrates, lists what an older build has not listed, raises the generation and notes the boot, in one transaction, or in none if nothing of
+// that is due.
 func (s *Store) takeOver(found state) (err error) {
 	defer caught(&err)
 	s.generation = s.options.Generation
@@ -216,7 +217,7 @@ func (s *Store) takeOver(found state) (err error) {
 	if s.readOnly {
 		return s.readers.publish(s.db)
 	}
-	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
+	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) || !found.named {
 		if err := s.raise(found); err != nil {
 			return err
 		}
@@ -233,6 +234,9 @@ func (s *Store) raise(found state) error {
 	t := newTransaction(tx)
 	t.known = s.options.Decoded
 	err = s.options.schema.migrate(t, found.window)
+	if err == nil && (!found.named || t.wrote(string(registry.BucketVolumes))) {
+		err = s.listNames(t, found.seq)
+	}
 	if err == nil {
 		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot), t.writeTallies())
 	}

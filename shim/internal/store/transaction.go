@@ -92,6 +92,9 @@ func (t *transaction) tally(bucket string) *tally {
 	return sum
 }
 
+// wrote says whether a bucket was made or written to.
+func (t *transaction) wrote(bucket string) bool { return t.tallies[bucket] != nil }
+
 // writeTallies has to come last.
 func (t *transaction) writeTallies() error {
 	for bucket, sum := range t.tallies {

@@ -101,6 +101,7 @@ type state struct {
 	generation registry.Generation
 	boot       string
 	seq        registry.Seq
+	named      bool // volumes_by_name is true: who has changed something last has kept it
 }
 
 func (c content) state() (s state, err error) {
@@ -111,5 +112,11 @@ func (c content) state() (s state, err error) {
 			return s, err
 		}
 	}
-	return s, nil
+	if _, has := c.entries[metaNamed]; !has {
+		return s, nil
+	}
+	var at registry.Seq
+	err = c.entry(metaNamed, &at)
+	s.named = err == nil && at == s.seq
+	return s, err
 }

@@ -14,13 +14,21 @@ import (
 	"holdfast/registry"
 )
 
-// head is what a transaction knows without reading: the last number used, and up to where events are pruned.
-type head struct{ seq, floor registry.Seq }
+// head is what a transaction knows without reading: the last number used, up to where events are pruned, and whether volumes_by_name is true.
+type head struct {
+	seq, floor registry.Seq
+	named      bool
+}
 
 func readHead(tx *bolt.Tx) *head {
 	var h head
 	getMeta(tx, metaSeq, &h.seq)
 	getMeta(tx, metaFloor, &h.floor)
+	if value := bucketOf(tx, bucketMeta).Get([]byte(metaNamed)); value != nil {
+		var at registry.Seq
+		must(decode(bucketMeta, []byte(metaNamed), value, &at))
+		h.named = at == h.seq
+	}
 	return &h
 }
 
@@ -203,11 +211,31 @@ func (v view) VolumeByKey(k registry.VolumeKey) (volume registry.Volume, found b
 	if k.External == "" || !bytes.HasPrefix(key, prefix) || key == nil {
 		return volume, false
 	}
-	volume, found = one[registry.Volume](v, registry.Key{Bucket: registry.BucketVolumes, Path: string(key[len(prefix):])})
-	if !found {
-		panic(damage{registry.Errorf(registry.ErrDamaged, "%s lists a volume that is not there: %q", bucketVolumeKeys, key)})
+	return v.volumeListed(bucketVolumeKeys, key, len(prefix)), true
+}
+
+// VolumesNamed looks at all volumes where the list is not true: in a file that may not be written to, by which an older build has gone on.
+func (v view) VolumesNamed(plugin registry.PluginID, name string) (volumes []registry.Volume) {
+	if !v.named {
+		return v.VolumesWhere(func(r registry.Volume) bool { return r.CreatedAs(plugin, name) })
 	}
-	return volume, true
+	prefix := nameListKey(plugin, name, "")
+	cursor := bucketOf(v.tx, bucketVolumeNames).Cursor()
+	for key, _ := cursor.Seek(prefix); bytes.HasPrefix(key, prefix); key, _ = cursor.Next() {
+		if volume := v.volumeListed(bucketVolumeNames, key, len(prefix)); volume.CreatedAs(plugin, name) { // else its name only begins alike
+			volumes = append(volumes, volume)
+		}
+	}
+	return volumes
+}
+
+// volumeListed is the volume that an entry of a list names, after a prefix of that length.
+func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume {
+	volume, found := one[registry.Volume](v, registry.Key{Bucket: registry.BucketVolumes, Path: string(key[prefix:])})
+	if !found {
+		panic(damage{registry.Errorf(registry.ErrDamaged, "%s lists a volume that is not there: %q", list, key)})
+	}
+	return volume
 }
 
 func (v view) Volumes() []registry.Volume {
