@@ -127,7 +127,7 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	var clash error // two creations were answered with one volume at the same time: the second stays a creation
 	err = m.drive(ctx, intent.Call{
 		Intent: opened, Policy: p,
-		Before: func(view registry.View) (registry.Change, error) { return m.begin(view, made) },
+		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.await(ctx, spec.Plugin)
@@ -157,9 +157,6 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 			return registry.Change{Delete: []registry.Key{made.Key()}}
 		},
 	})
-	if err != nil { // also if its commit failed, and with it those of others that it has seen
-		m.names.forget()
-	}
 	return errors.Join(err, clash)
 }
 
@@ -196,7 +193,7 @@ func createRequest(inst registry.Instance, s registry.VolumeSpec) CreateRequest 
 }
 
 // begin makes the volume a record. Two volumes of a plugin never share a name there: the plugin would answer with one disk.
-func (m *Mediator) begin(view registry.View, v registry.Volume) (registry.Change, error) {
+func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := existing(view, v, asked)
 	if err != nil {
 		return registry.Change{}, err
@@ -204,8 +201,8 @@ func (m *Mediator) begin(view registry.View, v registry.Volume) (registry.Change
 	if old.State == registry.VolumeCreating { // it was compared with the others when that began
 		return registry.Change{}, nil
 	}
-	for _, name := range m.names.join(view, v) {
-		if other, known := view.Volume(name); known && other.Plugin == v.Plugin && other.Created && other.Name == v.Name {
+	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
+		if other.VolumeName() != v.VolumeName() {
 			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %s has the name %q at plugin %s already; give this one another name",
 				other.VolumeName(), v.Name, v.Plugin)
 		}

@@ -21,8 +21,7 @@ type Mediator struct {
 	plugins Plugins
 	secrets Secrets
 	Options
-	names names         // of created volumes
-	left  chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	left chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // Options of a Mediator.
@@ -42,9 +41,6 @@ type Options struct {
 func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, o Options) *Mediator {
 	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, Options: o, left: make(chan struct{}, 1)}
 }
-
-// Learn reads what creations have to know. Without it the first one does, and whoever commits something meanwhile waits for that.
-func (m *Mediator) Learn(ctx context.Context) { m.names.learn(ctx, m.log) }
 
 // controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends. certain: the plugin is
 // known to have one. A controller that is away for a moment is no reason to go on without one.

@@ -3,14 +3,17 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 func TestCreate(t *testing.T) {
@@ -64,6 +67,127 @@ func TestTwoVolumesNeverShareANameAtTheirPlugin(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	d.expect()
+}
+
+// theirs is another volume that is to have the name of the first.
+func theirs() registry.VolumeSpec {
+	s := spec()
+	s.Namespace, s.Name = "theirs", "data"
+	return s
+}
+
+// What is being created, or deleted, has its name already, or still; what is registered or inline has none at the plugin, whatever it is called.
+func TestWhoHasANameAtItsPlugin(t *testing.T) {
+	as := func(change func(*registry.Volume)) registry.Volume {
+		v := ready()
+		change(&v)
+		return v
+	}
+	for what, c := range map[string]struct {
+		known registry.Volume
+		taken bool
+	}{
+		"created":             {ready(), true},
+		"being created":       {as(func(v *registry.Volume) { v.State, v.External = registry.VolumeCreating, "" }), true},
+		"being deleted":       {as(func(v *registry.Volume) { v.State = registry.VolumeDeleting }), true},
+		"registered":          {as(func(v *registry.Volume) { v.Created, v.External = false, "vol-other" }), false},
+		"inline":              {as(func(v *registry.Volume) { v.Created, v.Ephemeral, v.External = false, true, "vol-other" }), false},
+		"of another plugin":   {as(func(v *registry.Volume) { v.Plugin = "other" }), false},
+		"of a name like it":   {as(func(v *registry.Volume) { v.Name, v.External = "data-2", "vol-data-2" }), false},
+		"of a name within it": {as(func(v *registry.Volume) { v.Name, v.External = "dat", "vol-dat" }), false},
+		"of its id as an id":  {as(func(v *registry.Volume) { v.Name, v.External = "else", "vol-else" }), false},
+	} {
+		d := open(t, of(registry.CreateDelete), c.known)
+		d.crash() // an earlier shim has made it
+		_, err := d.Mediator.Create(t.Context(), call, theirs())
+		if c.taken != errors.Is(err, registry.ErrExists) || c.taken != (err != nil) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if asked := len(d.journal) > 0; asked == c.taken {
+			t.Errorf("%s: the plugin was asked %q", what, d.journal)
+		}
+	}
+}
+
+// The name of a volume that is gone is free, and so is one that a volume has given up.
+func TestNamesThatAreFreeAgain(t *testing.T) {
+	inline := ready()
+	inline.Name, inline.External, inline.Created, inline.Ephemeral = "r", "csi-1", false, true
+	for what, giveUp := range map[string]func(*desk) error{
+		"deleted":              func(d *desk) error { return d.Mediator.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
+		"deregistered":         func(d *desk) error { return d.Mediator.Deregister(d.t.Context(), registry.Call{ID: "op-2"}, name) },
+		"replaced by another":  func(d *desk) error { d.put(inline); return nil },
+		"forgotten, then read": func(d *desk) error { err := d.Mediator.Deregister(d.t.Context(), call, name); d.crash(); return err },
+	} {
+		d := open(t, of(registry.CreateDelete), ready())
+		if _, err := d.Mediator.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
+			t.Errorf("%s, before that: %v", what, err)
+		}
+		if err := giveUp(d); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-3"}, theirs()); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err, registry.ErrExists) {
+			t.Errorf("%s, the first again: %v", what, err)
+		}
+	}
+}
+
+// A commit that failed leaves no name taken; one that nobody knows of leaves it taken if it came true.
+func TestFailedCommitLeavesNoNameTaken(t *testing.T) {
+	full := registry.Errorf(registry.ErrExhausted, "the disk is full")
+	for what, c := range map[string]struct {
+		fail  func(*registrytest.Log)
+		taken bool
+	}{
+		"not written":              {func(l *registrytest.Log) { l.Fail(full) }, false},
+		"unknown, and not there":   {func(l *registrytest.Log) { l.Lose(false) }, false},
+		"unknown, and it is there": {func(l *registrytest.Log) { l.Lose(true) }, true},
+	} {
+		d := open(t, of(registry.CreateDelete))
+		c.fail(d.log)
+		if _, err := d.Mediator.Create(t.Context(), call, spec()); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		d.expect()
+		if what != "not written" {
+			d.crash()
+		}
+		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-2"}, theirs()); c.taken != (err != nil) {
+			t.Errorf("%s: another volume of that name: %v", what, err)
+		}
+	}
+}
+
+// However many want one name at the same time, one gets it, and the plugin is asked once.
+func TestOneOfManyGetsTheName(t *testing.T) {
+	d := open(t, of(registry.CreateDelete))
+	errs := make([]error, 8)
+	var wg sync.WaitGroup
+	for i := range errs {
+		s := theirs()
+		s.Namespace = registry.Namespace(fmt.Sprint("of-", i))
+		wg.Go(func() {
+			_, errs[i] = d.Mediator.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))}, s)
+		})
+	}
+	wg.Wait()
+	won := 0
+	for _, err := range errs {
+		if err == nil {
+			won++
+		} else if !errors.Is(err, registry.ErrExists) && !errors.Is(err, registry.ErrConflict) {
+			t.Error(err)
+		}
+	}
+	d.expect("CreateVolume data")
+	d.view(func(v registry.View) {
+		if n := len(v.VolumesNamed("ebs", "data")); won != 1 || n != 1 || len(v.Volumes()) != 1 {
+			t.Errorf("%d have the name, and %d were told so: %v", n, won, v.Volumes())
+		}
+	})
 }
 
 func TestRefusedCreationLeavesNothing(t *testing.T) {

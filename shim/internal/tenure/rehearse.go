@@ -39,9 +39,6 @@ const calm = time.Second
 // breath is how long such a reign does nothing but answer calls that were held.
 const breath = 50 * time.Millisecond
 
-// told is how long such a reign takes no processor from its own answer, by which the host lets calls go on.
-const told = 2 * time.Millisecond
-
 // after has f begin a while after a handover.
 func (i inheritance) after(wait time.Duration, f func(context.Context) error) func(context.Context) error {
 	if !i.handed() {

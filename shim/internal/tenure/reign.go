@@ -198,7 +198,6 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 
 // begin starts the use cases' loops.
 func (r *reign) begin(t *Tenure, in inheritance) {
-	r.watches(t, "names of volumes", in.after(told, func(ctx context.Context) error { r.volumes.Learn(ctx); return nil }))
 	r.works(t, "allocs", r.allocs.Run)
 	r.works(t, "volumes", in.after(calm, r.volumes.Run))
 	r.works(t, "lists of volumes", r.lists.Run)
