@@ -3,6 +3,9 @@ package host
 import (
 	"context"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	pb "holdfast/proto/holdfast/v1"
 )
 
@@ -27,6 +30,9 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	err := h.make(ctx, reads, func(ctx context.Context, sh *shim) (err error) {
 		of = sh
 		reply, err = sh.control().Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
+		if err == nil && reply.GetAnswer().GetGeneration() == 0 { // it has let the state go
+			return status.Error(codes.Unavailable, "this shim is not active")
+		}
 		return err
 	})
 	if err != nil {

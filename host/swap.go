@@ -207,14 +207,15 @@ func (s *swap) quiesce(ctx context.Context) error {
 	return s.fresh.death()
 }
 
-// fence returns when the old shim writes nothing and calls nobody any more: it says so, or is dead.
+// fence returns when the old shim writes nothing and calls nobody any more: it says so, or is dead. Until then it answers what changes nothing.
 func (s *swap) fence(ctx context.Context) error {
-	s.holdAll(errors.New("it is being replaced"))
 	ctx = context.WithoutCancel(ctx) // there is only forward now
 	limited, cancel := context.WithTimeout(ctx, s.limits.fence)
 	defer cancel()
 	var err error
-	if s.left, err = s.old.release(limited); err == nil {
+	s.left, err = s.old.release(limited)
+	s.holdAll(errors.New("it is being replaced"))
+	if err == nil {
 		return nil
 	}
 	s.left = left{}

@@ -65,14 +65,14 @@ func TestSwapUnderLoad(t *testing.T) {
 		})
 	}
 	load.Go(func() {
-		binary := map[int]string{}
+		binary, index := map[int]string{}, host.Seq(0)
 		for ctx.Err() == nil {
 			st, err := w.host.Status(context.WithoutCancel(ctx))
-			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 {
-				t.Errorf("status: %v, %+v, which was of binary %q", err, st, known)
+			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 || st.Generation == 0 || st.Index < index {
+				t.Errorf("status: %v, %+v, which was of binary %q, after index %d", err, st, known, index)
 				return
 			}
-			binary[st.PID] = st.SHA256
+			binary[st.PID], index = st.SHA256, st.Index
 		}
 	})
 	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}

@@ -268,19 +268,25 @@ func (s *Store) Readable() int { return s.options.schema.leaves(s.window).Readab
 // Index is that of the last change that is on disk.
 func (s *Store) Index() registry.Seq { return s.readers.index() }
 
-// Count is how many records of a kind there are. It reads none of them.
-func (s *Store) Count(of registry.Bucket) (records int) {
+// Count is how many records of each of some kinds there are, and at which index. It reads none of them.
+func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, err error) {
 	p, err := s.readers.acquire()
 	if err != nil {
-		return 0
+		return nil, 0, err
 	}
 	defer s.readers.release(p)
-	var sum tally
-	err = reading(func() error { getMeta(p.tx, metaTally+string(of), &sum); return nil })
+	err = reading(func() error {
+		for _, bucket := range of {
+			var sum tally
+			getMeta(p.tx, metaTally+string(bucket), &sum)
+			records = append(records, int(sum.Records))
+		}
+		return nil
+	})
 	if errors.Is(err, errBroken) {
 		s.fail(err)
 	}
-	return int(sum.Records)
+	return records, p.seq, err
 }
 
 // View runs read against what the last commit left. Views wait for nothing, and may take as long as they like, but a long one

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,8 +114,15 @@ func TestCount(t *testing.T) {
 		s.must(t, puts(alloc(fmt.Sprint("alloc-", i))))
 	}
 	s.must(t, registry.Change{Delete: []registry.Key{registry.AllocRecord("alloc-3")}})
-	if n, m := s.Count(registry.BucketAllocs), s.Count(registry.BucketVolumes); n != 4 || m != 0 {
-		t.Errorf("%d allocs and %d volumes are counted, of 4 and 0", n, m)
+	n, at, err := s.Count(registry.BucketAllocs, registry.BucketVolumes)
+	if !slices.Equal(n, []int{4, 0}) || at != s.Index() || err != nil {
+		t.Errorf("%v allocs and volumes are counted at %d, of 4 and 0 at %d; %v", n, at, s.Index(), err)
+	}
+	if err := s.Store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n, at, err := s.Count(registry.BucketAllocs); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("%v are counted at %d in a store that is closed; %v", n, at, err)
 	}
 }
 

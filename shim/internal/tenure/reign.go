@@ -278,9 +278,12 @@ func (r *reign) active() *serve.Active {
 	}
 }
 
-// describe fills in what only a reign knows. Of one that is being taken down that is its generation.
+// describe fills in what only a reign knows, unless it has been taken down.
 func (r *reign) describe(st *serve.Status) {
-	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, r.store.Index()
-	st.OpenIntents, st.Instances = r.store.Count(registry.BucketIntents), r.store.Count(registry.BucketInstances)
-	st.Allocs = r.store.Count(registry.BucketAllocs)
+	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketInstances, registry.BucketAllocs)
+	if err != nil {
+		return
+	}
+	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, at
+	st.OpenIntents, st.Instances, st.Allocs = counts[0], counts[1], counts[2]
 }

@@ -238,14 +238,15 @@ func (t *Tenure) Release(ctx context.Context) (serve.Left, error) {
 	if _, err := t.move(Releasing); err != nil {
 		return serve.Left{}, err
 	}
-	t.server.Set(nil)
-	r := t.take()
+	r := t.current()
 	r.stop(errReleased)
 	waiting, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
 	if err := t.server.Quiesce(waiting, 0); err != nil {
 		t.log.Warn("calls did not end in time; their intents are stored", "error", err)
 	}
+	t.server.Set(nil) // until now calls were answered that change nothing
+	t.take()
 	rest, err := r.release()
 	t.resting.Go(func() {
 		select {

@@ -536,6 +536,48 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	<-told
 }
 
+// A shim that lets go of the state answers what changes nothing until it has; after that, and asked to change something, it says that it is not active.
+func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	was := p.Status()
+	list := func() error {
+		_, err := pb.NewVolumesClient(p.conn).List(t.Context(), &pb.ListVolumesRequest{Call: &pb.Call{}})
+		return err
+	}
+	nobody := func(err error) bool {
+		st := status.Convert(err)
+		return st.Code() == codes.Unavailable && len(st.Details()) == 0
+	}
+	_, err := p.Quiesce(t.Context(), time.Millisecond)
+	must(t, err)
+	end := make(chan struct{})
+	p.current().work.Go(func() { <-end })
+	released := make(chan error, 1)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	for state, _ := p.greeted(); state != Releasing; state, _ = p.greeted() {
+		runtime.Gosched()
+	}
+	if err := list(); err != nil {
+		t.Errorf("volumes are not listed while the state is let go: %v", err)
+	}
+	if is := p.Status(); is.Generation != was.Generation || is.Index != was.Index || is.Schema != was.Schema {
+		t.Errorf("while the state is let go the shim says %+v, and said %+v", is, was)
+	}
+	_, err = pb.NewAllocsClient(p.conn).Release(t.Context(), &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}, Alloc: "a"})
+	if !nobody(err) {
+		t.Errorf("an alloc is released while the state is let go: %v", err)
+	}
+	close(end)
+	must(t, <-released)
+	if err := list(); !nobody(err) {
+		t.Errorf("volumes are listed by a shim that has let the state go: %v", err)
+	}
+	if is := p.Status(); is.Generation != 0 || is.Index != 0 || is.Tenure != pb.Tenure_TENURE_RELEASED {
+		t.Errorf("a shim that has let the state go says %+v", is)
+	}
+}
+
 func mustRelease(t *testing.T, p *process) {
 	t.Helper()
 	_, err := p.Release(t.Context())
