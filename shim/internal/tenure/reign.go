@@ -200,7 +200,7 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 func (r *reign) begin(t *Tenure, in inheritance) {
 	r.works(t, "allocs", r.allocs.Run)
 	r.works(t, "volumes", in.after(calm, r.volumes.Run))
-	r.works(t, "lists of volumes", r.lists.Run)
+	r.works(t, "lists of volumes", in.after(calm, r.lists.Run))
 	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
 	r.watches(t, "mounts", r.mounts.Run)
