@@ -290,6 +290,11 @@ func TestListsStayWhereNothingOfThemChanges(t *testing.T) {
 	if after := roots(); after[0] != before[0] || after[1] == before[1] {
 		t.Errorf("after a new name the lists lie at %v, before at %v", after, before)
 	}
+	v.Created = false
+	s.must(t, puts(v))
+	if n, _, err := s.Count(bucketVolumeNames); err != nil || n[0] != len(all.Put)-1 {
+		t.Errorf("%v names are listed of %d, %v", n, len(all.Put)-1, err)
+	}
 	namesAreFound(t, s.Store, true)
 }
 
