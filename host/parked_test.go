@@ -2,6 +2,7 @@ package host_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -69,6 +70,27 @@ func TestReleasedShimRefuses(t *testing.T) {
 	}
 	_, err = w.host.TaskStarting(w.ctx(), task)
 	must(t, err)
+}
+
+// Who asks for the active shim's status is not told that of one that has let the state go: the call waits for one that has it.
+func TestStatusIsOfTheActiveShim(t *testing.T) {
+	w := newWorld(t)
+	before, err := w.host.Status(w.ctx())
+	must(t, err)
+	control := pb.NewControlClient(w.host.Conn())
+	must(t, failed(control.Quiesce(w.ctx(), &pb.QuiesceRequest{Call: &pb.Call{}})))
+	must(t, failed(control.Release(w.ctx(), &pb.ReleaseRequest{Call: &pb.Call{}})))
+	ctx, cancel := context.WithTimeout(w.ctx(), 300*time.Millisecond)
+	defer cancel()
+	if st, err := w.host.Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without a state: %+v, %v", st, err)
+	}
+	must(t, failed(control.Activate(w.ctx(), &pb.ActivateRequest{Call: &pb.Call{}, Resume: true})))
+	after, err := w.host.Status(w.ctx())
+	must(t, err)
+	if after != before {
+		t.Errorf("the status was %+v and is %+v", before, after)
+	}
 }
 
 func failed[T any](_ T, err error) error { return err }
