@@ -87,7 +87,8 @@ func holdersOf(file *unix.Stat_t) (pids []int) {
 		if len(fields) < 6 || fields[1] == "->" || fields[5] != name {
 			continue
 		}
-		if pid, err := strconv.Atoi(fields[4]); err == nil {
+		pid, err := strconv.Atoi(fields[4])
+		if err == nil && !slices.Contains(pids, pid) { // the kernel goes on where others' locks come and go, and may tell one twice
 			pids = append(pids, pid)
 		}
 	}
