@@ -53,6 +53,7 @@ type View interface {
 	Volumes() []Volume
 	// VolumesWhere are those volumes that pass. Unlike Volumes, to leave most of them out costs little.
 	VolumesWhere(pass func(Volume) bool) []Volume
+	VolumesOf(AllocID) []Volume // an alloc's inline ones (Volume.InlineOf)
 	Claims(VolumeKey) []Claim
 	ClaimsOf(AllocID) []Claim
 	AllClaims() []Claim

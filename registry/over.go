@@ -150,6 +150,9 @@ func (o over) Volumes() []Volume { return many(o, o.View.Volumes(), all) }
 func (o over) VolumesWhere(pass func(Volume) bool) []Volume {
 	return many(o, o.View.VolumesWhere(pass), pass)
 }
+func (o over) VolumesOf(id AllocID) []Volume {
+	return many(o, o.View.VolumesOf(id), func(v Volume) bool { return v.InlineOf(id) })
+}
 
 func (o over) Claims(k VolumeKey) []Claim {
 	return many(o, o.View.Claims(k), func(c Claim) bool { return c.Volume == k })

@@ -41,6 +41,10 @@ func someRecord(r *rand.Rand, version int) registry.Record {
 		if r.IntN(4) == 0 {
 			v.External = "" // its plugin has not named it yet
 		}
+		if r.IntN(4) == 0 {
+			v.Created, v.Ephemeral, v.Owner = false, true, few[registry.AllocID](r, "a")
+			v.ID = registry.InlineID(v.Owner, few[registry.RequestName](r, "r"))
+		}
 		return v
 	case registry.BucketClaims:
 		return registry.Claim{Volume: claim.Volume, Alloc: claim.Alloc, Request: claim.Request, Node: registry.NodeName(note)}
@@ -86,6 +90,7 @@ func all(v registry.View) map[string]any {
 		alloc := registry.AllocID("a" + n)
 		out["alloc "+n] = found(v.Alloc(alloc))
 		out["claims of "+n] = bare(v.ClaimsOf(alloc))
+		out["volumes of "+n] = bare(v.VolumesOf(alloc))
 		out["volume "+n] = found(v.Volume(registry.VolumeName{Namespace: "n", ID: registry.VolumeID("v" + n)}))
 		out["operation "+n] = found(v.Operation(registry.OperationID("o" + n)))
 		for _, m := range []string{"", "1", "12"} {

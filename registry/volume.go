@@ -158,6 +158,16 @@ func (v Volume) CreatedAs(plugin PluginID, name string) bool {
 	return v.Created && v.Plugin == plugin && v.Name == name
 }
 
+// InlineID is what the inline volume of an alloc's request is called.
+func InlineID(alloc AllocID, request RequestName) VolumeID {
+	return VolumeID(string(request) + "@" + string(alloc))
+}
+
+// InlineOf says whether the volume is an inline one of the alloc, and called so.
+func (v Volume) InlineOf(alloc AllocID) bool {
+	return v.Ephemeral && v.Owner == alloc && strings.HasSuffix(string(v.ID), string(InlineID(alloc, "")))
+}
+
 // Secret says where a secret's value is to be had: from an environment variable or a file of the shim's machine, or from the
 // host by name. It is resolved for each call and never stored. There is no literal.
 type Secret struct {

@@ -65,6 +65,14 @@ func (v alsoRegistered) VolumesNamed(plugin registry.PluginID, name string) []re
 	return v.VolumesWhere(func(r registry.Volume) bool { return r.Plugin == plugin && r.Name == name })
 }
 
+type endsAlike struct{ registry.View }
+
+func (v endsAlike) VolumesOf(id registry.AllocID) []registry.Volume {
+	return v.VolumesWhere(func(r registry.Volume) bool {
+		return strings.HasSuffix(string(r.ID), string(registry.InlineID(id, "")))
+	})
+}
+
 type oldestFirst struct{ registry.View }
 
 func (v oldestFirst) Instances(r registry.Role, p registry.PluginID) []registry.Instance {
@@ -85,6 +93,7 @@ var broken = map[string]brokenLog{
 	"EveryRecordComesBack": {view: func(v registry.View) registry.View { return noSealed{v} }},
 	"PrefixesAreNotIds":    {view: func(v registry.View) registry.View { return byPrefix{v} }},
 	"VolumesByName":        {view: func(v registry.View) registry.View { return alsoRegistered{v} }},
+	"VolumesByAlloc":       {view: func(v registry.View) registry.View { return endsAlike{v} }},
 	"ListOrder":            {view: func(v registry.View) registry.View { return oldestFirst{v} }},
 	"EventsArePruned":      {view: func(v registry.View) registry.View { return noFloor{v} }},
 	"Deletes":              {change: func(c *registry.Change) { c.Delete = nil }},

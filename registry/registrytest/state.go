@@ -203,6 +203,10 @@ func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
 	return where(v.Volumes(), pass)
 }
 
+func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
+	return where(v.Volumes(), func(r registry.Volume) bool { return r.InlineOf(id) })
+}
+
 func (v view) Claims(k registry.VolumeKey) []registry.Claim {
 	return many[registry.Claim](v, registry.BucketClaims, registry.PathOf(k.Plugin, string(k.External)))
 }

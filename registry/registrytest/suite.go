@@ -36,6 +36,7 @@ func TestLog(t *testing.T, open Open) {
 		{"Deletes", testDeletes},
 		{"PrefixesAreNotIds", testPrefixes},
 		{"VolumesByName", testVolumesNamed},
+		{"VolumesByAlloc", testVolumesOf},
 		{"ListOrder", testOrder},
 		{"EventsAreNumbered", testEvents},
 		{"EventsTellTheRecord", testEventInstance},

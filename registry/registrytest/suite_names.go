@@ -90,3 +90,37 @@ func whoIsNamed(t *testing.T, v registry.View) string {
 	}
 	return strings.Join(out, " ")
 }
+
+// testVolumesOf finds the inline volumes of an alloc, in any namespace, and no volume that is only called like one.
+func testVolumesOf(t *testing.T, open Open) {
+	log, reopen := open(t)
+	inline := func(namespace registry.Namespace, alloc registry.AllocID, request registry.RequestName) registry.Volume {
+		spec := registry.VolumeSpec{Namespace: namespace, ID: registry.InlineID(alloc, request), Plugin: "p", External: "x"}
+		return registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Ephemeral: true, Owner: alloc}
+	}
+	registered := but(inline("n", "a", "registered"), func(v *registry.Volume) { v.Ephemeral, v.Owner = false, "" })
+	at(t, log, puts(inline("n", "a", "r"), inline("n", "a", "s"), inline("m", "a", "r"), inline("n", "b", "r"), inline("n", "b@a", "r"), registered,
+		named("a", "p", "r@a")))
+	holds := func(what string, want map[registry.AllocID]string) {
+		look(t, log, func(v registry.View) {
+			for alloc, want := range want {
+				var got []string
+				for _, volume := range v.VolumesOf(alloc) {
+					if known, _ := v.Volume(volume.VolumeName()); !reflect.DeepEqual(known, volume) {
+						t.Errorf("%s: by its alloc the volume is %+v, not %+v", what, volume, known)
+					}
+					got = append(got, string(volume.Namespace)+"/"+string(volume.ID))
+				}
+				if got := strings.Join(got, " "); got != want {
+					t.Errorf("%s: of %q are %q, want %q", what, alloc, got, want)
+				}
+			}
+		})
+	}
+	holds("put", map[registry.AllocID]string{"a": "m/r@a n/r@a n/s@a", "b": "n/r@b", "b@a": "n/r@b@a", "": "", "@a": "", "c": ""})
+	at(t, log, registry.Change{Delete: []registry.Key{inline("n", "a", "r").Key()}})
+	after := map[registry.AllocID]string{"a": "m/r@a n/s@a", "b": "n/r@b"}
+	holds("deleted", after)
+	log = reopen()
+	holds("reopened", after)
+}

@@ -154,7 +154,7 @@ func persist(ctx context.Context, try func(pause time.Duration) error) {
 
 // inlineOf is the alloc's inline volumes. While it is taken down there come no more of them.
 func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
-	for _, vol := range v.VolumesWhere(func(vol registry.Volume) bool { return vol.Ephemeral && vol.Owner == id }) {
+	for _, vol := range v.VolumesOf(id) {
 		keys = append(keys, vol.Key())
 	}
 	return keys

@@ -138,16 +138,11 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	return vol, err
 }
 
-// inlineID is what the inline volume of an alloc's request is called.
-func inlineID(alloc registry.AllocID, request registry.RequestName) registry.VolumeID {
-	return registry.VolumeID(fmt.Sprintf("%s@%s", request, alloc))
-}
-
 // inlineVolume is the volume that an ephemeral block asks for.
 func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
 	return registry.Volume{
 		VolumeSpec: registry.VolumeSpec{
-			Namespace: g.Namespace, ID: inlineID(g.Alloc, r.Name), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
+			Namespace: g.Namespace, ID: registry.InlineID(g.Alloc, r.Name), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
 			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
 			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
 		},

@@ -246,6 +246,13 @@ func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
 	return where(v, registry.BucketVolumes, pass)
 }
 
+// VolumesOf reads the volumes only whose id is an inline one's of the alloc: it is the last of a path.
+func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
+	ending := []byte(registry.InlineID(id, ""))
+	found := list[registry.Volume](v, registry.BucketVolumes, "", func(path, _ []byte) bool { return bytes.HasSuffix(path, ending) })
+	return slices.DeleteFunc(found, func(r registry.Volume) bool { return !r.InlineOf(id) })
+}
+
 func (v view) Claims(k registry.VolumeKey) []registry.Claim {
 	return list[registry.Claim](v, registry.BucketClaims, registry.PathOf(k.Plugin, string(k.External)), nil)
 }
