@@ -124,7 +124,7 @@ func (r *runner) greet() error {
 		r.readers.Wait() // bounded by drainTime; the line may have been its last words
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.tooLate("sent no handshake; there is " + r.greeter.seen())
+		return r.tooLate("sent no handshake, as one does that is no shim or hangs; there is " + r.greeter.seen())
 	}
 }
 
@@ -157,11 +157,16 @@ func (r *runner) closedStdout() error {
 	}
 }
 
+// giveShim is what to do about a program that is no shim.
+const giveShim = "give the path of a shim's binary"
+
 func (r *runner) diedAtStart() error {
 	exit := r.child.exit
 	text := fmt.Sprintf("the shim died at its start: it %s, with %s", exit.how(), r.greeter.seen())
 	if exit.Code == bootstrap.ExitNotAPlugin || r.refusedCookie() {
-		text += "; it did not take this host's cookie, so it is a plugin of another program"
+		text += "; it did not take this host's cookie, so it is a plugin of another program: " + giveShim
+	} else if r.greeter.text() == "" {
+		text += "; if its last lines do not say why, it may be no shim: " + giveShim
 	}
 	return &startError{text: text, exit: exit}
 }

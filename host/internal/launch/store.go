@@ -216,6 +216,9 @@ func (s *Store) inPlace(img *image) bool {
 // openBinary opens what may be executed and what nobody else can change.
 func openBinary(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block us
+	if errors.Is(err, unix.ENXIO) { // a socket, or a device that nothing is behind
+		return nil, notAFile(path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the shim: %w", err)
 	}
@@ -226,6 +229,10 @@ func openBinary(path string) (*os.File, error) {
 	return f, nil
 }
 
+func notAFile(path string) error {
+	return registry.Invalid("the shim %s is not a regular file: %s", path, giveShim)
+}
+
 func checkBinary(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -233,7 +240,7 @@ func checkBinary(f *os.File) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return registry.Invalid("the shim %s is not a regular file", f.Name())
+		return notAFile(f.Name())
 	case st.Mode&0o002 != 0:
 		return registry.Errorf(registry.ErrDenied, "everybody can write to the shim %s: chmod o-w it", f.Name())
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
@@ -242,7 +249,7 @@ func checkBinary(f *os.File) error {
 	case st.Mode&0o111 == 0:
 		return registry.Invalid("the shim %s is not executable: chmod +x it", f.Name())
 	case st.Size == 0:
-		return registry.Invalid("the shim %s is empty", f.Name())
+		return registry.Invalid("the shim %s is empty: install the whole binary, and give that", f.Name())
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,6 +88,12 @@ func TestAddRefuses(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	socket := filepath.Join(shortDir(t), "socket")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
 	for _, c := range []struct {
 		path, want string
 		kind       error
@@ -97,9 +104,10 @@ func TestAddRefuses(t *testing.T) {
 		{good, "beef", registry.ErrInvalid, []string{"64 hexadecimal digits"}},
 		{open, "", registry.ErrDenied, []string{"chmod o-w"}},
 		{plain, "", registry.ErrInvalid, []string{"chmod +x"}},
-		{empty, "", registry.ErrInvalid, []string{"empty"}},
+		{empty, "", registry.ErrInvalid, []string{"empty", "install"}},
 		{fifo, "", registry.ErrInvalid, []string{"not a regular file"}},
-		{filepath.Dir(good), "", registry.ErrInvalid, []string{"not a regular file"}},
+		{filepath.Dir(good), "", registry.ErrInvalid, []string{"not a regular file", "give the path"}},
+		{socket, "", registry.ErrInvalid, []string{"not a regular file", "give the path"}},
 		{good + "x", "", os.ErrNotExist, []string{good + "x", "no copy of it is known", "install the binary"}},
 		{good + "x", other, registry.ErrNotFound, []string{good + "x", other, "install the binary"}},
 	} {
