@@ -216,8 +216,8 @@ func (s *Store) inPlace(img *image) bool {
 // openBinary opens what may be executed and what nobody else can change.
 func openBinary(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block us
-	if errors.Is(err, unix.ENXIO) { // a socket, or a device that nothing is behind
-		return nil, notAFile(path)
+	if errors.Is(err, unix.ENXIO) {
+		return nil, notAFile(path) // a socket, or a device that nothing is behind
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the shim: %w", err)
