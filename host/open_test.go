@@ -38,7 +38,7 @@ func TestOpenRefusesABadBinary(t *testing.T) {
 		"another digest": {host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "not the wanted binary", host.ErrInvalid},
 		"no digest":      {host.Binary{Path: shimBinary, SHA256: "xyz"}, "64 hexadecimal", host.ErrInvalid},
 		"digest beside":  {host.Binary{Path: filepath.Join(w.dir, "bin", "beside")}, "not the wanted binary", host.ErrInvalid},
-		"another one":    {host.Binary{Path: other}, "died at its start", host.ErrUnavailable},
+		"another one":    {host.Binary{Path: other}, "with nothing on stdout; if its last lines do not say why, it may be no shim: give the path", host.ErrUnavailable},
 	} {
 		w.config.Shim = c.binary
 		h, err := host.Open(w.ctx(), w.config)
