@@ -53,7 +53,8 @@ type View interface {
 	Volumes() []Volume
 	// VolumesWhere are those volumes that pass. Unlike Volumes, to leave most of them out costs little.
 	VolumesWhere(pass func(Volume) bool) []Volume
-	VolumesOf(AllocID) []Volume // an alloc's inline ones (Volume.InlineOf)
+	// VolumesOf are an alloc's inline volumes (Volume.InlineOf). No other is read.
+	VolumesOf(AllocID) []Volume
 	Claims(VolumeKey) []Claim
 	ClaimsOf(AllocID) []Claim
 	AllClaims() []Claim

@@ -124,7 +124,7 @@ func (r *runner) greet() error {
 		r.readers.Wait() // bounded by drainTime; the line may have been its last words
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.tooLate("sent no handshake, as one does that is no shim or hangs; there is " + r.greeter.seen())
+		return r.tooLate("sent no handshake, so it hangs or is no shim; there is " + r.greeter.seen())
 	}
 }
 
