@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mnt/mnttest"
 )
 
 // volatileDisk is a file system of its own on a loop device: it can be full, or lose its power. The device is in memory: however busy the
@@ -26,9 +28,7 @@ func newDisk(t *testing.T, kind string, size string) *volatileDisk {
 	if os.Getuid() != 0 {
 		t.Skip("loop devices need root")
 	}
-	if _, err := exec.LookPath("mkfs." + kind); err != nil {
-		t.Skipf("no mkfs.%s here", kind)
-	}
+	mnttest.FileSystem(t, kind)
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {
 		t.Fatal(err)

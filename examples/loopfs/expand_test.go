@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
+	"holdfast/internal/mnt/mnttest"
 )
 
 func bytesAt(t *testing.T, dir string) int64 {
@@ -87,58 +88,63 @@ func TestExpandOnline(t *testing.T) {
 		cap  *csi.VolumeCapability
 		size int64
 	}{{"ext4", writer, 32 << 20}, {"xfs", mountOf(writer, "xfs", ""), 300 << 20}, {"raw", blockOf(writer), 32 << 20}} {
-		made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-			Name: c.name, VolumeCapabilities: []*csi.VolumeCapability{c.cap}, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		id, s, target := made.Volume.VolumeId, m.staging(c.name), m.target(c.name+"-t")
-		size := func() int64 {
-			usage, _, err := p.stats(id, target)
+		t.Run(c.name, func(t *testing.T) {
+			if kind := c.cap.GetMount().GetFsType(); kind != "" {
+				mnttest.FileSystem(t, kind)
+			}
+			made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+				Name: c.name, VolumeCapabilities: []*csi.VolumeCapability{c.cap}, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size},
+			})
 			if err != nil {
-				t.Error(err)
+				t.Fatal(err)
 			}
-			return usage.GetTotal()
-		}
-		step(t, "stage", p.stage(id, s, c.cap), codes.OK)
-		step(t, "publish", p.publish(id, s, target, c.cap, false), codes.OK)
-		before := size()
-		_, err = p.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: id, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * c.size},
-		})
-		step(t, "the node before the controller", err, codes.OutOfRange)
-		answer, err := p.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
-			VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * c.size},
-		})
-		if err != nil || !answer.NodeExpansionRequired || answer.CapacityBytes != 2*c.size {
-			t.Errorf("%s: expand at the controller: %v, %v", c.name, answer, err)
-		}
-		step(t, "stats elsewhere", p.expandOnNode(id, m.target("nowhere")), codes.NotFound)
-		for range 2 {
-			err = p.expandOnNode(id, target)
-			if c.name == "ext4" && !mayGrow(t) {
-				step(t, "expand ext4 without CAP_SYS_RESOURCE", err, codes.FailedPrecondition)
-				if !strings.Contains(status.Convert(err).Message(), "stage it again") {
-					t.Errorf("the error does not say what to do: %v", err)
+			id, s, target := made.Volume.VolumeId, m.staging(c.name), m.target(c.name+"-t")
+			size := func() int64 {
+				usage, _, err := p.stats(id, target)
+				if err != nil {
+					t.Error(err)
 				}
-				continue
+				return usage.GetTotal()
 			}
-			if after := size(); err != nil || after < before+c.size*3/4 {
-				t.Errorf("%s had %d bytes and has %d, %v", c.name, before, after, err)
+			step(t, "stage", p.stage(id, s, c.cap), codes.OK)
+			step(t, "publish", p.publish(id, s, target, c.cap, false), codes.OK)
+			before := size()
+			_, err = p.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+				VolumeId: id, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * c.size},
+			})
+			step(t, "the node before the controller", err, codes.OutOfRange)
+			answer, err := p.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * c.size},
+			})
+			if err != nil || !answer.NodeExpansionRequired || answer.CapacityBytes != 2*c.size {
+				t.Errorf("%s: expand at the controller: %v, %v", c.name, answer, err)
 			}
-		}
-		step(t, "unpublish", p.unpublish(id, target), codes.OK)
-		step(t, "unstage", p.unstage(id, s), codes.OK)
-		step(t, "stage", p.stage(id, s, c.cap), codes.OK)
-		step(t, "publish", p.publish(id, s, target, c.cap, false), codes.OK)
-		if after := size(); after < before+c.size*3/4 {
-			t.Errorf("%s had %d bytes and has %d after the next stage", c.name, before, after)
-		}
-		step(t, "expand on the node", p.expandOnNode(id, s), codes.OK)
-		step(t, "unpublish", p.unpublish(id, target), codes.OK)
-		step(t, "unstage", p.unstage(id, s), codes.OK)
-		step(t, "delete", p.delete(id), codes.OK)
+			step(t, "stats elsewhere", p.expandOnNode(id, m.target("nowhere")), codes.NotFound)
+			for range 2 {
+				err = p.expandOnNode(id, target)
+				if c.name == "ext4" && !mayGrow(t) {
+					step(t, "expand ext4 without CAP_SYS_RESOURCE", err, codes.FailedPrecondition)
+					if !strings.Contains(status.Convert(err).Message(), "stage it again") {
+						t.Errorf("the error does not say what to do: %v", err)
+					}
+					continue
+				}
+				if after := size(); err != nil || after < before+c.size*3/4 {
+					t.Errorf("%s had %d bytes and has %d, %v", c.name, before, after, err)
+				}
+			}
+			step(t, "unpublish", p.unpublish(id, target), codes.OK)
+			step(t, "unstage", p.unstage(id, s), codes.OK)
+			step(t, "stage", p.stage(id, s, c.cap), codes.OK)
+			step(t, "publish", p.publish(id, s, target, c.cap, false), codes.OK)
+			if after := size(); after < before+c.size*3/4 {
+				t.Errorf("%s had %d bytes and has %d after the next stage", c.name, before, after)
+			}
+			step(t, "expand on the node", p.expandOnNode(id, s), codes.OK)
+			step(t, "unpublish", p.unpublish(id, target), codes.OK)
+			step(t, "unstage", p.unstage(id, s), codes.OK)
+			step(t, "delete", p.delete(id), codes.OK)
+		})
 	}
 }
 

@@ -148,6 +148,7 @@ func (m *machine) reflinks() bool {
 // dataOnXFS makes the data directory a mounted xfs, which has reflinks.
 func (m *machine) dataOnXFS() {
 	m.t.Helper()
+	mnttest.FileSystem(m.t, "xfs")
 	image := filepath.Join(m.t.TempDir(), "xfs.img")
 	f, err := os.Create(image)
 	if err == nil {

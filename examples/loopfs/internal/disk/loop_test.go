@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/mount"
+	"holdfast/internal/mnt/mnttest"
 )
 
 // loopVolume is a backend with one volume of that size in it.
@@ -66,32 +67,35 @@ func TestOneDevicePerImage(t *testing.T) {
 
 func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 	for _, fs := range FileSystems() {
-		b, id, at := loopVolume(t, MinXFSBytes)
-		if have, err := b.FileSystem(id, ""); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
-			t.Errorf("a new volume holds %q, %v", have, err)
-		}
-		mustMountAs(t, b, id, at, fs)
-		if m := tableAt(t, at); m.FSType != fs {
-			t.Errorf("mounted is %s, not %s", m.FSType, fs)
-		}
-		if size := statfs(t, at); size > MinXFSBytes || size < MinXFSBytes/2 {
-			t.Errorf("%s has %d bytes", fs, size)
-		}
-		mustWrite(t, filepath.Join(at.String(), "f"), "kept")
-		mustUnmount(t, b, id, at)
-		if have, err := b.FileSystem(id, ""); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
-			t.Errorf("the volume holds %q, %v; blkid says %q", have, err, blkid(t, imagePath(b, id)))
-		}
-		other := FileSystems()[0]
-		if other == fs {
-			other = FileSystems()[1]
-		}
-		if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: other}); !errors.Is(err, ErrInUse) {
-			t.Errorf("mount of %s as %s: %v", fs, other, err)
-		}
-		mustMountAs(t, b, id, at, fs)
-		expectFile(t, filepath.Join(at.String(), "f"), "kept")
-		mustUnmount(t, b, id, at)
+		t.Run(fs, func(t *testing.T) {
+			mnttest.FileSystem(t, fs)
+			b, id, at := loopVolume(t, MinXFSBytes)
+			if have, err := b.FileSystem(id, ""); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
+				t.Errorf("a new volume holds %q, %v", have, err)
+			}
+			mustMountAs(t, b, id, at, fs)
+			if m := tableAt(t, at); m.FSType != fs {
+				t.Errorf("mounted is %s, not %s", m.FSType, fs)
+			}
+			if size := statfs(t, at); size > MinXFSBytes || size < MinXFSBytes/2 {
+				t.Errorf("%s has %d bytes", fs, size)
+			}
+			mustWrite(t, filepath.Join(at.String(), "f"), "kept")
+			mustUnmount(t, b, id, at)
+			if have, err := b.FileSystem(id, ""); have != fs || err != nil || blkid(t, imagePath(b, id)) != fs {
+				t.Errorf("the volume holds %q, %v; blkid says %q", have, err, blkid(t, imagePath(b, id)))
+			}
+			other := FileSystems()[0]
+			if other == fs {
+				other = FileSystems()[1]
+			}
+			if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: other}); !errors.Is(err, ErrInUse) {
+				t.Errorf("mount of %s as %s: %v", fs, other, err)
+			}
+			mustMountAs(t, b, id, at, fs)
+			expectFile(t, filepath.Join(at.String(), "f"), "kept")
+			mustUnmount(t, b, id, at)
+		})
 	}
 }
 
@@ -146,28 +150,31 @@ func TestMountTakesAllOfTheSize(t *testing.T) {
 		fs   string
 		from int64
 	}{{"ext4", 32 << 20}, {"xfs", MinXFSBytes}} {
-		b, id, at := loopVolume(t, c.from)
-		mustMountAs(t, b, id, at, c.fs)
-		before := statfs(t, at)
-		mustWrite(t, filepath.Join(at.String(), "f"), "kept")
-		mustUnmount(t, b, id, at)
-		for range 2 {
-			if err := b.Grow(id, 2*c.from); err != nil {
+		t.Run(c.fs, func(t *testing.T) {
+			mnttest.FileSystem(t, c.fs)
+			b, id, at := loopVolume(t, c.from)
+			mustMountAs(t, b, id, at, c.fs)
+			before := statfs(t, at)
+			mustWrite(t, filepath.Join(at.String(), "f"), "kept")
+			mustUnmount(t, b, id, at)
+			for range 2 {
+				if err := b.Grow(id, 2*c.from); err != nil {
+					t.Fatal(err)
+				}
+			}
+			mustMountAs(t, b, id, at, c.fs)
+			if after := statfs(t, at); after < before+c.from*3/4 {
+				t.Errorf("%s had %d bytes and has %d in %d", c.fs, before, after, 2*c.from)
+			}
+			expectFile(t, filepath.Join(at.String(), "f"), "kept")
+			mustUnmount(t, b, id, at)
+			if err := b.Grow(id, c.from); err != nil { // never smaller
 				t.Fatal(err)
 			}
-		}
-		mustMountAs(t, b, id, at, c.fs)
-		if after := statfs(t, at); after < before+c.from*3/4 {
-			t.Errorf("%s had %d bytes and has %d in %d", c.fs, before, after, 2*c.from)
-		}
-		expectFile(t, filepath.Join(at.String(), "f"), "kept")
-		mustUnmount(t, b, id, at)
-		if err := b.Grow(id, c.from); err != nil { // never smaller
-			t.Fatal(err)
-		}
-		if st, err := os.Stat(imagePath(b, id)); err != nil || st.Size() != 2*c.from {
-			t.Errorf("the image has %d bytes, %v", st.Size(), err)
-		}
+			if st, err := os.Stat(imagePath(b, id)); err != nil || st.Size() != 2*c.from {
+				t.Errorf("the image has %d bytes, %v", st.Size(), err)
+			}
+		})
 	}
 }
 
@@ -177,14 +184,17 @@ func TestOddSizes(t *testing.T) {
 		fs   string
 		from int64
 	}{{"ext4", 33<<20 + 4096}, {"xfs", MinXFSBytes + 4096}} {
-		b, id, at := loopVolume(t, c.from)
-		for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
-			if err := b.Grow(id, c.from+more); err != nil {
-				t.Fatal(err)
+		t.Run(c.fs, func(t *testing.T) {
+			mnttest.FileSystem(t, c.fs)
+			b, id, at := loopVolume(t, c.from)
+			for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
+				if err := b.Grow(id, c.from+more); err != nil {
+					t.Fatal(err)
+				}
+				mustMountAs(t, b, id, at, c.fs)
+				mustUnmount(t, b, id, at)
 			}
-			mustMountAs(t, b, id, at, c.fs)
-			mustUnmount(t, b, id, at)
-		}
+		})
 	}
 }
 
@@ -194,32 +204,35 @@ func TestExpandInUse(t *testing.T) {
 		fs   string
 		from int64
 	}{{"ext4", 32 << 20}, {"xfs", MinXFSBytes}} {
-		b, id, at := loopVolume(t, c.from)
-		mustMountAs(t, b, id, at, c.fs)
-		before := statfs(t, at)
-		open, err := os.Create(filepath.Join(at.String(), "f"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Grow(id, 2*c.from); err != nil {
-			t.Fatal(err)
-		}
-		err = b.Expand(id, false)
-		if refused := c.fs == "ext4" && !capable(unix.CAP_SYS_RESOURCE); refused {
-			if !errors.Is(err, ErrUnavailable) {
-				t.Errorf("without CAP_SYS_RESOURCE: %v", err)
+		t.Run(c.fs, func(t *testing.T) {
+			mnttest.FileSystem(t, c.fs)
+			b, id, at := loopVolume(t, c.from)
+			mustMountAs(t, b, id, at, c.fs)
+			before := statfs(t, at)
+			open, err := os.Create(filepath.Join(at.String(), "f"))
+			if err != nil {
+				t.Fatal(err)
 			}
-		} else if after := statfs(t, at); err != nil || after < before+c.from*3/4 {
-			t.Errorf("%s had %d bytes and has %d, %v", c.fs, before, after, err)
-		}
-		if size, err := b.Size(id); size != 2*c.from || err != nil {
-			t.Errorf("the device has %d bytes, %v", size, err)
-		}
-		if _, err := open.WriteString("kept"); err != nil {
-			t.Error(err)
-		}
-		open.Close()
-		mustUnmount(t, b, id, at)
+			if err := b.Grow(id, 2*c.from); err != nil {
+				t.Fatal(err)
+			}
+			err = b.Expand(id, false)
+			if refused := c.fs == "ext4" && !capable(unix.CAP_SYS_RESOURCE); refused {
+				if !errors.Is(err, ErrUnavailable) {
+					t.Errorf("without CAP_SYS_RESOURCE: %v", err)
+				}
+			} else if after := statfs(t, at); err != nil || after < before+c.from*3/4 {
+				t.Errorf("%s had %d bytes and has %d, %v", c.fs, before, after, err)
+			}
+			if size, err := b.Size(id); size != 2*c.from || err != nil {
+				t.Errorf("the device has %d bytes, %v", size, err)
+			}
+			if _, err := open.WriteString("kept"); err != nil {
+				t.Error(err)
+			}
+			open.Close()
+			mustUnmount(t, b, id, at)
+		})
 	}
 }
 
@@ -272,54 +285,60 @@ func TestRawDevices(t *testing.T) {
 // A freeze lets no write through, survives whoever made it, and ends with Thaw.
 func TestFreeze(t *testing.T) {
 	for _, fs := range FileSystems() {
-		b, id, at := loopVolume(t, MinXFSBytes)
-		if err := b.Thaw(id); err != nil {
-			t.Errorf("thaw of what is not mounted: %v", err)
-		}
-		mustMountAs(t, b, id, at, fs)
-		if err := b.Freeze(id); err != nil {
-			t.Fatal(err)
-		}
-		wrote := make(chan error, 1)
-		go func() { wrote <- os.WriteFile(filepath.Join(at.String(), "f"), []byte("late"), 0o600) }()
-		select {
-		case err := <-wrote:
-			t.Errorf("%s: a write went through a freeze: %v", fs, err)
-		case <-time.After(20 * time.Millisecond): // long enough for a write that nothing stops
-		}
-		if err := b.Freeze(id); err == nil {
-			t.Errorf("%s: frozen twice", fs)
-		}
-		for range 2 {
+		t.Run(fs, func(t *testing.T) {
+			mnttest.FileSystem(t, fs)
+			b, id, at := loopVolume(t, MinXFSBytes)
 			if err := b.Thaw(id); err != nil {
+				t.Errorf("thaw of what is not mounted: %v", err)
+			}
+			mustMountAs(t, b, id, at, fs)
+			if err := b.Freeze(id); err != nil {
 				t.Fatal(err)
 			}
-		}
-		if err := <-wrote; err != nil {
-			t.Error(err)
-		}
-		mustUnmount(t, b, id, at)
+			wrote := make(chan error, 1)
+			go func() { wrote <- os.WriteFile(filepath.Join(at.String(), "f"), []byte("late"), 0o600) }()
+			select {
+			case err := <-wrote:
+				t.Errorf("%s: a write went through a freeze: %v", fs, err)
+			case <-time.After(20 * time.Millisecond): // long enough for a write that nothing stops
+			}
+			if err := b.Freeze(id); err == nil {
+				t.Errorf("%s: frozen twice", fs)
+			}
+			for range 2 {
+				if err := b.Thaw(id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-wrote; err != nil {
+				t.Error(err)
+			}
+			mustUnmount(t, b, id, at)
+		})
 	}
 }
 
 // A copy of a mounted xfs has its UUID, and is mounted beside it.
 func TestCopyBesideItsSource(t *testing.T) {
 	for _, fs := range FileSystems() {
-		b, id, one := loopVolume(t, MinXFSBytes)
-		two, copied := place(t), IDFor(Volume, "copy")
-		mustMountAs(t, b, id, one, fs)
-		mustWrite(t, filepath.Join(one.String(), "f"), "kept")
-		if err := b.Freeze(id); err != nil {
-			t.Fatal(err)
-		}
-		err := b.Copy(t.Context(), id, copied, MinXFSBytes, false)
-		if err := errors.Join(err, b.Thaw(id)); err != nil {
-			t.Fatal(err)
-		}
-		mustMountAs(t, b, copied, two, fs)
-		expectFile(t, filepath.Join(two.String(), "f"), "kept")
-		mustUnmount(t, b, copied, two)
-		mustUnmount(t, b, id, one)
+		t.Run(fs, func(t *testing.T) {
+			mnttest.FileSystem(t, fs)
+			b, id, one := loopVolume(t, MinXFSBytes)
+			two, copied := place(t), IDFor(Volume, "copy")
+			mustMountAs(t, b, id, one, fs)
+			mustWrite(t, filepath.Join(one.String(), "f"), "kept")
+			if err := b.Freeze(id); err != nil {
+				t.Fatal(err)
+			}
+			err := b.Copy(t.Context(), id, copied, MinXFSBytes, false)
+			if err := errors.Join(err, b.Thaw(id)); err != nil {
+				t.Fatal(err)
+			}
+			mustMountAs(t, b, copied, two, fs)
+			expectFile(t, filepath.Join(two.String(), "f"), "kept")
+			mustUnmount(t, b, copied, two)
+			mustUnmount(t, b, id, one)
+		})
 	}
 }
 
