@@ -416,6 +416,7 @@ func TestNextHostEndsAFrozenShim(t *testing.T) {
 
 // A shim that dies in the middle of a step is named as the reason, with its last words, and not the connection that broke.
 func TestDeathInAStepIsTold(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	w.must(w.host.Close())
 	w.config.SwapBudget = patience

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,7 +69,7 @@ func (m *machine) start(args ...string) error {
 	m.ended = make(chan error, 1)
 	go func(cmd *exec.Cmd, ended chan<- error) { ended <- cmd.Wait() }(m.agent, m.ended)
 	for limit := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if out := exec.Command(filepath.Join(bin, "holdfast"), "--address", m.socket(), "shim", "status"); out.Run() == nil {
+		if m.listens() && exec.Command(filepath.Join(bin, "holdfast"), "--address", m.socket(), "shim", "status").Run() == nil {
 			return nil
 		}
 		select {
@@ -81,6 +82,15 @@ func (m *machine) start(args ...string) error {
 			return fmt.Errorf("the agent does not answer")
 		}
 	}
+}
+
+// listens says whether somebody takes calls at the control socket: to ask that costs no process.
+func (m *machine) listens() bool {
+	c, err := net.Dial("unix", m.socket())
+	if err != nil {
+		return false
+	}
+	return c.Close() == nil
 }
 
 // end sends the agent a signal and returns, when it is gone, how it ended.

@@ -49,7 +49,7 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	bin = dir
 	for name, p := range programs {
-		args := append([]string{"build"}, raceFlag...)
+		args := append([]string{"build", "-ldflags=-s -w"}, raceFlag...) // what is smaller is linked, copied and hashed sooner
 		if p.next {
 			args = append(args, "-tags=next")
 		}

@@ -113,6 +113,7 @@ func TestHostComesBack(t *testing.T) {
 
 // Health does not flap when the shim is started anew: no event tells of a change that was none.
 func TestShimRestartIsNoChangeOfHealth(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	probes := func() int {

@@ -43,6 +43,7 @@ func (w *world) calls(rpc string) int {
 
 // A volume that is being created is not forgotten under its creation, nor one whose deletion waits for its next try.
 func TestDeregisterWhileACallIsUnderWay(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	gate := p.On("CreateVolume").Times(1).Hold()
@@ -87,6 +88,7 @@ func TestRefusedDeletionLeavesTheVolume(t *testing.T) {
 
 // While the controller of a plugin restarts, no volume is staged unattached, also where the node plugin does not say that there is one.
 func TestVolumeIsNotStagedUnattachedWhileTheControllerRestarts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	c := w.plugin("alloc-c", csifake.Controller)
 	w.caps = []string{"STAGE_UNSTAGE_VOLUME"}
@@ -143,6 +145,7 @@ func TestUnfinishedVolumesAreFinishedAfterACrash(t *testing.T) {
 
 // A deletion whose shim dies is answered as if it had not, also if it had to find out first whether the volume was ever made.
 func TestDeletionIsAnsweredAfterACrash(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	p.On("CreateVolume").Times(3).Code(codes.Unknown, "panic")

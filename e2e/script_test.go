@@ -177,7 +177,7 @@ func untilMatch(ts *testscript.TestScript, args []string) error {
 		return err
 	}
 	last := ""
-	for limit := time.Now().Add(patience); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
+	for limit, turn := time.Now().Add(patience), time.Now(); time.Now().Before(limit); turn = breathe(turn) {
 		cmd := exec.Command(filepath.Join(bin, args[1]), args[2:]...)
 		if _, err := os.Stat(cmd.Path); err != nil {
 			cmd = exec.Command(args[1], args[2:]...)
@@ -194,6 +194,13 @@ func untilMatch(ts *testscript.TestScript, args []string) error {
 		last = fmt.Sprintf("%v\n%s%s", err, out, errs.Bytes())
 	}
 	return fmt.Errorf("waited in vain for %s; last: %s", args[0], last)
+}
+
+// breathe sleeps after a program that was run in vain for twice as long as it took, so that who asks is not who keeps the machine busy, and
+// says when it was over.
+func breathe(since time.Time) time.Time {
+	time.Sleep(max(20*time.Millisecond, 2*time.Since(since)))
+	return time.Now()
 }
 
 func order(ts *testscript.TestScript, args []string) error {

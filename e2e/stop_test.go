@@ -17,6 +17,7 @@ import (
 // An alloc is released while its Prepare waits and the shim dies. The Prepare, which is made again at the next shim, does not come after the
 // release and bring the alloc back.
 func TestReleaseOvertakesAReplayedPrepare(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	w.must(w.create("vol"))

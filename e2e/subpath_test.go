@@ -62,6 +62,7 @@ func (w *world) parts() (points []string) {
 // Killed whenever one of four parts has come or gone, whichever, the shim's successor ends what was begun: each part is mounted once, of
 // the place that it is called by, and at the end nothing is left.
 func TestShimKilledAmongParts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	w.must(w.create("vol"))

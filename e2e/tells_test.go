@@ -36,7 +36,7 @@ func tells(ts *testscript.TestScript, args []string) error {
 		return err
 	}
 	said, last := "", ""
-	for limit := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for limit, turn := time.Now().Add(patience), time.Now(); ; turn = breathe(turn) {
 		if said, err = spoken(ts, args[2:]); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 // Whose time is up is told what the alloc waits for: here, a node plugin that nobody runs. The shim says so, or if it comes too late the host.
 func TestDeadlineSaysWhatIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, everything...)
 	c := w.plugin("alloc-c", csifake.Controller)
 	w.must(w.create("vol"))

@@ -36,7 +36,7 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	shimBinary = filepath.Join(dir, "holdfast-shim")
-	cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-o", shimBinary, "../shim")...)
+	cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-ldflags=-s -w", "-o", shimBinary, "../shim")...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
 		return 1
