@@ -12,6 +12,9 @@ DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$
 HOSTS ?= now next
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
 
+# How many packages are tested at a time: one more than there are processors, as tests also wait for processes and for disks.
+PACKAGES ?= $(shell echo $$(($$(nproc) + 1)))
+
 # With the race detector each process, and the tests have thousands, sleeps for a second at its end unless it is told not to.
 export GORACE ?= atexit_sleep_ms=0
 
@@ -36,10 +39,9 @@ demo: build ## the main job on real parts: a plugin, a volume, a writer, a reade
 demo-rootless: build ## the same in a user namespace, on loopfs' directory backend
 	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
 
-test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap
-	$(GO) vet ./...
-	$(GO) test -race -short -timeout 12m ./...
-	$(GO) test -run TestHistories ./shim/internal/alloc
+test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap; `make vet` is on its own
+	$(GO) test -race -short -vet=off -timeout 12m -p $(PACKAGES) ./...
+	$(GO) test -vet=off -run TestHistories ./shim/internal/alloc
 
 compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
 	@mkdir -p $(BIN)
