@@ -196,10 +196,10 @@ func untilMatch(ts *testscript.TestScript, args []string) error {
 	return fmt.Errorf("waited in vain for %s; last: %s", args[0], last)
 }
 
-// breathe sleeps after a program that was run in vain for twice as long as it took, so that who asks is not who keeps the machine busy, and
-// says when it was over.
+// breathe sleeps after a program that was run in vain for twice as long as it took, within bounds, so that who asks is not who keeps the machine
+// busy, and says when it was over.
 func breathe(since time.Time) time.Time {
-	time.Sleep(max(20*time.Millisecond, 2*time.Since(since)))
+	time.Sleep(min(max(20*time.Millisecond, 2*time.Since(since)), time.Second))
 	return time.Now()
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/installed"
 )
 
 // volatileDisk is a file system of its own on a loop device: it can be full, or lose its power. The device is in memory: however busy the
@@ -28,7 +28,7 @@ func newDisk(t *testing.T, kind string, size string) *volatileDisk {
 	if os.Getuid() != 0 {
 		t.Skip("loop devices need root")
 	}
-	mnttest.FileSystem(t, kind)
+	installed.FileSystem(t, kind)
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/installed"
 )
 
 func TestEphemeralVolume(t *testing.T) {
@@ -98,7 +98,7 @@ func TestEphemeralTable(t *testing.T) {
 	}
 	step(t, "at a directory that is there", p.publishInline("csi-1", dir, "1", writer, false), codes.OK)
 	t.Run("xfs is larger", func(t *testing.T) {
-		mnttest.FileSystem(t, "xfs")
+		installed.FileSystem(t, "xfs")
 		step(t, "publish", p.publishInline("csi-2", x, "", mountOf(writer, "xfs", ""), false), codes.OK)
 		if size := bytesAt(t, x); size < 200<<20 {
 			t.Errorf("xfs has %d bytes", size)

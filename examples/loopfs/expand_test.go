@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/installed"
 )
 
 func bytesAt(t *testing.T, dir string) int64 {
@@ -90,7 +90,7 @@ func TestExpandOnline(t *testing.T) {
 	}{{"ext4", writer, 32 << 20}, {"xfs", mountOf(writer, "xfs", ""), 300 << 20}, {"raw", blockOf(writer), 32 << 20}} {
 		t.Run(c.name, func(t *testing.T) {
 			if kind := c.cap.GetMount().GetFsType(); kind != "" {
-				mnttest.FileSystem(t, kind)
+				installed.FileSystem(t, kind)
 			}
 			made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 				Name: c.name, VolumeCapabilities: []*csi.VolumeCapability{c.cap}, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size},

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
+	"holdfast/internal/installed"
 	"holdfast/internal/mnt/mnttest"
 )
 
@@ -148,7 +149,7 @@ func (m *machine) reflinks() bool {
 // dataOnXFS makes the data directory a mounted xfs, which has reflinks.
 func (m *machine) dataOnXFS() {
 	m.t.Helper()
-	mnttest.FileSystem(m.t, "xfs")
+	installed.FileSystem(m.t, "xfs")
 	image := filepath.Join(m.t.TempDir(), "xfs.img")
 	f, err := os.Create(image)
 	if err == nil {

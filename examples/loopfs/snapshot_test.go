@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/installed"
 )
 
 func TestSnapshotAndRestore(t *testing.T) {
@@ -342,7 +342,7 @@ func TestReflinks(t *testing.T) {
 // Copies of one xfs are mounted beside each other, and a copy is of its source's type.
 func TestCopiesOfXFS(t *testing.T) {
 	need(t, disk.LoopBackend)
-	mnttest.FileSystem(t, "xfs")
+	installed.FileSystem(t, "xfs")
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop", "--capacity", "2GiB")
 	xfs := mountOf(writer, "xfs", "")

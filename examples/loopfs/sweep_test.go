@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/examples/loopfs/internal/disk"
+	"holdfast/internal/installed"
 )
 
 // doomed has the process killed when one of its threads is about to make that system call for the n-th time. The function that it
@@ -112,8 +113,9 @@ func (m *sweeper) killed(s sweep, effect string, n int) bool {
 
 func needStrace(t *testing.T) {
 	t.Helper()
+	installed.Tool(t, "strace", "strace")
 	if err := exec.Command("strace", "-qq", "-o", "/dev/null", "true").Run(); err != nil {
-		t.Skipf("strace is needed to kill at system calls, and may not trace here: %v", err)
+		t.Skipf("strace may not trace here: %v", err)
 	}
 }
 

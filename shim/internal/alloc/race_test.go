@@ -3,4 +3,4 @@
 package alloc_test
 
 // usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without -race as well.
-const usual = 1_000
+const usual = 2_500

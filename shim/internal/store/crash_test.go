@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/internal/installed"
 	"holdfast/registry"
 )
 
@@ -75,10 +76,8 @@ const commitsUnderFault = 8
 // injected runs the child with one failing system call. It skips where calls cannot be made to fail.
 func injected(t *testing.T, path, fault string) map[string][]string {
 	t.Helper()
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("strace is needed to make system calls fail")
-	}
+	const strace = "strace"
+	installed.Tool(t, strace, strace)
 	if err := exec.Command(strace, "-qq", "-o", "/dev/null", "true").Run(); err != nil {
 		t.Skipf("strace may not trace here: %v", err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/installed"
 )
 
 // loopVolume is a backend with one volume of that size in it.
@@ -68,7 +68,7 @@ func TestOneDevicePerImage(t *testing.T) {
 func TestFileSystemsAreMadeOnceAndStay(t *testing.T) {
 	for _, fs := range FileSystems() {
 		t.Run(fs, func(t *testing.T) {
-			mnttest.FileSystem(t, fs)
+			installed.FileSystem(t, fs)
 			b, id, at := loopVolume(t, MinXFSBytes)
 			if have, err := b.FileSystem(id, ""); have != "" || err != nil || blkid(t, imagePath(b, id)) != "" {
 				t.Errorf("a new volume holds %q, %v", have, err)
@@ -151,7 +151,7 @@ func TestMountTakesAllOfTheSize(t *testing.T) {
 		from int64
 	}{{"ext4", 32 << 20}, {"xfs", MinXFSBytes}} {
 		t.Run(c.fs, func(t *testing.T) {
-			mnttest.FileSystem(t, c.fs)
+			installed.FileSystem(t, c.fs)
 			b, id, at := loopVolume(t, c.from)
 			mustMountAs(t, b, id, at, c.fs)
 			before := statfs(t, at)
@@ -185,7 +185,7 @@ func TestOddSizes(t *testing.T) {
 		from int64
 	}{{"ext4", 33<<20 + 4096}, {"xfs", MinXFSBytes + 4096}} {
 		t.Run(c.fs, func(t *testing.T) {
-			mnttest.FileSystem(t, c.fs)
+			installed.FileSystem(t, c.fs)
 			b, id, at := loopVolume(t, c.from)
 			for _, more := range []int64{0, 4096, 8192, 1<<20 + 4096} {
 				if err := b.Grow(id, c.from+more); err != nil {
@@ -205,7 +205,7 @@ func TestExpandInUse(t *testing.T) {
 		from int64
 	}{{"ext4", 32 << 20}, {"xfs", MinXFSBytes}} {
 		t.Run(c.fs, func(t *testing.T) {
-			mnttest.FileSystem(t, c.fs)
+			installed.FileSystem(t, c.fs)
 			b, id, at := loopVolume(t, c.from)
 			mustMountAs(t, b, id, at, c.fs)
 			before := statfs(t, at)
@@ -286,7 +286,7 @@ func TestRawDevices(t *testing.T) {
 func TestFreeze(t *testing.T) {
 	for _, fs := range FileSystems() {
 		t.Run(fs, func(t *testing.T) {
-			mnttest.FileSystem(t, fs)
+			installed.FileSystem(t, fs)
 			b, id, at := loopVolume(t, MinXFSBytes)
 			if err := b.Thaw(id); err != nil {
 				t.Errorf("thaw of what is not mounted: %v", err)
@@ -322,7 +322,7 @@ func TestFreeze(t *testing.T) {
 func TestCopyBesideItsSource(t *testing.T) {
 	for _, fs := range FileSystems() {
 		t.Run(fs, func(t *testing.T) {
-			mnttest.FileSystem(t, fs)
+			installed.FileSystem(t, fs)
 			b, id, one := loopVolume(t, MinXFSBytes)
 			two, copied := place(t), IDFor(Volume, "copy")
 			mustMountAs(t, b, id, one, fs)

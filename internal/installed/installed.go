@@ -1,4 +1,5 @@
-package mnttest
+// Package installed is what tests ask for programs that are no part of Go, and that a machine may lack.
+package installed
 
 import (
 	"os"
