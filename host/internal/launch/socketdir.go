@@ -76,7 +76,7 @@ func makeLocked(runDir, prefix string) (*socketDir, error) {
 	d := &socketDir{path: path, lock: lock}
 	err = os.WriteFile(filepath.Join(path, ownerFile), ownerMark(), 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, lock.Close()
+		return nil, unlock(lock)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mark the socket directory: %w", err), d.remove())
@@ -100,7 +100,13 @@ func lockDir(path string) (*os.File, error) {
 }
 
 // remove removes the directory with all that is in it, if nothing hinders that; a later start tries again.
-func (d *socketDir) remove() error { return errors.Join(d.clear(), d.lock.Close()) }
+func (d *socketDir) remove() error { return errors.Join(d.clear(), unlock(d.lock)) }
+
+// unlock gives the lock back and closes its file. To close it is not enough: a process that is forked in this moment has the same file open until
+// it executes its program, and the next start would leave the directory alone.
+func unlock(lock *os.File) error {
+	return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
+}
 
 // clear removes the very directory that is locked, wherever a shim has moved it and whatever has its name by now. What is mounted there is not ours
 // to remove, nor is what lies in it, nor where a link leads. Our mark goes last.
@@ -216,7 +222,7 @@ func removeOrphan(path string) error {
 	case age > orphanAge:
 		_ = os.Remove(path) // only if it is empty
 	}
-	return lock.Close()
+	return unlock(lock)
 }
 
 // inspect says whether the locked directory has our mark, and how old it is.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -75,7 +76,7 @@ func unmount(t *testing.T, point string) {
 	}
 }
 
-// The same for a directory that is not ours to change for another reason.
+// The same for a directory that is not ours to change for another reason, while a process that is just being forked has open what we have.
 func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -83,6 +84,8 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	}
 	opts := options(t, "plain")
 	p := start(t, opts)
+	forked := copyOfOpen(t, opts.RunDir+"/shim-")
+	defer unix.Close(forked)
 	if err := unix.Mount(opts.RunDir, opts.RunDir, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +100,32 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	unmount(t, opts.RunDir)
 	kill(t, start(t, opts))
 	checkEmpty(t, opts.RunDir)
+}
+
+// copyOfOpen is a descriptor as a process has that was forked in this moment, of the one thing that is open here and whose path begins so.
+func copyOfOpen(t *testing.T, prefix string) int {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range open {
+		path, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err != nil || !strings.HasPrefix(path, prefix) {
+			continue
+		}
+		number, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.FcntlInt(uintptr(number), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	t.Fatalf("nothing is open below %s", prefix)
+	return -1
 }
 
 // T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may be long. It goes with the
