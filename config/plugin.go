@@ -9,7 +9,9 @@ import (
 
 var (
 	pluginShape = shape{
-		attrs:  append([]string{"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout"}, nextPluginAttrs...),
+		attrs: append([]string{
+			"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout", "list_volumes",
+		}, nextPluginAttrs...),
 		blocks: []string{"heartbeat"},
 	}
 	heartbeatShape = shape{attrs: []string{"interval", "timeout", "failures"}}
@@ -43,6 +45,9 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	}
 	if dir, ok := at.path("stage_publish_base_dir"); ok {
 		p.StagePublishBaseDir = dir
+	}
+	if list, ok := at.truth("list_volumes"); ok {
+		p.NoListVolumes = !list
 	}
 	f.nextPlugin(at, &p)
 	f.checkDirs(at, p)

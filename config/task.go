@@ -29,7 +29,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	}
 	if plugin, ok := at.one("csi_plugin"); ok {
 		spec := f.plugin(plugin)
-		task.Plugin = spec.ID
+		task.Plugin, task.PluginType = spec.ID, spec.Type
 		task.Sealed = seal(sealed{Task: &hooks.TaskSpec{Plugin: spec, Env: slices.Sorted(maps.Keys(task.Env))}})
 	}
 	rest := f.carry(b, "driver", "env", "config", "csi_plugin", "volume_mount")

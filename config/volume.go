@@ -2,6 +2,7 @@ package config
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 
@@ -10,7 +11,7 @@ import (
 
 var specShape = shape{
 	attrs: []string{
-		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "capacity_min", "capacity_max",
+		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
 		"access_mode", "attachment_mode", "parameters", "context", "secrets",
 	},
 	blocks: []string{"capability", "mount_options", "topology_request", "parameters", "context", "secrets", "variable", "variables", "locals"},
@@ -27,7 +28,8 @@ func (f *file) volume() *registry.VolumeSpec {
 	spec := &registry.VolumeSpec{
 		Namespace: registry.DefaultNamespace, ID: parsed(at, "id", registry.ParseVolumeID),
 		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), External: parsed(at, "external_id", registry.ParseExternalID),
-		CloneID: parsed(at, "clone_id", registry.ParseExternalID), SnapshotID: string(parsed(at, "snapshot_id", registry.ParseExternalID)),
+		CloneID: parsed(at, "clone_id", parseCloneID), CloneExternal: parsed(at, "clone_external_id", registry.ParseExternalID),
+		SnapshotID:  parsed(at, "snapshot_id", registry.ParseExternalID),
 		CapacityMin: at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
 		Parameters: at.stringMap("parameters"), Context: at.stringMap("context"),
 	}
@@ -35,7 +37,7 @@ func (f *file) volume() *registry.VolumeSpec {
 		spec.Namespace = parsed(at, "namespace", registry.ParseNamespace)
 	}
 	if spec.Name = string(spec.ID); at.has("name") {
-		spec.Name = string(parsed(at, "name", registry.ParseExternalID))
+		spec.Name = parsed(at, "name", registry.ParseCreateName)
 	}
 	spec.Capabilities = f.capabilities(at)
 	if options, ok := at.one("mount_options"); ok {
@@ -45,6 +47,15 @@ func (f *file) volume() *registry.VolumeSpec {
 	spec.Secrets = at.secretReferences()
 	f.checkVolume(at, spec)
 	return spec
+}
+
+// parseCloneID reads clone_id, which names a volume of the same namespace.
+func parseCloneID(s string) (registry.VolumeID, error) {
+	id, err := registry.ParseVolumeID(s)
+	if err != nil {
+		return id, registry.Invalid("%w; clone_id is the id of a volume here: if this is the plugin's own id for it, write clone_external_id", err)
+	}
+	return id, nil
 }
 
 // volumeOptions reads the options that hold where a job gives none. They are for the volume as a file system; that Nomad's files have them
@@ -69,8 +80,9 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 	if spec.CapacityMax > 0 && spec.CapacityMax < spec.CapacityMin {
 		f.errorf(at.at("capacity_max"), "raise it, or lower capacity_min", "capacity_max is smaller than capacity_min")
 	}
-	if at.has("snapshot_id") && at.has("clone_id") {
-		f.errorf(at.at("clone_id"), "keep one of them", "a volume is made of a snapshot or of a volume, not of both")
+	sources := slices.DeleteFunc([]string{"clone_id", "clone_external_id", "snapshot_id"}, func(name string) bool { return !at.has(name) })
+	if len(sources) > 1 {
+		f.errorf(at.at(sources[0]), "keep one of them", "a volume is filled from one source, not from %s", strings.Join(sources, " and "))
 	}
 	f.checkSize(at, "parameters", spec.Parameters)
 	f.checkSize(at, "context", spec.Context)

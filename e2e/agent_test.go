@@ -119,7 +119,7 @@ func (s *station) submit(name string, replace ...string) error {
 	}
 	var id string
 	err = s.insist("run "+name, func() error {
-		job, err := s.client.RunJob(s.ctx(), src)
+		job, err := s.client.RunJob(s.ctx(), src, false)
 		id = job.ID
 		return err
 	})

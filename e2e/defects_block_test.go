@@ -199,7 +199,7 @@ func (s *station) createBlock(id string) error {
 // runText runs a job.
 func (s *station) runText(name, text string) error {
 	return s.insist("run "+name, func() error {
-		_, err := s.client.RunJob(s.ctx(), control.Submission{Name: name, Text: []byte(text)})
+		_, err := s.client.RunJob(s.ctx(), control.Submission{Name: name, Text: []byte(text)}, false)
 		return err
 	})
 }

@@ -122,7 +122,7 @@ func TestSwapAddsAField(t *testing.T) {
 	s.says(false, unknown, run...)
 	plain, err := s.file("fake.hcl")
 	s.must(err)
-	s.must(s.insist("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain); return err }))
+	s.must(s.insist("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain, false); return err }))
 	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
 	if env, from := s.scratch(s.pid("fake")); env != "" || from != "" {
 		t.Errorf("without the field a task has %q, and at /scratch is %q", env, from)

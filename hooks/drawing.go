@@ -22,6 +22,7 @@ func (l Layout) Draw(w io.Writer) error {
 		l.HostLock():                     "locked by the host: one host per state directory",
 		l.Database():                     "everything durable; locked by the shim that serves",
 		l.Binaries():                     "shim binaries by their SHA-256",
+		l.Suspensions():                  "calls that are not made again, as a plugin died during them",
 		l.MountRoot():                    "a shared mount: what plugins mount below appears on the host",
 		root.Host:                        "plugin \"loopfs\"; in its tasks: stage_publish_base_dir",
 		l.Run:                            "run directory, 0700: gone after a boot",

@@ -34,13 +34,14 @@ type Group struct {
 
 // Task is one program of a group.
 type Task struct {
-	Name   registry.TaskName `json:"name"`
-	Driver string            `json:"driver"`
-	Plugin registry.PluginID `json:"plugin,omitempty"` // the plugin that it runs, if any
-	Sealed Sealed            `json:"sealed,omitempty"` // empty: the task runs no plugin
-	Env    map[string]string `json:"env,omitempty"`    // the env block, evaluated; run-time references verbatim
-	Config json.RawMessage   `json:"config,omitempty"` // the config block
-	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
+	Name       registry.TaskName `json:"name"`
+	Driver     string            `json:"driver"`
+	Plugin     registry.PluginID `json:"plugin,omitempty"`      // the plugin that it runs, if any
+	PluginType PluginType        `json:"plugin_type,omitempty"` // of that plugin
+	Sealed     Sealed            `json:"sealed,omitempty"`      // empty: the task runs no plugin
+	Env        map[string]string `json:"env,omitempty"`         // the env block, evaluated; run-time references verbatim
+	Config     json.RawMessage   `json:"config,omitempty"`      // the config block
+	Rest       json.RawMessage   `json:"rest,omitempty"`        // everything else
 }
 
 // AllocTask is what the shim is told of a task when an alloc's volumes are prepared or a task starts.

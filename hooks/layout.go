@@ -105,6 +105,9 @@ func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.
 	return registry.ExternalID("csi-" + hash("ephemeral", string(alloc), string(request)))
 }
 
+// Suspensions is the directory of the calls during which plugins died, one file per plugin and call.
+func (l Layout) Suspensions() string { return filepath.Join(l.State, "suspended") }
+
 // Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that ran.
 func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }
 func (l Layout) HostLock() string { return filepath.Join(l.State, "host.lock") }

@@ -46,6 +46,7 @@ type PluginSpec struct {
 	StagePublishBaseDir string            `json:"stage_publish_base_dir"` // in the task: volumes are staged and published below
 	HealthTimeout       time.Duration     `json:"health_timeout"`         // from the task's start to its first good probe
 	Heartbeat           Heartbeat         `json:"heartbeat"`
+	NoListVolumes       bool              `json:"no_list_volumes,omitempty"` // list_volumes = false: ListVolumes is never called
 	NextFields
 }
 

@@ -32,30 +32,6 @@ func TestTransportDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// Only what took long is put off when it was cut off, and for no longer than its caller waits.
-func TestLongCallsGiveWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		brief, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		for what, c := range map[string]struct {
-			ctx         context.Context
-			after       time.Duration
-			least, most time.Duration
-		}{
-			"a short one":             {t.Context(), longCall - 1, 0, 0},
-			"a long one":              {t.Context(), longCall, wayGiven / 2, 2 * wayGiven},
-			"one of an hour":          {t.Context(), time.Hour, wayGiven / 2, mostWay + wayGiven},
-			"one that nobody expects": {brief, time.Hour, 0, time.Millisecond},
-		} {
-			began := time.Now()
-			waited := giveWay(c.ctx, c.after)
-			if took := time.Since(began); took < c.least || took > c.most || took != waited {
-				t.Errorf("%s is put off for %v, and says %v", what, took, waited)
-			}
-		}
-	})
-}
-
 // A call that was cut off because its shim is active no more is made at the next one, however little time it has left; one whose time was up at the shim
 // is not made again.
 func TestLittleTimeIsForTheNextShim(t *testing.T) {

@@ -25,9 +25,6 @@ func (h *Host) Hush() (end func()) {
 	return func() { h.gate.open(serving) }
 }
 
-// Young is how many calls are under way, as a swap counts them that waits for a lull.
-func (h *Host) Young() int { return h.traffic.young() }
-
 // candidate rehearses as it is told to.
 type candidate struct {
 	side

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -13,19 +12,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/host/internal/launch"
 	"holdfast/proto/wire"
 	"holdfast/registry"
 )
 
-// gate lets calls through to the active shim and holds them while there is none. Those that change something go out in the order in which they
-// came; those that do not wait for nobody but the shim.
+// gate lets calls through to the active shim and holds them while there is none. While it is quiet it holds writes only.
 type gate struct {
 	mu      sync.Mutex // guards all below; held for no longer than a look-up
 	current *shim      // nil: closed
 	quiet   bool       // what changes something waits, what does not goes on
 	waited  int        // calls that had to wait since quiet was last set
-	line    line       // of what changes something
 	why     error      // why it is closed
 	shutFor error      // set for good by shut
 	changed chan struct{}
@@ -82,14 +78,7 @@ const (
 
 var errQuiet = errors.New("it is being replaced")
 
-// waiter is one call at the gate.
-type waiter struct {
-	kind  kind
-	not   *shim  // to be avoided: the call was cut off there
-	place *place // in the line; nil: in none
-}
-
-// sight is what a waiter sees of the gate.
+// sight is what a call sees of the gate.
 type sight struct {
 	shim    *shim // nil: it has to wait
 	changed chan struct{}
@@ -97,38 +86,19 @@ type sight struct {
 	shut    error
 }
 
-// look says whether the call may go. One that changes something and may not, or finds others waiting, joins the line. One that avoids a shim
-// is in none: nobody should wait for it.
-func (g *gate) look(w *waiter) sight {
+// look returns the shim that a call may go to, or why it has to wait. The call was cut off at the shim avoid, if any.
+func (g *gate) look(k kind, avoid *shim) sight {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := sight{changed: g.changed, why: g.why, shut: g.shutFor}
 	switch {
-	case g.current == nil || g.current == w.not:
-	case g.quiet && w.kind == writes:
+	case g.current == nil || g.current == avoid:
+	case g.quiet && k == writes:
 		s.why = errQuiet
-	case w.kind == reads || w.not != nil || len(g.line) == 0 || g.line.first(w.place):
+	default:
 		s.shim = g.current
 	}
-	if s.shim == nil && w.kind == writes && w.not == nil && w.place == nil {
-		w.place = g.line.join()
-	}
 	return s
-}
-
-// turn is sent to when the call becomes the first of the line.
-func (w *waiter) turn() <-chan struct{} {
-	if w.place == nil {
-		return nil
-	}
-	return w.place.turn
-}
-
-// leave ends the call's place in the line, if it has one.
-func (g *gate) leave(w *waiter) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.line.leave(w.place)
 }
 
 // waits counts a call that has to wait.
@@ -141,18 +111,9 @@ func (g *gate) waits() {
 // sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
 const sameAgain = 100 * time.Millisecond
 
-// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A shim that the call was cut off at is
-// most likely dead: not is avoided, for a while. sent is to be called once the call is on its way: who waits behind it goes then.
-func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, not *shim) (sh *shim, sent func(), err error) {
-	w := &waiter{kind: k, not: not}
-	sent = func() { g.leave(w) }
-	if sh, err = g.wait(ctx, w, hold); err != nil {
-		sent()
-	}
-	return sh, sent, err
-}
-
-func (g *gate) wait(ctx context.Context, w *waiter, hold *time.Duration) (*shim, error) {
+// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A call that was cut off at a
+// shim avoids that shim for a while: it is most likely dead.
+func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, avoid *shim) (*shim, error) {
 	began := time.Now()
 	limit := time.NewTimer(*hold)
 	defer limit.Stop()
@@ -160,7 +121,7 @@ func (g *gate) wait(ctx context.Context, w *waiter, hold *time.Duration) (*shim,
 	again := time.NewTimer(sameAgain)
 	defer again.Stop()
 	for first := true; ; first = false {
-		seen := g.look(w)
+		seen := g.look(k, avoid)
 		switch {
 		case seen.shut != nil:
 			return nil, seen.shut
@@ -171,9 +132,8 @@ func (g *gate) wait(ctx context.Context, w *waiter, hold *time.Duration) (*shim,
 		}
 		select {
 		case <-seen.changed:
-		case <-w.turn():
 		case <-again.C:
-			w.not = nil
+			avoid = nil
 		case <-ctx.Done():
 			return nil, noShim(seen.why, context.Cause(ctx))
 		case <-limit.C:
@@ -223,18 +183,12 @@ func at(f func(ctx context.Context, conn grpc.ClientConnInterface) error) func(c
 func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh *shim) error) error {
 	hold := h.config.MaxHold
 	var cut *shim
-	var had time.Duration // so long shims have had it that were cut off
-	if k == writes {
-		defer h.traffic.begins()()
-	}
 	for {
-		sh, sent, err := h.gate.enter(ctx, k, &hold, cut)
+		sh, err := h.gate.enter(ctx, k, &hold, cut)
 		if err != nil {
 			return err
 		}
-		began := time.Now()
-		err = f(launch.OnSent(ctx, sent), sh)
-		sent()
+		err = f(ctx, sh)
 		switch {
 		case !cutOff(err):
 			return late(ctx, wire.Error(err))
@@ -242,34 +196,8 @@ func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh 
 			<-ctx.Done()
 			return h.gate.unanswered(context.Cause(ctx))
 		}
-		if cut = sh; k == writes {
-			had += time.Since(began)
-			hold -= giveWay(ctx, had)
-		}
+		cut = sh
 	}
-}
-
-const (
-	longCall = 500 * time.Millisecond // what was at shims for so long when it is cut off waits for something slow
-	wayGiven = 50 * time.Millisecond  // about as long as a new shim needs for the calls that were held
-	mostWay  = 250 * time.Millisecond // that is given
-	wayShare = 16                     // of the time that the call took so far, more is given
-)
-
-// giveWay lets calls that were held go first where a call that was cut off is made again, after shims have had it for a long time anyway. With many
-// of those a new shim would have them to do first; so they do not come all at once either.
-func giveWay(ctx context.Context, after time.Duration) (waited time.Duration) {
-	if after < longCall {
-		return 0
-	}
-	began := time.Now()
-	timer := time.NewTimer(wayGiven/2 + rand.N(min(max(wayGiven, after/wayShare), mostWay)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return time.Since(began)
 }
 
 // mayBeLate are the errors that a call may have because its caller's time was up.

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"holdfast/host"
 )
 
@@ -334,25 +332,5 @@ func TestFingerprintsBeginAnew(t *testing.T) {
 	})
 	if err != io.EOF || begun != 2 {
 		t.Errorf("%v after %d beginnings", err, begun)
-	}
-}
-
-// A swap waits for a moment without calls that change something: those are counted while they are under way, and reads are not.
-func TestChangesAreTraffic(t *testing.T) {
-	w := newWorld(t)
-	for _, c := range []struct {
-		what string
-		make func(context.Context, func(context.Context, grpc.ClientConnInterface) error) error
-		want int
-	}{{"a change", w.host.Changing, 1}, {"a read", w.host.Reading, 0}} {
-		err := c.make(w.ctx(), func(context.Context, grpc.ClientConnInterface) error {
-			if n := w.host.Young(); n != c.want {
-				t.Errorf("%s: %d calls are under way, want %d", c.what, n, c.want)
-			}
-			return nil
-		})
-		if n := w.host.Young(); err != nil || n != 0 {
-			t.Errorf("after %s: %d, %v", c.what, n, err)
-		}
 	}
 }

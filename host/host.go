@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/hooks"
 	"holdfast/host/internal/launch"
 	"holdfast/registry"
 )
@@ -30,7 +32,6 @@ type Host struct {
 	swapping  chan struct{} // holds one token while a swap is under way
 	history   *history
 	gate      *gate
-	traffic   traffic // of calls that change something
 	living    living
 	preparing preparing
 	launches  atomic.Uint64 // how many shims were started
@@ -72,7 +73,7 @@ func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	defer func() { h.history.settle(h.running.now().SHA256) }()
 	binary, fallback := h.decide(ctx, h.running.now())
 	h.choose(binary, fallback)
-	sh, err := h.start(ctx, run)
+	sh, err := h.persist(ctx, run)
 	switch {
 	case err == nil:
 		h.chosen(binary, digest{})
@@ -82,7 +83,54 @@ func (h *Host) first(ctx, run context.Context) (*shim, error) {
 	}
 	h.config.Logger.Error("the shim that was swapped to last cannot be started; the one before is", "error", err)
 	h.chosen(fallback, digest{})
-	return h.start(ctx, run)
+	return h.persist(ctx, run)
+}
+
+// startTries is how many starts may fail because the shim exits, crashes, does not answer in time or is cut off. After that
+// its binary is taken for broken.
+const startTries = 3
+
+// persist starts the shim until it is active, with a back-off between the tries. A shim that was killed from outside
+// is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in all. Errors of
+// other kinds would come again, and are returned at once.
+func (h *Host) persist(ctx, run context.Context) (*shim, error) {
+	wait, failed := &backoff{}, 0
+	for {
+		sh, err := h.start(ctx, run)
+		if err == nil {
+			return sh, nil
+		}
+		exit, died := errors.AsType[*launch.Exit](err)
+		switch {
+		case ctx.Err() != nil:
+			return sh, gaveUp(ctx, err)
+		case sh != nil:
+			return sh, err
+		case died && exit.Outside():
+		case errors.Is(err, registry.ErrUnavailable):
+			failed++
+		default:
+			return nil, err
+		}
+		if failed == startTries {
+			return nil, fmt.Errorf("the shim did not start in %d tries: %w", wait.taken+1, err)
+		}
+		pause := wait.take()
+		h.config.Logger.Error("the shim did not start; it is started again", "in", pause, "failures in a row", wait.taken, "error", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, gaveUp(ctx, err)
+		}
+	}
+}
+
+// gaveUp adds to the error of the last start why there is no other one.
+func gaveUp(ctx context.Context, last error) error {
+	if end := context.Cause(ctx); !errors.Is(last, end) {
+		return fmt.Errorf("gave up starting the shim: %w; the last start: %w", end, last)
+	}
+	return last
 }
 
 // take locks the state directory, sees to it that no shim of an earlier host lives, and verifies the shim's binary.
@@ -170,6 +218,28 @@ func lockState(path string) (*os.File, error) {
 		_, _ = f.WriteAt([]byte(fmt.Sprint(os.Getpid())), 0)
 	}
 	return f, nil
+}
+
+// LockHolder returns the process that is the host of the state directory, if there is one. It looks at which process has
+// the lock file open, because taking the lock, even for a moment, could keep a host from starting.
+func LockHolder(stateDir string) (pid string, held bool) {
+	path := hooks.Layout{State: stateDir}.HostLock()
+	text, err := os.ReadFile(path)
+	if err != nil || len(text) == 0 {
+		return "", false
+	}
+	lock, err := os.Stat(path)
+	if err != nil {
+		return "", false
+	}
+	dir := filepath.Join("/proc", string(text), "fd")
+	entries, _ := os.ReadDir(dir) // none: the process is gone
+	for _, e := range entries {
+		if open, err := os.Stat(filepath.Join(dir, e.Name())); err == nil && os.SameFile(open, lock) {
+			return string(text), true
+		}
+	}
+	return "", false
 }
 
 // drop gives back what take took.

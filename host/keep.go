@@ -47,8 +47,6 @@ type kept interface {
 	answers(ctx context.Context) error
 	// end ends the process, which may tidy up first.
 	end(ctx context.Context) error
-	// yield has others get the processors first from now on.
-	yield()
 	pid() int
 }
 
@@ -235,25 +233,43 @@ func (k *keeper) end(ctx context.Context) error {
 
 var errDied = errors.New("it has died")
 
-// died deals with the death of the active shim.
+// died handles the death of the active shim. Calls are held until another shim serves, so that is done first. What may
+// take long comes after it: reading the dead shim's last words, removing what it left, and writing to a disk that may hang.
 func (k *keeper) died(ctx context.Context) {
-	dead := k.active
+	dead, young := k.active, k.over()
 	k.holdAll(errDied)
+	k.standing.fails(errDied, k.wait.taken, k.running.now(), time.Time{})
+	revived := young != nil && k.rollBack(ctx, young)
+	silenced := k.silenced
+	if revived {
+		k.serves(young.parked)
+	}
+	why := dead.death()
+	if silenced {
+		why = fmt.Errorf("it gave no answer for %s, and was killed", k.config.AnswerTimeout)
+	}
+	if young != nil {
+		young.swapped.Outcome, young.swapped.Failed, young.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
+		k.history.note(young.swapped) // on disk later
+	}
+	if revived {
+		k.standing.explains(why)
+		k.config.Logger.Error("the new shim has died; the old one has taken over again", "error", why)
+	} else {
+		if time.Since(k.born) > goodLife {
+			k.wait = &backoff{}
+		}
+		if k.none("the shim has died", why) == 0 && len(k.undead) == 0 {
+			k.start(ctx)
+		}
+	}
 	if err := dead.end(ctx); err != nil {
 		k.config.Logger.Warn("a dead shim has left something", "error", err)
 	}
-	why := dead.death()
-	if k.silenced {
-		why = fmt.Errorf("it gave no answer for %s, and was killed", k.config.AnswerTimeout)
+	if young != nil {
+		k.history.add(young.swapped)
+		k.chosen(young.digest, digest{})
 	}
-	k.standing.fails(why, k.wait.taken, k.running.now(), time.Time{})
-	if k.baking != nil && k.rollBack(ctx, why) {
-		return
-	}
-	if time.Since(k.born) > goodLife {
-		k.wait = &backoff{}
-	}
-	k.none("the shim has died", why)
 }
 
 // silence kills a shim that gives no answer. Where it does not die, calls wait until it does.
@@ -291,12 +307,12 @@ func (k *keeper) buries(ctx context.Context) {
 	k.undead = k.undead[1:]
 }
 
-// none plans the next start: nobody is active, for what has happened and why.
-func (k *keeper) none(what string, why error) {
+// none records that no shim is active, what happened and why, and plans the next start. It returns the wait until then.
+func (k *keeper) none(what string, why error) (wait time.Duration) {
 	k.active = nil
 	k.resign()
 	k.holdAll(why)
-	wait := k.wait.take()
+	wait = k.wait.take()
 	k.next = time.NewTimer(wait)
 	due := time.Now().Add(wait)
 	if len(k.undead) > 0 {
@@ -304,10 +320,12 @@ func (k *keeper) none(what string, why error) {
 	}
 	k.standing.fails(why, k.wait.taken, k.running.now(), due)
 	k.config.Logger.Error(what+"; it is started again", "in", wait, "failures in a row", k.wait.taken, "error", why)
+	return wait
 }
 
 // start starts the shim's binary.
 func (k *keeper) start(ctx context.Context) {
+	k.next.Stop()
 	k.next = nil
 	limited, callOff := context.WithCancelCause(ctx)
 	s := &start{done: make(chan struct{}), callOff: callOff}
@@ -406,10 +424,10 @@ func (k *keeper) swapped(a *ask, old kept) {
 	now, bakes := time.Now(), k.config.Bake
 	k.baking = &bake{swapped: a.swap.report, digest: k.running.now(), began: now, over: time.NewTimer(bakes)}
 	k.standing.bakes(now.Add(bakes))
-	k.history.add(k.baking.swapped)
 	k.baking.parked = old // if it has died, that is noticed next
 	k.running.set(a.digest)
 	k.took(a.fresh)
+	k.history.add(k.baking.swapped)
 	k.chosen(a.digest, k.baking.digest)
 }
 
@@ -428,7 +446,6 @@ func (k *keeper) commit(ctx context.Context) {
 			b.left <- nil
 			return
 		}
-		b.parked.yield() // the end of a process that had much memory takes a while of a processor
 		b.left <- b.parked.end(ctx)
 	}()
 }
@@ -457,15 +474,10 @@ func (k *keeper) over() *bake {
 	return b
 }
 
-// rollBack goes back from a shim that died young to the binary before it, and says whether the old shim has taken over; else its binary is to
-// be started.
-func (k *keeper) rollBack(ctx context.Context, why error) bool {
-	b := k.over()
-	b.swapped.Outcome, b.swapped.Failed, b.swapped.Reason = SwapRolledBack, SwapBake, why.Error()
-	k.history.add(b.swapped)
+// rollBack returns to the binary before a shim that died while its swap baked. It reports whether the old shim is active
+// again; if not, its binary has to be started.
+func (k *keeper) rollBack(ctx context.Context, b *bake) bool {
 	k.running.set(b.digest)
-	defer func() { k.chosen(b.digest, digest{}) }() // on disk once calls are held no more
-	k.config.Logger.Error("the new shim has died; the old one takes over again", "error", why)
 	if b.parked == nil {
 		return false
 	}
@@ -474,7 +486,6 @@ func (k *keeper) rollBack(ctx context.Context, why error) bool {
 		k.outlived(b.parked)
 		return false
 	}
-	k.serves(b.parked)
 	return true
 }
 

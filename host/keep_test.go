@@ -25,8 +25,6 @@ type tenant struct {
 
 func (n *tenant) pid() int { return 1 }
 
-func (n *tenant) yield() {}
-
 func (n *tenant) answers(ctx context.Context) error {
 	for n.frozen.Load() {
 		select {
@@ -192,6 +190,44 @@ func TestShimThatWasMuteWhileItStoodBy(t *testing.T) {
 			t.Error("it is mute now, and lives")
 		}
 	})
+}
+
+// Calls are held until the old shim serves again, so nothing slow is done before: neither a write to a disk that hangs, nor the removal of what
+// the dead one has left.
+func TestRollbackRevivesTheOldShimFirst(t *testing.T) {
+	for what, slow := range map[string]func(h *house, until <-chan struct{}){
+		"the disk hangs": func(h *house, until <-chan struct{}) {
+			hangs := func() error { <-until; return nil }
+			go func() { _ = h.host.history.pen.write(hangs) }()
+			go func() { _ = h.host.choice.pen.write(hangs) }()
+		},
+		"the dead one has left much": func(h *house, _ <-chan struct{}) { h.second.frozen.Store(true) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHouse(t, Config{Bake: time.Hour})
+				h.swapped()
+				synctest.Wait()
+				until := make(chan struct{})
+				slow(h, until)
+				synctest.Wait()
+				began := time.Now()
+				_ = h.second.kill(t.Context())
+				if synctest.Wait(); h.open.Load() != h.first || !h.host.Standing().Serving || time.Since(began) > 0 {
+					t.Errorf("%v serves after %v", h.open.Load(), time.Since(began))
+				}
+				close(until)
+				time.Sleep(time.Minute)
+				if st := h.host.Standing(); h.outcome() != SwapRolledBack || st.Reason != errNo.Error() {
+					t.Errorf("the swap is %s: %+v", h.outcome(), st)
+				}
+				h.host.history.pen.rest()
+				if past := openHistory(filepath.Dir(h.host.history.path)); past.list()[0].Outcome != SwapRolledBack {
+					t.Errorf("on disk: %+v", past.list())
+				}
+			})
+		})
+	}
 }
 
 // The old shim is frozen when its time is over. While it is being ended, the death of the active one is noticed, and a swap that waits for its end can be

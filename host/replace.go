@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"holdfast/host/internal/launch"
 	"holdfast/registry"
 )
 
@@ -39,6 +38,12 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	s := &swap{tell: h.standing.swaps, report: Swapped{Began: time.Now(), Path: b.Path, From: h.running.now().SHA256, Outcome: SwapRefused}}
 	s.report.By, _ = ctx.Value(operatorKey{}).(string)
 	err := h.swap(ctx, s, b)
+	if s.report.Failed == SwapActivate && errors.Is(err, errLate) {
+		if slow := h.slowDisk(); slow != "" {
+			err = fmt.Errorf("%w; %s", err, slow)
+			s.report.Reason += "; " + slow
+		}
+	}
 	h.standing.swaps(s.report, "")
 	if err := h.binaries.Prune(); err != nil {
 		h.config.Logger.Warn("binaries that are not needed any more could not be removed", "error", err)
@@ -49,10 +54,23 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	return s.report, err
 }
 
+// slowDisk measures a durable write to the state directory: an activation makes one within the budget of a swap. If the
+// write takes a large part of the budget, slowDisk returns what to do about it.
+func (h *Host) slowDisk() string {
+	file, began := h.history.path+".probe", time.Now()
+	err := h.history.pen.write(func() error { return errors.Join(writeDurably(file, nil), os.Remove(file)) })
+	took := time.Since(began).Round(time.Millisecond)
+	if !errors.Is(err, errDiskHangs) && took < h.config.SwapBudget/10 {
+		return ""
+	}
+	return fmt.Sprintf("the disk of %s is slow: one small write took %s or more just now, and a swap may hold calls for %s; allow it longer "+
+		"(--shim-swap-budget, Config.SwapBudget), or move the state directory to a faster disk", h.config.StateDir, took, h.config.SwapBudget)
+}
+
 func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	var binary digest
 	err := s.step(SwapVerify, func() (err error) {
-		binary, err = h.verify(h.unhurried(ctx), b)
+		binary, err = h.verify(ctx, b)
 		return err
 	})
 	if err != nil {
@@ -78,14 +96,6 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	}
 }
 
-// unhurried is ctx for what a swap does beside a shim that serves. Where none does, all calls wait for that very swap.
-func (h *Host) unhurried(ctx context.Context) context.Context {
-	if h.gate.serving() == nil {
-		return ctx
-	}
-	return launch.Unhurried(ctx)
-}
-
 // candidate runs the binary beside the active shim, and has it rehearse.
 func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, error) {
 	limit := h.config.PrepareTimeout
@@ -93,14 +103,11 @@ func (h *Host) candidate(ctx context.Context, s *swap, binary digest) (*shim, er
 	defer cancel()
 	var fresh *shim
 	err := s.step(SwapPrepare, func() (err error) {
-		if fresh, err = h.launch(limited, h.closing, binary, h.gate.serving() != nil); err != nil {
+		if fresh, err = h.launch(limited, h.closing, binary); err != nil {
 			return err
 		}
 		s.report.Protocol = fresh.process.Protocol()
 		s.report.Warnings, err = h.rehearsed(limited, fresh)
-		if err == nil && h.gate.serving() != nil { // else all of them wait for this very swap
-			h.traffic.lull(limited)
-		}
 		return err
 	})
 	if err != nil && fresh != nil {
@@ -171,7 +178,7 @@ func (h *Host) copied(ctx context.Context, file string) (*shim, error) {
 // predecessor is the active shim, if there is one that answers.
 func (h *Host) predecessor(ctx context.Context) (*shim, error) {
 	hold := predecessorLimit
-	old, _, err := h.gate.enter(ctx, reads, &hold, nil)
+	old, err := h.gate.enter(ctx, reads, &hold, nil)
 	if err != nil {
 		return nil, err
 	}

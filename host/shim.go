@@ -41,7 +41,7 @@ const (
 // start runs the shim's binary and makes it active: Hello, Activate, the stream on which it asks us, Sync. ctx bounds that; run bounds its
 // life. With an error it gives one that was to be active, and does not die.
 func (h *Host) start(ctx, run context.Context) (*shim, error) {
-	sh, err := h.launch(ctx, run, h.running.now(), false)
+	sh, err := h.launch(ctx, run, h.running.now())
 	if err != nil {
 		return nil, err
 	}
@@ -57,12 +57,12 @@ func (h *Host) start(ctx, run context.Context) (*shim, error) {
 	return sh, nil
 }
 
-// launch runs a binary and greets it: a candidate. One that nobody waits for starts gently.
-func (h *Host) launch(ctx, run context.Context, binary digest, gently bool) (*shim, error) {
+// launch starts a binary and sends it Hello: a candidate.
+func (h *Host) launch(ctx, run context.Context, binary digest) (*shim, error) {
 	log := h.config.Logger.Named("shim")
 	process, err := launch.Start(ctx, launch.Options{
 		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Database: h.config.layout().Database(), Generation: h.launches.Add(1),
-		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Gently: gently, Logger: log,
+		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (h *Host) greet(ctx context.Context, sh *shim) error {
 
 // employ makes a candidate active that no other shim hands over to.
 func (h *Host) employ(ctx context.Context, sh *shim) error {
-	ctx, cancel := context.WithTimeout(ctx, activateLimit)
+	ctx, cancel := noLongerThan(ctx, activateLimit)
 	defer cancel()
 	if _, err := sh.activate(ctx, left{}); err != nil {
 		return err
@@ -120,8 +120,6 @@ func logLevel(log hclog.Logger) []string {
 	}
 	return []string{"-log-level", level.String()}
 }
-
-func (s *shim) yield() { s.process.Yield() }
 
 // end ends the process, if it lives. It is never cut short by what ended ctx.
 func (s *shim) end(ctx context.Context) error {

@@ -32,9 +32,16 @@ func (s *shim) answers(ctx context.Context) error {
 // noticed is how long after the end of its connection a process may still seem to live.
 const noticed = 100 * time.Millisecond
 
-// noLongerThan bounds what a shim is waited for, and says so in its error.
+// deathNoticed is how long the error of a broken connection waits for the death that explains it: the kernel closes the
+// connections of a process long before the process is gone if one of its threads waits for a disk.
+const deathNoticed = 5 * time.Second
+
+// errLate is the cause of a context of noLongerThan that has ended.
+var errLate = errors.New("there was no answer")
+
+// noLongerThan bounds the wait for a shim's answer.
 func noLongerThan(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, limit, registry.Errorf(registry.ErrUnavailable, "there was no answer within %s", limit))
+	return context.WithTimeoutCause(ctx, limit, registry.Errorf(registry.ErrUnavailable, "%w within %s", errLate, limit))
 }
 
 // said is the error of a call at this shim. One that was cut off by the shim's death tells of that, and of its last words; one that ended with
@@ -50,9 +57,10 @@ func (s *shim) said(ctx context.Context, err error) error {
 	select {
 	case <-s.dead():
 		return registry.Errorf(registry.ErrUnavailable, "%w", withLastWords(s.process.Err(), s.process))
-	case <-time.After(noticed):
-		return wire.Error(err)
+	case <-time.After(deathNoticed):
+	case <-ctx.Done():
 	}
+	return wire.Error(err)
 }
 
 // overdue says whether a call has ended because its time was up. The shim has the same deadline, and its clock may be the first: the call is then

@@ -74,6 +74,9 @@ func (s *standing) fails(why error, failures int, binary digest, next time.Time)
 	})
 }
 
+// explains records how the previous shim ended, once that is known.
+func (s *standing) explains(why error) { s.set(func(is *Standing) { is.Reason = text(why) }) }
+
 func text(err error) string {
 	if err == nil {
 		return ""

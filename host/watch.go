@@ -132,7 +132,7 @@ func (h *Host) follow(
 		case hold <= wait:
 			return err
 		}
-		if shut := h.gate.look(&waiter{}).shut; shut != nil {
+		if shut := h.gate.look(reads, nil).shut; shut != nil {
 			return shut
 		}
 		h.config.Logger.Debug("a stream is opened again", "wait", wait, "error", err)
@@ -156,7 +156,7 @@ func causeOf(ctx context.Context, err error) error {
 
 // once opens a stream at the active shim, for which it waits for no longer than hold, and reads it to its end.
 func (h *Host) once(ctx context.Context, hold *time.Duration, open func(context.Context, grpc.ClientConnInterface) error) error {
-	sh, _, err := h.gate.enter(ctx, reads, hold, nil)
+	sh, err := h.gate.enter(ctx, reads, hold, nil)
 	if err != nil {
 		return err
 	}

@@ -39,19 +39,6 @@ func RemoveTaskChange(v View, now time.Time, t TaskKey) Change {
 	return RemoveChange(v, now, keys...)
 }
 
-// HealthChange sets the health of those of the keys that there are. The same state for the same cause is no change.
-func HealthChange(v View, now time.Time, h Health, keys ...InstanceKey) Change {
-	d := newDraft(v, now)
-	for _, k := range keys {
-		if known := member(d.of(k.group()).members, k); known != nil {
-			i := *known
-			i.Health = h
-			d.put(i)
-		}
-	}
-	return d.finish()
-}
-
 // Valid is nil if i can be put: it is named, can be dialled and has a health.
 func (i Instance) Valid() error {
 	switch {

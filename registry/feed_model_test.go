@@ -42,7 +42,7 @@ func newFeedModel() *feedModel {
 // open is what a new process does. It has nothing pending: what is durable it has loaded.
 func (m *feedModel) open(t *rapid.T) {
 	m.log, m.pending = m.log.Reopen(), nil
-	m.table = registry.New(m.log, now)
+	m.table = registry.New(m.log)
 	must(t, m.table.Load(context.Background()))
 	log := peeked{
 		m.log, func() { m.happens(t); m.reading = true }, func() { m.reading = false }, func(_ int, floor registry.Seq) { m.floor = floor; m.happens(t) },

@@ -327,7 +327,7 @@ func TestPastIsReadInBatches(t *testing.T) {
 					t.Errorf("%d events are read at once", limit)
 				}
 			}}
-			s.feed = registry.NewFeed(log, s.table, 100)
+			s.feed = registry.NewFeed(log, s.table.Registry, 100)
 			s.log.OnApplied(s.feed.Applied)
 			begins := s.feed.Index()
 			s.tell(t, recent, "recent")
@@ -374,7 +374,7 @@ func TestWatchEndsWithTheLog(t *testing.T) {
 	s.tell(t, 3, "past")
 	s = newStage(t, s.log.Reopen(), 100)
 	closed := registry.Errorf(registry.ErrUnavailable, "the log is closed")
-	feed := registry.NewFeed(shut{s.log, closed}, s.table, 100)
+	feed := registry.NewFeed(shut{s.log, closed}, s.table.Registry, 100)
 	s.log.OnApplied(feed.Applied)
 	s.tell(t, 1, "recent")
 	told := 0

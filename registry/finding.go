@@ -22,8 +22,10 @@ const (
 	FoundDetached  FindingKind = "detached"  // recorded as attached, and the plugin says that it is not
 	FoundAttached  FindingKind = "attached"  // the plugin says that it is attached to this node, and no record knows
 	FoundMissing   FindingKind = "missing"   // the plugin does not list the volume
+	FoundUnhealthy FindingKind = "unhealthy" // the plugin says that the volume is
 	FoundDamage    FindingKind = "damage"    // the state file contradicts itself
-	FoundUnseen    FindingKind = "unseen"    // something could not be looked at
+	FoundUnseen    FindingKind = "unseen"    // something could not be examined
+	FoundSkipped   FindingKind = "skipped"   // something is not examined because the configuration says so: nothing is wrong
 )
 
 // FindingAction is what repair does about a finding.
@@ -66,7 +68,24 @@ type Diagnosis struct {
 	Repaired bool      `json:"repaired,omitempty"`
 }
 
-// Well says whether nothing was found, or all that was found is repaired for good.
-func (d Diagnosis) Well() bool {
-	return !slices.ContainsFunc(d.Findings, func(f Finding) bool { return f.Result != RepairDone })
+// Unexamined returns what could not be examined, without what the configuration leaves out. If it is not empty, more
+// may be wrong than was found.
+func (d Diagnosis) Unexamined() (list []Finding) {
+	for _, f := range d.Findings {
+		if f.Kind == FoundUnseen {
+			list = append(list, f)
+		}
+	}
+	return list
 }
+
+// Sound reports whether everything that was examined is well, or repaired for good.
+func (d Diagnosis) Sound() bool {
+	return !slices.ContainsFunc(d.Findings, func(f Finding) bool {
+		return f.Kind != FoundUnseen && f.Kind != FoundSkipped && f.Result != RepairDone
+	})
+}
+
+// Well reports whether everything was examined that the configuration does not leave out, and is well or repaired for
+// good.
+func (d Diagnosis) Well() bool { return d.Sound() && len(d.Unexamined()) == 0 }

@@ -20,7 +20,7 @@ type (
 	Namespace string
 	// VolumeID is a volume's id within its namespace: what people call it by.
 	VolumeID string
-	// ExternalID is a volume's id at its plugin (volume_id of the CSI spec; at most 128 bytes, no character rule).
+	// ExternalID is a volume's id at its plugin (volume_id of the CSI spec). It is opaque: see ParseExternalID.
 	ExternalID string
 	// NodeID is a node as its plugin calls it (NodeGetInfo.node_id; 1 to 256 bytes).
 	NodeID string
@@ -74,21 +74,50 @@ func ParseOperationID(s string) (OperationID, error) {
 	return parseLabel[OperationID]("operation id", s)
 }
 
-// ParseExternalID accepts what a plugin may call a volume: 1 to 128 bytes of UTF-8 without control characters, not
-// starting with '/' and without a ".." element (CSI "Size Limits"; the spec has no character rule, people's disks do).
+// MaxExternalID bounds what a plugin may call a volume or a snapshot, in bytes. The CSI spec has 128 for strings in general, which
+// drivers exceed that encode a path, a server or a resource group.
+const MaxExternalID = 4096
+
+// ParseExternalID accepts what a plugin may call a volume or a snapshot: 1 byte to 4 KiB of UTF-8. Any character is
+// allowed: the id goes back to the plugin as it is, and is only ever hashed into paths.
 func ParseExternalID(s string) (ExternalID, error) {
-	if err := checkText("external id", s, MaxID); err != nil {
+	if err := checkOpaque("external id", s, MaxExternalID); err != nil {
 		return "", err
-	}
-	if strings.HasPrefix(s, "/") || hasDotDot(s) {
-		return "", Invalid("external id %q looks like a path that leaves its directory; give the id that the plugin returned", s)
 	}
 	return ExternalID(s), nil
 }
 
-// ParseNodeID accepts 1 to 256 bytes of UTF-8 without control characters (NodeGetInfo.node_id).
+// shownID is how many bytes of an external id String shows in whole.
+const shownID = 256
+
+// String is the id for messages and logs. The middle of a very long one is left out, so two ids may look
+// the same: never compare or store what it returns.
+func (id ExternalID) String() string {
+	if len(id) <= shownID {
+		return string(id)
+	}
+	head, tail := strings.ToValidUTF8(string(id[:shownID/2]), ""), strings.ToValidUTF8(string(id[len(id)-shownID/4:]), "")
+	return fmt.Sprintf("%s... (%d bytes) ...%s", head, len(id), tail)
+}
+
+// ParseCreateName accepts what a plugin may be asked to call a new volume (CreateVolumeRequest.name): 1 to 128 bytes of printable text that
+// does not look like a path that leaves its directory, as drivers join it into paths of their own.
+func ParseCreateName(s string) (string, error) {
+	if err := checkText("name", s, MaxID); err != nil {
+		return "", err
+	}
+	if strings.HasPrefix(s, "/") || hasDotDot(s) {
+		return "", Invalid("name %q looks like a path that leaves its directory; choose another", s)
+	}
+	return s, nil
+}
+
+// maxNodeID is in bytes. The CSI spec says 256 of this very field, and other orchestrators allow less.
+const maxNodeID = 256
+
+// ParseNodeID accepts 1 to 256 bytes of UTF-8 (NodeGetInfo.node_id).
 func ParseNodeID(s string) (NodeID, error) {
-	if err := checkText("node id", s, 256); err != nil {
+	if err := checkOpaque("node id", s, maxNodeID); err != nil {
 		return "", err
 	}
 	return NodeID(s), nil
@@ -117,15 +146,23 @@ func parseLabel[T ~string](what, s string) (T, error) {
 	return T(s), nil
 }
 
-// checkText refuses the empty, the overlong, the undecodable and the unprintable.
-func checkText(what, s string, limit int) error {
+// checkOpaque refuses the empty, the overlong and the undecodable.
+func checkOpaque(what, s string, limit int) error {
 	switch {
 	case s == "":
 		return Invalid("%s is empty", what)
 	case len(s) > limit:
 		return Invalid("%s is %d bytes long; at most %d are allowed", what, len(s), limit)
 	case !utf8.ValidString(s):
-		return Invalid("%s %q is not valid UTF-8", what, s)
+		return Invalid("%s %.64q is not valid UTF-8", what, s)
+	}
+	return nil
+}
+
+// checkText is checkOpaque, and refuses the unprintable.
+func checkText(what, s string, limit int) error {
+	if err := checkOpaque(what, s, limit); err != nil {
+		return err
 	}
 	for _, r := range s {
 		if !unicode.IsPrint(r) {

@@ -63,6 +63,12 @@ func (i Instance) Same(o Instance) bool {
 		maps.Equal(i.Options, o.Options)
 }
 
+// OptionListVolumes is the option of an instance whose stanza says list_volumes = false. Its value is then OptionOff.
+const (
+	OptionListVolumes = "list_volumes"
+	OptionOff         = "off"
+)
+
 // HealthState of an instance. The zero value is not a state.
 type HealthState string
 
@@ -81,8 +87,8 @@ const (
 	CauseNotReady     Cause = "not ready"      // Probe answers ready=false
 	CauseStartTimeout Cause = "start timeout"  // no good probe within health_timeout of the task's start
 	CauseIdentity     Cause = "wrong identity" // its answers to identity calls are unusable
+	CauseSocketGone   Cause = "socket gone"    // the file of its socket was removed, so nobody can connect to it any more
 	CauseExited       Cause = "task exited"    // the task that served it has ended
-	CauseRestored     Cause = "restored"       // last known before a restart of the shim; being probed again
 )
 
 // Health is the last judgement of an instance.
@@ -97,11 +103,19 @@ type Health struct {
 // "controller.PUBLISH_UNPUBLISH_VOLUME". Values that this build does not know stay as "controller.99".
 type Capability string
 
+// Optional calls that Holdfast makes unasked.
+const (
+	ListVolumesRPC RPC = "ListVolumes"
+	NodeStatsRPC   RPC = "NodeGetVolumeStats"
+)
+
 // The capabilities that Holdfast itself asks for.
 const (
 	PluginController Capability = "plugin.CONTROLLER_SERVICE"
 	PluginTopology   Capability = "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS"
 	CreateDelete     Capability = "controller.CREATE_DELETE_VOLUME"
+	CloneVolume      Capability = "controller.CLONE_VOLUME"
+	CreateSnapshot   Capability = "controller.CREATE_DELETE_SNAPSHOT"
 	AttachDetach     Capability = "controller.PUBLISH_UNPUBLISH_VOLUME"
 	AttachReadOnly   Capability = "controller.PUBLISH_READONLY"
 	ListVolumes      Capability = "controller.LIST_VOLUMES"
@@ -109,9 +123,12 @@ const (
 	ControllerExpand Capability = "controller.EXPAND_VOLUME"
 	NodeExpand       Capability = "node.EXPAND_VOLUME"
 	ExpandsOnline    Capability = "expansion.ONLINE"
+	ExpandsOffline   Capability = "expansion.OFFLINE"
 	GetCapacity      Capability = "controller.GET_CAPACITY"
 	StageUnstage     Capability = "node.STAGE_UNSTAGE_VOLUME"
 	VolumeStats      Capability = "node.GET_VOLUME_STATS"
+	NodeCondition    Capability = "node.VOLUME_CONDITION"       // of CSI up to 1.12: NodeGetVolumeStats tells it
+	ListCondition    Capability = "controller.VOLUME_CONDITION" // of CSI up to 1.12: ListVolumes tells it
 	SingleNodeMulti  Capability = "node.SINGLE_NODE_MULTI_WRITER"
 	ControllerMulti  Capability = "controller.SINGLE_NODE_MULTI_WRITER"
 	VolumeMountGroup Capability = "node.VOLUME_MOUNT_GROUP"

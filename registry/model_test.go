@@ -114,7 +114,7 @@ func (m *model) RemoveTask(t *rapid.T) {
 
 func (m *model) SetHealth(t *rapid.T) {
 	k, h := drawKey(t), drawHealth(t)
-	err := m.table.SetHealth(context.Background(), k, h)
+	_, err := m.table.SetHealth(context.Background(), h, k)
 	at := m.find(k)
 	if (at < 0) != errors.Is(err, registry.ErrNotFound) || at >= 0 && err != nil {
 		t.Fatalf("health of %s (known: %v): %v", k, at >= 0, err)
@@ -187,7 +187,7 @@ func (m *model) checkGroups(t *rapid.T) {
 		for _, plugin := range plugins {
 			want, wantActive := m.ranked(role, plugin)
 			var got []registry.InstanceKey
-			for _, i := range m.table.List(role, plugin) {
+			for _, i := range m.table.members(role, plugin) {
 				got = append(got, i.InstanceKey)
 			}
 			active, found := m.table.Find(role, plugin)
@@ -197,17 +197,6 @@ func (m *model) checkGroups(t *rapid.T) {
 			if m.events.active[string(role)+" "+string(plugin)] != wantActive {
 				t.Fatalf("%s %s: events say active is %s, want %s", role, plugin, m.events.active[string(role)+" "+string(plugin)], wantActive)
 			}
-		}
-	}
-	for _, alloc := range allocs {
-		count := 0
-		for _, e := range m.list {
-			if e.Alloc == alloc {
-				count++
-			}
-		}
-		if of := m.table.ForAlloc(alloc); len(of) != count {
-			t.Fatalf("alloc %s has %d instances, want %d", alloc, len(of), count)
 		}
 	}
 }
@@ -227,7 +216,8 @@ func TestReplayNeedsEveryEvent(t *testing.T) {
 	s := empty(t)
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
-	must(t, s.table.SetHealth(t.Context(), key("r", "p", "b"), health(registry.Unhealthy)))
+	_, err := s.table.SetHealth(t.Context(), health(registry.Unhealthy), key("r", "p", "b"))
+	must(t, err)
 	must(t, s.table.Remove(t.Context(), key("r", "p", "a")))
 	events := s.after(t, 0, registry.Filter{})
 	whole := newReplay()

@@ -6,24 +6,21 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // Registry is the live table of instances. Reads take no lock and wait for nobody; what they return is as of the last change that
 // was applied, and its maps and slices are shared with other readers: Clone before changing them.
 //
-// A write returns once it is durable, published here and told to the Feed. The Log calls Applied for it, so whoever builds a
-// Registry registers that with the Log.
+// The Log calls Applied for each commit: register it with Log.OnApplied.
 type Registry struct {
 	log     Log
-	now     func() time.Time
 	current atomic.Pointer[table]
 	writing sync.Mutex // of Load and Applied: held to compute the next table, never while waiting
 }
 
-// New is an empty table. now stamps what people read.
-func New(log Log, now func() time.Time) *Registry {
-	r := &Registry{log: log, now: now}
+// New returns an empty table.
+func New(log Log) *Registry {
+	r := &Registry{log: log}
 	r.current.Store(newTable(0, nil))
 	return r
 }
@@ -66,90 +63,6 @@ func (r *Registry) Applied(a Applied) {
 	close(old.changed)
 }
 
-// Put registers an instance, or supersedes it in its rank, and returns it as stored. One that is the same changes nothing.
-func (r *Registry) Put(ctx context.Context, i Instance) (Instance, error) {
-	if err := i.Valid(); err != nil {
-		return Instance{}, err
-	}
-	var stored Instance
-	var changes bool
-	at, err := r.commit(ctx, "put "+i.InstanceKey.String(), func(v View) (Change, error) {
-		known, _ := v.Instance(i.InstanceKey)
-		c := PutChange(v, r.now(), i)
-		if changes = len(c.Put) > 0; changes {
-			stored = c.Put[0].(Instance)
-		} else {
-			stored = known
-		}
-		stored.CreateIndex = known.CreateIndex
-		return c, nil
-	})
-	if err != nil {
-		return Instance{}, err
-	}
-	if changes {
-		stored = stored.Indexed(stored.CreateIndex, at).(Instance)
-	}
-	return stored, nil
-}
-
-// PutAll puts instances in one transaction, as the two roles of a monolith need it, and returns its index.
-func (r *Registry) PutAll(ctx context.Context, instances ...Instance) (Seq, error) {
-	for _, i := range instances {
-		if err := i.Valid(); err != nil {
-			return 0, err
-		}
-	}
-	return r.commit(ctx, "put instances", func(v View) (Change, error) { return PutChange(v, r.now(), instances...), nil })
-}
-
-// Remove removes an instance. One that is not there is no error and changes nothing.
-func (r *Registry) Remove(ctx context.Context, k InstanceKey) error {
-	_, err := r.RemoveAll(ctx, k)
-	return err
-}
-
-// RemoveAll removes instances in one transaction and returns its index.
-func (r *Registry) RemoveAll(ctx context.Context, keys ...InstanceKey) (Seq, error) {
-	return r.commit(ctx, "remove instances", func(v View) (Change, error) { return RemoveChange(v, r.now(), keys...), nil })
-}
-
-// RemoveTask removes every instance that a task serves, in one transaction.
-func (r *Registry) RemoveTask(ctx context.Context, t TaskKey) error {
-	_, err := r.commit(ctx, "remove the instances of "+t.String(), func(v View) (Change, error) { return RemoveTaskChange(v, r.now(), t), nil })
-	return err
-}
-
-// SetHealth records a judgement of an instance. ErrNotFound: it is not there (any more).
-func (r *Registry) SetHealth(ctx context.Context, k InstanceKey, h Health) error {
-	_, err := r.SetHealthAll(ctx, h, k)
-	return err
-}
-
-// SetHealthAll records one judgement of several instances, as the two roles of a monolith share their process, in one transaction,
-// and returns its index. ErrNotFound: one of them is not there; nothing has changed then.
-func (r *Registry) SetHealthAll(ctx context.Context, h Health, keys ...InstanceKey) (Seq, error) {
-	if err := h.valid(); err != nil {
-		return 0, err
-	}
-	return r.commit(ctx, "set the health of instances", func(v View) (Change, error) {
-		for _, k := range keys {
-			if _, found := v.Instance(k); !found {
-				return Change{}, Errorf(ErrNotFound, "instance %s is not registered", k)
-			}
-		}
-		return HealthChange(v, r.now(), h, keys...), nil
-	})
-}
-
-func (r *Registry) commit(ctx context.Context, what string, decide func(View) (Change, error)) (Seq, error) {
-	at, err := r.log.Commit(ctx, decide)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", what, err)
-	}
-	return at, nil
-}
-
 // Find is the active instance of a plugin in a role: the newest healthy one; if none is healthy, the newest.
 func (r *Registry) Find(role Role, id PluginID) (Instance, bool) {
 	return found(activeOf(r.current.Load().members(role, id)))
@@ -159,14 +72,6 @@ func (r *Registry) Find(role Role, id PluginID) (Instance, bool) {
 func (r *Registry) Get(k InstanceKey) (Instance, bool) {
 	return found(member(r.current.Load().members(k.Role, k.Plugin), k))
 }
-
-// List is the instances of a plugin in a role, newest first.
-func (r *Registry) List(role Role, id PluginID) []Instance {
-	return values(r.current.Load().members(role, id))
-}
-
-// ForAlloc is the instances that an alloc's tasks serve, by role, plugin and task.
-func (r *Registry) ForAlloc(id AllocID) []Instance { return values(r.current.Load().allocs.get(id)) }
 
 // All is every instance as of one index.
 func (r *Registry) All() Snapshot {
@@ -183,7 +88,7 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 		t := r.current.Load()
 		members := t.members(role, id)
 		if ctx.Err() != nil {
-			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role, situation(members), context.Cause(ctx))
+			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role, t.situation(role, id), context.Cause(ctx))
 		}
 		if active := activeOf(members); active != nil && active.Health.State == Healthy {
 			return *active, nil
@@ -196,9 +101,15 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 }
 
 // situation says to a person what there is instead of a healthy instance.
-func situation(members []*Instance) string {
+func (t *table) situation(role Role, id PluginID) string {
+	members := t.members(role, id)
 	active := activeOf(members)
 	if active == nil {
+		for _, other := range []Role{RoleController, RoleNode} {
+			if other != role && len(t.members(other, id)) > 0 {
+				return fmt.Sprintf("none is registered, the plugin serves only %s here", other)
+			}
+		}
 		return "none is registered"
 	}
 	s := fmt.Sprintf("%d registered, the newest (%s) is %s: %s", len(members), active.TaskKey(), active.Health.State, active.Health.Cause)

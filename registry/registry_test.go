@@ -23,7 +23,7 @@ func TestEventPaths(t *testing.T) {
 		return func(s *stage) error { _, err := s.table.Put(ctx, i); return err }
 	}
 	sick := func(k registry.InstanceKey) func(*stage) error {
-		return func(s *stage) error { return s.table.SetHealth(ctx, k, health(registry.Unhealthy)) }
+		return func(s *stage) error { return s.setHealth(k, health(registry.Unhealthy)) }
 	}
 	changed := instance(a, registry.Healthy)
 	changed.Endpoint.Host = "/run/elsewhere"
@@ -43,9 +43,9 @@ func TestEventPaths(t *testing.T) {
 		{"endpoint of the older", put(changed), []string{"updated r a"}},
 		{"sick active", sick(b), []string{"unhealthy r b: missed", "activated r a"}},
 		{"still sick", sick(b), nil},
-		{"another cause", func(s *stage) error { return s.table.SetHealth(ctx, b, gone) }, []string{"unhealthy r b: gone"}},
+		{"another cause", func(s *stage) error { return s.setHealth(b, gone) }, []string{"unhealthy r b: gone"}},
 		{"last healthy one sick", sick(a), []string{"unhealthy r a: missed", "activated r b"}},
-		{"older well again", func(s *stage) error { return s.table.SetHealth(ctx, a, health(registry.Healthy)) }, []string{"healthy r a: probed", "activated r a"}},
+		{"older well again", func(s *stage) error { return s.setHealth(a, health(registry.Healthy)) }, []string{"healthy r a: probed", "activated r a"}},
 		{"version and health at once", put(upgraded), []string{"updated r a", "unhealthy r a: missed", "activated r b"}},
 		{"removal of the active", func(s *stage) error { return s.table.Remove(ctx, b) }, []string{"deregistered r b", "activated r a"}},
 		{"removal of the unknown", func(s *stage) error { return s.table.Remove(ctx, b) }, nil},
@@ -148,16 +148,20 @@ func TestMonolith(t *testing.T) {
 	must(t, err)
 	second, err := s.table.PutAll(t.Context(), both("b")...)
 	must(t, err)
-	for _, i := range s.table.ForAlloc("b") {
-		if i.CreateIndex != second || i.ModifyIndex != second {
+	ofB := 0
+	for _, i := range s.table.All().Instances {
+		if i.Alloc != "b" {
+			continue
+		}
+		if ofB++; i.CreateIndex != second || i.ModifyIndex != second {
 			t.Errorf("%s has indexes %d and %d, want %d", i.InstanceKey, i.CreateIndex, i.ModifyIndex, second)
 		}
 	}
-	if n := len(s.table.ForAlloc("b")); n != 2 || first >= second {
-		t.Errorf("%d roles of b, put at %d after %d", n, second, first)
+	if ofB != 2 || first >= second {
+		t.Errorf("%d roles of b, put at %d after %d", ofB, second, first)
 	}
 	before := s.table.Index()
-	_, err = s.table.SetHealthAll(t.Context(), health(registry.Unhealthy), key("c", "p", "b"), key("n", "p", "b"))
+	_, err = s.table.SetHealth(t.Context(), health(registry.Unhealthy), key("c", "p", "b"), key("n", "p", "b"))
 	must(t, err)
 	same(t, "sick", brief(s.after(t, before, registry.Filter{})),
 		"unhealthy c b: missed", "unhealthy n b: missed", "activated c a", "activated n a")
@@ -165,10 +169,6 @@ func TestMonolith(t *testing.T) {
 	must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: "a", Task: "plugin"}))
 	same(t, "gone", brief(s.after(t, before, registry.Filter{})),
 		"deregistered c a", "deregistered n a", "activated c b", "activated n b")
-	_, err = s.table.SetHealthAll(t.Context(), health(registry.Healthy), key("c", "p", "b"), key("n", "p", "a"))
-	if i, _ := s.table.Find("c", "p"); !errors.Is(err, registry.ErrNotFound) || i.Health.State != registry.Unhealthy {
-		t.Errorf("health of one that is there and one that is not: %v, %s", err, i.Health.State)
-	}
 }
 
 func TestPutRefuses(t *testing.T) {
@@ -180,6 +180,7 @@ func TestPutRefuses(t *testing.T) {
 		func(i *registry.Instance) { i.Task = "" },
 		func(i *registry.Instance) { i.Endpoint.Host = "" },
 		func(i *registry.Instance) { i.Health = registry.Health{} },
+		func(i *registry.Instance) { i.Health = registry.Health{State: "fine"} },
 	} {
 		i := instance(key("r", "p", "a"), registry.Healthy)
 		spoil(&i)
@@ -188,9 +189,6 @@ func TestPutRefuses(t *testing.T) {
 		if !errors.Is(one, registry.ErrInvalid) || !errors.Is(all, registry.ErrInvalid) {
 			t.Errorf("%+v: %v, %v", i, one, all)
 		}
-	}
-	if err := s.table.SetHealth(t.Context(), key("r", "p", "a"), registry.Health{State: "fine"}); !errors.Is(err, registry.ErrInvalid) {
-		t.Errorf("unknown health: %v", err)
 	}
 	if n := len(s.table.All().Instances); n != 0 {
 		t.Errorf("%d instances were put", n)
@@ -218,7 +216,7 @@ func TestLoad(t *testing.T) {
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Unhealthy))
 	want := s.table.All()
-	next := registry.New(s.log.Reopen(), now)
+	next := newWriter(s.log.Reopen(), now)
 	if len(next.All().Instances) != 0 {
 		t.Error("not loaded, but not empty")
 	}
@@ -239,7 +237,7 @@ func TestAppliedAfterLoad(t *testing.T) {
 	log := registrytest.NewLog(now)
 	var told []registry.Applied
 	log.OnApplied(func(a registry.Applied) { told = append(told, a) })
-	s := registry.New(log, now)
+	s := newWriter(log, now)
 	_, err := s.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
 	must(t, err)
 	must(t, s.Remove(t.Context(), key("r", "p", "a")))
@@ -262,12 +260,12 @@ func (l slowView) View(ctx context.Context, read func(registry.View) error) erro
 
 func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
 	log := slowView{Log: registrytest.NewLog(now)}
-	writer := registry.New(log.Log, now)
+	writer := newWriter(log.Log, now)
 	log.meanwhile = func() {
 		_, err := writer.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
 		must(t, err)
 	}
-	s := registry.New(log, now)
+	s := newWriter(log, now)
 	log.OnApplied(s.Applied)
 	must(t, s.Load(t.Context()))
 	if _, found := s.Find("r", "p"); !found {
@@ -278,7 +276,7 @@ func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
 // What people read as "since" moves with the health, and not with anything else.
 func TestSince(t *testing.T) {
 	clock := start
-	s := registry.New(registrytest.NewLog(now), func() time.Time { clock = clock.Add(time.Minute); return clock })
+	s := newWriter(registrytest.NewLog(now), func() time.Time { clock = clock.Add(time.Minute); return clock })
 	i := instance(key("r", "p", "a"), registry.Healthy)
 	first, err := s.Put(t.Context(), i)
 	must(t, err)
@@ -305,8 +303,6 @@ func TestListsAreTheCallers(t *testing.T) {
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("r", "p", "b"), registry.Healthy))
 	s.table.All().Instances[0] = registry.Instance{}
-	s.table.List("r", "p")[0] = registry.Instance{}
-	s.table.ForAlloc("b")[0] = registry.Instance{}
 	if all := s.table.All().Instances; all[0].Alloc != "b" || all[1].Alloc != "a" {
 		t.Errorf("the table has %+v", all)
 	}
@@ -333,7 +329,7 @@ func TestReadersDoNotWait(t *testing.T) {
 		if i, _ := s.table.Find("r", "p"); i.Alloc != "a" {
 			t.Fatalf("active is %s before the commit", i.Alloc)
 		}
-		if len(s.table.All().Instances) != 1 || len(s.table.List("r", "p")) != 1 || len(s.table.ForAlloc("b")) != 0 {
+		if len(s.table.All().Instances) != 1 {
 			t.Fatal("the table changed before the commit")
 		}
 		if _, err := s.table.Await(t.Context(), "r", "p"); err != nil {
@@ -378,7 +374,7 @@ func TestAwait(t *testing.T) {
 		waits("others there")
 		s.put(t, instance(key("r", "p", "a"), registry.Unhealthy))
 		waits("unhealthy")
-		must(t, s.table.SetHealth(t.Context(), key("r", "p", "a"), health(registry.Healthy)))
+		must(t, s.setHealth(key("r", "p", "a"), health(registry.Healthy)))
 		if i := <-got; i.Alloc != "a" || i.Health.State != registry.Healthy {
 			t.Errorf("Await returned %+v", i)
 		}
@@ -403,6 +399,8 @@ func TestAwaitSaysWhatThereIs(t *testing.T) {
 		}
 	}
 	fails("none is registered")
+	s.put(t, instance(key("csi-controller", "ebs", "ctrl"), registry.Healthy))
+	fails("none is registered", "serves only csi-controller here")
 	s.put(t, instance(key("csi-node", "ebs", "old"), registry.Unhealthy))
 	s.put(t, instance(key("csi-node", "ebs", "new"), registry.Unhealthy))
 	fails("2 registered", "new/plugin", "unhealthy", "missed", "3 in a row")

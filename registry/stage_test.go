@@ -19,19 +19,24 @@ func now() time.Time { return start }
 // stage is a table and a feed over one log, wired as in a shim.
 type stage struct {
 	log   *registrytest.Log
-	table *registry.Registry
+	table *writer
 	feed  *registry.Feed
 }
 
 // newStage does what a shim does at its start. The feed has up to limit events in memory.
 func newStage(t fataler, log *registrytest.Log, limit int) *stage {
 	t.Helper()
-	s := &stage{log: log, table: registry.New(log, now)}
+	s := &stage{log: log, table: newWriter(log, now)}
 	must(t, s.table.Load(context.Background()))
-	s.feed = registry.NewFeed(log, s.table, limit)
+	s.feed = registry.NewFeed(log, s.table.Registry, limit)
 	log.OnApplied(s.table.Applied)
 	log.OnApplied(s.feed.Applied)
 	return s
+}
+
+func (s *stage) setHealth(k registry.InstanceKey, h registry.Health) error {
+	_, err := s.table.SetHealth(context.Background(), h, k)
+	return err
 }
 
 func empty(t fataler) *stage { return newStage(t, registrytest.NewLog(now), registry.RecentEvents) }

@@ -40,6 +40,7 @@ type Use struct {
 	Wait    *Wait   // what it waits for; nil: nothing
 	// Expansion of the volume, if it has not come to its end on this node.
 	Expansion Expansion
+	Health    VolumeHealth // of the volume
 	// Trouble is what is wrong with its mount, and since when; empty: nothing is known to be.
 	Trouble  string
 	Troubled time.Time
@@ -70,6 +71,12 @@ type PluginFingerprint struct {
 type PendingRestart struct {
 	TaskKey
 	RestartRequest
+}
+
+// VolumeReport is what NodeGetVolumeStatsResponse says.
+type VolumeReport struct {
+	Usage     []VolumeUsage
+	Condition *VolumeCondition // of CSI up to 1.12; nil: it is not told
 }
 
 // VolumeUsage is one unit of NodeGetVolumeStatsResponse.usage.

@@ -10,7 +10,6 @@ import (
 type table struct {
 	index   Seq
 	groups  shards[PluginID, []lineup]
-	allocs  shards[AllocID, []*Instance] // in key order
 	ordered *atomic.Pointer[[]*Instance] // what inOrder found; shared by tables of the same instances
 	changed chan struct{}                // closed when other instances are published
 }
@@ -22,7 +21,7 @@ type lineup struct {
 }
 
 func newTable(index Seq, instances []Instance) *table {
-	empty := &table{groups: newShards[PluginID, []lineup](), allocs: newShards[AllocID, []*Instance]()}
+	empty := &table{groups: newShards[PluginID, []lineup]()}
 	change := Change{}
 	for _, i := range instances {
 		change.Put = append(change.Put, i)
@@ -34,7 +33,7 @@ func newTable(index Seq, instances []Instance) *table {
 
 // with is the next table.
 func (t *table) with(c Change) *table {
-	e := tableEdit{t.groups.edit(), t.allocs.edit()}
+	e := tableEdit{t.groups.edit()}
 	for _, r := range c.Put {
 		if i, ok := r.(Instance); ok {
 			e.put(&i)
@@ -46,7 +45,7 @@ func (t *table) with(c Change) *table {
 		}
 	}
 	return &table{
-		groups: e.groups.next, allocs: e.allocs.next,
+		groups:  e.groups.next,
 		ordered: new(atomic.Pointer[[]*Instance]), changed: make(chan struct{}),
 	}
 }
@@ -83,14 +82,10 @@ func (t *table) inOrder() []*Instance {
 
 type tableEdit struct {
 	groups *shardEdit[PluginID, []lineup]
-	allocs *shardEdit[AllocID, []*Instance]
 }
 
 func (e *tableEdit) put(i *Instance) {
 	e.setGroup(i.group(), enrol(membersOf(e.groups.next.get(i.Plugin), i.Role), i))
-	ofAlloc := append(strike(e.allocs.next.get(i.Alloc), i.InstanceKey), i)
-	slices.SortFunc(ofAlloc, func(a, b *Instance) int { return compareKey(a.InstanceKey, b.InstanceKey) })
-	e.allocs.set(i.Alloc, ofAlloc)
 }
 
 func (e *tableEdit) remove(k InstanceKey) {
@@ -99,11 +94,6 @@ func (e *tableEdit) remove(k InstanceKey) {
 		return
 	}
 	e.setGroup(k.group(), strike(before, k))
-	if rest := strike(e.allocs.next.get(k.Alloc), k); len(rest) > 0 {
-		e.allocs.set(k.Alloc, rest)
-	} else {
-		e.allocs.drop(k.Alloc)
-	}
 }
 
 // setGroup leaves no empty lineup and no plugin without lineups behind.

@@ -55,6 +55,7 @@ type Placement struct {
 	Stages      bool              `json:"stages,omitempty"`          // the plugin has stage
 	Staged      Usage             `json:"staged,omitzero"`           // as sent with NodeStageVolume
 	StagedAt    Tree              `json:"staged_at,omitzero"`        // the staging path
+	StageMounts bool              `json:"stage_mounts,omitempty"`    // something was mounted at the staging path after NodeStageVolume
 	Boot        string            `json:"boot,omitempty"`            // boot id under which the node's part happened
 	CreateIndex Seq               `json:"create_index"`
 	ModifyIndex Seq               `json:"modify_index"`
@@ -119,7 +120,7 @@ const (
 
 // Intent is written before a CSI call and closed after it. At most one is open per volume.
 type Intent struct {
-	Volume      VolumeKey   `json:"volume"` // CreateVolume: the plugin, and "name:" + the requested name
+	Volume      VolumeKey   `json:"volume"` // CreateVolume: the plugin, and "name:" + a hash of the requested name
 	Name        VolumeName  `json:"name"`   // for people
 	RPC         RPC         `json:"rpc"`
 	Alloc       AllocID     `json:"alloc,omitempty"`

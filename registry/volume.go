@@ -115,8 +115,26 @@ type VolumeSpec struct {
 	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // references only, never values
 	Required     []Topology         `json:"required,omitempty"`     // topology_request.required
 	Preferred    []Topology         `json:"preferred,omitempty"`    // topology_request.preferred
-	CloneID      ExternalID         `json:"clone_id,omitempty"`     // volume content source
-	SnapshotID   string             `json:"snapshot_id,omitempty"`  // volume content source
+	// At most one of these is set: what the volume is filled from (volume_content_source).
+	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin, by our name for it
+	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
+	SnapshotID    ExternalID `json:"snapshot_id,omitempty"`       // a snapshot, by the plugin's id
+}
+
+// Source is what a new volume is filled from (CSI VolumeContentSource). At most one field is set; the zero value is an empty volume.
+type Source struct {
+	Volume   ExternalID `json:"volume,omitempty"`
+	Snapshot ExternalID `json:"snapshot,omitempty"`
+}
+
+func (s Source) String() string {
+	switch {
+	case s.Volume != "":
+		return fmt.Sprintf("volume %q", s.Volume)
+	case s.Snapshot != "":
+		return fmt.Sprintf("snapshot %q", s.Snapshot)
+	}
+	return "nothing"
 }
 
 // VolumeName is the volume for people.
@@ -129,25 +147,39 @@ func (s VolumeSpec) Supports(c VolumeCapability) bool { return slices.Contains(s
 type VolumeState string
 
 const (
-	VolumeCreating VolumeState = "creating" // an intent for CreateVolume is or was open
+	VolumeCreating VolumeState = "creating" // an intent for CreateVolume is open: it goes on by itself
 	VolumeReady    VolumeState = "ready"
 	VolumeDeleting VolumeState = "deleting" // an intent for DeleteVolume is or was open: nothing new may claim it
+	// VolumeUncertain: CreateVolume has ended, the plugin may have made the volume, and it cannot be used. Volume.Failure says why. Nothing
+	// goes on by itself until a person creates it again, deletes it or deregisters it; an open intent says that somebody has.
+	VolumeUncertain VolumeState = "uncertain"
 )
+
+// Failure is how a call for a volume ended.
+type Failure struct {
+	RPC    RPC       `json:"rpc,omitempty"`
+	Code   string    `json:"code,omitempty"`   // as CallError.Code
+	Detail string    `json:"detail,omitempty"` // for people: bounded and redacted
+	Since  time.Time `json:"since,omitzero"`
+}
 
 // Volume is a volume that Holdfast knows.
 type Volume struct {
 	VolumeSpec
-	State       VolumeState `json:"state"`
-	Created     bool        `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
-	Unattached  bool        `json:"unattached,omitempty"` // its plugin's controller said that it attaches nothing: an absent one is not waited for
-	Ephemeral   bool        `json:"ephemeral,omitempty"`  // inline: made by the publish of its one owner, and gone with it; neither attached nor staged
-	Owner       AllocID     `json:"owner,omitempty"`      // of an ephemeral volume
-	Capacity    int64       `json:"capacity,omitempty"`   // bytes; 0: not known
-	Expansion   Expansion   `json:"expansion,omitzero"`
-	Accessible  []Topology  `json:"accessible_topology,omitempty"`
-	CreateIndex Seq         `json:"create_index"`
-	ModifyIndex Seq         `json:"modify_index"`
-	Since       time.Time   `json:"since,omitzero"`
+	State       VolumeState  `json:"state"`
+	Created     bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
+	Unattached  bool         `json:"unattached,omitempty"` // its plugin's controller said that it attaches nothing: an absent one is not waited for
+	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: made by the publish of its one owner, and gone with it; neither attached nor staged
+	Owner       AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
+	Capacity    int64        `json:"capacity,omitempty"`   // bytes; 0: not known
+	Expansion   Expansion    `json:"expansion,omitzero"`
+	Health      VolumeHealth `json:"health,omitzero"`
+	Accessible  []Topology   `json:"accessible_topology,omitempty"`
+	Source      Source       `json:"source,omitzero"`  // what CreateVolume was asked to fill it from
+	Failure     Failure      `json:"failure,omitzero"` // why its creation gave no volume that can be used; zero: it did
+	CreateIndex Seq          `json:"create_index"`
+	ModifyIndex Seq          `json:"modify_index"`
+	Since       time.Time    `json:"since,omitzero"`
 }
 
 // VolumeKey is the volume for CSI. It is not complete before the plugin has named the volume.

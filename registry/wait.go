@@ -37,6 +37,7 @@ type Wait struct {
 	Volume  VolumeName  `json:"volume,omitzero"`
 	Step    Step        `json:"step,omitempty"`    // that does not get on; empty: it is not one step
 	For     string      `json:"for,omitempty"`     // for whom or what: the holders of a volume, a plugin, what else is under way
+	Role    Role        `json:"role,omitempty"`    // that is waited for, with StepPlugin
 	RPC     RPC         `json:"rpc,omitempty"`     // the call that did not end well; empty: none was sent
 	Code    string      `json:"code,omitempty"`    // its gRPC code, by name; empty with an RPC: no answer
 	Detail  string      `json:"detail,omitempty"`  // what the driver said: bounded and redacted

@@ -165,7 +165,7 @@ func (w *world) edit(id host.AllocID, change func(*AllocRecord)) {
 		w.Fatal(err)
 	}
 	change(allocs[id])
-	if err := errors.Join(l.put(allocsBucket, string(id), allocs[id]), l.close()); err != nil {
+	if err := errors.Join(l.write(entry{allocsBucket, string(id), allocs[id]}), l.close()); err != nil {
 		w.Fatal(err)
 	}
 }

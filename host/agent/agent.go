@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -28,6 +31,10 @@ type Config struct {
 
 	// Find finds the task that was started in a directory without anybody living to note it; default driver.Find.
 	Find func(ctx context.Context, dir string) (driver.Handle, bool, error)
+	// Parents lists the processes that run tasks below the state directory; default driver.Parents.
+	Parents func(dir string) ([]driver.Parent, error)
+	// Recover says what Living does if the ledger does not know what runs. Unless it is RecoverNone, New moves a damaged ledger away.
+	Recover Recovery
 	// Backoff is between two tries to prepare or release an alloc: first, and at most. Default 250 ms and 15 s.
 	Backoff [2]time.Duration
 }
@@ -41,16 +48,28 @@ type Agent struct {
 	drivers map[string]driver.Driver
 	kicked  chan struct{} // holds one: something is to be reconciled
 
-	mu       sync.Mutex // guards all below; held while a record is written
-	jobs     map[string]*JobRecord
-	allocs   map[host.AllocID]*alloc
-	draining bool
+	draining atomic.Bool
 	forced   chan struct{} // closed when no task is given time to end any more
-	journal  []Note        // of this agent's life, the newest last
-	dropped  int           // notes that are not in the journal any more
-	changed  chan struct{}
-	again    chan struct{} // closed when what waits may be tried again
-	failed   error         // the ledger's first error
+
+	// writing serializes changes. It is held from reading the current records until the change is on disk and published.
+	writing sync.Mutex
+
+	// mu guards the published records. It is never held during a write to disk. Changing these fields needs writing as well.
+	mu      sync.Mutex
+	jobs    map[string]*JobRecord
+	allocs  map[host.AllocID]*alloc
+	listed  []*AllocRecord // those of allocs, the oldest first; replaced as a whole
+	journal []Note         // of this agent's life, the newest last
+	dropped int            // notes that are not in the journal any more
+	changed chan struct{}  // closed at the next change
+	again   chan struct{}  // closed when what waits may be tried again
+	failed  error          // the ledger's first error
+
+	kept     []host.AllocID // allocs that are another version's now, and not saved yet; guarded by writing
+	shortage string         // see Shortage
+	retrying bool           // reconcile is going to be called because of a shortage
+
+	copyFails atomic.Bool // the last copy of an alloc's record could not be written
 }
 
 // alloc is an alloc with what its runner listens to. A record is never changed in place once it is here.
@@ -58,7 +77,8 @@ type alloc struct {
 	record   *AllocRecord
 	stop     chan struct{} // closed when it is to end
 	restarts map[host.TaskName]chan host.PendingRestart
-	started  bool // it has a runner
+	started  bool       // it has a runner
+	saving   sync.Mutex // held while its file is written
 }
 
 func newAlloc(r *AllocRecord) *alloc {
@@ -80,7 +100,7 @@ func New(c Config) (*Agent, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	l, err := openLedger(filepath.Join(c.StateDir, "agent", "agent.db"))
+	l, err := c.openLedger()
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +114,9 @@ func New(c Config) (*Agent, error) {
 	}
 	if err := a.load(); err != nil {
 		return nil, errors.Join(err, l.close())
+	}
+	if err := a.room(); err != nil {
+		a.log.Warn("the agent begins on a full disk", "error", err)
 	}
 	return a, nil
 }
@@ -113,6 +136,9 @@ func (c *Config) complete() (err error) {
 	if c.Find == nil {
 		c.Find = driver.Find
 	}
+	if c.Parents == nil {
+		c.Parents = driver.Parents
+	}
 	if c.Backoff == [2]time.Duration{} {
 		c.Backoff = [2]time.Duration{250 * time.Millisecond, 15 * time.Second}
 	}
@@ -130,9 +156,7 @@ func (a *Agent) load() error {
 		return err
 	}
 	a.jobs = jobs
-	for id, r := range records {
-		a.allocs[id] = newAlloc(r)
-	}
+	a.publish(slices.SortedFunc(maps.Values(records), byAge), nil)
 	return nil
 }
 
@@ -143,7 +167,7 @@ func (a *Agent) Close() error { return a.ledger.close() }
 func (a *Agent) Node() Node { return a.node }
 
 // Run runs what the ledger holds and what is submitted, until ctx ends; then it leaves all tasks running and returns nil. Another error is
-// the ledger's: what cannot be written down is not done.
+// the ledger's: what cannot be written down is not done. A full disk is none: what needs room waits for it.
 func (a *Agent) Run(ctx context.Context, s Storage) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -160,6 +184,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 					a.kick()
 				})
 			})
+			a.saveKept()
 		case <-ctx.Done():
 		}
 	}
@@ -198,6 +223,8 @@ func (a *Agent) broken() error {
 
 // fail ends Run: the ledger is the agent's memory.
 func (a *Agent) fail(err error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.failed == nil {
 		a.failed = err
 	}
@@ -212,6 +239,54 @@ func (a *Agent) announce() {
 	a.changed = make(chan struct{})
 }
 
+// commit writes the entries down, and then publishes what they say. If there is no room for them nothing has changed, and the error is
+// registry.ErrExhausted; any other error ends Run. The caller holds a.writing and not a.mu, so readers never wait for the disk.
+func (a *Agent) commit(publish func(), entries ...entry) error {
+	err := a.ledger.write(entries...)
+	if errors.Is(err, registry.ErrExhausted) {
+		a.noteShortage(err)
+		return err
+	}
+	if err != nil {
+		return a.fail(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	publish()
+	a.announce()
+	return nil
+}
+
+// publish has readers see these records, and not any more those that are gone. a.mu is held.
+func (a *Agent) publish(records []*AllocRecord, gone []host.AllocID) {
+	next := slices.Clone(a.listed)
+	for _, r := range records {
+		i, found := slices.BinarySearchFunc(next, r, byAge)
+		if found {
+			next[i] = r
+		} else {
+			next = slices.Insert(next, i, r)
+		}
+		if al := a.allocs[r.ID]; al != nil {
+			al.record = r
+		} else {
+			a.allocs[r.ID] = newAlloc(r)
+		}
+	}
+	for _, id := range gone {
+		delete(a.allocs, id)
+	}
+	if len(gone) > 0 {
+		next = slices.DeleteFunc(next, func(r *AllocRecord) bool { return a.allocs[r.ID] == nil })
+	}
+	a.listed = next
+}
+
+// byAge orders the oldest first.
+func byAge(x, y *AllocRecord) int {
+	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.ID, y.ID))
+}
+
 // record is the alloc as it is now; nil if it is not known.
 func (a *Agent) record(id host.AllocID) *AllocRecord {
 	a.mu.Lock()
@@ -224,25 +299,23 @@ func (a *Agent) record(id host.AllocID) *AllocRecord {
 
 // update changes an alloc's record, on disk first.
 func (a *Agent) update(id host.AllocID, change func(r *AllocRecord)) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.writing.Lock()
+	defer a.writing.Unlock()
 	return a.updateLocked(id, change)
 }
 
+// updateLocked is update for who holds a.writing.
 func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error {
-	al := a.allocs[id]
-	next := al.record.clone()
+	next := a.allocs[id].record.clone()
 	had := len(next.Notes)
 	change(next)
-	fresh := next.Notes[min(had, len(next.Notes)):]
+	next.Rev++
+	fresh := slices.Clone(next.Notes[min(had, len(next.Notes)):])
 	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
-	if err := a.ledger.put(allocsBucket, string(id), next); err != nil {
-		return a.fail(err)
-	}
-	al.record = next
-	a.say(fresh)
-	a.announce()
-	return nil
+	return a.commit(func() {
+		a.publish([]*AllocRecord{next}, nil)
+		a.say(fresh)
+	}, entry{allocsBucket, string(id), next})
 }
 
 // maxJournal bounds the notes that a follower may be behind.
@@ -289,11 +362,11 @@ func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
 	}
 }
 
-// Await returns when the condition holds for all allocs there are, by id.
+// Await returns when the condition holds for all allocs there are, the oldest first.
 func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
 	for {
 		a.mu.Lock()
-		all, changed, failed := a.recordsLocked(), a.changed, a.failed
+		all, changed, failed := a.listed, a.changed, a.failed
 		a.mu.Unlock()
 		switch {
 		case failed != nil:
@@ -309,42 +382,18 @@ func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) erro
 	}
 }
 
-// Allocs lists all allocs, the oldest first. The records are not to be changed.
+// Allocs lists all allocs, the oldest first. Neither the list nor its records are to be changed.
 func (a *Agent) Allocs() []*AllocRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.recordsLocked()
-}
-
-func (a *Agent) recordsLocked() []*AllocRecord {
-	out := make([]*AllocRecord, 0, len(a.allocs))
-	for _, al := range a.allocs {
-		out = append(out, al.record)
-	}
-	slices.SortFunc(out, func(x, y *AllocRecord) int {
-		if c := x.Created.Compare(y.Created); c != 0 {
-			return c
-		}
-		return compareText(x.ID, y.ID)
-	})
-	return out
+	return a.listed
 }
 
 // Jobs lists all jobs by id. The records are not to be changed.
 func (a *Agent) Jobs() []*JobRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return compareText(x.Job.ID, y.Job.ID) })
-}
-
-func compareText[T ~string](x, y T) int {
-	switch {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return 0
+	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return cmp.Compare(x.Job.ID, y.Job.ID) })
 }
 
 // isolated says whether the driver gives its tasks a file system of their own.
@@ -354,5 +403,15 @@ func (a *Agent) isolated(name string) bool {
 }
 
 func (a *Agent) dirs(id host.AllocID) dirs {
-	return dirs{filepath.Join(a.config.StateDir, "agent", "allocs", string(id))}
+	return dirs{filepath.Join(allocsDir(a.config.StateDir), string(id))}
+}
+
+// allocsDir has a directory for each alloc.
+func allocsDir(state string) string { return filepath.Join(state, "agent", "allocs") }
+
+// allocOf returns the alloc of a task's parent, if an agent of this state directory started it.
+func allocOf(state string, p driver.Parent) (id host.AllocID, ours bool) {
+	below, ours := strings.CutPrefix(p.Dir, allocsDir(state)+"/")
+	first, _, _ := strings.Cut(below, "/")
+	return host.AllocID(first), ours
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/host/agent/driver"
 	"holdfast/internal/mnt"
 	"holdfast/registry"
 )
@@ -23,6 +24,7 @@ type runner struct {
 	s    Storage
 	id   host.AllocID
 	al   *alloc
+	life context.Context // run's
 	halt context.CancelCauseFunc
 }
 
@@ -34,12 +36,20 @@ func (a *Agent) runner(id host.AllocID, s Storage) *runner {
 
 func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
 
-func (r *runner) update(change func(*AllocRecord)) error { return r.a.update(r.id, change) }
+// update changes the alloc's record, and then its copy. It waits for room on the disk if there is none: what is not written down has not
+// happened.
+func (r *runner) update(change func(*AllocRecord)) error {
+	err := r.a.untilWritten(r.life, func() error { return r.a.update(r.id, change) })
+	if err == nil {
+		r.a.saveChange(r.id)
+	}
+	return err
+}
 
 // run returns when the alloc has ended, or when ctx has: then its tasks go on.
 func (r *runner) run(ctx context.Context) {
 	stop, halt := context.WithCancelCause(ctx)
-	r.halt = halt
+	r.life, r.halt = ctx, halt
 	if rec := r.record(); rec.Stop || rec.Failed != "" {
 		halt(errStop)
 	}
@@ -57,6 +67,7 @@ func (r *runner) listen(stop context.Context) {
 	select {
 	case <-r.al.stop:
 		r.halt(errStop)
+		r.a.saveChange(r.id)
 	case <-stop.Done():
 	}
 }
@@ -76,13 +87,62 @@ func (r *runner) live(ctx, stop context.Context) error {
 
 // up prepares the alloc and runs its tasks to their ends.
 func (r *runner) up(ctx, stop context.Context) error {
-	if err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700); err != nil {
-		return r.doom(fmt.Sprintf("make its directory: %v", err))
+	if err := r.makeDirs(stop); err != nil {
+		return err
 	}
 	if err := r.prepare(ctx, stop); err != nil {
 		return err
 	}
+	if err := r.save(stop); err != nil {
+		return err
+	}
 	return r.tasks(ctx, stop)
+}
+
+// makeDirs makes the alloc's directories, or dooms it. It waits for room on the disk.
+func (r *runner) makeDirs(stop context.Context) error {
+	for wait := newPause(r.a.config.Backoff); stop.Err() == nil; {
+		err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700)
+		if err == nil {
+			return nil
+		}
+		why := fmt.Sprintf("make its directory: %v", err)
+		if !driver.OutOfSpace(err) {
+			return r.doom(why)
+		}
+		if err := r.waits(why+"; free space there", wait.next); err != nil {
+			return err
+		}
+		wait.sleep(stop, nil)
+	}
+	return nil
+}
+
+// save writes the alloc's file. No task starts without it: an agent that has lost its ledger could not know what the task is. Tasks that were
+// started have an older one, and are not left alone for a newer.
+func (r *runner) save(stop context.Context) error {
+	for _, t := range r.record().Tasks {
+		if t.Attempt > 0 {
+			r.a.saveChange(r.id)
+			return nil
+		}
+	}
+	wait, waited := newPause(r.a.config.Backoff), false
+	for ; stop.Err() == nil; waited = true {
+		again := r.a.whenRetried()
+		err := r.a.saveAlloc(r.id)
+		switch {
+		case err == nil && waited:
+			return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
+		case err == nil:
+			return nil
+		}
+		if err := r.waits(fmt.Sprintf("the copy of its record cannot be written: %v", err), wait.next); err != nil {
+			return err
+		}
+		wait.sleep(stop, again)
+	}
+	return nil
 }
 
 // doom notes why the alloc will have failed, and has it end.

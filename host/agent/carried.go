@@ -33,6 +33,13 @@ type taskRest struct {
 	KillTimeout duration           `json:"kill_timeout"`
 	Leader      bool               `json:"leader"`
 	Lifecycle   []lifecycle        `json:"lifecycle"`
+	Logs        []logsBlock        `json:"logs"`
+}
+
+// logsBlock bounds what is kept of each of a task's two streams.
+type logsBlock struct {
+	Files *number `json:"max_files"`
+	Size  *number `json:"max_file_size"` // in MiB
 }
 
 // lifecycle says when in an alloc's life a task runs.
@@ -76,6 +83,8 @@ type taskSpec struct {
 	sidecar   bool // ends with the others
 	groupMeta map[string]string
 	meta      map[string]string
+	logFiles  int   // 0: the driver's default
+	logSize   int64 // the same
 }
 
 // readTask reads what the agent acts on. The record is only asked for the job and the group.
@@ -110,6 +119,17 @@ func readTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 			return s, registry.Errorf(registry.ErrUnsupported, "task %q: lifecycle hook %q is not supported; prestart and poststart are", t.Name, l.Hook)
 		}
 		s.sidecar = l.Sidecar
+	}
+	for _, l := range rest.Logs {
+		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
+			return s, registry.Invalid("task %q: logs: max_files is 1 or more, and max_file_size, in MiB, 1 to %d", t.Name, 1<<20)
+		}
+		if l.Files != nil {
+			s.logFiles = int(*l.Files)
+		}
+		if l.Size != nil {
+			s.logSize = int64(*l.Size) << 20
+		}
 	}
 	if s.config.Command == "" {
 		return s, registry.Invalid("task %q: config has no command; the drivers of this agent need config { command = ... }", t.Name)
@@ -150,7 +170,7 @@ var (
 	refused = []string{"periodic", "parameterized", "multiregion", "artifact", "template", "vault", "dispatch_payload", "secret", "schedule"}
 	ignored = []string{
 		"constraint", "affinity", "spread", "network", "service", "resources", "update", "migrate", "reschedule", "scaling", "consul", "identity",
-		"ephemeral_disk", "disconnect", "logs", "kill_signal", "shutdown_delay", "volume",
+		"ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
 	}
 )
 

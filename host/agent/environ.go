@@ -75,6 +75,7 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 	out := driver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(), Command: hooks.Expand(t.config.Command, known),
 		User: hooks.Expand(t.user, known), Plan: plan, WorkDir: hooks.Expand(t.config.WorkDir, known), KillGrace: t.grace,
+		LogFiles: t.logFiles, LogSize: t.logSize,
 	}
 	for _, arg := range t.config.Args {
 		out.Args = append(out.Args, hooks.Expand(string(arg), known))

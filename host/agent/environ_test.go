@@ -81,12 +81,12 @@ func TestWhatIsNotActedOnIsSaid(t *testing.T) {
 	inWorld(t, func(w *world) {
 		docker := task("t", "")
 		docker.Driver = "docker"
-		if _, err := w.agent.Submit(job("j", "service", tasks("g", docker)), Source{}); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "it has exec") {
+		if _, err := w.agent.Submit(w.Context(), job("j", "service", tasks("g", docker)), Source{}, w.shim, SubmitOptions{}); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "it has exec") {
 			w.Errorf("a driver that there is not: %v", err)
 		}
 		j := job("j", "service", tasks("g", task("t", `{"resources":[{"cpu":5}]}`)))
 		j.Rest = json.RawMessage(`{"constraint":[{}]}`)
-		rec, err := w.agent.Submit(j, Source{})
+		rec, err := w.agent.Submit(w.Context(), j, Source{}, w.shim, SubmitOptions{})
 		if err != nil || len(rec.Warnings) != 2 || !strings.Contains(rec.Warnings[0], "constraint") {
 			w.Errorf("%v, %v", rec, err)
 		}
@@ -96,7 +96,7 @@ func TestWhatIsNotActedOnIsSaid(t *testing.T) {
 func TestAllocsAreFoundByTheBeginOfTheirIDs(t *testing.T) {
 	a := &Agent{allocs: map[host.AllocID]*alloc{}}
 	for _, id := range []host.AllocID{"aa1", "aa2", "bb"} {
-		a.allocs[id] = newAlloc(&AllocRecord{ID: id})
+		a.publish([]*AllocRecord{{ID: id}}, nil)
 	}
 	for prefix, want := range map[string]error{"aa1": nil, "b": nil, "aa": registry.ErrInvalid, "c": registry.ErrNotFound, "": registry.ErrNotFound} {
 		if _, err := a.Find(prefix); !errors.Is(err, want) || (err == nil) != (want == nil) {

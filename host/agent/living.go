@@ -8,10 +8,16 @@ import (
 	"holdfast/host/agent/driver"
 )
 
-// Living is what runs of an earlier agent's life, for host.Config. Tasks that have ended meanwhile are told as about to be started, until
-// Run says how they ended.
+// Living is what runs of an earlier agent's life, for host.Config. It refuses, or recovers, allocs that the
+// ledger does not know, and those whose volumes the shim does not know. Tasks that have ended meanwhile are told as about to be started, until Run says how they ended.
 func (a *Agent) Living(ctx context.Context) (host.Living, error) {
 	var out host.Living
+	if err := a.recoverLost(ctx); err != nil {
+		return out, err
+	}
+	if err := a.recoverUnpublished(ctx); err != nil {
+		return out, err
+	}
 	for _, r := range a.Allocs() {
 		if r.State.Ended() {
 			continue

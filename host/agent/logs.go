@@ -40,6 +40,10 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, s
 	if !known {
 		return registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(id), task)
 	}
+	if r.Pruned {
+		return registry.Errorf(registry.ErrNotFound,
+			"the logs of alloc %s are removed: a job keeps those of the %d allocs that ended last", short(id), keptEnded)
+	}
 	d := a.drivers[r.task(task).Driver]
 	if d == nil || rec.Attempt == 0 {
 		return nil

@@ -26,7 +26,9 @@ type JobRecord struct {
 	Version   uint64    `json:"version"` // of submissions, from 1
 	Submitted time.Time `json:"submitted"`
 	Stopped   bool      `json:"stopped,omitempty"`
-	Warnings  []string  `json:"warnings,omitempty"` // what of it is not acted on
+	Fresh     uint64    `json:"fresh,omitempty"`     // the first version whose complete batch allocs are not run again
+	Warnings  []string  `json:"warnings,omitempty"`  // what of it is not acted on
+	TakeDown  bool      `json:"take_down,omitempty"` // stopped in order with all others that say so, then forgotten
 }
 
 // AllocState is where an alloc is in its life.
@@ -70,7 +72,9 @@ type AllocRecord struct {
 	Created    time.Time                     `json:"created"`
 	Ended      time.Time                     `json:"ended,omitzero"`
 	Tasks      map[host.TaskName]*TaskRecord `json:"tasks"`
-	Notes      []Note                        `json:"notes,omitempty"` // the newest last
+	Notes      []Note                        `json:"notes,omitempty"`  // the newest last
+	Pruned     bool                          `json:"pruned,omitempty"` // its directory is removed, and the record is its summary
+	Rev        uint64                        `json:"rev"`              // counts changes of this record
 }
 
 // TaskState is where a task is in its life.
@@ -123,6 +127,26 @@ func (r *AllocRecord) clone() *AllocRecord {
 	}
 	return &out
 }
+
+// summary is what has to be kept of an ended alloc for as long as its slot is wanted: how it ended, and not how it was run.
+func (r *AllocRecord) summary() *AllocRecord {
+	out := *r
+	out.Notes, out.Plans, out.JobMeta, out.Pruned = nil, nil, nil, true
+	out.Group = hooks.Group{Name: r.Group.Name, Count: r.Group.Count}
+	for _, t := range r.Group.Tasks {
+		out.Group.Tasks = append(out.Group.Tasks, hooks.Task{Name: t.Name, Driver: t.Driver, Plugin: t.Plugin, Sealed: t.Sealed})
+	}
+	out.Tasks = make(map[host.TaskName]*TaskRecord, len(r.Tasks))
+	for name, t := range r.Tasks {
+		out.Tasks[name] = &TaskRecord{
+			State: t.State, Attempt: t.Attempt, Failed: t.Failed, Since: t.Since, Exit: t.Exit, Tally: t.Tally, Reason: t.Reason,
+		}
+	}
+	return &out
+}
+
+// slot is the alloc's place in its job.
+func (r *AllocRecord) slot() slot { return slot{r.Group.Name, r.Index} }
 
 // UsesVolumes says whether the alloc has volumes to be prepared and released.
 func (r *AllocRecord) UsesVolumes() bool { return len(r.Group.Sealed) > 0 }

@@ -64,29 +64,64 @@ func (a *Agent) overridden(j *hooks.Job) *hooks.Job {
 	return &out
 }
 
-// Submit has a job run, or replaces the one of that id: unchanged groups go on. It returns when that is written down.
-func (a *Agent) Submit(j *hooks.Job, src Source) (*JobRecord, error) {
+// SubmitOptions say how a job is submitted.
+type SubmitOptions struct {
+	Force bool // even if a plugin's task ends by it whose mounts others use
+	Rerun bool // run batch allocs again that are complete
+}
+
+// Submit has a job run, or replaces the one of that id: unchanged groups go on. It returns when
+// the job and its allocs are stored; they start afterwards.
+// Batch allocs of unchanged groups that are complete are run again only if the job was stopped, or if asked for.
+// Unless forced, it refuses a change that ends a plugin's task while other allocs use the plugin's mounts, which may end too.
+func (a *Agent) Submit(ctx context.Context, j *hooks.Job, src Source, s Volumes, o SubmitOptions) (*JobRecord, error) {
 	warnings, err := a.Check(j)
 	if err != nil {
 		return nil, err
 	}
 	j = a.overridden(j)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.draining {
+	if !o.Force {
+		if err := a.unmounted(ctx, &JobRecord{Job: *j}, s); err != nil {
+			return nil, err
+		}
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if a.draining.Load() {
 		return nil, registry.Errorf(registry.ErrUnavailable, "this agent is taking everything down")
 	}
-	r := &JobRecord{Job: *j, Source: src, Version: 1, Submitted: time.Now().UTC(), Warnings: warnings}
-	if was := a.jobs[j.ID]; was != nil {
-		r.Version = was.Version + 1
+	if err := a.room(); err != nil {
+		return nil, err
 	}
-	if err := a.ledger.put(jobsBucket, j.ID, r); err != nil {
-		return nil, a.fail(err)
+	was := a.jobs[j.ID]
+	r := &JobRecord{Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings}
+	if r.Fresh = r.Version; was != nil && !was.Stopped && !o.Rerun {
+		r.Fresh = was.Fresh
 	}
-	a.jobs[j.ID] = r
-	a.announce()
+	if err := a.commit(func() { a.jobs[j.ID] = r }, entry{jobsBucket, j.ID, r}); err != nil {
+		return nil, err
+	}
+	a.reconcileJob(r, a.allocsOf(j.ID))
 	a.kick()
 	return r, nil
+}
+
+// allocsOf returns the job's allocs.
+func (a *Agent) allocsOf(id string) []*AllocRecord {
+	return slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != id })
+}
+
+// lastVersion is that of the job, or of what is left of it if it was purged: no version is used twice while its allocs are known.
+func (a *Agent) lastVersion(was *JobRecord, id string) (last uint64) {
+	if was != nil {
+		return was.Version
+	}
+	for _, r := range a.Allocs() {
+		if r.Job == id {
+			last = max(last, r.Version)
+		}
+	}
+	return last
 }
 
 // StopOptions say how a job is stopped.
@@ -107,21 +142,20 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Volumes, o StopOptions
 			return err
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	next := *a.jobs[id]
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if job = a.jobs[id]; job == nil {
+		return nil // somebody else has purged it meanwhile
+	}
+	next := *job
 	next.Stopped = true
-	if err := a.ledger.put(jobsBucket, id, &next); err != nil {
-		return a.fail(err)
-	}
-	a.jobs[id] = &next
+	publish, write := func() { a.jobs[id] = &next }, entry{jobsBucket, id, &next}
 	if o.Purge {
-		if err := a.ledger.remove(jobsBucket, id); err != nil {
-			return a.fail(err)
-		}
-		delete(a.jobs, id)
+		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
-	a.announce()
+	if err := a.commit(publish, write); err != nil {
+		return err
+	}
 	a.kick()
 	return nil
 }
@@ -134,33 +168,65 @@ func (a *Agent) job(id string) *JobRecord {
 
 // unheld is nil if no alloc of another job holds a volume of the job's plugins.
 func (a *Agent) unheld(ctx context.Context, job *JobRecord, s Volumes) error {
+	var plugins []host.PluginID
 	for _, g := range job.Job.Groups {
-		for _, plugin := range pluginsOf(g) {
-			list, _, err := s.Volumes(ctx, host.VolumeQuery{Plugin: plugin})
-			if err != nil {
-				return fmt.Errorf("ask who uses plugin %q: %w", plugin, err)
-			}
-			if err := a.othersHold(job.Job.ID, plugin, list); err != nil {
-				return err
-			}
+		plugins = append(plugins, pluginsOf(g)...)
+	}
+	consequence := "could not give it back without the plugin"
+	return a.notUsed(ctx, plugins, s, consequence, func(_ host.VolumeStatus, h registry.Holder) bool {
+		r := a.record(h.Claim.Alloc)
+		return r == nil || r.Job != job.Job.ID
+	})
+}
+
+// unmounted is nil if no alloc that stays uses a mount of a plugin whose task ends when the job is replaced by this one.
+func (a *Agent) unmounted(ctx context.Context, job *JobRecord, s Volumes) error {
+	want := job.wanted()
+	ends := func(r *AllocRecord) bool { return r.Job == job.Job.ID && want[r.slot()] != r.Digest }
+	var plugins []host.PluginID
+	for _, r := range a.Allocs() {
+		if ends(r) && !r.State.Ended() && !r.Stop {
+			plugins = append(plugins, r.Plugins()...)
+		}
+	}
+	consequence := "could lose its mount, as the change stops a task of the plugin"
+	return a.notUsed(ctx, plugins, s, consequence, func(v host.VolumeStatus, h registry.Holder) bool {
+		r := a.record(h.Claim.Alloc)
+		return (r == nil || !ends(r)) && (h.Publish != "" || v.Placement.Stage != "")
+	})
+}
+
+// notUsed is nil if no alloc uses a volume of the plugins in a way that matters.
+func (a *Agent) notUsed(ctx context.Context, plugins []host.PluginID, s Volumes, consequence string, matters useFilter) error {
+	slices.Sort(plugins)
+	for _, plugin := range slices.Compact(plugins) {
+		list, _, err := s.Volumes(ctx, host.VolumeQuery{Plugin: plugin})
+		if err != nil {
+			return fmt.Errorf("ask who uses plugin %q: %w", plugin, err)
+		}
+		if err := a.usedBy(plugin, list, consequence, matters); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (a *Agent) othersHold(job string, plugin host.PluginID, list []host.VolumeStatus) error {
+// useFilter says whether a use of a volume keeps its plugin from being stopped.
+type useFilter func(host.VolumeStatus, registry.Holder) bool
+
+func (a *Agent) usedBy(plugin host.PluginID, list []host.VolumeStatus, consequence string, matters useFilter) error {
 	for _, v := range list {
 		for _, h := range v.Holders {
-			r := a.record(h.Claim.Alloc)
-			if r != nil && r.Job == job {
+			if !matters(v, h) {
 				continue
 			}
+			r := a.record(h.Claim.Alloc)
 			who := fmt.Sprintf("alloc %s", short(h.Claim.Alloc))
 			if r != nil {
 				who += fmt.Sprintf(" of job %q", r.Job)
 			}
-			return registry.Errorf(registry.ErrConflict, "%s holds volume %s of plugin %q, and could not give it back without the plugin; stop it first, or use --force",
-				who, v.VolumeName(), plugin)
+			return registry.Errorf(registry.ErrConflict, "%s holds volume %s of plugin %q, and %s; stop it first, or use --force",
+				who, v.VolumeName(), plugin, consequence)
 		}
 	}
 	return nil

@@ -17,11 +17,11 @@ func (a *Agent) TakeDown(ctx context.Context) error { return a.takeDown(ctx, las
 func (a *Agent) TakeDownUsers(ctx context.Context) error { return a.takeDown(ctx, 0) }
 
 func (a *Agent) takeDown(ctx context.Context, last int) error {
-	a.mu.Lock()
-	a.draining = true
-	a.mu.Unlock()
+	a.draining.Store(true)
 	for rank := range last + 1 {
-		a.stopRank(rank)
+		if err := a.stopRank(ctx, rank); err != nil {
+			return a.leftOver(err)
+		}
 		err := a.Await(ctx, func(all []*AllocRecord) bool { return len(left(all, rank)) == 0 })
 		if err != nil {
 			return a.leftOver(err)
@@ -33,14 +33,16 @@ func (a *Agent) takeDown(ctx context.Context, last int) error {
 // TakeDownByForce ends everything at once: no task is given time to end by itself, and no volume is waited for. The error
 // says which allocs still hold theirs.
 func (a *Agent) TakeDownByForce(ctx context.Context) error {
+	a.draining.Store(true)
 	a.mu.Lock()
-	a.draining = true
 	if !a.isForced() {
 		close(a.forced)
 	}
 	a.mu.Unlock()
 	for rank := range lastRank + 1 {
-		a.stopRank(rank)
+		if err := a.stopRank(ctx, rank); err != nil {
+			return a.leftOver(err)
+		}
 	}
 	over := func(all []*AllocRecord) bool {
 		return !slices.ContainsFunc(all, func(r *AllocRecord) bool { return !r.State.Ended() && r.State != AllocReleasing })
@@ -60,14 +62,19 @@ func (a *Agent) isForced() bool {
 	}
 }
 
-func (a *Agent) stopRank(rank int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, r := range a.recordsLocked() {
-		if r.rank() == rank {
-			a.stopLocked(r.ID)
+func (a *Agent) stopRank(ctx context.Context, rank int) error {
+	return a.untilWritten(ctx, func() error {
+		a.writing.Lock()
+		defer a.writing.Unlock()
+		for _, r := range a.Allocs() {
+			if r.rank() == rank {
+				if err := a.stopLocked(r.ID); err != nil {
+					return err
+				}
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // left lists what of the ranks up to this one has not ended.

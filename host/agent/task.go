@@ -137,7 +137,24 @@ func (t *taskRunner) start(ctx, stop context.Context) (driver.Handle, bool, erro
 	if ctx.Err() != nil || errors.Is(err, errStop) {
 		return driver.Handle{}, false, err
 	}
+	if errors.Is(err, registry.ErrExhausted) {
+		return driver.Handle{}, false, t.lacksRoom(ctx, attempt, err)
+	}
 	return driver.Handle{}, false, t.ended(ctx, driver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}, hopelessStart(err), "could not be started: "+err.Error())
+}
+
+// lacksRoom has the start tried again later. A full disk is no failure of the task.
+func (t *taskRunner) lacksRoom(ctx context.Context, attempt uint64, err error) error {
+	why := "could not be started: " + err.Error()
+	exit := driver.Exit{Code: -1, At: time.Now().UTC(), Err: why}
+	t.tellExit(ctx, attempt, &exit, false)
+	text := why + "; free space there"
+	if t.state().Reason == why {
+		text = "" // it is said already
+	}
+	return t.note(text, func(r *TaskRecord) {
+		r.State, r.Exit, r.Next, r.Reason = TaskWaiting, &exit, time.Now().Add(t.a.config.Backoff[1]), why
+	})
 }
 
 // hopelessStart says whether a start would fail again.

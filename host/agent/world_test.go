@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -67,6 +68,7 @@ type machine struct {
 
 type process struct {
 	task driver.Task
+	pid  int
 	done chan struct{}
 	exit driver.Exit
 }
@@ -80,9 +82,16 @@ func (m *machine) Start(_ context.Context, t driver.Task) (driver.Handle, error)
 	if m.refuse != nil {
 		return driver.Handle{}, m.refuse
 	}
-	m.tasks[t.ID] = &process{task: t, done: make(chan struct{})}
+	pid := 1001 + len(m.tasks)
+	m.tasks[t.ID] = &process{task: t, pid: pid, done: make(chan struct{})}
 	m.journal.add("start %s", taskOf(t.Env))
-	return driver.Handle{ID: t.ID, Driver: "exec", Dir: t.Dir, TaskPID: 1000 + len(m.tasks)}, nil
+	return driver.Handle{ID: t.ID, Driver: "exec", Dir: t.Dir, TaskPID: pid}, nil
+}
+
+func (m *machine) fails(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refuse = err
 }
 
 func (m *machine) get(id string) *process {
@@ -150,6 +159,19 @@ func (m *machine) find(_ context.Context, dir string) (driver.Handle, bool, erro
 		}
 	}
 	return driver.Handle{}, false, nil
+}
+
+// parents is driver.Parents.
+func (m *machine) parents(dir string) (out []driver.Parent, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, p := range m.tasks {
+		if strings.HasPrefix(p.task.Dir, dir+"/") && !closed(p.done) {
+			out = append(out, driver.Parent{PID: p.pid, ID: id, Dir: p.task.Dir})
+		}
+	}
+	slices.SortFunc(out, func(x, y driver.Parent) int { return x.PID - y.PID })
+	return out, nil
 }
 
 func closed(c chan struct{}) bool {
@@ -319,11 +341,15 @@ type world struct {
 }
 
 // inWorld runs a test in time of its own, with an agent running.
-func inWorld(t *testing.T, test func(w *world)) {
-	dir := t.TempDir()
+func inWorld(t *testing.T, test func(w *world)) { inWorldAt(t, t.TempDir(), test) }
+
+func inWorldAt(t *testing.T, dir string, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		j := &journal{}
 		w := &world{T: t, journal: j, dir: dir, machine: &machine{journal: j, tasks: map[string]*process{}}, shim: newShim(j)}
+		if err := os.WriteFile(w.shimRecords(), []byte("records"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		w.open()
 		w.run()
 		defer w.kill()
@@ -331,9 +357,13 @@ func inWorld(t *testing.T, test func(w *world)) {
 	})
 }
 
+// shimRecords is the file of a real shim.
+func (w *world) shimRecords() string { return hooks.Layout{State: w.dir}.Database() }
+
 func (w *world) open() {
 	w.Helper()
-	a, err := New(Config{StateDir: w.dir, Name: "node1", Drivers: []driver.Driver{w.machine}, Find: w.machine.find})
+	a, err := New(Config{StateDir: w.dir, Name: "node1", Drivers: []driver.Driver{w.machine}, Find: w.machine.find,
+		Parents: w.machine.parents})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -407,7 +437,7 @@ func (w *world) awaitRunning(job string) *AllocRecord {
 
 func (w *world) submit(j *hooks.Job) {
 	w.Helper()
-	if _, err := w.agent.Submit(j, Source{Name: j.ID + ".hcl"}); err != nil {
+	if _, err := w.agent.Submit(w.Context(), j, Source{Name: j.ID + ".hcl"}, w.shim, SubmitOptions{}); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -29,8 +29,10 @@ type contents struct {
 	Volumes   map[string]*volume   `json:"volumes"`
 	Snapshots map[string]*snapshot `json:"snapshots"`
 	Groups    map[string][]string  `json:"groups"`
-	Starts    map[string]int       `json:"starts,omitempty"` // of plugins whose capabilities change, by instance
-	First     string               `json:"first,omitempty"`  // the volume that was made first
+	Starts    map[string]int       `json:"starts,omitempty"`    // of plugins whose capabilities change, by instance
+	First     string               `json:"first,omitempty"`     // the volume that was made first
+	Running   map[string]bool      `json:"running,omitempty"`   // forgetful plugins, by role and node
+	Forgotten bool                 `json:"forgotten,omitempty"` // a plugin has forgotten what it had
 }
 
 type volume struct {
@@ -194,6 +196,18 @@ func (b *Backend) setDevice(id, node, device string) error {
 	return b.volume(id, func(v *volume) { v.on(node).Device = device })
 }
 
+// Reboot forgets what was mounted on a node, as its restart does.
+func (b *Backend) Reboot(node string) error {
+	return b.change(func(c *contents) error {
+		for _, v := range c.Volumes {
+			if on := v.Nodes[node]; on != nil {
+				on.Staging, on.Staged, on.Published, on.Device = "", "", nil, ""
+			}
+		}
+		return nil
+	})
+}
+
 // firstMade is the id of the volume that was made first.
 func (b *Backend) firstMade() (id string) {
 	_ = b.change(func(c *contents) error { id = c.First; return nil }) // the call before this one could read it
@@ -211,6 +225,29 @@ func (b *Backend) countStart(instance string) (before int, err error) {
 		return nil
 	})
 	return before, err
+}
+
+// start records that a forgetful plugin runs. If the one before it was killed, everything that exists is forgotten,
+// as by a driver whose state file was empty when it died: forgot is true. What is mounted stays mounted.
+func (b *Backend) start(who string) (forgot bool, err error) {
+	err = b.change(func(c *contents) error {
+		if forgot = c.Running[who]; forgot {
+			starts, running := c.Starts, c.Running
+			*c = newContents()
+			c.Starts, c.Running, c.Forgotten = starts, running, true
+		}
+		if c.Running == nil {
+			c.Running = map[string]bool{}
+		}
+		c.Running[who] = true
+		return nil
+	})
+	return forgot, err
+}
+
+// stop records that a forgetful plugin was stopped, and not killed.
+func (b *Backend) stop(who string) error {
+	return b.change(func(c *contents) error { delete(c.Running, who); return nil })
 }
 
 // Usage is where one volume is in use.

@@ -28,6 +28,17 @@ var capEnums = map[string]map[string]int32{
 	"node":       csi.NodeServiceCapability_RPC_Type_value,
 }
 
+// oldCaps are names that CSI had up to version 1.12, by service. Their numbers are reserved since.
+var oldCaps = map[string]map[string]int32{"controller": {"VOLUME_CONDITION": 11}, "node": {"VOLUME_CONDITION": 4}}
+
+// capNumber is the number of a name of a service, of today or of earlier.
+func capNumber(service, name string) (n int32, known bool) {
+	if n, known = capEnums[service][name]; !known {
+		n, known = oldCaps[service][name]
+	}
+	return n, known
+}
+
 // capSets are numbers of capabilities by service, in the order given.
 type capSets map[string][]int32
 
@@ -54,8 +65,8 @@ func parseCaps(names ...string) (capSets, error) {
 func (s capSets) add(service, name string) bool {
 	n, err := strconv.ParseInt(name, 10, 32)
 	found := false
-	for enum, values := range capEnums {
-		v, known := values[name]
+	for enum := range capEnums {
+		v, known := capNumber(enum, name)
 		if err == nil {
 			v, known = int32(n), enum != "expansion"
 		}
@@ -73,5 +84,6 @@ func (s capSets) add(service, name string) bool {
 // has tells whether "service/NAME" is among the sets.
 func (s capSets) has(full string) bool {
 	service, name, _ := strings.Cut(full, "/")
-	return slices.Contains(s[service], capEnums[service][name])
+	n, _ := capNumber(service, name)
+	return slices.Contains(s[service], n)
 }

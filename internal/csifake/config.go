@@ -48,8 +48,10 @@ type Config struct {
 	ScriptFile string          // JSON list of rules, read again for every call
 
 	Backend   *Backend // what exists; default a new one in memory. Plugins that share it are one storage system
+	IDs       IDForm   // of the volumes that CreateVolume makes; default IDShort
 	Volumes   []string // ids that exist from the start
 	AnyVolume bool     // every id exists. Default if there are no Volumes and CREATE_DELETE_VOLUME is not among Caps
+	Forgetful bool     // its next start after a kill finds the Backend empty; mounts stay. See Backend.start
 
 	VolumeContext  map[string]string // added to what CreateVolume answers
 	PublishContext map[string]string // added to what ControllerPublishVolume answers
@@ -103,6 +105,8 @@ func (c Config) wrong() error {
 		return fmt.Errorf("csifake: unknown role %q", c.Role)
 	case !slices.Contains([]MountKind{"", MountTmpfs, MountBind, MountFuse}, c.Mount):
 		return fmt.Errorf("csifake: unknown kind of mounts %q", c.Mount)
+	case !slices.Contains(IDForms, c.IDs):
+		return fmt.Errorf("csifake: unknown form of ids %q", c.IDs)
 	case c.Mount == MountBind && c.DataDir == "":
 		return errors.New("csifake: bind mounts need a data directory")
 	case !slices.Contains([]BlockKind{"", BlockLoop, BlockNode, BlockFile}, c.Block):
@@ -166,6 +170,9 @@ func (c Config) openJournal() (*journal.Writer, error) {
 	}
 	return journal.Open(c.Journal, c.Name, c.Instance)
 }
+
+// process is what all processes of the plugin on one node have in common.
+func (c Config) process() string { return string(c.Role) + "@" + c.NodeID }
 
 func (c Config) serves(r Role) bool { return c.Role == Monolith || c.Role == r }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -32,17 +33,46 @@ func (s controller) ControllerGetCapabilities(context.Context, *csi.ControllerGe
 	return reply, nil
 }
 
-// VolumeID is the id that CreateVolume gives to a name: the same name is the same volume.
-func VolumeID(name string) string { return fmt.Sprintf("vol-%x", sha256.Sum256([]byte(name)))[:20] }
+// IDForm is what the ids of volumes look like.
+type IDForm string
 
-func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+const (
+	IDShort   IDForm = ""        // vol-5fd924625f6ab16a
+	IDSlashes IDForm = "slashes" // a path, 166 bytes long
+	IDLong    IDForm = "1KiB"
+)
+
+// IDForms lists all of them.
+var IDForms = []IDForm{IDShort, IDSlashes, IDLong}
+
+// VolumeID is the id that CreateVolume gives to a name: the same name is the same volume.
+func VolumeID(name string) string { return IDShort.VolumeID(name) }
+
+// VolumeID is the id of that form.
+func (f IDForm) VolumeID(name string) string {
+	id := fmt.Sprintf("vol-%x", sha256.Sum256([]byte(name)))[:20]
+	switch f {
+	case IDSlashes:
+		return "/subscriptions/" + strings.Repeat("0/", 65) + "/" + id
+	case IDLong:
+		return id + strings.Repeat("#", 1024-len(id))
+	}
+	return id
+}
+
+func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if r.GetName() == "" || len(r.GetVolumeCapabilities()) == 0 {
 		return nil, invalid("name or volume_capabilities is missing")
+	}
+	if callOf(ctx).lies(IgnoreSource) {
+		r = proto.CloneOf(r)
+		r.VolumeContentSource = nil
 	}
 	size, err := capacity(r.GetCapacityRange())
 	if err != nil {
 		return nil, err
 	}
+	id := s.p.cfg.IDs.VolumeID(r.GetName())
 	var v *volume
 	err = s.p.cfg.Backend.change(func(c *contents) error {
 		least, err := s.p.source(c, r.GetVolumeContentSource())
@@ -54,13 +84,13 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		}
 		size = max(size, least)
 		made := madeFrom(r)
-		if v = c.Volumes[VolumeID(r.GetName())]; v != nil {
+		if v = c.Volumes[id]; v != nil {
 			return compatible(v, made, r.GetCapacityRange())
 		}
 		if used(c)+size > s.p.cfg.Capacity {
 			return status.Error(codes.ResourceExhausted, "the backend is full")
 		}
-		v = &volume{ID: VolumeID(r.GetName()), Name: r.GetName(), Capacity: size, Made: made,
+		v = &volume{ID: id, Name: r.GetName(), Capacity: size, Made: made,
 			Context: map[string]string{"csifake/name": r.GetName()}}
 		maps.Copy(v.Context, s.p.cfg.VolumeContext)
 		v.Topology = wanted(r.GetAccessibilityRequirements())
@@ -74,7 +104,7 @@ func (s controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 		return nil, err
 	}
 	reply := &csi.CreateVolumeResponse{Volume: v.message(s.p)}
-	reply.Volume.ContentSource = r.GetVolumeContentSource()
+	reply.Volume.ContentSource = r.GetVolumeContentSource() // nil where it was ignored
 	return reply, nil
 }
 
@@ -270,7 +300,7 @@ func (s controller) ValidateVolumeCapabilities(_ context.Context, r *csi.Validat
 		Parameters: r.GetParameters(), MutableParameters: r.GetMutableParameters()}}, nil
 }
 
-func (s controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	reply := &csi.ListVolumesResponse{}
 	err := s.p.cfg.Backend.change(func(c *contents) error {
 		ids, next, err := page(slices.Sorted(maps.Keys(c.Volumes)), r.GetMaxEntries(), r.GetStartingToken())
@@ -279,6 +309,7 @@ func (s controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*
 			if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 				status.PublishedNodeIds = slices.Sorted(maps.Keys(c.Volumes[id].Attached))
 			}
+			s.p.tellCondition(ctx, "controller", status)
 			reply.Entries = append(reply.Entries,
 				&csi.ListVolumesResponse_Entry{Volume: c.Volumes[id].message(s.p), Status: status})
 		}
@@ -340,7 +371,7 @@ func (s controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerE
 	})
 }
 
-func (s controller) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolumeRequest) (
+func (s controller) ControllerGetVolume(ctx context.Context, r *csi.ControllerGetVolumeRequest) (
 	*csi.ControllerGetVolumeResponse, error,
 ) {
 	reply := &csi.ControllerGetVolumeResponse{}
@@ -354,6 +385,7 @@ func (s controller) ControllerGetVolume(_ context.Context, r *csi.ControllerGetV
 		if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 			reply.Status.PublishedNodeIds = slices.Sorted(maps.Keys(v.Attached))
 		}
+		s.p.tellCondition(ctx, "controller", reply.Status)
 		return nil
 	})
 }

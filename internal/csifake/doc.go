@@ -51,7 +51,7 @@
 //	R16  a capability that ValidateVolumeCapabilities did not confirm is not used
 //	R17  a volume of a single-node mode is on one node, and at one target unless many may write; publications that are
 //	     beside each other have one capability
-//	R18  no field is longer than CSI allows; an undo may name a volume by a longer id
+//	R18  no field is longer than CSI allows; ids and contexts that the plugin gave come back whole, up to 4 KiB and 64 KiB
 //	R19  no path is longer than Options.MaxPath
 //	R20  a plugin whose name breaks the rules gets no volumes
 //	R21  names have no control characters
@@ -86,15 +86,18 @@
 //	            crash      the plugin dies
 //	            code       any gRPC code, CODE_99 for one that it does not have; message, text_bytes (1 MiB) and details of the status
 //	            late       with code or drop: the effect comes so much later all the same, and the volume is busy until then
+//	            mount_late with publish and unpublish: they answer OK, and the mount comes or goes so much later
 //	flaps       pattern    ok, not_ready, error, hang or the name of a code, one after the other and over again: by the call, or
 //	            every      so long each
 //	lies (lie)  no-effect  OK, and nothing is done
 //	            no-mount elsewhere symlink wrong-data stacked   of stage (but symlink) and publish
 //	            writable   of publish: read-only was asked for
 //	            keep-mount leave-target                         of unstage (but leave-target) and unpublish
+//	            ignore-source                                   of CreateVolume: the volume is empty, and the answer names no source
 //	answers     not_ready  of Probe and CreateSnapshot
+//	            condition  abnormal and message of the volumes in the answer, as CSI had it up to 1.12
 //	            reply      any message, in protobuf's JSON
-//	  hostile   empty nil huge big-map id-empty id-129 id-257 bad-utf8 negative unknown-enum   of all that have it in them
+//	  hostile   empty nil huge big-map id-empty id-4097 id-257 bad-utf8 negative unknown-enum   of all that have it in them
 //	            name-changes name-empty name-64 name-illegal                                   of GetPluginInfo
 //	            topology-illegal topology-twins                                                of NodeGetInfo and volumes
 //	            confirm-part confirm-nothing confirm-more                                      of ValidateVolumeCapabilities
@@ -103,7 +106,7 @@
 //	connection  garbage    http1 tls random close silence, instead of gRPC
 //
 // Capabilities that change from one start to the next are Config.CapsLater (--caps-later); what is mounted is Config.Mount
-// and Config.Block (--mount, --block). A test in the process may also rewrite answers with a function (Rule.Answer).
+// and Config.Block (--mount, --block); how long ids are and what they hold is Config.IDs (--ids). A test in the process may also rewrite answers with a function (Rule.Answer).
 //
 // A call for a volume that another call is changing, also at another plugin that shares the Backend in this process, is
 // answered ABORTED, before any rule sees it. A plugin for Go cannot write invalid UTF-8, nor read it: bad-utf8 is INTERNAL
@@ -112,6 +115,9 @@
 // # What survives
 //
 // A Backend with a file survives the plugin, and so does the journal. A killed plugin leaves its socket file, its calls
-// open in the journal, and its mounts; FUSE mounts are dead then, and loop devices live on. Nothing but tests and
-// cmd/csifake may import this package.
+// open in the journal, and its mounts; FUSE mounts are dead then, and loop devices live on. With Config.Forgetful
+// (--forgetful) its next start finds the Backend empty, as after a kill while the state file was being written: it
+// answers NOT_FOUND for a volume that was not used since, and OK for a publication that it does not know, and takes
+// nothing down for either. The journal says that it forgot; what its client knows, and may do, is the same as
+// before. Nothing but tests and cmd/csifake may import this package.
 package csifake

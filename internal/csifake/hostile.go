@@ -19,7 +19,7 @@ const (
 	Huge        Hostile = "huge"         // 5 MiB, more than a client of gRPC takes by default
 	BigMap      Hostile = "big-map"      // every map has 4097 bytes
 	EmptyIDs    Hostile = "id-empty"     // every id
-	LongIDs     Hostile = "id-129"       // every id has 129 bytes
+	LongIDs     Hostile = "id-4097"      // every id has 4097 bytes
 	LongerIDs   Hostile = "id-257"       // every id has 257 bytes
 	BadUTF8     Hostile = "bad-utf8"     // every string, on the wire; protobuf for Go does not let its caller see it
 	Negative    Hostile = "negative"     // every number is -1

@@ -37,7 +37,7 @@ var shows = map[Hostile]func(told) bool{
 		})
 		return a.code == "OK" && found && all
 	},
-	LongIDs:   func(a told) bool { return someField(a, idOf(129)) },
+	LongIDs:   func(a told) bool { return someField(a, idOf(4097)) },
 	LongerIDs: func(a told) bool { return someField(a, idOf(257)) },
 	BadUTF8:   func(a told) bool { return a.code == "INTERNAL" },
 	Negative: func(a told) bool {

@@ -24,7 +24,7 @@ var hostilities = map[Hostile]hostility{
 	}},
 	BigMap:    each(protoreflect.FieldDescriptor.IsMap, bigMap),
 	EmptyIDs:  each(isID, setText("")),
-	LongIDs:   each(isID, setText(strings.Repeat("i", 129))),
+	LongIDs:   each(isID, setText(strings.Repeat("i", 4097))),
 	LongerIDs: each(isID, setText(strings.Repeat("i", 257))),
 	BadUTF8: {kind(isText).fits, func(s spoiling, reply proto.Message) proto.Message {
 		return garbled{each(isText, setText(mark)).spoil(s, reply)}

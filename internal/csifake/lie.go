@@ -15,6 +15,8 @@ const (
 	Writable    Lie = "writable"     // mounted read-write though read-only was asked for
 	KeepMount   Lie = "keep-mount"   // the backend has forgotten it, but the mount and the target stay
 	LeaveTarget Lie = "leave-target" // unmounted, but the target stays
+
+	IgnoreSource Lie = "ignore-source" // a volume is made, and is empty: a plugin that does not know volume_content_source
 )
 
 var (
@@ -25,7 +27,7 @@ var (
 
 // lies are all of them, with the calls that can tell them. An empty name is every call.
 var lies = map[Lie][]string{NoEffect: {""}, NoMount: ups, Elsewhere: ups, Symlink: publish, WrongData: ups, Stacked: ups,
-	Writable: publish, KeepMount: downs, LeaveTarget: {"NodeUnpublishVolume"}}
+	Writable: publish, KeepMount: downs, LeaveTarget: {"NodeUnpublishVolume"}, IgnoreSource: {"CreateVolume"}}
 
 func (l Lie) fits(rpc string) bool {
 	return slices.Contains(lies[l], rpc) || slices.Contains(lies[l], "")
@@ -33,7 +35,7 @@ func (l Lie) fits(rpc string) bool {
 
 // hollow tells whether what the call was asked for is not the case.
 func (l Lie) hollow() bool {
-	return l != "" && l != Stacked && l != LeaveTarget
+	return l != "" && l != Stacked && l != LeaveTarget && l != IgnoreSource
 }
 
 // Beside is the path at which a volume is mounted that lies elsewhere.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -60,7 +62,86 @@ func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	case r.GetStagingTargetPath() == "" || w.c.lies(WrongData):
 		from = w.mountData
 	}
-	return w.put(r.GetReadonly() && !w.c.lies(Writable), from)
+	return w.afterAnswer(func() error { return w.put(r.GetReadonly() && !w.c.lies(Writable), from) })
+}
+
+// afterAnswer runs change, which mounts or unmounts at the path; under mount_late it does so after the answer. A change of an
+// earlier call that is still pending is cancelled or waited for: the last call for a path decides what is mounted there.
+func (w work) afterAnswer(change func() error) error {
+	w.p.putOff.end(w.path)
+	var after time.Duration
+	if r := w.c.acts.before; r != nil {
+		after = time.Duration(r.MountLate)
+	}
+	if after == 0 {
+		return change()
+	}
+	if err := w.p.middle(w.c); err != nil {
+		return err
+	}
+	w.c.acts.middle = nil // it has acted
+	begin, over := w.p.putOff.begin(w.path)
+	w.p.late.Go(func() {
+		defer over()
+		select {
+		case <-time.After(after):
+		case <-w.p.ended:
+			return
+		}
+		w.p.alive.RLock()
+		defer w.p.alive.RUnlock()
+		if w.p.dead || !begin() {
+			return
+		}
+		if err := change(); err != nil {
+			w.p.cfg.Log.Error("a late mount failed", "path", w.path, "error", err)
+		}
+	})
+	return nil
+}
+
+// putOff holds the changes of mounts that come after their answers, by path.
+type putOff struct {
+	mu    sync.Mutex
+	paths map[string]*lateChange
+}
+
+type lateChange struct {
+	over      chan struct{}
+	begun     bool
+	calledOff bool
+}
+
+// begin records a change. The function begin reports whether it is to happen; over ends it.
+func (p *putOff) begin(path string) (begin func() bool, over func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := &lateChange{over: make(chan struct{})}
+	if p.paths == nil {
+		p.paths = map[string]*lateChange{}
+	}
+	p.paths[path] = c
+	return func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		c.begun = !c.calledOff
+		return c.begun
+	}, func() { close(c.over) }
+}
+
+// end calls the change at a path off, or waits for its end.
+func (p *putOff) end(path string) {
+	p.mu.Lock()
+	c := p.paths[path]
+	delete(p.paths, path)
+	begun := false
+	if c != nil {
+		begun, c.calledOff = c.begun, true
+	}
+	p.mu.Unlock()
+	if begun {
+		<-c.over
+	}
 }
 
 // put mounts something at the path, in two steps.
@@ -171,6 +252,10 @@ func (w work) unpublish() error {
 	if w.p.cfg.Blind || w.c.lies(KeepMount) {
 		return w.p.middle(w.c)
 	}
+	return w.afterAnswer(w.removeTarget)
+}
+
+func (w work) removeTarget() error {
 	if w.p.cfg.Mounts {
 		if err := w.unmount(); err != nil {
 			return err

@@ -80,8 +80,12 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	if path == "" {
 		return nil, invalid("staging_target_path is missing")
 	}
-	if err := s.onNode(r.GetVolumeId(), isThere); err != nil {
+	known, err := s.undoable(r.GetVolumeId(), path)
+	if err != nil {
 		return nil, err
+	}
+	if !known {
+		return &csi.NodeUnstageVolumeResponse{}, s.p.middle(callOf(ctx))
 	}
 	if err := s.work(ctx, r.GetVolumeId(), path).unstage(); err != nil {
 		return nil, err
@@ -94,7 +98,19 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	})
 }
 
-func isThere(*volume, *onNode) error { return nil }
+// undoable says whether a call down has something to take away at the path. A plugin that has forgotten what it had
+// takes nothing away that it does not know, and has no volume that was not used since.
+func (s nodeService) undoable(id, path string) (known bool, err error) {
+	err = s.p.cfg.Backend.change(func(c *contents) error {
+		if c.Forgotten && id != "" && c.Volumes[id] == nil {
+			return status.Errorf(codes.NotFound, "volume %q does not exist", id)
+		}
+		v, err := s.p.find(c, id)
+		known = err == nil && (!c.Forgotten || v.on(s.p.cfg.NodeID).hasPath(path))
+		return err
+	})
+	return known, err
+}
 
 // inline is how a volume_context asks for an ephemeral volume.
 const inline = "csi.storage.k8s.io/ephemeral"
@@ -165,15 +181,19 @@ func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpubli
 	if r.GetTargetPath() == "" {
 		return nil, invalid("target_path is missing")
 	}
-	if err := s.onNode(r.GetVolumeId(), isThere); err != nil {
+	known, err := s.undoable(r.GetVolumeId(), r.GetTargetPath())
+	if err != nil {
 		return nil, err
+	}
+	if !known {
+		return &csi.NodeUnpublishVolumeResponse{}, s.p.middle(callOf(ctx))
 	}
 	w := s.work(ctx, r.GetVolumeId(), r.GetTargetPath())
 	if err := w.unpublish(); err != nil {
 		return nil, err
 	}
 	last := false
-	err := s.onNode(r.GetVolumeId(), func(_ *volume, n *onNode) error {
+	err = s.onNode(r.GetVolumeId(), func(_ *volume, n *onNode) error {
 		delete(n.Published, r.GetTargetPath())
 		last = len(n.Published) == 0
 		return nil
@@ -206,7 +226,7 @@ func (n *onNode) hasPath(path string) bool {
 }
 
 // NodeGetVolumeStats tells what the backend has: the size that this node knows, and Backend.SetUsed.
-func (s nodeService) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeStatsRequest) (
+func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStatsRequest) (
 	*csi.NodeGetVolumeStatsResponse, error,
 ) {
 	if r.GetVolumePath() == "" {
@@ -218,6 +238,7 @@ func (s nodeService) NodeGetVolumeStats(_ context.Context, r *csi.NodeGetVolumeS
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
 		reply.Usage = usage(v, n)
+		s.p.tellCondition(ctx, "node", reply)
 		return nil
 	})
 }

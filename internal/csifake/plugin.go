@@ -31,6 +31,7 @@ type Plugin struct {
 	once     sync.Once
 	late     sync.WaitGroup // effects that are to come after their answers
 	fuses    fuses          // mounts that live as long as this plugin
+	putOff   putOff         // mounts that are to come or go after their answers
 
 	alive sync.RWMutex // held for reading while something is written or made to be; see dead
 	dead  bool         // nothing is written and nothing takes effect any more
@@ -72,10 +73,25 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID, Endpoint: cfg.Endpoint})
+	if err := p.remember(); err != nil {
+		return nil, errors.Join(err, p.journal.Close())
+	}
 	if cfg.Port != nil {
 		cfg.Port.take(p)
 	}
 	return p, nil
+}
+
+// remember finds what an earlier process of a forgetful plugin has left.
+func (p *Plugin) remember() error {
+	if !p.cfg.Forgetful {
+		return nil
+	}
+	forgot, err := p.cfg.Backend.start(p.cfg.process())
+	if forgot {
+		p.write(journal.Line{Kind: journal.Forgot, Node: p.cfg.NodeID})
+	}
+	return err
 }
 
 func (p *Plugin) listen() (err error) {
@@ -171,6 +187,11 @@ func (p *Plugin) Kill() {
 func (p *Plugin) finish() {
 	p.alive.Lock()
 	if !p.dead {
+		if p.cfg.Forgetful {
+			if err := p.cfg.Backend.stop(p.cfg.process()); err != nil {
+				p.failed(err)
+			}
+		}
 		p.write(journal.Line{Kind: journal.Stop})
 		p.dead = true
 	}

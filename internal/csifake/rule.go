@@ -62,6 +62,10 @@ type Rule struct {
 	Late    Duration `json:"late,omitempty"`    // with Code or Drop, before: the effect comes all the same, so much later
 	Lie     Lie      `json:"lie,omitempty"`     // it answers OK and has done something else
 
+	MountLate Duration `json:"mount_late,omitempty"` // publish and unpublish answer OK, and the mount comes or goes so much later
+
+	Condition *Condition `json:"condition,omitempty"` // of all volumes in the answer; needs VOLUME_CONDITION
+
 	NotReady bool            `json:"not_ready,omitempty"` // Probe answers ready=false, CreateSnapshot ready_to_use=false
 	Reply    json.RawMessage `json:"reply,omitempty"`     // the answer, as protobuf writes it in JSON, instead of the true one
 	Hostile  Hostile         `json:"hostile,omitempty"`   // the true answer, spoilt
@@ -175,6 +179,8 @@ func (r Rule) wrongAction() string {
 		return fmt.Sprintf("unknown lie %q", r.Lie)
 	case r.Lie != "" && !r.everyRPC() && !r.Lie.fits(r.RPC):
 		return fmt.Sprintf("it does not lie %q", r.Lie)
+	case r.MountLate != 0 && (!r.everyRPC() && r.RPC != "NodePublishVolume" && r.RPC != "NodeUnpublishVolume" || r.When != "" && r.When != Before):
+		return "mount_late goes with publish and unpublish, before the effect"
 	case r.Lie != "" && r.When != "" && r.When != Before:
 		return "a lie is told before the effect"
 	}

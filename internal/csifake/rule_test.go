@@ -14,8 +14,9 @@ func TestNonsense(t *testing.T) {
 		`[{"code": "CODE_x"}]`,
 		`[{"when": "later"}]`, `[{"rpc": "Probe", "when": "middle"}]`, `[{"hang": "long"}]`, `[{"late": "1s"}]`,
 		`[{"late": "1s", "code": "ABORTED", "when": "after"}]`, `[{"rpc": "GetMetadataDelta", "late": "1s", "code": "ABORTED"}]`,
+		`[{"rpc": "NodeStageVolume", "mount_late": "1s"}]`,
 		`[{"lie": "white"}]`, `[{"rpc": "NodeStageVolume", "lie": "leave-target"}]`, `[{"lie": "no-mount", "when": "after"}]`,
-		`[{"pattern": ["ok", "odd"]}]`, `[{"every": "1s"}]`, `[{"hostile": "friendly"}]`, `[{"rpc": "Probe", "hostile": "id-129"}]`,
+		`[{"pattern": ["ok", "odd"]}]`, `[{"every": "1s"}]`, `[{"hostile": "friendly"}]`, `[{"rpc": "Probe", "hostile": "id-4097"}]`,
 		`[{"reply": {}}]`, `[{"rpc": "Probe", "reply": {"redy": true}}]`, `[{"garbage": "http1"}]`, `[{"rpc": "accept"}]`,
 		`[{"rpc": "accept", "garbage": "spam"}]`,
 	} {

@@ -15,6 +15,12 @@ const (
 	longestMap  = 4096 // all its keys and values, or all mount flags
 )
 
+// What a plugin has named or said itself comes back as it is, whatever CSI allows: real ones exceed it.
+const (
+	longestID      = 4096     // of a volume or a snapshot
+	longestContext = 64 << 10 // volume_context, publish_context
+)
+
 // tooLong names the fields of a request that break the size limits of CSI, never what they hold. Paths have no limit of CSI.
 func tooLong(req proto.Message) (over []string) {
 	tell := func(fd protoreflect.FieldDescriptor, size, limit int) {
@@ -24,6 +30,8 @@ func tooLong(req proto.Message) (over []string) {
 	}
 	measure(req.ProtoReflect(), func(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 		switch {
+		case fd.Name() == "volume_context" || fd.Name() == "publish_context":
+			tell(fd, weight(fd, v), longestContext)
 		case fd.IsMap() || fd.Name() == "mount_flags":
 			tell(fd, weight(fd, v), longestMap)
 		case fd.Kind() != protoreflect.StringKind || strings.HasSuffix(string(fd.Name()), "_path"):
@@ -33,6 +41,8 @@ func tooLong(req proto.Message) (over []string) {
 			}
 		case fd.Name() == "node_id":
 			tell(fd, len(v.String()), longestNode)
+		case isID(fd):
+			tell(fd, len(v.String()), longestID)
 		default:
 			tell(fd, len(v.String()), longestText)
 		}

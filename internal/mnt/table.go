@@ -216,6 +216,18 @@ func (ms Mounts) Below(root string) Mounts {
 	return ms.filter(func(m Mount) bool { return within(root, m.Point) })
 }
 
+// SelfBind says whether m is a bind of a directory onto itself, as MakeShared makes it.
+func (ms Mounts) SelfBind(m Mount) bool {
+	for _, parent := range ms {
+		if parent.ID != m.Parent {
+			continue
+		}
+		rel, err := filepath.Rel(parent.Point, m.Point)
+		return err == nil && parent.Major == m.Major && parent.Minor == m.Minor && filepath.Join(parent.Root, rel) == m.Root
+	}
+	return false
+}
+
 func (ms Mounts) filter(keep func(Mount) bool) Mounts {
 	var out Mounts
 	for _, m := range ms {

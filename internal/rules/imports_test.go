@@ -90,7 +90,6 @@ func rules() []rule {
 		{of: "holdfast/shim/internal/intent", only: append(shim("chain"), "holdfast/registry"), why: "an intent knows records only, and what is written together with others"},
 		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
 		{of: "holdfast/shim/internal/chain", only: []string{"holdfast/registry"}, why: "a chain knows commits only"},
-		{of: "holdfast/internal/priority", only: []string{}, why: "priority is a tool of host and shim: it knows neither"},
 		{of: "holdfast/internal/mnt", only: []string{}, why: "mnt is a tool of host, shim, driver and plugins: it knows none of them"},
 	}
 	for _, u := range useCases {

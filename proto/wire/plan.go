@@ -104,6 +104,7 @@ func groupProto(g hooks.Group) *pb.Group {
 func taskProto(t hooks.Task) *pb.Task {
 	return &pb.Task{
 		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env, Config: t.Config, Rest: t.Rest,
+		PluginType: string(t.PluginType),
 	}
 }
 
@@ -125,7 +126,7 @@ func group(m *pb.Group) hooks.Group {
 func task(m *pb.Task) hooks.Task {
 	return hooks.Task{
 		Name: registry.TaskName(m.GetName()), Driver: m.GetDriver(), Plugin: registry.PluginID(m.GetPlugin()), Sealed: m.GetSealed(),
-		Env: m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(),
+		Env: m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(), PluginType: hooks.PluginType(m.GetPluginType()),
 	}
 }
 

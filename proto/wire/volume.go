@@ -10,7 +10,7 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin), ExternalId: string(s.External),
 		CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType, MountFlags: s.MountFlags.List(),
 		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
-		CloneId: string(s.CloneID), SnapshotId: s.SnapshotID, MountGroup: s.MountGroup,
+		CloneId: string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID), MountGroup: s.MountGroup,
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
@@ -30,7 +30,8 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
 		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
 		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
-		CloneID: registry.ExternalID(m.GetCloneId()), SnapshotID: m.GetSnapshotId(), MountGroup: m.GetMountGroup(),
+		CloneID: registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
+		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
 	}
 	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
 		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()), Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
@@ -46,11 +47,13 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 
 func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 	return &pb.Volume{
-		Spec: VolumeSpecProto(v.VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
+		Spec: VolumeSpecProto(v.Masked().VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
 		Attach: string(v.Placement.Attach), AttachedNodeId: string(v.Placement.Node), Stage: string(v.Placement.Stage),
 		StagedAt: treeProto(v.Placement.StagedAt), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
 		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto), Expansion: expansionProto(v.Expansion),
+		Health:  healthProto(v.Health),
+		Failure: failureProto(v.Failure), SourceVolume: string(v.Source.Volume), SourceSnapshot: string(v.Source.Snapshot),
 	}
 }
 
@@ -59,7 +62,9 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(), Capacity: m.GetCapacity(),
 		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
 		Since: moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
-		Expansion: expansion(m.GetExpansion()),
+		Expansion: expansion(m.GetExpansion()), Health: health(m.GetHealth()),
+		Failure: failure(m.GetFailure()),
+		Source:  registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()), Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
 	}, Waiting: each(m.GetWaiting(), wait)}
 	out.Placement = registry.Placement{
 		Attach: registry.Mark(m.GetAttach()), Node: registry.NodeID(m.GetAttachedNodeId()), Stage: registry.Mark(m.GetStage()), StagedAt: tree(m.GetStagedAt()),
@@ -94,6 +99,39 @@ func expansion(m *pb.Expansion) registry.Expansion {
 		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(), Since: moment(m.GetSince()),
 		RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 	}
+}
+
+func healthProto(h registry.VolumeHealth) *pb.VolumeHealth {
+	if h == (registry.VolumeHealth{}) {
+		return nil
+	}
+	return &pb.VolumeHealth{Controller: conditionProto(h.Controller), Node: conditionProto(h.Node)}
+}
+
+func conditionProto(c registry.VolumeCondition) *pb.VolumeCondition {
+	if c == (registry.VolumeCondition{}) {
+		return nil
+	}
+	return &pb.VolumeCondition{Abnormal: c.Abnormal, Message: text(c.Message), Since: stamp(c.Since)}
+}
+
+func health(m *pb.VolumeHealth) registry.VolumeHealth {
+	return registry.VolumeHealth{Controller: condition(m.GetController()), Node: condition(m.GetNode())}
+}
+
+func condition(m *pb.VolumeCondition) registry.VolumeCondition {
+	return registry.VolumeCondition{Abnormal: m.GetAbnormal(), Message: m.GetMessage(), Since: moment(m.GetSince())}
+}
+
+func failureProto(f registry.Failure) *pb.Failure {
+	if f == (registry.Failure{}) {
+		return nil
+	}
+	return &pb.Failure{Rpc: string(f.RPC), Code: f.Code, Detail: text(f.Detail), Since: stamp(f.Since)}
+}
+
+func failure(m *pb.Failure) registry.Failure {
+	return registry.Failure{RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(), Since: moment(m.GetSince())}
 }
 
 func holderProto(h registry.Holder) *pb.Holder {
@@ -150,7 +188,7 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External),
 				Usage: usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
 				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble), Troubled: stamp(u.Troubled),
-				Expansion: expansionProto(u.Expansion),
+				Expansion: expansionProto(u.Expansion), Health: healthProto(u.Health),
 			}
 		}),
 	}
@@ -170,7 +208,7 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
 				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: moment(u.GetTroubled()),
-				Expansion: expansion(u.GetExpansion()),
+				Expansion: expansion(u.GetExpansion()), Health: health(u.GetHealth()),
 			}
 		}),
 	}

@@ -9,6 +9,7 @@ func waitProto(w registry.Wait) *pb.Wait {
 	return &pb.Wait{
 		Alloc: string(w.Alloc), Request: string(w.Request), Volume: VolumeNameProto(w.Volume), Step: string(w.Step), For: text(w.For),
 		Rpc: string(w.RPC), Code: w.Code, Detail: text(w.Detail), Attempt: w.Attempt, Since: stamp(w.Since), Next: stamp(w.Next), Advice: text(w.Advice),
+		Role: string(w.Role),
 	}
 }
 
@@ -17,6 +18,7 @@ func wait(m *pb.Wait) registry.Wait {
 		Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()), Volume: VolumeName(m.GetVolume()),
 		Step: registry.Step(m.GetStep()), For: m.GetFor(), RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 		Attempt: m.GetAttempt(), Since: moment(m.GetSince()), Next: moment(m.GetNext()), Advice: m.GetAdvice(),
+		Role: registry.Role(m.GetRole()),
 	}
 }
 

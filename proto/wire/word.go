@@ -87,7 +87,7 @@ func tree(m *pb.Tree) registry.Tree { return registry.Tree{Host: m.GetHost(), Ta
 
 func usageProto(u registry.Usage) *pb.Usage {
 	return &pb.Usage{
-		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType, MountFlags: u.MountFlags.List(),
+		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType, MountFlags: u.MountFlags.Masked().List(),
 		MountGroup: u.MountGroup,
 	}
 }

@@ -20,6 +20,7 @@ job "defaults" {
         mount_dir              = "/run/csi/"
         stage_publish_base_dir = "${NOMAD_TASK_DIR}/volumes"
         health_timeout         = "1m30s"
+        list_volumes           = false
         heartbeat {
           interval = "500ms"
           timeout  = "250ms"

@@ -19,6 +19,12 @@ variable "version" {
   default = "1.0.0"
 }
 
+variable "ids" {
+  type        = string
+  default     = ""
+  description = "form of the ids of volumes"
+}
+
 variable "health" {
   type    = string
   default = "30s"
@@ -41,6 +47,7 @@ job "fake" {
         args = [
           "--journal=${var.d}/journal", "--script=${var.d}/script", "--state=${var.d}/backend", "--data=${var.d}/data", "--mounts",
           "--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME", "--version=${var.version}", "--instance=${NOMAD_ALLOC_ID}",
+          "--ids=${var.ids}",
         ]
       }
 

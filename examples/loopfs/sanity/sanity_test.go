@@ -48,6 +48,9 @@ func TestSanity(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("csi-sanity needs loopfs, and loopfs needs root for loop devices: run make sanity as root")
 	}
+	if missing := lacking(exec.LookPath); missing != "" {
+		t.Fatal(missing)
+	}
 	binary := build(t)
 	for _, c := range configurations {
 		t.Run(c.Name, func(t *testing.T) {
@@ -58,6 +61,46 @@ func TestSanity(t *testing.T) {
 			}
 			t.Logf("%d specs", len(specs))
 		})
+	}
+}
+
+// packages are the Debian packages of the programs that loopfs runs.
+var packages = []struct{ program, pkg string }{
+	{"mkfs.ext4", "e2fsprogs"}, {"resize2fs", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"xfs_growfs", "xfsprogs"},
+}
+
+// lacking says which packages have to be installed first; empty: none. All configurations are judged, so that nothing is skipped.
+func lacking(look func(program string) (string, error)) string {
+	var programs, install []string
+	for _, p := range packages {
+		if _, err := look(p.program); err != nil {
+			programs = append(programs, p.program)
+			if !slices.Contains(install, p.pkg) {
+				install = append(install, p.pkg)
+			}
+		}
+	}
+	if len(programs) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("this machine lacks %s: apt-get install %s", strings.Join(programs, ", "), strings.Join(install, " "))
+}
+
+func TestMissingPackageIsNamed(t *testing.T) {
+	for want, here := range map[string][]string{
+		"": {"mkfs.ext4", "resize2fs", "mkfs.xfs", "xfs_growfs"},
+		"this machine lacks mkfs.xfs, xfs_growfs: apt-get install xfsprogs":          {"mkfs.ext4", "resize2fs"},
+		"this machine lacks resize2fs, mkfs.xfs: apt-get install e2fsprogs xfsprogs": {"mkfs.ext4", "xfs_growfs"},
+	} {
+		got := lacking(func(program string) (string, error) {
+			if slices.Contains(here, program) {
+				return program, nil
+			}
+			return "", exec.ErrNotFound
+		})
+		if got != want {
+			t.Errorf("with %q: %q, want %q", here, got, want)
+		}
 	}
 }
 

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -26,17 +28,17 @@ func (s *Server) postJob(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := s.agent.Submit(job, src)
+	rec, err := s.agent.Submit(r.Context(), job, src, s.host, agent.SubmitOptions{Force: truth(r, "force"), Rerun: truth(r, "rerun")})
 	if err != nil {
 		return nil, err
 	}
-	return jobView(rec, s.agent.Allocs()), nil
+	return s.jobView(rec, s.agent.Allocs()), nil
 }
 
 func (s *Server) getJobs(*http.Request) (any, error) {
 	out, all := []Job{}, s.agent.Allocs()
 	for _, j := range s.agent.Jobs() {
-		v := jobView(j, all)
+		v := s.jobView(j, all)
 		v.Allocs = nil
 		out = append(out, v)
 	}
@@ -46,7 +48,7 @@ func (s *Server) getJobs(*http.Request) (any, error) {
 func (s *Server) getJob(r *http.Request) (any, error) {
 	for _, j := range s.agent.Jobs() {
 		if j.Job.ID == r.PathValue("id") {
-			v := jobView(j, s.agent.Allocs())
+			v := s.jobView(j, s.agent.Allocs())
 			s.reasons(r.Context(), v.Allocs)
 			return v, nil
 		}
@@ -90,7 +92,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 		out.Waiting = e.waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
 			use := useView(u)
-			use.Growth = growth(u.Name, u.Expansion)
+			use.Growth, use.Unhealthy = growth(u.Name, u.Expansion), unhealthy(u.Name, u.Volume.Plugin, u.Health)
 			use.Trouble = e.trouble(u.Trouble, u.Troubled, u.Name, u.Volume.Plugin, rec.ID)
 			out.Volumes = append(out.Volumes, use)
 		}
@@ -119,13 +121,22 @@ func (s *Server) plugins(ctx context.Context, q host.PluginQuery) ([]Plugin, err
 	return pluginViews(list, prints), nil
 }
 
+// shownPlugins is plugins with what jobs are to serve and no task does.
+func (s *Server) shownPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
+	list, err := s.plugins(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return withWanted(list, q, s.agent.Jobs(), s.agent.Allocs()), nil
+}
+
 func (s *Server) getPlugins(r *http.Request) (any, error) {
-	return s.plugins(r.Context(), host.PluginQuery{})
+	return s.shownPlugins(r.Context(), host.PluginQuery{})
 }
 
 func (s *Server) getPlugin(r *http.Request) (any, error) {
 	id := host.PluginID(r.PathValue("id"))
-	list, err := s.plugins(r.Context(), host.PluginQuery{Plugin: id})
+	list, err := s.shownPlugins(r.Context(), host.PluginQuery{Plugin: id})
 	if err != nil {
 		return nil, err
 	}
@@ -271,11 +282,115 @@ const skew = 100 * time.Millisecond
 
 // inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
 func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) error) error {
-	wait, late, err := limited(r, do)
+	wait, late, err := limited(r, func(ctx context.Context) error { return s.whileItMayCome(ctx, name, plugin, do) })
 	if !late {
+		return s.withFailures(r.Context(), err, name, plugin)
+	}
+	then := cmp.Or(s.goesOn(r.Context(), name), "ask again, and it goes on")
+	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", wait, s.unanswered(r.Context(), name, plugin), then)
+}
+
+// goesOn returns a sentence if the volume's creation or deletion continues in the background.
+func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
+	v := s.explainer().volume(ctx, name)
+	switch {
+	case v == nil:
+		return ""
+	case v.State == registry.VolumeDeleting:
+		return fmt.Sprintf("its deletion goes on in the background, see %s", volumeCommand("status", name))
+	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
+		return fmt.Sprintf("its creation goes on in the background, see %s; holdfast volume delete or deregister ends it",
+			volumeCommand("status", name))
+	}
+	return ""
+}
+
+// fateEvery is how often it is looked whether the plugin that a request needs may still come.
+const fateEvery = 500 * time.Millisecond
+
+// errEnded ends a wait for a plugin all of whose jobs have ended.
+type errEnded struct{ error }
+
+func (e errEnded) Unwrap() error { return e.error }
+
+// whileItMayCome does what needs a plugin, and gives up as soon as the plugin does not run and each job that is to run it has ended.
+func (s *Server) whileItMayCome(
+	asked context.Context, name host.VolumeName, plugin host.PluginID, do func(context.Context) error,
+) error {
+	ctx, cancel := context.WithCancelCause(asked)
+	defer cancel(nil)
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		tick := time.NewTicker(fateEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			if err := s.ended(ctx, name, plugin); err != nil {
+				cancel(errEnded{err})
+			}
+		}
+	}()
+	err := do(ctx)
+	var ended errEnded
+	gone := err != nil && errors.As(context.Cause(ctx), &ended)
+	cancel(nil)
+	<-looked
+	if !gone {
 		return err
 	}
-	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; ask again, and it goes on", wait, s.unanswered(r.Context(), name, plugin))
+	if then := s.goesOn(asked, name); then != "" {
+		ended.error = registry.Errorf(registry.ErrUnavailable, "%w; %s", ended.error, then)
+	}
+	return ended
+}
+
+// pluginFor is the plugin, or that of the volume where it is not given; empty: that is not known.
+func (s *Server) pluginFor(ctx context.Context, name host.VolumeName, plugin host.PluginID) host.PluginID {
+	if plugin != "" {
+		return plugin
+	}
+	if v := s.explainer().volume(ctx, name); v != nil {
+		return v.Plugin
+	}
+	return ""
+}
+
+// withFailures adds to an ErrUnavailable why no task serves the plugin in a role: the shim knows nothing of a task that has failed.
+func (s *Server) withFailures(ctx context.Context, err error, name host.VolumeName, plugin host.PluginID) error {
+	if !errors.Is(err, registry.ErrUnavailable) || errors.As(err, new(errEnded)) {
+		return err
+	}
+	if plugin = s.pluginFor(ctx, name, plugin); plugin == "" {
+		return err
+	}
+	list, look := s.shownPlugins(ctx, host.PluginQuery{Plugin: plugin})
+	if says := roleFailures(list); look == nil && says != "" {
+		return registry.Errorf(registry.ErrUnavailable, "%w; %s", err, says)
+	}
+	return err
+}
+
+// ended is an ErrUnavailable if nothing of the plugin runs, and each job that is to run it has ended; nil also where that is not known.
+func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
+	plugin = s.pluginFor(ctx, name, plugin)
+	p := &Plugin{ID: string(plugin), Jobs: s.runners(plugin)}
+	over := func(r Runner) bool { return agent.AllocState(r.Status).Ended() }
+	if plugin == "" || len(p.Jobs) == 0 || slices.ContainsFunc(p.Jobs, func(r Runner) bool { return !over(r) }) {
+		return nil
+	}
+	if list, err := s.plugins(ctx, host.PluginQuery{Plugin: plugin}); err != nil || len(list) > 0 {
+		return nil
+	}
+	text := fmt.Sprintf("plugin %q does not run here: %s", plugin, p.fate())
+	for _, do := range p.start() {
+		text += fmt.Sprintf("; to %s: %s", do.Why, do.Command)
+	}
+	return registry.Errorf(registry.ErrUnavailable, "%s", text)
 }
 
 // limited does something within the time that the request sets, if it sets one. late: that time was over first.
@@ -312,5 +427,6 @@ func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin ho
 	if len(p.Instances) == 0 && len(p.Tasks) == 0 {
 		return fmt.Sprintf("plugin %q does not run here (see holdfast plugin status): %s", plugin, p.fate())
 	}
-	return fmt.Sprintf("plugin %q has not answered (see holdfast plugin status %s)", plugin, plugin)
+	return fmt.Sprintf("plugin %q has not answered (see %s)", plugin,
+		display.Command("holdfast plugin status", string(plugin)))
 }

@@ -130,8 +130,15 @@ func (c *Client) Job(ctx context.Context, id string) (Job, error) {
 }
 
 // RunJob submits a job.
-func (c *Client) RunJob(ctx context.Context, src Submission) (out Job, err error) {
-	err = c.do(ctx, http.MethodPost, "/jobs", src, &out)
+func (c *Client) RunJob(ctx context.Context, src Submission, force bool) (out Job, err error) {
+	err = c.do(ctx, http.MethodPost, "/jobs?"+url.Values{"force": {fmt.Sprint(force)}}.Encode(), src, &out)
+	return out, err
+}
+
+// RerunJob is RunJob, and has batch allocs that are complete run again.
+func (c *Client) RerunJob(ctx context.Context, src Submission, force bool) (out Job, err error) {
+	q := url.Values{"force": {fmt.Sprint(force)}, "rerun": {"true"}}
+	err = c.do(ctx, http.MethodPost, "/jobs?"+q.Encode(), src, &out)
 	return out, err
 }
 

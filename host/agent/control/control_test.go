@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -220,18 +221,95 @@ func TestTheSocketIsPrivateAndOnlyOne(t *testing.T) {
 	}
 }
 
+// The run directory is swept while the agent runs, once and again: it answers at the same path afterwards.
+func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
+	for name, sweep := range map[string]func(socket string) error{
+		"socket":            os.Remove,
+		"directory":         func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) },
+		"another dead one":  func(socket string) error { return errors.Join(os.Remove(socket), deadSocket(socket)) },
+		"renamed directory": func(socket string) error { return os.Rename(filepath.Dir(socket), filepath.Dir(socket)+".old") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "h-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			path := Socket(filepath.Join(dir, "r"))
+			l, err := Listen(path, hclog.NewNullLogger())
+			if err != nil {
+				t.Fatal(err)
+			}
+			web := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+			served := make(chan error, 1)
+			go func() { served <- web.Serve(l) }()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			for range 2 {
+				before, err := os.Lstat(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := sweep(path); err != nil {
+					t.Fatal(err)
+				}
+				_ = os.RemoveAll(filepath.Dir(path) + ".old")
+				tick := time.NewTicker(10 * time.Millisecond)
+				for {
+					now, err := os.Lstat(path)
+					if err == nil && !os.SameFile(now, before) && dials(ctx, path) {
+						break
+					}
+					select {
+					case <-tick.C:
+					case err := <-served:
+						t.Fatalf("the server ends: %v", err)
+					case <-ctx.Done():
+						t.Fatal("the socket is not made again")
+					}
+				}
+				if now, err := os.Lstat(path); err != nil || now.Mode().Perm() != 0o600 {
+					t.Errorf("the new socket: %v, %v", now, err)
+				}
+			}
+			if err := web.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+				t.Errorf("the server ends with %v", err)
+			}
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a closed socket is left: %v", err)
+			}
+		})
+	}
+}
+
+// dials says whether a request is answered.
+func dials(ctx context.Context, path string) bool {
+	_, err := NewClient(path).open(ctx, http.MethodGet, "/", nil)
+	return err == nil
+}
+
+// deadSocket is a socket file without a listener.
+func deadSocket(path string) error {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		return err
+	}
+	l.SetUnlinkOnClose(false)
+	return l.Close()
+}
+
 func TestADeadAgentsSocketIsReplaced(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: Socket(dir)})
-	if err != nil {
+	if err := deadSocket(Socket(dir)); err != nil {
 		t.Fatal(err)
 	}
-	dead.SetUnlinkOnClose(false)
-	dead.Close()
 	if _, err := NewClient(Socket(dir)).Self(t.Context()); !errors.Is(err, ErrNoAgent) {
 		t.Errorf("a dead agent answers: %v", err)
 	}
@@ -244,7 +322,7 @@ func TestADeadAgentsSocketIsReplaced(t *testing.T) {
 
 func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
 	_, c := serve(t, &shim{})
-	job, err := c.RunJob(t.Context(), Submission{Name: "echo.hcl", Text: []byte("x"), Variables: map[string]string{"words": "hello"}})
+	job, err := c.RunJob(t.Context(), Submission{Name: "echo.hcl", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, false)
 	if err != nil || job.ID != "echo" || job.Version != 1 {
 		t.Fatalf("%+v, %v", job, err)
 	}
@@ -280,7 +358,7 @@ func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
 func TestKindsOfErrorsSurvive(t *testing.T) {
 	s := &shim{}
 	_, c := serve(t, s)
-	if _, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
+	if _, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}, false); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
 		t.Errorf("%v", err)
 	}
 	for _, kind := range registry.Kinds {
@@ -362,7 +440,7 @@ func TestPluginsArePutTogether(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	p := list[0]
-	if p.ID != "loopfs" || p.Provider != "loopfs.example" || p.Version != "2" || len(p.Roles) != 1 || p.Roles[0] != (Role{"csi-node", 1, 2}) {
+	if p.ID != "loopfs" || p.Provider != "loopfs.example" || p.Version != "2" || len(p.Roles) != 1 || p.Roles[0] != (Role{"csi-node", 1, 2, ""}) {
 		t.Errorf("%+v", p)
 	}
 	if i := p.Instances[0]; !i.Active || i.Health != "unhealthy" || i.Cause != "missed" || i.NodeID != "n1" || len(i.Capabilities) != 1 {
@@ -436,6 +514,31 @@ func TestEventsThatEndEarlySayWhy(t *testing.T) {
 	}
 }
 
+// A creation that gave no volume says what its plugin said, that nothing goes on, and how to end it.
+func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
+	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
+	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeUncertain}}
+	for want, f := range map[string]registry.Failure{
+		"CreateVolume: its capacity is -1": {RPC: registry.CreateVolumeRPC, Code: "OK", Detail: "its capacity is -1"},
+		"CreateVolume: INTERNAL: no":       {RPC: registry.CreateVolumeRPC, Code: "INTERNAL", Detail: "no"},
+	} {
+		v.Failure = f
+		got := unusable(v)
+		if got == nil || got.Found != want || !commands(got.Help, "holdfast volume deregister --namespace=ns v") ||
+			!commands(got.Help, "holdfast volume delete --namespace=ns v") {
+			t.Errorf("%+v, want %q", got, want)
+		}
+	}
+	v.Intent = &registry.Intent{RPC: registry.CreateVolumeRPC}
+	if got := unusable(v); got != nil {
+		t.Errorf("of a creation that goes on: %+v", got)
+	}
+	v.State, v.Intent = registry.VolumeReady, nil
+	if got := unusable(v); got != nil {
+		t.Errorf("of a volume that is ready: %+v", got)
+	}
+}
+
 func TestExpandAVolume(t *testing.T) {
 	s := &shim{}
 	_, c := serve(t, s)
@@ -443,7 +546,7 @@ func TestExpandAVolume(t *testing.T) {
 	if err != nil || v.Capacity != 9 || v.VolumeName() != (host.VolumeName{Namespace: "ns", ID: "v"}) || v.Expansion.Node.Limit != 10 {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if g := v.Growth; g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION: not now" || !commands(g.Help, "holdfast volume status --namespace ns v") {
+	if g := v.Growth; g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION: not now" || !commands(g.Help, "holdfast volume status --namespace=ns v") {
 		t.Errorf("what it waits for: %+v", g)
 	}
 	s.refuse = registry.Errorf(registry.ErrConflict, "it is used")
@@ -457,7 +560,7 @@ func TestGrowth(t *testing.T) {
 	name := registry.VolumeName{Namespace: "default", ID: "v"}
 	half := registry.Expansion{Node: registry.CapacityRange{Required: 9}}
 	asked := registry.Expansion{Asked: registry.CapacityRange{Required: 9}}
-	again := "holdfast volume expand v --size 9"
+	again := "holdfast volume expand --size 9 v"
 	refused, vague := half, asked
 	refused.Refused, refused.RPC, refused.Code = "INTERNAL", registry.NodeExpandRPC, "INTERNAL"
 	vague.RPC, vague.Code = registry.ControllerExpandRPC, "INTERNAL"

@@ -3,6 +3,8 @@ package control
 import (
 	"fmt"
 
+	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -33,8 +35,8 @@ func vagueHelp(name registry.VolumeName, e registry.Expansion) Help {
 		Means: "The plugin failed, and did not say whether it had done it before that.",
 		Then:  "Nothing. When somebody asks for an expansion, this one is asked for again first.",
 		Do: []Do{
-			{"ask for it again", fmt.Sprintf("holdfast volume expand %s --size %d", volumeArgs(name), e.Asked.Required)},
-			{"see what it is now", "holdfast volume status " + volumeArgs(name)},
+			{"ask for it again", expandCommand(name, e.Asked.Required)},
+			{"see what it is now", volumeCommand("status", name)},
 		},
 	}
 }
@@ -52,8 +54,32 @@ func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
 	h.Means = "The plugin cannot do it now. Who uses the volume goes on with the size that it has here."
 	h.Then = "It is tried again when the volume is mounted anew, after all who use it have ended."
 	if e.Refused != "FAILED_PRECONDITION" { // which may not be tried again before
-		h.Do = append(h.Do, Do{"have it tried now", fmt.Sprintf("holdfast volume expand %s --size %d", volumeArgs(name), e.Node.Required)})
+		h.Do = append(h.Do, Do{"have it tried now", expandCommand(name, e.Node.Required)})
 	}
-	h.Do = append(h.Do, Do{"see who uses it", "holdfast volume status " + volumeArgs(name)})
+	h.Do = append(h.Do, Do{"see who uses it", volumeCommand("status", name)})
 	return h
+}
+
+// unusable returns why a creation gave no usable volume; nil: it did, or it is being retried.
+func unusable(v host.VolumeStatus) *Trouble {
+	f := v.Failure
+	if v.State != registry.VolumeUncertain || v.Intent != nil {
+		return nil
+	}
+	t := &Trouble{Found: fmt.Sprintf("%s: %s: %s", f.RPC, f.Code, f.Detail), Since: f.Since}
+	if f.Code == "OK" {
+		t.Found = fmt.Sprintf("%s: %s", f.RPC, f.Detail)
+	}
+	t.Help = Help{
+		What:  fmt.Sprintf("volume %s may or may not have been created, and cannot be used", v.VolumeName()),
+		Means: "The plugin may have made the volume, but did not give an answer that can be used.",
+		Then:  "Nothing. The creation is not tried again.",
+		Do: []Do{
+			{"have it deleted, if the plugin has made it", volumeCommand("delete", v.VolumeName())},
+			{"forget it here; the plugin may have it, and keeps it", volumeCommand("deregister", v.VolumeName())},
+			{"or have it created once more", "holdfast volume create FILE"},
+			{"see how the plugin does", display.Command("holdfast plugin status", string(v.Plugin))},
+		},
+	}
+	return t
 }

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 
+	"holdfast/hooks"
 	"holdfast/host/agent"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -53,7 +55,7 @@ func (w Wait) end() []Do {
 	if w.Leaving || w.Job == "" {
 		return nil
 	}
-	return []Do{{"end the waiting, and the job", "holdfast job stop " + w.Job}}
+	return []Do{{"end the waiting, and the job", display.Command("holdfast job stop", w.Job)}}
 }
 
 func claimHelp(w Wait) Help {
@@ -65,7 +67,7 @@ func claimHelp(w Wait) Help {
 		h.Do = []Do{{"see which volumes there are", "holdfast volume list"}, {"have it made", "holdfast volume create FILE"}}
 	case len(w.Holders) == 0:
 		h.Then = "It is tried again until the claim is granted; then the alloc goes on."
-		h.Do = []Do{{"look at the volume", "holdfast volume status " + volumeArgs(w.Volume)}}
+		h.Do = []Do{{"look at the volume", volumeCommand("status", w.Volume)}}
 	default:
 		h.What = fmt.Sprintf("%s is held by %s", w.name(), whoHolds(w.Holders))
 		h.Then, h.Do = holdersHelp(w)
@@ -95,11 +97,11 @@ func holdersHelp(w Wait) (then string, do []Do) {
 		switch {
 		case h.State == string(agent.AllocStopping) || h.State == string(agent.AllocReleasing):
 			then = "It is being given back already. When that is done, this alloc goes on."
-			do = add(do, Do{"see what holds that up", "holdfast alloc status " + short(h.Alloc)})
+			do = add(do, Do{"see what holds that up", display.Command("holdfast alloc status", short(h.Alloc))})
 		case h.Job != "" && h.Job != w.Job:
-			do = add(do, Do{"have job " + h.Job + " end, and give it back", "holdfast job stop " + h.Job})
+			do = add(do, Do{"have job " + h.Job + " end, and give it back", display.Command("holdfast job stop", h.Job)})
 		default:
-			do = add(do, Do{"look at who holds it", "holdfast alloc status " + short(h.Alloc)})
+			do = add(do, Do{"look at who holds it", display.Command("holdfast alloc status", short(h.Alloc))})
 		}
 	}
 	return then, do
@@ -129,22 +131,25 @@ func pluginHelp(w Wait) Help {
 		h.Do = w.end()
 		return h
 	}
-	h.What = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), w.Plugin.ID, w.Plugin.lacks())
+	h.What = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), w.Plugin.ID, w.Plugin.lacks(w.role()))
 	h.Means = sentence(w.Plugin.fate())
 	if i := w.Plugin.sick(); i != nil && !w.Plugin.restarts() {
 		h.Means += " A plugin that was healthy once is not restarted for its health: its mounts may be in use."
 	}
-	h.Do = append(w.Plugin.start(), append(w.Plugin.look(w.RPC), w.end()...)...)
+	h.Do = append(w.Plugin.start(), append(w.Plugin.look(w.role()), w.end()...)...)
 	return h
 }
 
-// lacks says what is wrong with a plugin that is waited for.
-func (p *Plugin) lacks() string {
+// lacks says what is wrong with a plugin that is waited for in the role.
+func (p *Plugin) lacks(role registry.Role) string {
+	serves := func(i Instance) bool { return i.Role == string(role) }
 	switch {
 	case len(p.Tasks) == 0 && len(p.Instances) == 0:
 		return "does not run here"
 	case len(p.Instances) == 0:
 		return "has not answered yet"
+	case p.sick() == nil && !slices.ContainsFunc(p.Instances, serves):
+		return fmt.Sprintf("serves only %s here", p.Instances[0].Role)
 	case p.sick() == nil:
 		return "was not healthy"
 	}
@@ -192,46 +197,56 @@ func (p *Plugin) start() (do []Do) {
 	}
 	for _, r := range p.Jobs {
 		if r.Status == string(agent.AllocStopped) || r.Status == string(agent.AllocFailed) {
-			do = append(do, Do{"run job " + r.Job + " again", "holdfast job run " + r.File})
+			do = append(do, Do{"run job " + r.Job + " again", display.Command("holdfast job run", r.File)})
 		}
 	}
 	return do
 }
 
-// look is how to see what is wrong with the plugin.
-func (p *Plugin) look(rpc registry.RPC) []Do {
+// look is how to see what is wrong with the plugin in a role.
+func (p *Plugin) look(role registry.Role) []Do {
 	var do []Do
-	if alloc, task := p.voice(rpc); alloc != "" {
-		do = append(do, Do{"read the plugin's log", "holdfast alloc logs --stderr " + short(alloc) + " " + task})
+	if alloc, task := p.voice(role); alloc != "" {
+		do = append(do, Do{"read the plugin's log", display.Command("holdfast alloc logs", short(alloc), task)})
 	}
 	if len(p.Instances)+len(p.Tasks) > 0 {
-		do = append(do, Do{"see how the plugin does", "holdfast plugin status " + p.ID})
+		do = append(do, Do{"see how the plugin does", display.Command("holdfast plugin status", p.ID)})
 	}
 	return do
 }
 
-// voice is the task whose log tells most.
-func (p *Plugin) voice(rpc registry.RPC) (alloc, task string) {
+// voice is the task that serves, or last served, the plugin in a role: its log tells most. It is empty if there is none.
+func (p *Plugin) voice(role registry.Role) (alloc, task string) {
 	for _, r := range p.Jobs {
-		alloc, task = r.Alloc, r.Task
+		if serves(r.Type, role) {
+			alloc, task = r.Alloc, r.Task
+		}
 	}
 	for _, t := range p.Tasks {
-		alloc, task = t.Alloc, t.Task
-	}
-	for _, i := range p.Instances {
-		if i.Active {
-			alloc, task = i.Alloc, i.Task
+		if serves(t.Type, role) {
+			alloc, task = t.Alloc, t.Task
 		}
-		if i.Active && i.Role == string(role(rpc)) {
-			break
+	}
+	active := false
+	for _, i := range p.Instances {
+		if i.Role == string(role) && !active {
+			alloc, task, active = i.Alloc, i.Task, i.Active
 		}
 	}
 	return alloc, task
 }
 
-// role is who serves the call.
-func role(rpc registry.RPC) registry.Role {
-	if strings.HasPrefix(string(rpc), "Node") || rpc == "" {
+// serves says whether a plugin of the type has the role. One of unknown type, from an older record, may have it.
+func serves(kind string, role registry.Role) bool {
+	return kind == "" || slices.Contains(hooks.PluginType(kind).Roles(), role)
+}
+
+// role is who serves the call, or is waited for.
+func (w Wait) role() registry.Role {
+	switch {
+	case w.RPC == "" && w.Role != "":
+		return w.Role
+	case w.RPC == "" || strings.HasPrefix(string(w.RPC), "Node"):
 		return registry.RoleNode
 	}
 	return registry.RoleController
@@ -243,7 +258,7 @@ func turnHelp(w Wait) Help {
 	}
 	for _, other := range w.Others {
 		if other.Step != registry.StepTurn && other.Alloc != "" {
-			h.Do = add(h.Do, Do{"look at what holds it up", "holdfast alloc status " + short(string(other.Alloc))})
+			h.Do = add(h.Do, Do{"look at what holds it up", display.Command("holdfast alloc status", short(string(other.Alloc)))})
 		}
 	}
 	h.Do = append(h.Do, w.end()...)
@@ -259,10 +274,13 @@ func stepHelp(w Wait) Help {
 	}
 	if p := w.Plugin; p != nil && w.RPC != "" {
 		if i := p.sick(); i != nil || len(p.Instances) == 0 {
-			h.Then = fmt.Sprintf("Plugin %s %s: %s. When it is healthy, this goes on.", p.ID, p.lacks(), p.fate())
+			h.Then = fmt.Sprintf("Plugin %s %s: %s. When it is healthy, this goes on.", p.ID, p.lacks(w.role()), p.fate())
 			h.Do = p.start()
 		}
-		h.Do = append(h.Do, p.look(w.RPC)...)
+		h.Do = append(h.Do, p.look(w.role())...)
+	}
+	if w.Mounted != "" {
+		h.Do = append(h.Do, Do{"unmount it by hand, once nothing uses it", display.Command("umount", w.Mounted)})
 	}
 	if w.Leaving {
 		h.Do = append(h.Do, Do{"compare what is recorded with what is mounted", "holdfast doctor"})
@@ -276,10 +294,13 @@ func makingHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
 	h.Then = "It is asked for again until the plugin says for certain what has become of it."
 	if w.Plugin != nil {
-		h.Do = w.Plugin.look(w.RPC)
+		h.Do = w.Plugin.look(w.role())
+	}
+	if w.RPC == registry.CreateVolumeRPC {
+		h.Do = append(h.Do, Do{"stop, and have it deleted if the plugin has made it", volumeCommand("delete", w.Volume)})
 	}
 	if !w.RPC.Expands() { // the volume is there, whatever its size
-		h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", "holdfast volume deregister " + volumeArgs(w.Volume)})
+		h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", volumeCommand("deregister", w.Volume)})
 	}
 	return h
 }
@@ -292,21 +313,26 @@ func mountHelp(name registry.VolumeName, plugin registry.PluginID, job, file str
 	}
 	if job != "" {
 		h.Do = []Do{
-			{"have the job end, which gives the volume back", "holdfast job stop --wait " + job},
-			{"then run it again", "holdfast job run " + file},
+			{"have the job end, which gives the volume back", display.Command("holdfast job stop --wait", job)},
+			{"then run it again", display.Command("holdfast job run", file)},
 		}
 	}
-	h.Do = append(h.Do, Do{"see how the plugin does", "holdfast plugin status " + string(plugin)})
+	h.Do = append(h.Do, Do{"see how the plugin does", display.Command("holdfast plugin status", string(plugin))})
 	h.Do = append(h.Do, Do{"see all that is wrong on this node", "holdfast doctor"})
 	return h
 }
 
-// volumeArgs is the volume as commands take it.
-func volumeArgs(n registry.VolumeName) string {
-	if n.Namespace == registry.DefaultNamespace || n.Namespace == "" {
-		return string(n.ID)
+// volumeCommand is a command of holdfast volume for one volume.
+func volumeCommand(verb string, n registry.VolumeName) string {
+	words := "holdfast volume " + verb
+	if n.Namespace != registry.DefaultNamespace && n.Namespace != "" {
+		words += " --namespace=" + display.Quote(string(n.Namespace))
 	}
-	return fmt.Sprintf("--namespace %s %s", n.Namespace, n.ID)
+	return display.Command(words, string(n.ID))
+}
+
+func expandCommand(n registry.VolumeName, bytes int64) string {
+	return volumeCommand(fmt.Sprintf("expand --size %d", bytes), n)
 }
 
 // sentence is a text with a capital and a full stop.

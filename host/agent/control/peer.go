@@ -18,8 +18,20 @@ import (
 // Socket is where the agent of a run directory listens.
 func Socket(runDir string) string { return filepath.Join(runDir, "agent.sock") }
 
-// Listen makes the socket. One that a dead agent left behind is replaced; one that answers is a conflict.
+// Listen makes the socket, and makes it again, with its directory, whenever it is removed. One that a dead agent left behind is
+// replaced; one that answers is a conflict.
 func Listen(path string, log hclog.Logger) (net.Listener, error) {
+	s := &socket{path: path, log: log, closed: make(chan struct{})}
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	s.watching.Go(s.watch)
+	allowed := func(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+	return &peers{Listener: s, log: log, allowed: allowed}, nil
+}
+
+// listen makes the socket once.
+func listen(path string) (*net.UnixListener, error) {
 	answers, err := mnt.StaleSocket(path)
 	if err != nil {
 		return nil, err
@@ -34,7 +46,7 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 	if err := os.Chmod(path, 0o600); err != nil { // its directory is closed to others already
 		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close())
 	}
-	return &peers{Listener: l, log: log, allowed: func(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }}, nil
+	return l.(*net.UnixListener), nil
 }
 
 // peers lets in only connections whose other end may control the agent.

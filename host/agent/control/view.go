@@ -9,17 +9,23 @@ import (
 	"holdfast/registry"
 )
 
-func jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
+func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 	out := Job{
 		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped, Submitted: j.Submitted,
 		Warnings: j.Warnings, Status: jobStatus(j, all),
 	}
+	if out.Status == string(agent.AllocPending) {
+		out.Waits = s.agent.Shortage()
+	}
 	states := map[string]map[string]int{}
+	_, stands := j.Standing()
 	for _, r := range all {
 		if r.Job != j.Job.ID {
 			continue
 		}
-		out.Allocs = append(out.Allocs, allocView(r))
+		v := allocView(r)
+		v.Replaced = !stands(r)
+		out.Allocs = append(out.Allocs, v)
 		if states[r.Group.Name] == nil {
 			states[r.Group.Name] = map[string]int{}
 		}
@@ -74,6 +80,7 @@ func volumeView(v host.VolumeStatus, e *explainer) Volume {
 	out := Volume{
 		Volume: v.Volume, Attached: string(v.Placement.Attach), Staged: string(v.Placement.Stage), StagedAt: v.Placement.StagedAt.Host,
 		Holders: []Holder{}, Intent: v.Intent, Growth: growth(v.VolumeName(), v.Expansion),
+		Unhealthy: unhealthy(v.VolumeName(), v.Plugin, v.Health), Unusable: unusable(v),
 	}
 	for _, h := range v.Holders {
 		out.Holders = append(out.Holders, e.holder(h))
@@ -129,19 +136,28 @@ func instanceView(i host.Instance, active bool) Instance {
 	return out
 }
 
-// jobStatus is the most telling of the allocs' states: one that runs, waits or ends, then a failed one, then the rest.
+// jobStatus is the most telling of the allocs' states: one that runs, waits or ends, then a failed one, then the rest. A job that wants more
+// than has ended is pending.
 func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) string {
 	order := []agent.AllocState{
 		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping, agent.AllocPending, agent.AllocRunning,
 	}
-	most := -1
+	wanted, stands := j.Standing()
+	most, have := -1, 0
 	for _, r := range all {
-		if r.Job == j.Job.ID && (r.Version == j.Version || !r.State.Ended()) {
+		if r.Job != j.Job.ID {
+			continue
+		}
+		stood := stands(r)
+		if stood {
+			have++
+		}
+		if stood || r.Version == j.Version || !r.State.Ended() {
 			most = max(most, slices.Index(order, r.State))
 		}
 	}
 	switch {
-	case most >= 0:
+	case most >= 0 && (have >= wanted || !order[most].Ended()):
 		return string(order[most])
 	case j.Stopped:
 		return string(agent.AllocStopped)

@@ -19,6 +19,7 @@ type Wait struct {
 	Others  []Other          `json:"others,omitempty"`  // that wait for the volume, or to be rid of it
 	Open    *registry.Intent `json:"open,omitempty"`    // the volume's call that is under way, where this waits for its turn
 	Plugin  *Plugin          `json:"plugin,omitempty"`  // of the volume
+	Mounted string           `json:"mounted,omitempty"` // what the plugin has left mounted: it answered NOT_FOUND or OK
 	Help    Help             `json:"help"`
 }
 
@@ -34,6 +35,7 @@ type Runner struct {
 	Status string `json:"status"`
 	Alloc  string `json:"alloc,omitempty"`  // the newest
 	Task   string `json:"task,omitempty"`   // that runs the plugin
+	Type   string `json:"type,omitempty"`   // of the plugin: its roles
 	Reason string `json:"reason,omitempty"` // of the newest alloc
 	File   string `json:"file,omitempty"`   // that it was submitted from
 }
@@ -121,12 +123,32 @@ func (e *explainer) wait(ctx context.Context, w registry.Wait) Wait {
 			}
 		}
 		slices.SortStableFunc(out.Holders, earlier)
+		out.Mounted = leftMounted(w, v)
 		if w.Step == registry.StepTurn {
 			out.Open = v.Intent
 		}
 	}
 	out.Help = help(out)
 	return out
+}
+
+// leftMounted is the mount that a call has left, though its answer says that there is nothing to do; empty: it says
+// something else.
+func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
+	if w.Code != "NOT_FOUND" && w.Code != "OK" {
+		return ""
+	}
+	switch w.RPC {
+	case registry.NodeUnstageRPC:
+		return v.Placement.StagedAt.Host
+	case registry.NodeUnpublishRPC:
+		for _, h := range v.Holders {
+			if h.Claim.Alloc == w.Alloc && h.Claim.Request == w.Request {
+				return h.Target.Host
+			}
+		}
+	}
+	return ""
 }
 
 func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.VolumeStatus {
@@ -173,7 +195,7 @@ func (s *Server) runners(id host.PluginID) (out []Runner) {
 				if t.Plugin != id {
 					continue
 				}
-				r := Runner{Job: j.Job.ID, Status: jobStatus(j, all), Task: string(t.Name), File: j.Source.Name}
+				r := Runner{Job: j.Job.ID, Status: jobStatus(j, all), Task: string(t.Name), Type: string(t.PluginType), File: j.Source.Name}
 				for _, rec := range all { // the newest last
 					if rec.Job == r.Job && rec.Group.Name == g.Name {
 						r.Alloc, r.Reason = string(rec.ID), rec.Reason

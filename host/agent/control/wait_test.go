@@ -66,7 +66,7 @@ func (s *held) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, 
 // What an alloc waits for is told with who holds it and what they wait for themselves, what there is of the plugin, and the next try.
 func TestWaitsAreExplained(t *testing.T) {
 	_, c := serve(t, &held{shim: &shim{}})
-	job, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")})
+	job, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,10 +150,21 @@ func TestHelp(t *testing.T) {
 		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not given back yet", "tried again", []string{"holdfast doctor"}},
 		"the plugin is sick during a call": {
 			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job of this agent",
-			[]string{"holdfast job run FILE", "holdfast alloc logs --stderr node-all n", "holdfast plugin status p"},
+			[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
 		},
 		"a controller's log for a controller's call": {
-			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick}, "volume disk is not attached yet", "", []string{"holdfast alloc logs --stderr ctrl-all c"},
+			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick}, "volume disk is not attached yet", "", []string{"holdfast alloc logs ctrl-all c"},
+		},
+		"a detach waits for a controller that has failed": {
+			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleController}, Leaving: true, Plugin: &Plugin{
+				ID: "p", Instances: []Instance{{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "healthy"}},
+				Tasks: []PluginTask{{Alloc: "node-alloc", Task: "n", Type: "node"}},
+				Jobs: []Runner{
+					{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed"},
+					{Job: "pn", Alloc: "node-alloc", Task: "n", Type: "node", Status: "running"},
+				},
+			}},
+			"volume disk waits for plugin p, which serves only csi-node here", "only the plugin can undo", []string{"holdfast alloc logs ctrl-all c"},
 		},
 		"the plugin is gone while all is given back": {
 			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j", Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
@@ -161,14 +172,27 @@ func TestHelp(t *testing.T) {
 		},
 		"the plugin has not said anything": {
 			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
-			"volume disk waits for plugin p, which has not answered yet", "as soon as", []string{"holdfast plugin status p", "holdfast alloc logs --stderr a t", "holdfast job stop j"},
+			"volume disk waits for plugin p, which has not answered yet", "as soon as", []string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
+		},
+		"the plugin lacks the role": {
+			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{
+				ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
+			}},
+			"volume disk waits for plugin p, which serves only csi-controller here", "as soon as",
+			[]string{"holdfast job run FILE", "holdfast plugin status p", "holdfast job stop j"},
+		},
+		"the plugin has become healthy meanwhile": {
+			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j", Plugin: &Plugin{
+				ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
+			}},
+			"volume disk waits for plugin p, which was not healthy", "as soon as", []string{"holdfast plugin status p"},
 		},
 		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"}, "volume disk waits for its plugin", "as soon as", []string{"holdfast job stop j"}},
 		"its turn": {
 			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}}, "something else is under way for volume disk", "turn", []string{"holdfast alloc status other-al", "holdfast job stop j"},
 		},
 		"a deletion in a namespace": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "for certain", []string{"holdfast volume deregister --namespace mine disk"},
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "for certain", []string{"holdfast volume deregister --namespace=mine disk"},
 		},
 		"an expansion": {
 			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}}, "volume mine/disk is not expanded yet", "for certain", nil,

@@ -31,6 +31,7 @@ type Job struct {
 	Stopped   bool      `json:"stopped"`
 	Submitted time.Time `json:"submitted"`
 	Warnings  []string  `json:"warnings,omitempty"`
+	Waits     string    `json:"waits,omitempty"` // why nothing new is begun, if the job is pending
 	Groups    []Group   `json:"groups"`
 	Allocs    []Alloc   `json:"allocs,omitempty"`
 }
@@ -50,7 +51,8 @@ type Alloc struct {
 	Job       string `json:"job"`
 	Group     string `json:"group"`
 	Index     uint64 `json:"index"`
-	Version   uint64 `json:"version"` // of the job, as it was placed
+	Version   uint64 `json:"version"`            // of the job, as it was placed
+	Replaced  bool   `json:"replaced,omitempty"` // the job, as it was submitted last, does not want it; told with the job
 	Namespace string `json:"namespace"`
 	State     string `json:"state"`
 	Reason    string `json:"reason,omitempty"`
@@ -97,6 +99,7 @@ type Use struct {
 	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
 	Trouble   *Trouble         `json:"trouble,omitempty"`
 	Growth    *Trouble         `json:"growth,omitempty"` // an expansion of the volume that has not come to its end
+	Unhealthy []Trouble        `json:"unhealthy,omitempty"`
 }
 
 // Plugin is a plugin with all that serves it.
@@ -114,7 +117,8 @@ type Plugin struct {
 type Role struct {
 	Role     string `json:"role"`
 	Healthy  int    `json:"healthy"`
-	Expected int    `json:"expected"`
+	Expected int    `json:"expected"`         // of tasks that run, and of jobs that are not stopped
+	Reason   string `json:"reason,omitempty"` // of the newest alloc that was to serve it and has failed
 }
 
 // Instance is one running task in one role of a plugin.
@@ -155,7 +159,10 @@ type Volume struct {
 	Holders  []Holder         `json:"holders"`
 	Waiting  []Wait           `json:"waiting,omitempty"` // allocs that wait for it, or to be rid of it; its creation; its deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
-	Growth   *Trouble         `json:"growth,omitempty"` // what an expansion waits for that has not come to its end
+	Growth   *Trouble         `json:"growth,omitempty"`   // what an expansion waits for that has not come to its end
+	Unusable *Trouble         `json:"unusable,omitempty"` // why its creation gave no volume that can be used
+
+	Unhealthy []Trouble `json:"unhealthy,omitempty"` // what its plugin says is wrong with it
 
 	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
 	Usage      []Usage `json:"usage,omitempty"`

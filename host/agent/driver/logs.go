@@ -47,11 +47,14 @@ func (r *rotation) Write(p []byte) (int, error) {
 		if r.used >= r.size {
 			r.next()
 		}
+		if r.file == nil {
+			r.open() // there may be room again
+		}
 		n := min(int64(len(rest)), r.size-r.used)
 		if r.file != nil {
-			_, _ = r.file.Write(rest[:n])
+			written, _ := r.file.Write(rest[:n])
+			r.used += int64(written)
 		}
-		r.used += n
 		rest = rest[n:]
 	}
 	return len(p), nil

@@ -69,7 +69,7 @@ func parentMain() int {
 	}
 	from.Close()
 	p := &parent{order: o, terms: terms}
-	err := p.start()
+	err := noRoom(p.start())
 	reply(to, p.handle, err)
 	if err != nil {
 		return 1
@@ -127,13 +127,16 @@ func (p *parent) start() error {
 		return fmt.Errorf("become the reaper of the task's processes: %w", err)
 	}
 	p.group = newGroup(t.ID)
-	err := p.name()
+	err := errors.Join(p.name(), reserveRecord(t.Dir, exitFile), reserveRecord(t.Dir, stopFile))
 	if err == nil {
 		err = p.confine()
 	}
 	if err == nil {
 		// Before the task is there, so that nothing is lost if we and the starter are killed right then.
 		err = writeRecord(t.Dir, handleFile, p.handle)
+	}
+	if err == nil {
+		err = reserveRecord(t.Dir, handleFile) // the task itself may fill the disk
 	}
 	if err == nil {
 		err = p.launch()

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -209,6 +211,45 @@ func (h Handle) sessionStands(all []stat) bool {
 		}
 	}
 	return h.TaskPID > 0
+}
+
+// Parent is a process that runs a task, as the process table shows it.
+type Parent struct {
+	PID int
+	ID  string // of the task
+	Dir string // of the task; it may have been removed
+}
+
+// Parents lists the parents of tasks whose directories are, or were, below dir. A process that sees another directory at that path, in a
+// mount namespace of its own, is none of them.
+func Parents(dir string) ([]Parent, error) {
+	own, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	var out []Parent
+	for _, s := range all {
+		if s.dead() {
+			continue
+		}
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/cmdline")
+		args := strings.Split(string(b), "\x00") // a NUL ends each
+		if err != nil || len(args) != 4 || args[0] != parentName || !strings.HasPrefix(args[2], dir+"/") {
+			continue
+		}
+		if seen, err := os.Stat(filepath.Join("/proc", strconv.Itoa(s.pid), "root", dir)); err == nil && !os.SameFile(own, seen) {
+			continue
+		}
+		out = append(out, Parent{s.pid, args[1], args[2]})
+	}
+	return out, nil
 }
 
 // marked says whether the process was started with the task's mark.

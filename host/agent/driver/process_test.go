@@ -1,7 +1,10 @@
 package driver
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,4 +43,32 @@ func livingBelow(t *testing.T, pid int) []int {
 		}
 	}
 	return found
+}
+
+// A task whose records are all gone is found by its processes.
+func TestParentsAreFoundWithoutTheirDirectories(t *testing.T) {
+	f := newFifos(t)
+	task := shell(t, `echo > `+f.dir+`/ready; cat `+f.dir+`/go`)
+	d := NewRawExec()
+	h := start(t, d, task)
+	f.reached(t)
+	away := task.Dir + "-away"
+	if err := os.Rename(task.Dir, away); err != nil {
+		t.Fatal(err)
+	}
+	want := []Parent{{PID: h.PID, ID: task.ID, Dir: task.Dir}}
+	if got, err := Parents(filepath.Dir(task.Dir)); err != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v: %v, not %+v", got, err, want)
+	}
+	if got, err := Parents(t.TempDir()); err != nil || len(got) > 0 {
+		t.Errorf("another directory has %+v: %v", got, err)
+	}
+	if err := os.Rename(away, task.Dir); err != nil {
+		t.Fatal(err)
+	}
+	f.goOn(t)
+	wait(t, d, h)
+	if got, err := Parents(filepath.Dir(task.Dir)); err != nil || len(got) > 0 {
+		t.Errorf("the task has ended, and there is %+v: %v", got, err)
+	}
 }

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,22 +36,50 @@ type stopping struct {
 	Grace time.Duration `json:"grace"`
 }
 
+// writeRecord uses the record's reserve, if it has one.
 func writeRecord(dir, name string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, "."+name+"-")
+	f, err := os.OpenFile(reserveOf(dir, name), os.O_WRONLY, 0)
+	if err != nil || len(b) > reserveSize {
+		f.Close() // nil is fine
+		f, err = os.CreateTemp(dir, "."+name+"-")
+	}
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
+	err = errors.Join(err, f.Truncate(int64(len(b))), f.Sync(), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), filepath.Join(dir, name))
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// reserveSize is more than an exit or a stop takes.
+const reserveSize = 4096
+
+func reserveOf(dir, name string) string { return filepath.Join(dir, "."+name+".reserve") }
+
+// reserveRecord takes the room for a record now, so that it can be written on a full disk.
+func reserveRecord(dir, name string) error {
+	return os.WriteFile(reserveOf(dir, name), bytes.Repeat([]byte(" "), reserveSize), 0o600)
+}
+
+// OutOfSpace says whether the error is that of a disk, or a quota, without room.
+func OutOfSpace(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+// noRoom makes the error of a full disk registry.ErrExhausted, which a parent can tell its starter.
+func noRoom(err error) error {
+	if OutOfSpace(err) && !errors.Is(err, registry.ErrExhausted) {
+		return registry.Errorf(registry.ErrExhausted, "%w", err)
 	}
 	return err
 }

@@ -30,7 +30,8 @@ func (r runner) Name() string   { return r.name }
 func (r runner) Isolated() bool { return r.isolated }
 
 // start makes the task's directory and a parent, and waits until that has started the task.
-func (r runner) start(ctx context.Context, t Task) (Handle, error) {
+func (r runner) start(ctx context.Context, t Task) (_ Handle, err error) {
+	defer func() { err = noRoom(err) }()
 	if err := t.check(); err != nil {
 		return Handle{}, err
 	}
@@ -120,15 +121,15 @@ func (r runner) order(ctx context.Context, t Task, held *os.File) (Handle, error
 	return a.Handle, nil
 }
 
-// spawn starts this very binary, even if its file was replaced, as a parent.
+// spawn starts this very binary, even if its file was replaced, as a parent. Its arguments are for Parents.
 func spawn(t Task, from, to, held *os.File) (process, error) {
-	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o600)
 	if err != nil {
 		return process{}, err
 	}
 	defer log.Close()
 	cmd := exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{parentName, t.ID}, Dir: "/", Stderr: log, ExtraFiles: []*os.File{from, to, held},
+		Path: "/proc/self/exe", Args: []string{parentName, t.ID, t.Dir}, Dir: "/", Stderr: log, ExtraFiles: []*os.File{from, to, held},
 		Env: parentEnv(), SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := cmd.Start(); err != nil {

@@ -31,7 +31,7 @@ type Task struct {
 
 const (
 	DefaultLogSize  = 10 << 20
-	DefaultLogFiles = 5
+	DefaultLogFiles = 10
 	// DefaultKillGrace is what a task has between SIGTERM and SIGKILL if nobody says otherwise.
 	DefaultKillGrace = 5 * time.Second
 )

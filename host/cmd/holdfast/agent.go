@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/signal"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -18,17 +16,28 @@ import (
 func newAgent(io streams, p *places) *cobra.Command {
 	e := &equipment{}
 	stopTasks := false
-	timeout := 2 * time.Minute
+	timeout, recovery := 2*time.Minute, ""
 	c := &cobra.Command{
 		Use: "agent", Short: "Run jobs for good; the other commands speak to it",
-		Long: "Run jobs for good. SIGTERM or SIGINT ends the agent and leaves all tasks running, for the next agent of this state directory to adopt; " +
+		Long: "Run jobs for good. SIGTERM, SIGINT or SIGHUP (unless nohup ignores it) ends the agent and leaves all tasks running, for the next agent of this state directory to adopt; " +
 			"with --stop-tasks it takes them down first, users of volumes before plugins, and the next agent starts them anew. " +
 			"Without it the state directory keeps its own mounts, so that it cannot be removed.\n\n" +
+			"An agent refuses to start if its agent.db was lost, damaged or replaced by an older one while tasks run. " +
+			"With --recover it makes the records again from what lies beside them in the state directory: --recover=adopt goes on with these tasks, " +
+			"--recover=stop stops them, users of volumes before plugins, and forgets their jobs. " +
+			"It also refuses to start if shim.db is lost while tasks use volumes. " +
+			"With --recover it goes on with these tasks or stops them; their mounts stay until holdfast doctor --repair takes them down.\n\n" +
 			"Under systemd the unit needs KillMode=process, or systemd ends the tasks with the agent.",
 		Args: counted(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+			signals, stop := endSignals()
 			defer stop()
+			var err error
+			if e.recover, err = agent.ParseRecovery(recovery); err != nil {
+				return usageError{fmt.Errorf("--recover %w", err)}
+			}
+			ctx, done := untilSignal(c.Context(), signals)
+			defer done()
 			state := p.stateDir()
 			st, err := openStation(ctx, state, p.runDir(state), e, p.logger(io, "info"))
 			if err != nil {
@@ -43,6 +52,8 @@ func newAgent(io streams, p *places) *cobra.Command {
 		},
 	}
 	e.flags(c)
+	c.Flags().StringVar(&recovery, "recover", "",
+		"what to do with tasks that agent.db does not know, or whose volumes shim.db does not: adopt or stop (default: refuse to start)")
 	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "take everything down at the end")
 	c.Flags().DurationVar(&timeout, "stop-timeout", timeout, "how long that may take")
 	return c
@@ -67,6 +78,7 @@ func serveUntil(ctx, whole context.Context, st *station, stopTasks bool, timeout
 		return err
 	case <-ctx.Done():
 	}
+	log.Info(farewell(context.Cause(ctx), st.agent.Allocs(), stopTasks))
 	var err error
 	if stopTasks {
 		limited, done := context.WithTimeout(life, timeout)
@@ -75,4 +87,20 @@ func serveUntil(ctx, whole context.Context, st *station, stopTasks bool, timeout
 	}
 	cancel()
 	return errors.Join(err, <-served)
+}
+
+// farewell says why the agent ends, and what becomes of its tasks.
+func farewell(why error, all []*agent.AllocRecord, stopTasks bool) string {
+	tasks := 0
+	for _, r := range all {
+		for _, t := range r.Tasks {
+			if t.State == agent.TaskRunning {
+				tasks++
+			}
+		}
+	}
+	if stopTasks {
+		return fmt.Sprintf("%v: %d running tasks are taken down", why, tasks)
+	}
+	return fmt.Sprintf("%v: %d running tasks go on without the agent; the next agent adopts them", why, tasks)
 }

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 )
 
 func newAlloc(io streams, p *places) *cobra.Command {
@@ -31,20 +35,54 @@ func newAllocStatus(io streams, p *places) *cobra.Command {
 }
 
 func newAllocLogs(io streams, p *places) *cobra.Command {
-	follow, stderr := false, false
+	follow, stdout, stderr := false, false, false
 	c := &cobra.Command{
 		Use: "logs ID TASK", Short: "Copy what a task wrote", Args: counted(cobra.ExactArgs(2)),
+		Long: "Copy what a task wrote to its standard output and its standard error, each to that of this command. Where that is a terminal, control " +
+			"characters are escaped.",
 		RunE: func(c *cobra.Command, args []string) error {
-			stream := "stdout"
-			if stderr {
-				stream = "stderr"
-			}
-			return p.client().Logs(c.Context(), args[0], args[1], stream, follow, io.out)
+			return copyLogs(c.Context(), p.client(), args[0], args[1], follow, io.logs(stdout, stderr))
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the task has ended")
-	c.Flags().BoolVar(&stderr, "stderr", false, "standard error instead of standard output")
+	c.Flags().BoolVar(&stdout, "stdout", false, "standard output alone")
+	c.Flags().BoolVar(&stderr, "stderr", false, "standard error alone, copied to standard output")
+	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
 	return c
+}
+
+// logs is where the streams of a task go, by name.
+func (io streams) logs(stdout, stderr bool) map[string]writer {
+	out, errs := display.Exact(io.out), display.Exact(io.err)
+	switch {
+	case stdout:
+		return map[string]writer{"stdout": out}
+	case stderr:
+		return map[string]writer{"stderr": out}
+	}
+	return map[string]writer{"stdout": out, "stderr": errs}
+}
+
+// copyLogs copies streams of a task: one after the other, or, if it follows, at the same time.
+func copyLogs(ctx context.Context, client *control.Client, alloc, task string, follow bool, streams map[string]writer) error {
+	errs := make([]error, 0, len(streams))
+	if !follow {
+		for _, name := range slices.Sorted(maps.Keys(streams)) { // "stderr" is short as a rule, and stdout then ends the screen
+			errs = append(errs, client.Logs(ctx, alloc, task, name, false, streams[name]))
+			if errs[len(errs)-1] != nil {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	}
+	results := make(chan error, len(streams))
+	for name, to := range streams {
+		go func() { results <- client.Logs(ctx, alloc, task, name, true, to) }()
+	}
+	for range streams {
+		errs = append(errs, <-results)
+	}
+	return errors.Join(errs...)
 }
 
 func writeAllocs(to io.Writer, list []control.Alloc) error {
@@ -66,7 +104,8 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
 	err = errors.Join(err, writeWaits(to, a.Waiting))
 	for _, u := range a.Volumes {
-		err = errors.Join(err, writeTrouble(to, a.ID, a.Job, u.Request, u.Trouble), writeGrowth(to, u.Growth))
+		err = errors.Join(err, writeTrouble(to, a.ID, a.Job, u.Request, u.Trouble),
+			writeGrowth(to, u.Growth), writeUnhealthy(to, u.Unhealthy))
 	}
 	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
 	for _, t := range a.Tasks {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/registry"
 )
@@ -32,8 +33,12 @@ func newDoctor(io streams, p *places) *cobra.Command {
 		Use: "doctor", Short: "Say what is not as it is recorded, and put it right", Args: counted(cobra.NoArgs),
 		Long: "Compare the records with the mount table, the directories and what plugins say of their volumes: through the agent if one runs, " +
 			"else by the shim's binary alone, which then asks no plugin. Nothing is changed without --repair, which does exactly what is printed. " +
-			"What is used is never touched.\n\nExit codes: 0 all is well; 1 something needs attention; 2 the command line is wrong; " +
-			"3 or 4 it could not be looked, or repaired.",
+			"What is used is never touched.\n\nExit codes: 0 all is well; 1 something needs attention; " +
+			"2 the command line is wrong; 3 or 4 nothing could be examined, or the repair failed; " +
+			"5 what was examined is well, and something could not be examined: it is printed as \"unseen\" with the " +
+			"reason, and in the field \"unexamined\" of --json, also with exit code 1.\n\n" +
+			"What the configuration leaves out (list_volumes = false in a csi_plugin stanza) is printed as \"skipped\" " +
+			"and does not change the exit code.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
@@ -71,7 +76,14 @@ func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
 		return doctor{}, fmt.Errorf("no agent runs at %s, and without its shim nobody can look: %w", state, err)
 	}
 	v := visit{shim: binary.Path, state: state, run: p.socketDir(state)}
-	return doctor{v.ask, fmt.Sprintf("%s, as no agent runs at %s", binary.Path, state)}, nil
+	ask := func(ctx context.Context, c control.Consultation) (host.Diagnosis, error) {
+		found, err := v.ask(ctx, c)
+		if f, wrong := agent.ExamineLedger(state); err == nil && wrong {
+			found.Findings = append([]host.Finding{f}, found.Findings...)
+		}
+		return found, err
+	}
+	return doctor{ask, fmt.Sprintf("%s, as no agent runs at %s", binary.Path, state)}, nil
 }
 
 // socketDir is the directory of sockets that there is; nothing is made.
@@ -121,7 +133,7 @@ func (v visit) ask(ctx context.Context, c control.Consultation) (found host.Diag
 
 // visit looks, and repairs if it is to. The error says how it is.
 func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) error {
-	found, err := d.ask(ctx, control.Consultation{})
+	found, err := d.await(ctx, io, control.Consultation{})
 	if err != nil {
 		return blindError{err}
 	}
@@ -129,7 +141,7 @@ func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) erro
 		writeDiagnosis(io.out, d.from, found)
 	}
 	if repair && found.Digest != "" {
-		if found, err = d.ask(ctx, control.Consultation{Repair: true, Digest: found.Digest}); err != nil {
+		if found, err = d.await(ctx, io, control.Consultation{Repair: true, Digest: found.Digest}); err != nil {
 			return blindError{fmt.Errorf("repair: %w", err)}
 		}
 		if !asJSON {
@@ -137,15 +149,53 @@ func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) erro
 		}
 	}
 	if asJSON {
-		found.Findings = append([]host.Finding{}, found.Findings...) // a list also if there are none
-		if err := writeJSON(io.out, found); err != nil {
+		if err := writeJSON(io.out, jsonDiagnosis(found)); err != nil {
 			return blindError{err}
 		}
 	}
-	if !found.Well() {
+	switch {
+	case !found.Sound():
 		return errSaid
+	case len(found.Unexamined()) > 0:
+		return errPartly
 	}
 	return nil
+}
+
+// jsonDiagnosis is a diagnosis as --json prints it. Its lists are lists also if they are empty.
+func jsonDiagnosis(d host.Diagnosis) any {
+	unexamined := []string{}
+	for _, f := range d.Unexamined() {
+		unexamined = append(unexamined, f.Detail)
+	}
+	d.Findings = append([]host.Finding{}, d.Findings...)
+	return struct {
+		host.Diagnosis
+		Unexamined []string `json:"unexamined"`
+	}{d, unexamined}
+}
+
+// reportEvery is the interval between progress messages of a long doctor run.
+var reportEvery = 5 * time.Second
+
+// await asks, and says every few seconds that the answer is not there yet.
+func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (found host.Diagnosis, err error) {
+	began, done := time.Now(), make(chan struct{})
+	go func() {
+		defer close(done)
+		found, err = d.ask(ctx, c)
+	}()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return found, err
+		case <-tick.C:
+			fmt.Fprintf(io.err, "still examining after %v: plugins have 20s to list their volumes\n",
+				time.Since(began).Round(time.Second))
+		}
+	}
 }
 
 // deeds say what repair does.
@@ -181,6 +231,13 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 		}
 	}
 	fmt.Fprintln(to)
+	switch {
+	case d.Well():
+		fmt.Fprintln(to, "nothing to do: what was examined is well")
+		return
+	case d.Sound():
+		fmt.Fprintln(to, "what could be examined is well; the rest is not known")
+	}
 	if d.Digest == "" {
 		fmt.Fprintln(to, "there is nothing that repair would do")
 		return
@@ -227,9 +284,12 @@ func writeRepair(to io.Writer, d host.Diagnosis) {
 		t.add(f.Kind, f.Action, where(f), f.Result)
 	}
 	_ = t.write(to, "nothing")
-	if d.Well() {
+	switch {
+	case d.Well():
 		fmt.Fprintln(to, "all is well now")
-	} else {
+	case d.Sound():
+		fmt.Fprintln(to, "what could be examined is well now; the rest is not known")
+	default:
 		fmt.Fprintln(to, "something is left: look again")
 	}
 }

@@ -2,15 +2,19 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"holdfast/host"
+	"holdfast/host/agent/control"
 	"holdfast/registry"
 )
 
@@ -90,6 +94,8 @@ func asked(t *testing.T, dir string) (lines []string) {
 }
 
 func TestDoctorWithoutAnAgent(t *testing.T) {
+	partly := host.Finding{Kind: registry.FoundUnseen, Detail: "the volumes of plugin p: no", Advice: "see its log"}
+	skipped := host.Finding{Kind: registry.FoundSkipped, Detail: "the volumes of plugin p: list_volumes = false", Advice: "none"}
 	dir := t.TempDir()
 	t.Setenv("HOLDFAST_ADDR", filepath.Join(dir, "nobody.sock")) // the agent of another place does not matter
 	state, sockets := filepath.Join(dir, "s"), filepath.Join(dir, "r")
@@ -108,8 +114,18 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		"not all repaired": {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "something is left"},
 		"nothing to repair": {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
 			"nothing that repair would do"},
-		"JSON":                {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
-		"JSON when well":      {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
+		"JSON":           {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
+		"JSON when well": {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
+		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitPartly, []string{call},
+			"what could be examined is well; the rest is not known"},
+		"the same as JSON": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "--json", exitPartly, []string{call},
+			"\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
+		"the configuration leaves a part out": {host.Diagnosis{Findings: []host.Finding{skipped}}, 0, "", exitOK, []string{call},
+			"skipped\n  what    the volumes of plugin p: list_volumes = false\n  repair  does nothing\n  you     none\n\nnothing to do"},
+		"a part left out, and a part not examined": {host.Diagnosis{Findings: []host.Finding{partly, skipped}}, 1, "--json", exitPartly,
+			[]string{call}, "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
+		"a part only, and it is ill": {host.Diagnosis{Findings: append([]host.Finding{partly}, ill().Findings[:1]...)}, 1, "", exitFailed,
+			[]string{call}, "the volumes of plugin p: no"},
 		"it could not look":   {host.Diagnosis{}, 2, "", exitBlind, []string{call}, "holdfast: the state is damaged\n"},
 		"it was no such shim": {host.Diagnosis{}, 127, "", exitBlind, []string{call}, "the state is damaged"},
 	} {
@@ -144,3 +160,27 @@ func TestDoctorDoesNotGuessAPlace(t *testing.T) {
 		t.Errorf("without a shim: %d: %s", got, errs.String())
 	}
 }
+
+func TestDoctorSaysThatItStillExamines(t *testing.T) {
+	defer func(every time.Duration) { reportEvery = every }(reportEvery)
+	reportEvery = time.Millisecond
+	said := make(chan struct{})
+	var once sync.Once
+	errs := writerFunc(func(text []byte) (int, error) {
+		if strings.Contains(string(text), "still examining") {
+			once.Do(func() { close(said) })
+		}
+		return len(text), nil
+	})
+	d := doctor{ask: func(context.Context, control.Consultation) (host.Diagnosis, error) {
+		<-said
+		return host.Diagnosis{}, nil
+	}}
+	if err := d.visit(t.Context(), streams{io.Discard, errs}, false, false); err != nil {
+		t.Error(err)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(text []byte) (int, error) { return f(text) }

@@ -43,7 +43,12 @@ func writeTrouble(to io.Writer, alloc, job, request string, t *control.Trouble) 
 }
 
 // writeGrowth says what an expansion waits for.
-func writeGrowth(to io.Writer, t *control.Trouble) error {
+func writeGrowth(to io.Writer, t *control.Trouble) error { return writeSaid(to, "PENDING", t) }
+
+// writeUnusable says why a volume cannot be used.
+func writeUnusable(to io.Writer, t *control.Trouble) error { return writeSaid(to, "UNCERTAIN", t) }
+
+func writeSaid(to io.Writer, head string, t *control.Trouble) error {
 	if t == nil {
 		return nil
 	}
@@ -51,7 +56,20 @@ func writeGrowth(to io.Writer, t *control.Trouble) error {
 	b := &block{sheet: s}
 	b.say("Plugin says", t.Found)
 	b.say("Since", s.since(t.Since))
-	return b.write("PENDING: "+t.Help.What, t.Help)
+	return b.write(head+": "+t.Help.What, t.Help)
+}
+
+// writeUnhealthy says what a volume's plugin says is wrong with it.
+func writeUnhealthy(to io.Writer, list []control.Trouble) error {
+	var errs []error
+	for _, t := range list {
+		s := sheetOf(to)
+		b := &block{sheet: s}
+		b.say("Plugin says", t.Found)
+		b.say("Since", s.since(t.Since))
+		errs = append(errs, b.write("UNHEALTHY: "+t.Help.What, t.Help))
+	}
+	return errors.Join(errs...)
 }
 
 // wait is one block: the step, who is concerned, what was said, and help.

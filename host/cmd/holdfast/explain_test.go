@@ -38,7 +38,7 @@ func waits() []control.Wait {
 	monolith.Role = "csi-controller"
 	help := func(what string) control.Help {
 		return control.Help{What: what, Means: "Somebody has to do something.", Then: "It is tried again until it is done; then the alloc goes on.", Do: []control.Do{
-			{Why: "read the plugin's log", Command: "holdfast alloc logs --stderr 4e5f6a7b fake"}, {Why: "end the waiting, and the job", Command: "holdfast job stop db"},
+			{Why: "read the plugin's log", Command: "holdfast alloc logs 4e5f6a7b fake"}, {Why: "end the waiting, and the job", Command: "holdfast job stop db"},
 		}}
 	}
 	return []control.Wait{
@@ -190,7 +190,7 @@ func TestWhatIsAdvisedCanBeTyped(t *testing.T) {
 		t.Errorf("only %d commands are advised: %v", len(advised), advised)
 	}
 	for line := range advised {
-		c, args, err := newRoot(streams{io.Discard, io.Discard}).Find(strings.Fields(line)[1:])
+		c, args, err := newRoot(streams{io.Discard, io.Discard}, &places{}).Find(strings.Fields(line)[1:])
 		if err == nil {
 			err = c.ParseFlags(args)
 		}

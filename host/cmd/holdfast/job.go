@@ -20,16 +20,25 @@ func newJob(io streams, p *places) *cobra.Command {
 }
 
 func newJobRun(io streams, p *places) *cobra.Command {
-	v, wait := &variables{}, false
+	v, wait, force, rerun := &variables{}, false, false, false
 	c := &cobra.Command{
 		Use: "run FILE", Short: "Have the agent run a job, or replace the one of that id",
+		Long: "Have the agent run a job, or replace the one of that id. Allocs of unchanged groups that run go on.\n\n" +
+			"Batch allocs of unchanged groups that are complete are not run again: the command says so, and its exit code is 0. " +
+			"With --rerun, or after job stop, they are. Allocs that have failed are always run again.\n\n" +
+			"With --wait the exit code is 1 if an alloc fails.",
 		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.single(args[0], false)
 			if err != nil {
 				return err
 			}
-			job, err := p.client().RunJob(c.Context(), src)
+			run := p.client().RunJob
+			if rerun {
+				run = p.client().RerunJob
+			}
+			job, err := run(c.Context(), src, force)
+			done := err == nil && job.Status == "complete"
 			if err == nil && wait {
 				job, err = settle(c.Context(), p.client(), job)
 			}
@@ -43,11 +52,16 @@ func newJobRun(io streams, p *places) *cobra.Command {
 				fmt.Fprintln(io.err, "warning:", w)
 			}
 			fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
+			if done {
+				fmt.Fprintln(io.out, "nothing was run: all its allocs were complete before; add --rerun to run them again")
+			}
 			return failedAllocs(job, wait)
 		},
 	}
 	v.flags(c)
 	c.Flags().BoolVar(&wait, "wait", false, "return when all its allocs run or have ended")
+	c.Flags().BoolVar(&rerun, "rerun", false, "run batch allocs again that are complete")
+	c.Flags().BoolVar(&force, "force", false, "even if the change stops a plugin whose mounts others use")
 	return c
 }
 
@@ -91,20 +105,17 @@ func settled(j control.Job) bool {
 		want += g.Count
 	}
 	for _, a := range j.Allocs {
-		switch a.State {
-		case "stopped":
-		case "running", "complete", "failed":
-			if a.State == "running" && !begun(a) {
-				return false
-			}
-			if fills(j, a) {
-				have++
-			}
+		switch {
+		case a.Replaced && a.Ended.IsZero():
+			return false
+		case a.Replaced:
+		case a.State == "running" && begun(a), a.State == "complete", a.State == "failed":
+			have++
 		default:
 			return false
 		}
 	}
-	return have >= want
+	return have >= want || j.Stopped
 }
 
 // begun says whether each task of an alloc has been started.
@@ -112,18 +123,12 @@ func begun(a control.Alloc) bool {
 	return !slices.ContainsFunc(a.Tasks, func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
 }
 
-// fills says whether an alloc stands for the job as it was submitted last: one that ended under an older version has, or gets, a successor,
-// unless it is a batch job's and complete.
-func fills(j control.Job, a control.Alloc) bool {
-	return a.Version == j.Version || a.State == "running" || a.State == "complete" && strings.HasSuffix(j.Type, "batch")
-}
-
 func failedAllocs(j control.Job, waited bool) error {
 	if !waited {
 		return nil
 	}
 	for _, a := range j.Allocs {
-		if a.State == "failed" && fills(j, a) {
+		if a.State == "failed" && !a.Replaced {
 			return fmt.Errorf("alloc %s has failed: %s", a.ID, a.Reason)
 		}
 	}
@@ -209,8 +214,12 @@ func writeJobs(to io.Writer, jobs []control.Job) error {
 }
 
 func writeJob(to io.Writer, j control.Job) error {
-	err := facts(to, "ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version, "Stopped", yes(j.Stopped),
-		"Submitted", when(j.Submitted))
+	about := []any{"ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version, "Stopped", yes(j.Stopped),
+		"Submitted", when(j.Submitted)}
+	if j.Waits != "" {
+		about = append(about, "Waits", j.Waits)
+	}
+	err := facts(to, about...)
 	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")
 	for _, g := range j.Groups {
 		groups.add(g.Name, g.Count, strings.Join(g.Plugins, ","), strings.Join(g.Volumes, ","), counts(g.Allocs))

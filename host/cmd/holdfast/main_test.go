@@ -65,7 +65,7 @@ var (
 	}
 	plugin = control.Plugin{
 		ID: "loopfs", Provider: "loopfs.example", Version: "1.0",
-		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1}, {Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1}},
+		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1}, {Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1, Reason: "exit code 3"}},
 		Instances: []control.Instance{
 			{Role: "csi-node", Alloc: alloc.ID, Task: "csi", Attempt: 1, Active: true, Health: "healthy", Cause: "probed", Since: noon, NodeID: "n1", MaxVolumes: 8,
 				Capabilities: []string{"node.STAGE_UNSTAGE_VOLUME", "node.99"}, Topology: map[string]string{"zone": "a"}},
@@ -93,6 +93,17 @@ func volume() control.Volume {
 	return v
 }
 
+// uncertainVolume is one whose plugin has not filled it from its source, as far as it says.
+func uncertainVolume() control.Volume {
+	v := control.Volume{Volume: volume().Volume}
+	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
+	v.Unusable = &control.Trouble{Found: "CreateVolume: the plugin's answer cannot be used", Help: control.Help{
+		What: "volume data may or may not have been created, and cannot be used", Then: "Nothing. The creation is not tried again.",
+		Do: []control.Do{{Why: "forget it here", Command: "holdfast volume deregister data"}},
+	}}
+	return v
+}
+
 func TestTables(t *testing.T) {
 	golden(t, "jobs", func(w io.Writer) error { return writeJobs(w, []control.Job{job}) })
 	golden(t, "job", func(w io.Writer) error { return writeJob(w, job) })
@@ -102,6 +113,7 @@ func TestTables(t *testing.T) {
 	golden(t, "plugin", func(w io.Writer) error { return writePlugin(w, plugin) })
 	golden(t, "volumes", func(w io.Writer) error { return writeVolumes(w, []control.Volume{volume()}) })
 	golden(t, "volume", func(w io.Writer) error { return writeVolume(w, volume()) })
+	golden(t, "volume_uncertain", func(w io.Writer) error { return writeVolume(w, uncertainVolume()) })
 	golden(t, "volume_unmeasured", func(w io.Writer) error {
 		v := volume()
 		v.Usage, v.Unmeasured = nil, "waited 1.8s: its plugin has not answered\n(see holdfast plugin status)"
@@ -134,6 +146,9 @@ func TestEventLines(t *testing.T) {
 		},
 		"node reconciled: orphan: /s is mounted": {Kind: registry.EventReconciled, Detail: "orphan: /s is mounted"},
 		"volume mine/data deleted":               {Kind: registry.EventVolumeDeleted, Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
+		"volume data deregistered: its plugin was not asked to delete it": {
+			Kind: registry.EventVolumeDeregistered, Volume: host.VolumeName{ID: "data"}, Detail: "its plugin was not asked to delete it",
+		},
 	} {
 		if got := eventLine(e); got != want {
 			t.Errorf("%q, want %q", got, want)

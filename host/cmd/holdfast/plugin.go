@@ -60,9 +60,9 @@ func writePlugins(to io.Writer, list []control.Plugin) error {
 
 func writePlugin(to io.Writer, p control.Plugin) error {
 	err := facts(to, "ID", p.ID, "Provider", p.Provider, "Version", p.Version)
-	roles := newTable("ROLE", "HEALTHY", "EXPECTED")
+	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
 	for _, r := range p.Roles {
-		roles.add(r.Role, r.Healthy, r.Expected)
+		roles.add(r.Role, r.Healthy, r.Expected, r.Reason)
 	}
 	instances := newTable("ROLE", "ALLOC", "TASK", "ATTEMPT", "ACTIVE", "HEALTH", "CAUSE", "SINCE", "NODE ID", "MAX VOLUMES")
 	for _, i := range p.Instances {

@@ -16,16 +16,18 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 )
 
 // Exit codes.
 const (
 	exitOK      = 0
-	exitFailed  = 1   // it failed, or was refused
-	exitUsage   = 2   // the command line is wrong
-	exitNoAgent = 3   // nobody answers at the control socket
-	exitBlind   = 4   // doctor could not look, or not repair
-	exitForced  = 130 // ended by a second signal: something may be left
+	exitFailed  = 1 // it failed, was refused, or left something behind
+	exitUsage   = 2 // the command line is wrong
+	exitNoAgent = 3 // nobody answers at the control socket
+	exitBlind   = 4 // doctor could not look, or not repair
+	exitPartly  = 5 // doctor could not look at everything, and the rest is well
+	// 128 and the signal's number: ended by that signal
 )
 
 // usageError is a mistake in the command line.
@@ -36,6 +38,9 @@ var errForced = errors.New("ended by a second signal")
 
 // errSaid: what is wrong has been printed already.
 var errSaid = errors.New("failed")
+
+// errPartly: what was examined is well, and what was not has been printed already.
+var errPartly = errors.New("not all was examined")
 
 // streams are where a command writes.
 type streams struct{ out, err io.Writer }
@@ -49,28 +54,43 @@ type places struct {
 
 const defaultState = "/var/lib/holdfast"
 
-// run is the whole program.
+// run is the whole program. All that it writes passes display.Writer: texts of jobs, plugins and files may hold anything.
 func run(args []string, out, errs io.Writer) int {
-	root := newRoot(streams{out, errs})
+	out, errs = display.NewWriter(out), display.NewWriter(errs)
+	p := &places{}
+	root := newRoot(streams{out, errs}, p)
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errs)
 	err := root.ExecuteContext(context.Background()) // the root of everything
-	if err != nil && !errors.Is(err, errSaid) {
+	if err != nil && !errors.Is(err, errSaid) && !errors.Is(err, errPartly) {
 		fmt.Fprintln(errs, "holdfast:", err)
 	}
 	switch {
 	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
 		fmt.Fprintln(errs, "the socket is another user's: only root and the user that runs an agent may control it")
 	case errors.Is(err, control.ErrNoAgent):
-		fmt.Fprintln(errs, "start one with: holdfast agent; or say where it is with --state-dir, --run-dir or --address (HOLDFAST_ADDR)")
+		fmt.Fprintln(errs, p.adviseNoAgent())
 	}
 	return exitCode(err)
+}
+
+// adviseNoAgent returns what to do when no agent answers. It does not advise to start an agent that is running.
+func (p *places) adviseNoAgent() string {
+	if p.address == "" || p.state != "" {
+		if pid, held := host.LockHolder(p.stateDir()); held {
+			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one within a few "+
+				"seconds: try again. If it was started with another --run-dir, name that one. "+
+				"Else end it with kill %s, and start it again: tasks go on meanwhile", pid, p.stateDir(), pid)
+		}
+	}
+	return "start one with: holdfast agent; or say where it is with --state-dir, --run-dir or --address (HOLDFAST_ADDR)"
 }
 
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
 	_, blind := errors.AsType[blindError](err)
+	ended, interrupt := errors.AsType[interrupted](err)
 	switch {
 	case err == nil:
 		return exitOK
@@ -80,8 +100,10 @@ func exitCode(err error) int {
 		return exitNoAgent
 	case blind:
 		return exitBlind
-	case errors.Is(err, errForced):
-		return exitForced
+	case errors.Is(err, errPartly):
+		return exitPartly
+	case interrupt && !errors.Is(err, errForced):
+		return ended.code()
 	}
 	return exitFailed
 }
@@ -89,12 +111,12 @@ func exitCode(err error) int {
 // isCobraUsage knows the one mistake that cobra gives no type.
 func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }
 
-func newRoot(io streams) *cobra.Command {
-	p := &places{}
+func newRoot(io streams, p *places) *cobra.Command {
 	root := &cobra.Command{
 		Use: "holdfast", Short: "Run jobs with CSI storage on this machine", SilenceErrors: true, SilenceUsage: true,
 		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
-			"3 no agent answers; 4 doctor could not look; 130 ended by a second signal.",
+			"3 no agent answers; 4 doctor could not look; 5 doctor could not examine everything, and the rest is well; " +
+			"129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM, with nothing left to clean up.",
 	}
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/internal/display"
 	"holdfast/internal/mnt"
 	"holdfast/registry"
 )
@@ -34,9 +34,10 @@ func newRun(io streams, p *places) *cobra.Command {
 		Use: "run FILE...", Short: "Run jobs in the foreground, with their volumes, and take everything down at the end",
 		Long: "Run job files in the foreground. Volume files (told by their name, *.volume.hcl, or their content) are created, or registered if " +
 			"they have an external_id, when their plugin is healthy, before the jobs without a plugin begin.\n\n" +
-			"It ends when all jobs without a plugin are batch jobs and are complete, or with SIGINT or SIGTERM: users of volumes first, then plugins. " +
-			"A second signal ends tasks at once, and leaves volumes as they are. The exit code is 0 if nothing failed. Without --state-dir the state is a fresh directory, removed afterwards; " +
-			"volumes stay with their plugin unless --delete-volumes is given. With --json each line is a JSON object.\n\n" +
+			"It ends when all jobs without a plugin are batch jobs and are complete, or with SIGINT, SIGTERM or SIGHUP: users of volumes first, then plugins. " +
+			"A second SIGINT or SIGTERM ends tasks at once, and leaves volumes as they are. The exit code is 0 if nothing failed; 130, 143 or 129 if SIGINT, " +
+			"SIGTERM or SIGHUP ended it and everything is taken down; 1 if something is left. Without --state-dir the state is a fresh directory, removed " +
+			"afterwards unless something is left; volumes stay with their plugin unless --delete-volumes is given. With --json each line is a JSON object.\n\n" +
 			"While it runs, the other commands speak to it too, with the --address that it says first.",
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
@@ -54,6 +55,8 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 	if err != nil {
 		return err
 	}
+	signals, stop := endSignals()
+	defer stop()
 	state, fresh := p.state, false
 	if state == "" {
 		if state, err = os.MkdirTemp("", "holdfast-"); err != nil {
@@ -66,10 +69,13 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 	if fresh && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
-	o := &outing{flags: f, files: files, lines: newLines(io.out, p.json)}
-	o.station, err = openStation(ctx, state, run(state), &f.equipment, p.logger(io, "warn"))
+	o := &outing{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
+	opening, opened := untilSignal(ctx, signals)
+	o.station, err = openStation(opening, state, run(state), &f.equipment, p.logger(io, "warn"))
+	opened()
+	o.first, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return errors.Join(err, o.tidy(state, fresh))
+		return o.end(errors.Join(err, o.tidy(state, fresh)))
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.station.close(), fold(o.station.layout))
@@ -78,6 +84,14 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 	}
 	if err == nil {
 		o.lines.say("done: everything is taken down")
+	}
+	return o.end(err)
+}
+
+// end is how the command ends. An interruption is its error only if nothing else went wrong.
+func (o *outing) end(err error) error {
+	if err == nil && o.first.by != nil || o.station == nil && o.first.by != nil {
+		return o.first
 	}
 	return err
 }
@@ -90,7 +104,11 @@ type outing struct {
 	lines   *lines
 	jobs    []planned
 	volumes []host.VolumeSpec
-	made    []host.VolumeName // created by this run
+	made    []host.VolumeSpec // created by this run, and not deleted
+	unsure  []host.VolumeSpec // whose creation by this run has no certain end
+	signals chan os.Signal
+	first   interrupted // the first signal
+	left    bool        // not everything was taken down
 }
 
 // planned is a job with its text.
@@ -106,7 +124,7 @@ func (p planned) plugin() bool {
 }
 
 func (o *outing) tidy(state string, fresh bool) error {
-	if !fresh {
+	if !fresh || o.left {
 		return nil
 	}
 	if err := mnt.RemoveTree(state); err != nil {
@@ -125,9 +143,6 @@ func (o *outing) run(ctx context.Context) error {
 		return err
 	}
 	o.lines.say("state in %s, control socket %s", o.layout.State, o.socket)
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
-	defer signal.Stop(signals)
 	life, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -138,8 +153,11 @@ func (o *outing) run(ctx context.Context) error {
 	events := &chronicle{watch: o.host.Watch, say: o.lines.event, at: began.Index}
 	finish := events.follow(life)
 
-	failed := o.work(life, signals, served)
-	down := o.down(life, signals)
+	var failed error
+	if o.first.by == nil {
+		failed = o.work(life, served)
+	}
+	down := o.down(life)
 	if err := finish(); err != nil {
 		o.lines.say("not all events are told: %v", err)
 	}
@@ -204,7 +222,7 @@ func (o *outing) twice() error {
 }
 
 // work submits everything and waits for the end: the last batch job's, or a signal.
-func (o *outing) work(life context.Context, signals <-chan os.Signal, served chan error) error {
+func (o *outing) work(life context.Context, served chan error) error {
 	ctx, cancel := context.WithCancelCause(life)
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -214,8 +232,8 @@ func (o *outing) work(life context.Context, signals <-chan os.Signal, served cha
 	select {
 	case err := <-done:
 		return err
-	case s := <-signals:
-		o.lines.say("%v: everything is taken down; a second signal ends at once", s)
+	case s := <-o.signals:
+		o.interrupt(s)
 		cancel(errSignal)
 		<-done
 		return o.failures()
@@ -224,6 +242,12 @@ func (o *outing) work(life context.Context, signals <-chan os.Signal, served cha
 		cancel(err)
 		return err
 	}
+}
+
+// interrupt notes the first signal.
+func (o *outing) interrupt(s os.Signal) {
+	o.first = interrupted{by: s}
+	o.lines.say("%v: everything is taken down; a second signal ends at once", s)
 }
 
 var errSignal = errors.New("a signal has come")
@@ -237,7 +261,7 @@ func (o *outing) story(ctx context.Context) error {
 	if err := o.forget(ctx, o.jobs); err != nil {
 		return err
 	}
-	if err := o.submit(planned.plugin); err != nil {
+	if err := o.submit(ctx, planned.plugin); err != nil {
 		return err
 	}
 	wg.Go(func() {
@@ -269,13 +293,13 @@ func (o *outing) volumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		if !o.runs(spec.Plugin) {
 			o.lines.say("volume %s waits for plugin %q, which none of these files runs; it can be added with: holdfast --address %s job run FILE",
-				spec.VolumeName(), spec.Plugin, o.socket)
+				spec.VolumeName(), spec.Plugin, display.Quote(o.socket))
 		}
 		if err := o.createVolume(ctx, spec); err != nil {
 			return err
 		}
 	}
-	return o.submit(func(p planned) bool { return !p.plugin() })
+	return o.submit(ctx, func(p planned) bool { return !p.plugin() })
 }
 
 // runs says whether one of the files runs the plugin.
@@ -289,12 +313,14 @@ func (o *outing) runs(id host.PluginID) bool {
 
 // current leaves out what has ended before the job was submitted by this run.
 func (o *outing) current(all []*agent.AllocRecord) []*agent.AllocRecord {
+	stands := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
 	for _, j := range o.agent.Jobs() {
+		_, stands[j.Job.ID] = j.Standing()
 		versions[j.Job.ID] = j.Version
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(r *agent.AllocRecord) bool {
-		return r.State != agent.AllocComplete && r.State.Ended() && r.Version < versions[r.Job]
+		return r.State.Ended() && r.Version < versions[r.Job] && !stands[r.Job](r)
 	})
 }
 
@@ -303,12 +329,12 @@ func (o *outing) pluginFailed(all []*agent.AllocRecord) bool {
 	return slices.ContainsFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
-func (o *outing) submit(which func(planned) bool) error {
+func (o *outing) submit(ctx context.Context, which func(planned) bool) error {
 	for _, p := range o.jobs {
 		if !which(p) {
 			continue
 		}
-		if _, err := o.agent.Submit(p.job, p.src); err != nil {
+		if _, err := o.agent.Submit(ctx, p.job, p.src, o.host, agent.SubmitOptions{}); err != nil {
 			return fmt.Errorf("%s: %w", p.src.Name, err)
 		}
 	}
@@ -332,23 +358,37 @@ func (o *outing) users() (n int, batch bool) {
 
 // createVolume waits for the volume's plugin for as long as it takes.
 func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
-	create, did := o.host.CreateVolume, "created"
 	if spec.External != "" {
-		create, did = o.host.RegisterVolume, "registered"
+		return o.retry(ctx, spec, "registered", func() error {
+			_, err := o.host.RegisterVolume(ctx, spec)
+			return err
+		})
 	}
+	err := o.retry(ctx, spec, "created", func() error {
+		_, err := o.host.CreateVolume(ctx, spec)
+		return err
+	})
+	switch {
+	case err == nil:
+		o.made = append(o.made, spec)
+	case !errors.Is(err, registry.ErrExists): // else it is an earlier volume
+		o.unsure = append(o.unsure, spec)
+	}
+	return err
+}
+
+// retry calls do until it succeeds, fails for certain, or ctx ends.
+func (o *outing) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
 	said := ""
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		_, err := create(ctx, spec)
+		err := do()
 		switch {
 		case err == nil:
-			if did == "created" {
-				o.made = append(o.made, spec.VolumeName())
-			}
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err, registry.ErrUncertain):
-			return fmt.Errorf("volume %s cannot be %s: %w", spec.VolumeName(), did, err)
+			return fmt.Errorf("volume %s cannot be %s: %w", spec.VolumeName(), done, err)
 		case err.Error() != said:
 			said = err.Error()
 			o.lines.say("volume %s waits: %s", spec.VolumeName(), said)
@@ -357,6 +397,78 @@ func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 		case <-time.After(wait):
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+	}
+}
+
+// settleVolume finds out by the same call again what became of a creation, and reports whether it is this run's volume.
+func (o *outing) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
+	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
+	if err != nil || len(known) == 0 { // none: the plugin was never called, or has refused
+		return false, err
+	}
+	if known[0].State == registry.VolumeUncertain { // DeleteVolume asks itself
+		return true, nil
+	}
+	o.lines.say("volume %s: its creation has no certain end yet; it is asked for once more, to be deleted", spec.VolumeName())
+	err = o.retry(ctx, spec, "created", func() error {
+		_, err := o.host.CreateVolume(ctx, spec)
+		return err
+	})
+	if errors.Is(err, registry.ErrExists) {
+		return false, nil
+	}
+	return true, nil // a creation that failed may have left a record; DeleteVolume knows
+}
+
+// forgetCertain leaves those creations in unsure that were sent and have no certain end.
+func (o *outing) forgetCertain(ctx context.Context) error {
+	var errs []error
+	o.unsure = slices.DeleteFunc(o.unsure, func(spec host.VolumeSpec) bool {
+		known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
+		errs = append(errs, err)
+		return err == nil && (len(known) == 0 || known[0].State == registry.VolumeReady)
+	})
+	return errors.Join(errs...)
+}
+
+// deleteVolumes deletes the volumes of this run, and forgets each that is gone.
+func (o *outing) deleteVolumes(ctx context.Context) error {
+	var errs []error
+	o.unsure = slices.DeleteFunc(o.unsure, func(spec host.VolumeSpec) bool {
+		ours, err := o.settleVolume(ctx, spec)
+		if ours {
+			err = o.deleteVolume(ctx, spec)
+		}
+		errs = append(errs, err)
+		return err == nil
+	})
+	o.made = slices.DeleteFunc(o.made, func(spec host.VolumeSpec) bool {
+		err := o.deleteVolume(ctx, spec)
+		errs = append(errs, err)
+		return err == nil
+	})
+	return errors.Join(errs...)
+}
+
+func (o *outing) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
+	return o.retry(ctx, spec, "deleted", func() error {
+		err := o.host.DeleteVolume(ctx, spec.VolumeName())
+		if errors.Is(err, registry.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+}
+
+// sayVolumes says which volumes may be left at their plugins, though they were to be deleted, or nobody knows whether they were created.
+func (o *outing) sayVolumes() {
+	for _, spec := range o.unsure {
+		o.lines.say("volume %s may exist at plugin %s: its creation has no certain end", spec.VolumeName(), spec.Plugin)
+	}
+	for _, spec := range o.made {
+		if o.flags.deleteVolumes {
+			o.lines.say("volume %s may still exist at plugin %s: it was not deleted", spec.VolumeName(), spec.Plugin)
 		}
 	}
 }
@@ -373,31 +485,47 @@ func (o *outing) failures() error {
 }
 
 // down takes everything down in order; a second signal, or too long a time, does it without an order.
-func (o *outing) down(life context.Context, signals <-chan os.Signal) error {
+func (o *outing) down(life context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("it took more than %v", o.flags.stopTimeout))
 	defer cancel()
-	ctx, interrupt := context.WithCancelCause(ctx)
-	defer interrupt(nil)
+	ctx, force := context.WithCancelCause(ctx)
+	defer force(nil)
 	done := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { done <- o.downInOrder(ctx) })
-	var err error
-	select {
-	case err = <-done:
-	case <-signals:
-		interrupt(errForced)
-		err = <-done
+	err := o.awaitDown(done, force)
+	if len(o.unsure) > 0 || err != nil {
+		o.sayVolumes()
 	}
 	if err == nil {
 		return nil
 	}
+	o.left = true
 	o.lines.say("tasks are ended without waiting for their volumes")
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
 	err = errors.Join(err, o.agent.TakeDownByForce(hurry))
-	o.lines.say("what is left is given back by the next run with --state-dir %s and the files of its plugins", o.layout.State)
+	o.lines.say("the state is kept; what is left is given back by the next run with --state-dir %s and the files of its plugins",
+		display.Quote(o.layout.State))
 	return err
+}
+
+// awaitDown waits for the end of taking down. A second SIGINT or SIGTERM forces it; a second SIGHUP does not: shells repeat that of the kernel.
+func (o *outing) awaitDown(done <-chan error, force context.CancelCauseFunc) error {
+	for {
+		select {
+		case err := <-done:
+			return err
+		case s := <-o.signals:
+			switch {
+			case o.first.by == nil:
+				o.interrupt(s)
+			case s != unix.SIGHUP:
+				force(errForced)
+			}
+		}
+	}
 }
 
 func (o *outing) downInOrder(ctx context.Context) error {
@@ -405,10 +533,10 @@ func (o *outing) downInOrder(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	for _, n := range o.made {
-		if o.flags.deleteVolumes {
-			errs = append(errs, o.host.DeleteVolume(ctx, n))
-		}
+	if o.flags.deleteVolumes {
+		errs = append(errs, o.deleteVolumes(ctx))
+	} else {
+		errs = append(errs, o.forgetCertain(ctx))
 	}
 	if err := o.agent.TakeDown(ctx); err != nil {
 		return errors.Join(append(errs, err)...)

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/internal/display"
 )
 
 // sheet is where people read: how many columns it has, and what time it is there. Where programs may read as well, a row of a table stays
@@ -34,7 +35,7 @@ func sheetOf(to io.Writer) *sheet {
 		return s
 	}
 	s := &sheet{Writer: to, width: usualWidth, now: time.Now()}
-	if f, is := to.(*os.File); is {
+	if f, is := display.File(to); is {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
 			s.width, s.terminal = max(int(size.Col), leastWidth), true
 		}

@@ -32,6 +32,8 @@ type equipment struct {
 
 	// As in host.Config; 0 is its default.
 	bake, budget, hold time.Duration
+
+	recover agent.Recovery // as in agent.Config
 }
 
 func (e *equipment) flags(c *cobra.Command) {
@@ -89,8 +91,12 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	st := &station{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: []driver.Driver{driver.NewExec(), driver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
+		Recover: e.recover,
 	})
 	if err != nil {
+		if pid, held := host.LockHolder(state); held && errors.Is(err, registry.ErrConflict) {
+			err = fmt.Errorf("%w (process %s)", err, pid)
+		}
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -184,7 +190,6 @@ func (st *station) close() error {
 		if err := st.listen.Close(); !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
-		_ = os.Remove(st.socket)
 	}
 	if st.host != nil {
 		errs = append(errs, st.host.Close())
@@ -192,11 +197,11 @@ func (st *station) close() error {
 	return errors.Join(append(errs, st.agent.Close())...)
 }
 
-// fold takes the mounts of a state directory itself down, if nothing is mounted below them any more: then it has left none. An earlier run
-// may have had its run directory in the state directory.
+// fold unmounts the self-binds that a shim made at the mount root and the run directory, so that the state directory can be removed. It refuses
+// while anything else is mounted below them. Mounts that the operator made at one of these directories, or at the state directory, stay.
 func fold(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
-	if inner := runDirs(l.State)[1]; inner != l.Run {
+	if inner := runDirs(l.State)[1]; inner != l.Run { // of an earlier run
 		own = append(own, inner)
 	}
 	table, err := mnt.Table(0)
@@ -204,18 +209,16 @@ func fold(l hooks.Layout) error {
 		return err
 	}
 	for _, m := range append(table.Below(l.State), table.Below(l.Run)...) {
-		if !slices.Contains(own, m.Point) {
+		if m.Point != l.State && !slices.Contains(own, m.Point) {
 			return registry.Errorf(registry.ErrConflict, "%s is still mounted", m.Point)
 		}
 	}
-	for _, dir := range own {
-		for _, m := range table {
-			if m.Point != dir {
-				continue
-			}
-			if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
-				return fmt.Errorf("unmount %s: %w", dir, err)
-			}
+	for _, m := range table {
+		if !slices.Contains(own, m.Point) || !table.SelfBind(m) {
+			continue
+		}
+		if err := unix.Unmount(m.Point, unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("unmount %s: %w", m.Point, err)
 		}
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+
+	"holdfast/internal/display"
 )
 
 type hostLogger = hclog.Logger
@@ -35,14 +37,9 @@ func (t *table) add(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// clean keeps a cell on its line: texts of plugins are data.
+// clean keeps a cell on its line, with what a terminal would act on escaped: texts of plugins are data.
 func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
+	return display.Escape(strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ").Replace(s))
 }
 
 // write writes the rows; if there are none but the head, it says so.

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -38,13 +41,56 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 			}
 			client := p.client()
 			client.Wait = wait
-			vol, err := do(client, c.Context(), src)
+			ctx, stop := untilEndSignal(c.Context())
+			defer stop()
+			vol, err := do(client, ctx, src)
+			if by, is := errors.AsType[interrupted](err); is {
+				by.text = makingInterrupted(verb, args[0], src.Text)
+				return by
+			}
 			return show(io, p, err, vol, writeMade)
 		},
 	}
 	v.flags(c)
 	waitFlag(c, &wait)
 	return c
+}
+
+// nameField is a line of a volume file that gives the volume's id or namespace, or such a field of a block in it.
+var nameField = regexp.MustCompile(`(?m)^([ \t]*)"?(id|namespace)"?[ \t]*[=:][ \t]*("[^"$%\\]+")?`)
+
+// writtenName is the volume's id and namespace as its file has them; known: they stand there as plain text. Only the agent reads a file
+// in full. A block's fields are indented further than the file's own.
+func writtenName(text []byte) (id, namespace string, known bool) {
+	indents, found := map[string]int{}, map[string]string{"namespace": `""`}
+	for _, m := range nameField.FindAllSubmatch(text, -1) {
+		field, indent := string(m[2]), len(m[1])
+		if least, seen := indents[field]; !seen || indent < least {
+			indents[field], found[field] = indent, string(m[3])
+		}
+	}
+	known = found["id"] != "" && found["namespace"] != ""
+	return strings.Trim(found["id"], `"`), strings.Trim(found["namespace"], `"`), known
+}
+
+// makingInterrupted says what may be left of a volume's creation or registration, and how to go on.
+func makingInterrupted(verb, path string, text []byte) string {
+	again, forget := "the same command", "holdfast volume deregister ID"
+	if path != "-" {
+		again = display.Command("holdfast volume "+verb, path)
+	}
+	if id, namespace, known := writtenName(text); known {
+		words := "holdfast volume deregister"
+		if namespace != "" {
+			words += " --namespace=" + display.Quote(namespace)
+		}
+		forget = display.Command(words, id)
+	}
+	what := "the agent may still register the volume"
+	if verb == "create" {
+		what = "the plugin may still create the volume"
+	}
+	return fmt.Sprintf("interrupted: %s. To resume, with the same flags: %s. To forget it: %s", what, again, forget)
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
@@ -66,7 +112,14 @@ func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cob
 			name := host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}
 			client := p.client()
 			client.Wait = wait
-			err := do(client, c.Context(), name)
+			ctx, stop := untilEndSignal(c.Context())
+			defer stop()
+			err := do(client, ctx, name)
+			if by, is := errors.AsType[interrupted](err); is {
+				by.text = fmt.Sprintf("interrupted: volume %s may or may not be gone. See: %s. To resume: the same command", name,
+					display.Command("holdfast volume status --namespace="+display.Quote(namespace), args[0]))
+				return by
+			}
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]}, func(to writer, _ map[string]string) error {
 				_, err := fmt.Fprintf(to, "volume %s: %s done\n", name, verb)
 				return err
@@ -134,6 +187,9 @@ func measured(ctx context.Context, client *control.Client, v control.Volume, lim
 	case len(usage) == 0:
 		v.Unmeasured = "its plugin tells nothing"
 	}
+	if now, again := client.Volume(ctx, v.VolumeName()); err == nil && again == nil {
+		v, now.Unmeasured = now, v.Unmeasured // with what the plugin has just said of its health
+	}
 	v.Usage = usage
 	return v
 }
@@ -146,7 +202,11 @@ func mounted(v control.Volume) bool {
 func writeVolumes(to io.Writer, list []control.Volume) error {
 	t := newTable("NAMESPACE", "ID", "PLUGIN", "STATE", "CAPACITY", "ATTACH", "STAGE", "USERS")
 	for _, v := range list {
-		t.add(v.Namespace, v.ID, v.Plugin, v.State, size(v.Capacity), v.Attached, v.Staged, len(v.Holders))
+		state := string(v.State)
+		if v.Health.Abnormal() {
+			state += ", unhealthy"
+		}
+		t.add(v.Namespace, v.ID, v.Plugin, state, size(v.Capacity), v.Attached, v.Staged, len(v.Holders))
 	}
 	return t.write(to, "no volumes")
 }
@@ -160,10 +220,10 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		}
 	}
 	err := facts(to, slices.Concat(
-		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", v.External, "State", v.State},
-		[]any{"Capacity", size(v.Capacity)}, used(v),
+		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", string(v.External), "State", v.State},
+		filledFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
-	err = errors.Join(err, writeWaits(to, v.Waiting), writeGrowth(to, v.Growth))
+	err = errors.Join(err, writeWaits(to, v.Waiting), writeGrowth(to, v.Growth), writeUnhealthy(to, v.Unhealthy), writeUnusable(to, v.Unusable))
 	for _, h := range v.Holders {
 		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
 	}
@@ -179,6 +239,14 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err = errors.Join(err, modes.write(to, "no capabilities"))
 	fmt.Fprintln(to)
 	return errors.Join(err, users.write(to, "nobody uses it"))
+}
+
+// filledFrom is the fact of what a volume was made of, if it was made of something.
+func filledFrom(v control.Volume) []any {
+	if v.Source == (registry.Source{}) {
+		return nil
+	}
+	return []any{"Filled from", v.Source.String()}
 }
 
 // used is the facts of how full a volume is.

@@ -87,7 +87,7 @@ func second(_ *os.ProcessState, err error) error { return err }
 func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())
 	for deadline := time.Now().Add(busyTime); ; {
-		proc, err := unpunctual(func() (*os.Process, error) { return os.StartProcess(path, argv, attr) })
+		proc, err := os.StartProcess(path, argv, attr)
 		if !errors.Is(err, unix.ETXTBSY) || time.Now().After(deadline) {
 			runtime.KeepAlive(binary)
 			return proc, err

@@ -17,7 +17,6 @@ import (
 // dialOptions are added after go-plugin's own and so override them: its dialer ignores the context and checks nobody.
 func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 	return []grpc.DialOption{
-		grpc.WithStatsHandler(sentTeller{}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return dialPeer(ctx, r.address, r.child.pid)
 		}),

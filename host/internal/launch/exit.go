@@ -31,6 +31,16 @@ func newExit(pid int, state *os.ProcessState, err error) *Exit {
 	return e
 }
 
+// Outside reports whether the process was ended by a person, or by the kernel for lack of memory: it died of a signal that
+// is sent to end processes, and this host did not send it. Such a death says nothing about the binary.
+func (e *Exit) Outside() bool {
+	switch e.Signal {
+	case syscall.SIGKILL, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT:
+		return !e.Asked
+	}
+	return false
+}
+
 func (e *Exit) Error() string {
 	how := e.how()
 	if e.Asked {

@@ -31,8 +31,6 @@ type Options struct {
 	Env []string
 	// StartTimeout bounds everything from execution to the first answer. Zero is 10 s.
 	StartTimeout time.Duration
-	// Gently lets others have the processors first until Start returns, where that may be taken back: nobody waits for this process.
-	Gently bool
 	// Logger gets what the shim logs. Nil drops it.
 	Logger hclog.Logger
 }

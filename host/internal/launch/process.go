@@ -31,18 +31,8 @@ type Process struct {
 }
 
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start leaves
-// no process, file or descriptor behind, and its error says what the shim said last. One that started gently and stays slow is started again in
-// haste.
+// no process, file or descriptor behind, and its error says what the shim said last.
 func Start(ctx context.Context, opts Options) (*Process, error) {
-	p, err := start(ctx, opts)
-	if errors.Is(err, errSlow) && ctx.Err() == nil {
-		opts.Gently = false
-		return start(ctx, opts)
-	}
-	return p, err
-}
-
-func start(ctx context.Context, opts Options) (*Process, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
 	}
@@ -94,11 +84,8 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 	if err == nil {
 		err = checkNamespace(p.PID())
 	}
-	if err == nil {
-		err = p.runner.hurry()
-	}
 	if err != nil {
-		err = p.runner.fail(err)
+		err = p.runner.fail(p.runner.explainDeath(err))
 		if p.Err() == nil { // it does not die: the error says so
 			return err
 		}
@@ -216,9 +203,6 @@ func (p *Process) Kill(ctx context.Context) error {
 	p.awaitTidied(ctx)
 	return nil
 }
-
-// Yield has others get the processors first from now on: for a shim that nobody waits for any more. Without root it does nothing.
-func (p *Process) Yield() { p.runner.child.yield() }
 
 // Stop tells the shim to end and returns like Kill, which it becomes once grace is over or ctx has ended.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {

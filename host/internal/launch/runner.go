@@ -5,19 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
 	plugin "github.com/hashicorp/go-plugin"
 	goplugin "github.com/hashicorp/go-plugin/runner"
-	"golang.org/x/sys/unix"
 
-	"holdfast/internal/priority"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
@@ -34,9 +32,7 @@ type runner struct {
 	env    func(protocol []string) []string
 	dir    string
 
-	gently  bool
-	usual   *priority.Schedule // how the child is scheduled again once it has started; nil: as it is
-	child   *child             // nil until it runs
+	child   *child // nil until it runs
 	greeter *greeter
 	scribe  *scribe
 	readers sync.WaitGroup
@@ -46,7 +42,7 @@ type runner struct {
 func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *runner {
 	return &runner{
 		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), env: opts.environment, dir: dir,
-		gently: opts.Gently, greeter: newGreeter(), scribe: newScribe(opts.Logger),
+		greeter: newGreeter(), scribe: newScribe(opts.Logger),
 	}
 }
 
@@ -76,41 +72,8 @@ func (r *runner) Start(context.Context) error {
 	r.child = child
 	r.readers.Go(func() { r.greeter.run(child.stdout); child.leave(child.stdout) })
 	r.readers.Go(func() { r.scribe.run(child.stderr); child.leave(child.stderr) })
-	r.slow()
 	if err := r.greet(); err != nil {
 		return r.fail(err)
-	}
-	return nil
-}
-
-// nicer is by how much a shim is while it starts gently. It ends its start where processors are always wanted, too: with this it gets a tenth.
-const nicer = 10
-
-// slow has others get the processors first, where that may be taken back.
-func (r *runner) slow() {
-	if r.gently {
-		r.usual = r.child.yield()
-	}
-}
-
-// yield has others get the processors first, where that may be taken back, and says how the child was scheduled; nil: as it is.
-func (c *child) yield() (usual *priority.Schedule) {
-	if usual = priority.Usual(c.pid); usual != nil {
-		_ = priority.Set(c.pid, usual.Nicer(nicer)) // else it is not as gentle
-	}
-	return usual
-}
-
-// errSlow is why a shim that has started cannot be used: it is slower than it should be.
-var errSlow = errors.New("its priority could not be given back to the shim")
-
-// hurry takes back what slow did. That the shim has died meanwhile is found otherwise.
-func (r *runner) hurry() error {
-	if r.usual == nil {
-		return nil
-	}
-	if err := priority.Set(r.child.pid, r.usual); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("%w: %w", errSlow, err)
 	}
 	return nil
 }
@@ -165,10 +128,27 @@ func (r *runner) diedAtStart() error {
 	text := fmt.Sprintf("the shim died at its start: it %s, with %s", exit.how(), r.greeter.seen())
 	if exit.Code == bootstrap.ExitNotAPlugin || r.refusedCookie() {
 		text += "; it did not take this host's cookie, so it is a plugin of another program: " + giveShim
-	} else if r.greeter.text() == "" {
+	} else if r.greeter.text() == "" && !exit.Outside() {
 		text += "; if its last lines do not say why, it may be no shim: " + giveShim
 	}
 	return &startError{text: text, exit: exit}
+}
+
+// deathNoticed is how long the kernel may take to report the death of a process whose connection broke.
+const deathNoticed = 5 * time.Second
+
+// explainDeath returns err, of a shim that has sent its handshake, with how the shim died if it did so unasked.
+func (r *runner) explainDeath(err error) error {
+	if r.ctx.Err() != nil || r.child.asked.Load() {
+		return err
+	}
+	select {
+	case <-r.child.done:
+		return &startError{text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err), exit: r.child.exit}
+	case <-time.After(deathNoticed):
+	case <-r.ctx.Done():
+	}
+	return err
 }
 
 // refusedCookie knows the words with which every go-plugin server refuses. Only the hint depends on it.

@@ -78,15 +78,6 @@ func shimMain(mode string) int {
 		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(frozen)}
 	case "babbles":
 		go babble()
-	case "slowed", "slowed once": // goes on only once it has been made slower than its host is; the second life does not wait for that
-		if counted() > 1 && mode == "slowed once" {
-			break
-		}
-		usual, _ := unix.Getpriority(unix.PRIO_PROCESS, os.Getppid())
-		for own := usual; own >= usual; { // Getpriority is 20 less the nice value
-			time.Sleep(time.Millisecond)
-			own, _ = unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
-		}
 	case "counted":
 		counted()
 	case "deaf": // to the end of its host: the pipe that tells it has no end, as it writes to it itself. And it has a file open
@@ -200,9 +191,6 @@ func do(name, arg string) (string, error) {
 	switch name {
 	case "env":
 		return strings.Join(os.Environ(), "\n"), nil
-	case "slack":
-		slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
-		return fmt.Sprint(slack), err
 	case "size":
 		return fmt.Sprint(len(arg)), nil
 	case "stdout":

@@ -111,6 +111,10 @@ func unlock(lock *os.File) error {
 // clear removes the very directory that is locked, wherever a shim has moved it and whatever has its name by now. What is mounted there is not ours
 // to remove, nor is what lies in it, nor where a link leads. Our mark goes last.
 func (d *socketDir) clear() error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(d.lock.Fd()), &stat); err == nil && stat.Nlink == 0 {
+		return nil // somebody has removed it: what was in it is gone, and another directory may have its name
+	}
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.lock.Fd())) // as the table of mounts names it
 	if err != nil {
 		return err

@@ -240,3 +240,20 @@ func TestTrapT8MountsKeepTheirContent(t *testing.T) {
 		checkEmpty(t, real)
 	}
 }
+
+// A socket directory that was removed from outside is not reported as left behind.
+func TestRemovedSocketDirectoryIsNotMissed(t *testing.T) {
+	t.Parallel()
+	log := newLog()
+	opts := options(t, "plain")
+	opts.Logger = log
+	p := start(t, opts)
+	if err := os.RemoveAll(opts.RunDir); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, p)
+	if text := log.text(); strings.Contains(text, "cannot be removed") {
+		t.Error(text)
+	}
+	kill(t, start(t, opts))
+}

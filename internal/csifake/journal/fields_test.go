@@ -173,7 +173,6 @@ func TestLegalFields(t *testing.T) {
 			ok(on2(using(shared, attach)), on2(detach), detach, remove), Options{}},
 		"one target after the other": {tell().knows().ok(create, attach, stage, using(writer, publish), unpublish).
 			ok(at2(using(writer, publish)), at2(unpublish), unstage, detach, remove), Options{}},
-		"an undo under a long id": {tell().knows().ok(with(detach, func(l *Line) { l.Over = []string{"volume_id: 129 bytes"} })), Options{}},
 		"a good name":             {tell().knows().called("csi.example-1.org").ok(create, remove), Options{}},
 		"a name that became good": {tell().knows().called("").called("good").ok(create, remove), Options{}},
 		"the same secrets": {tell().knows().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }),

@@ -12,6 +12,7 @@ const (
 	End       Kind = "end"       // the call ended, its answer is about to leave
 	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
 	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
+	Forgot    Kind = "forgot"    // the plugin has lost its records; what it has mounted stays mounted
 	Late      Kind = "late"      // what a call asked for that was answered long ago has come to be now, or has failed: see Effect
 )
 

@@ -706,6 +706,7 @@ type Wait struct {
 	Since         *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=since,proto3" json:"since,omitempty"`
 	Next          *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=next,proto3" json:"next,omitempty"`
 	Advice        string                 `protobuf:"bytes,12,opt,name=advice,proto3" json:"advice,omitempty"` // what a person may do
+	Role          string                 `protobuf:"bytes,13,opt,name=role,proto3" json:"role,omitempty"`     // of the plugin that is waited for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -824,6 +825,13 @@ func (x *Wait) GetAdvice() string {
 	return ""
 }
 
+func (x *Wait) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
 // Use is one request of an alloc for a volume, and how far it has come.
 type Use struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -841,6 +849,7 @@ type Use struct {
 	Trouble       string                 `protobuf:"bytes,12,opt,name=trouble,proto3" json:"trouble,omitempty"` // what is wrong with its mount
 	Troubled      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=troubled,proto3" json:"troubled,omitempty"`
 	Expansion     *Expansion             `protobuf:"bytes,14,opt,name=expansion,proto3" json:"expansion,omitempty"` // of the volume; none: there was none, or it has come to its end
+	Health        *VolumeHealth          `protobuf:"bytes,15,opt,name=health,proto3" json:"health,omitempty"`       // of the volume; none: its plugin has not said that it is unhealthy
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -973,6 +982,126 @@ func (x *Use) GetExpansion() *Expansion {
 	return nil
 }
 
+func (x *Use) GetHealth() *VolumeHealth {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+// VolumeHealth is what a volume's plugin said last of its health, by role. Only an abnormal condition is told.
+type VolumeHealth struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Controller    *VolumeCondition       `protobuf:"bytes,1,opt,name=controller,proto3" json:"controller,omitempty"`
+	Node          *VolumeCondition       `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // while the volume is mounted on this node
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeHealth) Reset() {
+	*x = VolumeHealth{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeHealth) ProtoMessage() {}
+
+func (x *VolumeHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeHealth.ProtoReflect.Descriptor instead.
+func (*VolumeHealth) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *VolumeHealth) GetController() *VolumeCondition {
+	if x != nil {
+		return x.Controller
+	}
+	return nil
+}
+
+func (x *VolumeHealth) GetNode() *VolumeCondition {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+type VolumeCondition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Abnormal      bool                   `protobuf:"varint,1,opt,name=abnormal,proto3" json:"abnormal,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeCondition) Reset() {
+	*x = VolumeCondition{}
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeCondition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeCondition) ProtoMessage() {}
+
+func (x *VolumeCondition) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeCondition.ProtoReflect.Descriptor instead.
+func (*VolumeCondition) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *VolumeCondition) GetAbnormal() bool {
+	if x != nil {
+		return x.Abnormal
+	}
+	return false
+}
+
+func (x *VolumeCondition) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeCondition) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // Expansion is how far the making larger of a volume has come, and what stands in the way.
 type Expansion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -992,7 +1121,7 @@ type Expansion struct {
 
 func (x *Expansion) Reset() {
 	*x = Expansion{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1133,7 @@ func (x *Expansion) String() string {
 func (*Expansion) ProtoMessage() {}
 
 func (x *Expansion) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[12]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1146,7 @@ func (x *Expansion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expansion.ProtoReflect.Descriptor instead.
 func (*Expansion) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Expansion) GetDone() int64 {
@@ -1108,7 +1237,7 @@ type IntentState struct {
 
 func (x *IntentState) Reset() {
 	*x = IntentState{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1249,7 @@ func (x *IntentState) String() string {
 func (*IntentState) ProtoMessage() {}
 
 func (x *IntentState) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[13]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1262,7 @@ func (x *IntentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentState.ProtoReflect.Descriptor instead.
 func (*IntentState) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *IntentState) GetRpc() string {
@@ -1210,7 +1339,7 @@ type ListAllocsRequest struct {
 
 func (x *ListAllocsRequest) Reset() {
 	*x = ListAllocsRequest{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1351,7 @@ func (x *ListAllocsRequest) String() string {
 func (*ListAllocsRequest) ProtoMessage() {}
 
 func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[14]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1364,7 @@ func (x *ListAllocsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListAllocsRequest) GetCall() *Call {
@@ -1270,7 +1399,7 @@ type ListAllocsReply struct {
 
 func (x *ListAllocsReply) Reset() {
 	*x = ListAllocsReply{}
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1411,7 @@ func (x *ListAllocsReply) String() string {
 func (*ListAllocsReply) ProtoMessage() {}
 
 func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_allocs_proto_msgTypes[15]
+	mi := &file_holdfast_v1_allocs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,7 +1424,7 @@ func (x *ListAllocsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocsReply.ProtoReflect.Descriptor instead.
 func (*ListAllocsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{15}
+	return file_holdfast_v1_allocs_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListAllocsReply) GetAnswer() *Answer {
@@ -1381,7 +1510,7 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\fmodify_index\x18\n" +
 	" \x01(\x04R\vmodifyIndex\x120\n" +
 	"\x05since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12+\n" +
-	"\awaiting\x18\f \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xdf\x02\n" +
+	"\awaiting\x18\f \x03(\v2\x11.holdfast.v1.WaitR\awaiting\"\xf3\x02\n" +
 	"\x04Wait\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12/\n" +
@@ -1395,7 +1524,8 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x05since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12.\n" +
 	"\x04next\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x04next\x12\x16\n" +
-	"\x06advice\x18\f \x01(\tR\x06advice\"\x87\x04\n" +
+	"\x06advice\x18\f \x01(\tR\x06advice\x12\x12\n" +
+	"\x04role\x18\r \x01(\tR\x04role\"\xba\x04\n" +
 	"\x03Use\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12/\n" +
 	"\x06volume\x18\x02 \x01(\v2\x17.holdfast.v1.VolumeNameR\x06volume\x12\x16\n" +
@@ -1412,7 +1542,17 @@ const file_holdfast_v1_allocs_proto_rawDesc = "" +
 	"\x04wait\x18\v \x01(\v2\x11.holdfast.v1.WaitR\x04wait\x12\x18\n" +
 	"\atrouble\x18\f \x01(\tR\atrouble\x126\n" +
 	"\btroubled\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\btroubled\x124\n" +
-	"\texpansion\x18\x0e \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\"\xb5\x02\n" +
+	"\texpansion\x18\x0e \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\x121\n" +
+	"\x06health\x18\x0f \x01(\v2\x19.holdfast.v1.VolumeHealthR\x06health\"~\n" +
+	"\fVolumeHealth\x12<\n" +
+	"\n" +
+	"controller\x18\x01 \x01(\v2\x1c.holdfast.v1.VolumeConditionR\n" +
+	"controller\x120\n" +
+	"\x04node\x18\x02 \x01(\v2\x1c.holdfast.v1.VolumeConditionR\x04node\"y\n" +
+	"\x0fVolumeCondition\x12\x1a\n" +
+	"\babnormal\x18\x01 \x01(\bR\babnormal\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb5\x02\n" +
 	"\tExpansion\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\x03R\x04done\x12%\n" +
 	"\x0easked_required\x18\x02 \x01(\x03R\raskedRequired\x12\x1f\n" +
@@ -1464,7 +1604,7 @@ func file_holdfast_v1_allocs_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_allocs_proto_rawDescData
 }
 
-var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_holdfast_v1_allocs_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*AllocGroup)(nil),            // 0: holdfast.v1.AllocGroup
 	(*LivingTask)(nil),            // 1: holdfast.v1.LivingTask
@@ -1478,75 +1618,81 @@ var file_holdfast_v1_allocs_proto_goTypes = []any{
 	(*Alloc)(nil),                 // 9: holdfast.v1.Alloc
 	(*Wait)(nil),                  // 10: holdfast.v1.Wait
 	(*Use)(nil),                   // 11: holdfast.v1.Use
-	(*Expansion)(nil),             // 12: holdfast.v1.Expansion
-	(*IntentState)(nil),           // 13: holdfast.v1.IntentState
-	(*ListAllocsRequest)(nil),     // 14: holdfast.v1.ListAllocsRequest
-	(*ListAllocsReply)(nil),       // 15: holdfast.v1.ListAllocsReply
-	nil,                           // 16: holdfast.v1.AllocGroup.IsolatedEntry
-	nil,                           // 17: holdfast.v1.PrepareReply.PlansEntry
-	(*AllocTask)(nil),             // 18: holdfast.v1.AllocTask
-	(*BootTime)(nil),              // 19: holdfast.v1.BootTime
-	(*Call)(nil),                  // 20: holdfast.v1.Call
-	(*Answer)(nil),                // 21: holdfast.v1.Answer
-	(*TaskKey)(nil),               // 22: holdfast.v1.TaskKey
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
-	(*VolumeName)(nil),            // 24: holdfast.v1.VolumeName
-	(*Usage)(nil),                 // 25: holdfast.v1.Usage
-	(*Tree)(nil),                  // 26: holdfast.v1.Tree
-	(*Page)(nil),                  // 27: holdfast.v1.Page
-	(*Plan)(nil),                  // 28: holdfast.v1.Plan
+	(*VolumeHealth)(nil),          // 12: holdfast.v1.VolumeHealth
+	(*VolumeCondition)(nil),       // 13: holdfast.v1.VolumeCondition
+	(*Expansion)(nil),             // 14: holdfast.v1.Expansion
+	(*IntentState)(nil),           // 15: holdfast.v1.IntentState
+	(*ListAllocsRequest)(nil),     // 16: holdfast.v1.ListAllocsRequest
+	(*ListAllocsReply)(nil),       // 17: holdfast.v1.ListAllocsReply
+	nil,                           // 18: holdfast.v1.AllocGroup.IsolatedEntry
+	nil,                           // 19: holdfast.v1.PrepareReply.PlansEntry
+	(*AllocTask)(nil),             // 20: holdfast.v1.AllocTask
+	(*BootTime)(nil),              // 21: holdfast.v1.BootTime
+	(*Call)(nil),                  // 22: holdfast.v1.Call
+	(*Answer)(nil),                // 23: holdfast.v1.Answer
+	(*TaskKey)(nil),               // 24: holdfast.v1.TaskKey
+	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
+	(*VolumeName)(nil),            // 26: holdfast.v1.VolumeName
+	(*Usage)(nil),                 // 27: holdfast.v1.Usage
+	(*Tree)(nil),                  // 28: holdfast.v1.Tree
+	(*Page)(nil),                  // 29: holdfast.v1.Page
+	(*Plan)(nil),                  // 30: holdfast.v1.Plan
 }
 var file_holdfast_v1_allocs_proto_depIdxs = []int32{
-	16, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
-	18, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
-	19, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
-	20, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
+	18, // 0: holdfast.v1.AllocGroup.isolated:type_name -> holdfast.v1.AllocGroup.IsolatedEntry
+	20, // 1: holdfast.v1.LivingTask.task:type_name -> holdfast.v1.AllocTask
+	21, // 2: holdfast.v1.LivingTask.started:type_name -> holdfast.v1.BootTime
+	22, // 3: holdfast.v1.SyncRequest.call:type_name -> holdfast.v1.Call
 	0,  // 4: holdfast.v1.SyncRequest.allocs:type_name -> holdfast.v1.AllocGroup
 	1,  // 5: holdfast.v1.SyncRequest.tasks:type_name -> holdfast.v1.LivingTask
-	21, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
-	22, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
+	23, // 6: holdfast.v1.SyncReply.answer:type_name -> holdfast.v1.Answer
+	24, // 7: holdfast.v1.SyncReply.removed_tasks:type_name -> holdfast.v1.TaskKey
 	4,  // 8: holdfast.v1.SyncReply.refused:type_name -> holdfast.v1.RefusedTask
-	22, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
-	20, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
+	24, // 9: holdfast.v1.RefusedTask.task:type_name -> holdfast.v1.TaskKey
+	22, // 10: holdfast.v1.PrepareRequest.call:type_name -> holdfast.v1.Call
 	0,  // 11: holdfast.v1.PrepareRequest.alloc:type_name -> holdfast.v1.AllocGroup
-	21, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
-	17, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
-	20, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
-	21, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
+	23, // 12: holdfast.v1.PrepareReply.answer:type_name -> holdfast.v1.Answer
+	19, // 13: holdfast.v1.PrepareReply.plans:type_name -> holdfast.v1.PrepareReply.PlansEntry
+	22, // 14: holdfast.v1.ReleaseAllocRequest.call:type_name -> holdfast.v1.Call
+	23, // 15: holdfast.v1.ReleaseAllocReply.answer:type_name -> holdfast.v1.Answer
 	11, // 16: holdfast.v1.Alloc.volumes:type_name -> holdfast.v1.Use
-	23, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
+	25, // 17: holdfast.v1.Alloc.since:type_name -> google.protobuf.Timestamp
 	10, // 18: holdfast.v1.Alloc.waiting:type_name -> holdfast.v1.Wait
-	24, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
-	23, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
-	23, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
-	24, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
-	25, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
-	26, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
-	13, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
+	26, // 19: holdfast.v1.Wait.volume:type_name -> holdfast.v1.VolumeName
+	25, // 20: holdfast.v1.Wait.since:type_name -> google.protobuf.Timestamp
+	25, // 21: holdfast.v1.Wait.next:type_name -> google.protobuf.Timestamp
+	26, // 22: holdfast.v1.Use.volume:type_name -> holdfast.v1.VolumeName
+	27, // 23: holdfast.v1.Use.usage:type_name -> holdfast.v1.Usage
+	28, // 24: holdfast.v1.Use.target:type_name -> holdfast.v1.Tree
+	15, // 25: holdfast.v1.Use.intent:type_name -> holdfast.v1.IntentState
 	10, // 26: holdfast.v1.Use.wait:type_name -> holdfast.v1.Wait
-	23, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
-	12, // 28: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
-	23, // 29: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
-	23, // 30: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
-	23, // 31: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
-	20, // 32: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
-	27, // 33: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
-	21, // 34: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
-	9,  // 35: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
-	28, // 36: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
-	2,  // 37: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
-	5,  // 38: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
-	7,  // 39: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
-	14, // 40: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
-	3,  // 41: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
-	6,  // 42: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
-	8,  // 43: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
-	15, // 44: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
-	41, // [41:45] is the sub-list for method output_type
-	37, // [37:41] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	25, // 27: holdfast.v1.Use.troubled:type_name -> google.protobuf.Timestamp
+	14, // 28: holdfast.v1.Use.expansion:type_name -> holdfast.v1.Expansion
+	12, // 29: holdfast.v1.Use.health:type_name -> holdfast.v1.VolumeHealth
+	13, // 30: holdfast.v1.VolumeHealth.controller:type_name -> holdfast.v1.VolumeCondition
+	13, // 31: holdfast.v1.VolumeHealth.node:type_name -> holdfast.v1.VolumeCondition
+	25, // 32: holdfast.v1.VolumeCondition.since:type_name -> google.protobuf.Timestamp
+	25, // 33: holdfast.v1.Expansion.since:type_name -> google.protobuf.Timestamp
+	25, // 34: holdfast.v1.IntentState.since:type_name -> google.protobuf.Timestamp
+	25, // 35: holdfast.v1.IntentState.next:type_name -> google.protobuf.Timestamp
+	22, // 36: holdfast.v1.ListAllocsRequest.call:type_name -> holdfast.v1.Call
+	29, // 37: holdfast.v1.ListAllocsRequest.page:type_name -> holdfast.v1.Page
+	23, // 38: holdfast.v1.ListAllocsReply.answer:type_name -> holdfast.v1.Answer
+	9,  // 39: holdfast.v1.ListAllocsReply.allocs:type_name -> holdfast.v1.Alloc
+	30, // 40: holdfast.v1.PrepareReply.PlansEntry.value:type_name -> holdfast.v1.Plan
+	2,  // 41: holdfast.v1.Allocs.Sync:input_type -> holdfast.v1.SyncRequest
+	5,  // 42: holdfast.v1.Allocs.Prepare:input_type -> holdfast.v1.PrepareRequest
+	7,  // 43: holdfast.v1.Allocs.Release:input_type -> holdfast.v1.ReleaseAllocRequest
+	16, // 44: holdfast.v1.Allocs.List:input_type -> holdfast.v1.ListAllocsRequest
+	3,  // 45: holdfast.v1.Allocs.Sync:output_type -> holdfast.v1.SyncReply
+	6,  // 46: holdfast.v1.Allocs.Prepare:output_type -> holdfast.v1.PrepareReply
+	8,  // 47: holdfast.v1.Allocs.Release:output_type -> holdfast.v1.ReleaseAllocReply
+	17, // 48: holdfast.v1.Allocs.List:output_type -> holdfast.v1.ListAllocsReply
+	45, // [45:49] is the sub-list for method output_type
+	41, // [41:45] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_allocs_proto_init() }
@@ -1562,7 +1708,7 @@ func file_holdfast_v1_allocs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_allocs_proto_rawDesc), len(file_holdfast_v1_allocs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -80,27 +80,28 @@ func (x *VolumeCapability) GetAttachmentMode() string {
 }
 
 type VolumeSpec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	PluginId      string                 `protobuf:"bytes,4,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
-	ExternalId    string                 `protobuf:"bytes,5,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	CapacityMin   int64                  `protobuf:"varint,6,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
-	CapacityMax   int64                  `protobuf:"varint,7,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
-	Capabilities  []*VolumeCapability    `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
-	FsType        string                 `protobuf:"bytes,9,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	MountFlags    []string               `protobuf:"bytes,10,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
-	Parameters    map[string]string      `protobuf:"bytes,11,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Context       map[string]string      `protobuf:"bytes,12,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Secrets       map[string]*Secret     `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Required      []*Topology            `protobuf:"bytes,14,rep,name=required,proto3" json:"required,omitempty"`
-	Preferred     []*Topology            `protobuf:"bytes,15,rep,name=preferred,proto3" json:"preferred,omitempty"`
-	CloneId       string                 `protobuf:"bytes,16,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
-	SnapshotId    string                 `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	MountGroup    string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Namespace       string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id              string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name            string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	PluginId        string                 `protobuf:"bytes,4,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	ExternalId      string                 `protobuf:"bytes,5,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
+	CapacityMin     int64                  `protobuf:"varint,6,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
+	CapacityMax     int64                  `protobuf:"varint,7,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
+	Capabilities    []*VolumeCapability    `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	FsType          string                 `protobuf:"bytes,9,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
+	MountFlags      []string               `protobuf:"bytes,10,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
+	Parameters      map[string]string      `protobuf:"bytes,11,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Context         map[string]string      `protobuf:"bytes,12,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets         map[string]*Secret     `protobuf:"bytes,13,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Required        []*Topology            `protobuf:"bytes,14,rep,name=required,proto3" json:"required,omitempty"`
+	Preferred       []*Topology            `protobuf:"bytes,15,rep,name=preferred,proto3" json:"preferred,omitempty"`
+	CloneId         string                 `protobuf:"bytes,16,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"` // a volume of the namespace
+	SnapshotId      string                 `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	MountGroup      string                 `protobuf:"bytes,18,opt,name=mount_group,json=mountGroup,proto3" json:"mount_group,omitempty"`
+	CloneExternalId string                 `protobuf:"bytes,19,opt,name=clone_external_id,json=cloneExternalId,proto3" json:"clone_external_id,omitempty"` // a volume, by its plugin's id
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *VolumeSpec) Reset() {
@@ -259,6 +260,13 @@ func (x *VolumeSpec) GetMountGroup() string {
 	return ""
 }
 
+func (x *VolumeSpec) GetCloneExternalId() string {
+	if x != nil {
+		return x.CloneExternalId
+	}
+	return ""
+}
+
 type Volume struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Spec        *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -270,16 +278,20 @@ type Volume struct {
 	ModifyIndex uint64                 `protobuf:"varint,7,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	Since       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
 	// How it is used now.
-	Attach         string       `protobuf:"bytes,9,opt,name=attach,proto3" json:"attach,omitempty"`
-	AttachedNodeId string       `protobuf:"bytes,10,opt,name=attached_node_id,json=attachedNodeId,proto3" json:"attached_node_id,omitempty"`
-	Stage          string       `protobuf:"bytes,11,opt,name=stage,proto3" json:"stage,omitempty"`
-	StagedAt       *Tree        `protobuf:"bytes,12,opt,name=staged_at,json=stagedAt,proto3" json:"staged_at,omitempty"`
-	Holders        []*Holder    `protobuf:"bytes,13,rep,name=holders,proto3" json:"holders,omitempty"`
-	Intent         *IntentState `protobuf:"bytes,14,opt,name=intent,proto3" json:"intent,omitempty"`
-	Ephemeral      bool         `protobuf:"varint,15,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"`
-	Owner          string       `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"` // of an ephemeral volume: an alloc
-	Waiting        []*Wait      `protobuf:"bytes,17,rep,name=waiting,proto3" json:"waiting,omitempty"`
-	Expansion      *Expansion   `protobuf:"bytes,18,opt,name=expansion,proto3" json:"expansion,omitempty"` // none: there was none, or it has come to its end
+	Attach         string        `protobuf:"bytes,9,opt,name=attach,proto3" json:"attach,omitempty"`
+	AttachedNodeId string        `protobuf:"bytes,10,opt,name=attached_node_id,json=attachedNodeId,proto3" json:"attached_node_id,omitempty"`
+	Stage          string        `protobuf:"bytes,11,opt,name=stage,proto3" json:"stage,omitempty"`
+	StagedAt       *Tree         `protobuf:"bytes,12,opt,name=staged_at,json=stagedAt,proto3" json:"staged_at,omitempty"`
+	Holders        []*Holder     `protobuf:"bytes,13,rep,name=holders,proto3" json:"holders,omitempty"`
+	Intent         *IntentState  `protobuf:"bytes,14,opt,name=intent,proto3" json:"intent,omitempty"`
+	Ephemeral      bool          `protobuf:"varint,15,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"`
+	Owner          string        `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"` // of an ephemeral volume: an alloc
+	Waiting        []*Wait       `protobuf:"bytes,17,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	Expansion      *Expansion    `protobuf:"bytes,18,opt,name=expansion,proto3" json:"expansion,omitempty"`                           // none: there was none, or it has come to its end
+	Health         *VolumeHealth `protobuf:"bytes,19,opt,name=health,proto3" json:"health,omitempty"`                                 // none: its plugin has not said that it is unhealthy
+	Failure        *Failure      `protobuf:"bytes,20,opt,name=failure,proto3" json:"failure,omitempty"`                               // none: its creation gave a volume that can be used, or goes on
+	SourceVolume   string        `protobuf:"bytes,21,opt,name=source_volume,json=sourceVolume,proto3" json:"source_volume,omitempty"` // what it was filled from, by the plugin's id
+	SourceSnapshot string        `protobuf:"bytes,22,opt,name=source_snapshot,json=sourceSnapshot,proto3" json:"source_snapshot,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -440,6 +452,103 @@ func (x *Volume) GetExpansion() *Expansion {
 	return nil
 }
 
+func (x *Volume) GetHealth() *VolumeHealth {
+	if x != nil {
+		return x.Health
+	}
+	return nil
+}
+
+func (x *Volume) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+func (x *Volume) GetSourceVolume() string {
+	if x != nil {
+		return x.SourceVolume
+	}
+	return ""
+}
+
+func (x *Volume) GetSourceSnapshot() string {
+	if x != nil {
+		return x.SourceSnapshot
+	}
+	return ""
+}
+
+// Failure is how a call for a volume ended.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rpc           string                 `protobuf:"bytes,1,opt,name=rpc,proto3" json:"rpc,omitempty"`
+	Code          string                 `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Failure) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *Failure) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Failure) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Failure) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // Holder is a claim, and the publish that goes with it.
 type Holder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -458,7 +567,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -470,7 +579,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[3]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -483,7 +592,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{3}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Holder) GetAlloc() string {
@@ -562,7 +671,7 @@ type ParseVolumeRequest struct {
 
 func (x *ParseVolumeRequest) Reset() {
 	*x = ParseVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +683,7 @@ func (x *ParseVolumeRequest) String() string {
 func (*ParseVolumeRequest) ProtoMessage() {}
 
 func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[4]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +696,7 @@ func (x *ParseVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ParseVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{4}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ParseVolumeRequest) GetCall() *Call {
@@ -636,7 +745,7 @@ type ParseVolumeReply struct {
 
 func (x *ParseVolumeReply) Reset() {
 	*x = ParseVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +757,7 @@ func (x *ParseVolumeReply) String() string {
 func (*ParseVolumeReply) ProtoMessage() {}
 
 func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[5]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +770,7 @@ func (x *ParseVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParseVolumeReply.ProtoReflect.Descriptor instead.
 func (*ParseVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{5}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ParseVolumeReply) GetAnswer() *Answer {
@@ -695,7 +804,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +816,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[6]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +829,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{6}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateVolumeRequest) GetCall() *Call {
@@ -747,7 +856,7 @@ type CreateVolumeReply struct {
 
 func (x *CreateVolumeReply) Reset() {
 	*x = CreateVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +868,7 @@ func (x *CreateVolumeReply) String() string {
 func (*CreateVolumeReply) ProtoMessage() {}
 
 func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[7]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +881,7 @@ func (x *CreateVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeReply.ProtoReflect.Descriptor instead.
 func (*CreateVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{7}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateVolumeReply) GetAnswer() *Answer {
@@ -799,7 +908,7 @@ type RegisterVolumeRequest struct {
 
 func (x *RegisterVolumeRequest) Reset() {
 	*x = RegisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -811,7 +920,7 @@ func (x *RegisterVolumeRequest) String() string {
 func (*RegisterVolumeRequest) ProtoMessage() {}
 
 func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[8]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -824,7 +933,7 @@ func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{8}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterVolumeRequest) GetCall() *Call {
@@ -851,7 +960,7 @@ type RegisterVolumeReply struct {
 
 func (x *RegisterVolumeReply) Reset() {
 	*x = RegisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +972,7 @@ func (x *RegisterVolumeReply) String() string {
 func (*RegisterVolumeReply) ProtoMessage() {}
 
 func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[9]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +985,7 @@ func (x *RegisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{9}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterVolumeReply) GetAnswer() *Answer {
@@ -903,7 +1012,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1024,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[10]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1037,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{10}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteVolumeRequest) GetCall() *Call {
@@ -954,7 +1063,7 @@ type DeleteVolumeReply struct {
 
 func (x *DeleteVolumeReply) Reset() {
 	*x = DeleteVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1075,7 @@ func (x *DeleteVolumeReply) String() string {
 func (*DeleteVolumeReply) ProtoMessage() {}
 
 func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[11]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1088,7 @@ func (x *DeleteVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{11}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteVolumeReply) GetAnswer() *Answer {
@@ -999,7 +1108,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1120,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[12]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1133,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{12}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeregisterVolumeRequest) GetCall() *Call {
@@ -1050,7 +1159,7 @@ type DeregisterVolumeReply struct {
 
 func (x *DeregisterVolumeReply) Reset() {
 	*x = DeregisterVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1171,7 @@ func (x *DeregisterVolumeReply) String() string {
 func (*DeregisterVolumeReply) ProtoMessage() {}
 
 func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[13]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1184,7 @@ func (x *DeregisterVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeReply.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{13}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeregisterVolumeReply) GetAnswer() *Answer {
@@ -1098,7 +1207,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1219,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[14]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1232,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{14}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListVolumesRequest) GetCall() *Call {
@@ -1172,7 +1281,7 @@ type ListVolumesReply struct {
 
 func (x *ListVolumesReply) Reset() {
 	*x = ListVolumesReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1293,7 @@ func (x *ListVolumesReply) String() string {
 func (*ListVolumesReply) ProtoMessage() {}
 
 func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[15]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1306,7 @@ func (x *ListVolumesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesReply.ProtoReflect.Descriptor instead.
 func (*ListVolumesReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{15}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListVolumesReply) GetAnswer() *Answer {
@@ -1233,7 +1342,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1354,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[16]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1367,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{16}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExpandVolumeRequest) GetCall() *Call {
@@ -1299,7 +1408,7 @@ type ExpandVolumeReply struct {
 
 func (x *ExpandVolumeReply) Reset() {
 	*x = ExpandVolumeReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1420,7 @@ func (x *ExpandVolumeReply) String() string {
 func (*ExpandVolumeReply) ProtoMessage() {}
 
 func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[17]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1433,7 @@ func (x *ExpandVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeReply.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{17}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExpandVolumeReply) GetAnswer() *Answer {
@@ -1351,7 +1460,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1472,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[18]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1485,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{18}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VolumeStatsRequest) GetCall() *Call {
@@ -1403,7 +1512,7 @@ type VolumeStatsReply struct {
 
 func (x *VolumeStatsReply) Reset() {
 	*x = VolumeStatsReply{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1524,7 @@ func (x *VolumeStatsReply) String() string {
 func (*VolumeStatsReply) ProtoMessage() {}
 
 func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[19]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1537,7 @@ func (x *VolumeStatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsReply.ProtoReflect.Descriptor instead.
 func (*VolumeStatsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{19}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeStatsReply) GetAnswer() *Answer {
@@ -1458,7 +1567,7 @@ type VolumeUsage struct {
 
 func (x *VolumeUsage) Reset() {
 	*x = VolumeUsage{}
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1579,7 @@ func (x *VolumeUsage) String() string {
 func (*VolumeUsage) ProtoMessage() {}
 
 func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_volumes_proto_msgTypes[20]
+	mi := &file_holdfast_v1_volumes_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1592,7 @@ func (x *VolumeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUsage.ProtoReflect.Descriptor instead.
 func (*VolumeUsage) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{20}
+	return file_holdfast_v1_volumes_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VolumeUsage) GetUnit() string {
@@ -1522,7 +1631,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x10VolumeCapability\x12\x1f\n" +
 	"\vaccess_mode\x18\x01 \x01(\tR\n" +
 	"accessMode\x12'\n" +
-	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xa9\a\n" +
+	"\x0fattachment_mode\x18\x02 \x01(\tR\x0eattachmentMode\"\xd5\a\n" +
 	"\n" +
 	"VolumeSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -1549,7 +1658,8 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\vsnapshot_id\x18\x11 \x01(\tR\n" +
 	"snapshotId\x12\x1f\n" +
 	"\vmount_group\x18\x12 \x01(\tR\n" +
-	"mountGroup\x1a=\n" +
+	"mountGroup\x12*\n" +
+	"\x11clone_external_id\x18\x13 \x01(\tR\x0fcloneExternalId\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -1558,7 +1668,7 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aO\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
-	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xb0\x05\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.holdfast.v1.SecretR\x05value:\x028\x01\"\xe1\x06\n" +
 	"\x06Volume\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.holdfast.v1.VolumeSpecR\x04spec\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
@@ -1580,7 +1690,16 @@ const file_holdfast_v1_volumes_proto_rawDesc = "" +
 	"\tephemeral\x18\x0f \x01(\bR\tephemeral\x12\x14\n" +
 	"\x05owner\x18\x10 \x01(\tR\x05owner\x12+\n" +
 	"\awaiting\x18\x11 \x03(\v2\x11.holdfast.v1.WaitR\awaiting\x124\n" +
-	"\texpansion\x18\x12 \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\"\xbf\x02\n" +
+	"\texpansion\x18\x12 \x01(\v2\x16.holdfast.v1.ExpansionR\texpansion\x121\n" +
+	"\x06health\x18\x13 \x01(\v2\x19.holdfast.v1.VolumeHealthR\x06health\x12.\n" +
+	"\afailure\x18\x14 \x01(\v2\x14.holdfast.v1.FailureR\afailure\x12#\n" +
+	"\rsource_volume\x18\x15 \x01(\tR\fsourceVolume\x12'\n" +
+	"\x0fsource_snapshot\x18\x16 \x01(\tR\x0esourceSnapshot\"y\n" +
+	"\aFailure\x12\x10\n" +
+	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xbf\x02\n" +
 	"\x06Holder\x12\x14\n" +
 	"\x05alloc\x18\x01 \x01(\tR\x05alloc\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x12\n" +
@@ -1680,122 +1799,127 @@ func file_holdfast_v1_volumes_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_volumes_proto_rawDescData
 }
 
-var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_holdfast_v1_volumes_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_holdfast_v1_volumes_proto_goTypes = []any{
 	(*VolumeCapability)(nil),        // 0: holdfast.v1.VolumeCapability
 	(*VolumeSpec)(nil),              // 1: holdfast.v1.VolumeSpec
 	(*Volume)(nil),                  // 2: holdfast.v1.Volume
-	(*Holder)(nil),                  // 3: holdfast.v1.Holder
-	(*ParseVolumeRequest)(nil),      // 4: holdfast.v1.ParseVolumeRequest
-	(*ParseVolumeReply)(nil),        // 5: holdfast.v1.ParseVolumeReply
-	(*CreateVolumeRequest)(nil),     // 6: holdfast.v1.CreateVolumeRequest
-	(*CreateVolumeReply)(nil),       // 7: holdfast.v1.CreateVolumeReply
-	(*RegisterVolumeRequest)(nil),   // 8: holdfast.v1.RegisterVolumeRequest
-	(*RegisterVolumeReply)(nil),     // 9: holdfast.v1.RegisterVolumeReply
-	(*DeleteVolumeRequest)(nil),     // 10: holdfast.v1.DeleteVolumeRequest
-	(*DeleteVolumeReply)(nil),       // 11: holdfast.v1.DeleteVolumeReply
-	(*DeregisterVolumeRequest)(nil), // 12: holdfast.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeReply)(nil),   // 13: holdfast.v1.DeregisterVolumeReply
-	(*ListVolumesRequest)(nil),      // 14: holdfast.v1.ListVolumesRequest
-	(*ListVolumesReply)(nil),        // 15: holdfast.v1.ListVolumesReply
-	(*ExpandVolumeRequest)(nil),     // 16: holdfast.v1.ExpandVolumeRequest
-	(*ExpandVolumeReply)(nil),       // 17: holdfast.v1.ExpandVolumeReply
-	(*VolumeStatsRequest)(nil),      // 18: holdfast.v1.VolumeStatsRequest
-	(*VolumeStatsReply)(nil),        // 19: holdfast.v1.VolumeStatsReply
-	(*VolumeUsage)(nil),             // 20: holdfast.v1.VolumeUsage
-	nil,                             // 21: holdfast.v1.VolumeSpec.ParametersEntry
-	nil,                             // 22: holdfast.v1.VolumeSpec.ContextEntry
-	nil,                             // 23: holdfast.v1.VolumeSpec.SecretsEntry
-	nil,                             // 24: holdfast.v1.ParseVolumeRequest.VariablesEntry
-	(*Topology)(nil),                // 25: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),   // 26: google.protobuf.Timestamp
-	(*Tree)(nil),                    // 27: holdfast.v1.Tree
-	(*IntentState)(nil),             // 28: holdfast.v1.IntentState
-	(*Wait)(nil),                    // 29: holdfast.v1.Wait
-	(*Expansion)(nil),               // 30: holdfast.v1.Expansion
-	(*Usage)(nil),                   // 31: holdfast.v1.Usage
-	(*Call)(nil),                    // 32: holdfast.v1.Call
-	(*Source)(nil),                  // 33: holdfast.v1.Source
-	(*Answer)(nil),                  // 34: holdfast.v1.Answer
-	(*Diagnostic)(nil),              // 35: holdfast.v1.Diagnostic
-	(*VolumeName)(nil),              // 36: holdfast.v1.VolumeName
-	(*Page)(nil),                    // 37: holdfast.v1.Page
-	(*Secret)(nil),                  // 38: holdfast.v1.Secret
+	(*Failure)(nil),                 // 3: holdfast.v1.Failure
+	(*Holder)(nil),                  // 4: holdfast.v1.Holder
+	(*ParseVolumeRequest)(nil),      // 5: holdfast.v1.ParseVolumeRequest
+	(*ParseVolumeReply)(nil),        // 6: holdfast.v1.ParseVolumeReply
+	(*CreateVolumeRequest)(nil),     // 7: holdfast.v1.CreateVolumeRequest
+	(*CreateVolumeReply)(nil),       // 8: holdfast.v1.CreateVolumeReply
+	(*RegisterVolumeRequest)(nil),   // 9: holdfast.v1.RegisterVolumeRequest
+	(*RegisterVolumeReply)(nil),     // 10: holdfast.v1.RegisterVolumeReply
+	(*DeleteVolumeRequest)(nil),     // 11: holdfast.v1.DeleteVolumeRequest
+	(*DeleteVolumeReply)(nil),       // 12: holdfast.v1.DeleteVolumeReply
+	(*DeregisterVolumeRequest)(nil), // 13: holdfast.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeReply)(nil),   // 14: holdfast.v1.DeregisterVolumeReply
+	(*ListVolumesRequest)(nil),      // 15: holdfast.v1.ListVolumesRequest
+	(*ListVolumesReply)(nil),        // 16: holdfast.v1.ListVolumesReply
+	(*ExpandVolumeRequest)(nil),     // 17: holdfast.v1.ExpandVolumeRequest
+	(*ExpandVolumeReply)(nil),       // 18: holdfast.v1.ExpandVolumeReply
+	(*VolumeStatsRequest)(nil),      // 19: holdfast.v1.VolumeStatsRequest
+	(*VolumeStatsReply)(nil),        // 20: holdfast.v1.VolumeStatsReply
+	(*VolumeUsage)(nil),             // 21: holdfast.v1.VolumeUsage
+	nil,                             // 22: holdfast.v1.VolumeSpec.ParametersEntry
+	nil,                             // 23: holdfast.v1.VolumeSpec.ContextEntry
+	nil,                             // 24: holdfast.v1.VolumeSpec.SecretsEntry
+	nil,                             // 25: holdfast.v1.ParseVolumeRequest.VariablesEntry
+	(*Topology)(nil),                // 26: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),   // 27: google.protobuf.Timestamp
+	(*Tree)(nil),                    // 28: holdfast.v1.Tree
+	(*IntentState)(nil),             // 29: holdfast.v1.IntentState
+	(*Wait)(nil),                    // 30: holdfast.v1.Wait
+	(*Expansion)(nil),               // 31: holdfast.v1.Expansion
+	(*VolumeHealth)(nil),            // 32: holdfast.v1.VolumeHealth
+	(*Usage)(nil),                   // 33: holdfast.v1.Usage
+	(*Call)(nil),                    // 34: holdfast.v1.Call
+	(*Source)(nil),                  // 35: holdfast.v1.Source
+	(*Answer)(nil),                  // 36: holdfast.v1.Answer
+	(*Diagnostic)(nil),              // 37: holdfast.v1.Diagnostic
+	(*VolumeName)(nil),              // 38: holdfast.v1.VolumeName
+	(*Page)(nil),                    // 39: holdfast.v1.Page
+	(*Secret)(nil),                  // 40: holdfast.v1.Secret
 }
 var file_holdfast_v1_volumes_proto_depIdxs = []int32{
 	0,  // 0: holdfast.v1.VolumeSpec.capabilities:type_name -> holdfast.v1.VolumeCapability
-	21, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
-	22, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
-	23, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
-	25, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
-	25, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
+	22, // 1: holdfast.v1.VolumeSpec.parameters:type_name -> holdfast.v1.VolumeSpec.ParametersEntry
+	23, // 2: holdfast.v1.VolumeSpec.context:type_name -> holdfast.v1.VolumeSpec.ContextEntry
+	24, // 3: holdfast.v1.VolumeSpec.secrets:type_name -> holdfast.v1.VolumeSpec.SecretsEntry
+	26, // 4: holdfast.v1.VolumeSpec.required:type_name -> holdfast.v1.Topology
+	26, // 5: holdfast.v1.VolumeSpec.preferred:type_name -> holdfast.v1.Topology
 	1,  // 6: holdfast.v1.Volume.spec:type_name -> holdfast.v1.VolumeSpec
-	25, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
-	26, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
-	27, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
-	3,  // 10: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
-	28, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
-	29, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
-	30, // 13: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
-	31, // 14: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
-	27, // 15: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
-	26, // 16: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
-	26, // 17: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
-	32, // 18: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
-	33, // 19: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
-	24, // 20: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
-	33, // 21: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
-	34, // 22: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
-	1,  // 23: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
-	35, // 24: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
-	32, // 25: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 26: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	34, // 27: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 28: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
-	32, // 29: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	1,  // 30: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
-	34, // 31: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 32: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
-	32, // 33: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
-	36, // 34: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	34, // 35: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
-	32, // 36: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
-	36, // 37: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	34, // 38: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
-	32, // 39: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
-	37, // 40: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
-	34, // 41: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 42: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
-	32, // 43: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
-	36, // 44: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
-	34, // 45: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
-	2,  // 46: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
-	32, // 47: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
-	36, // 48: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
-	34, // 49: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
-	20, // 50: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
-	38, // 51: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
-	4,  // 52: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
-	6,  // 53: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
-	8,  // 54: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
-	10, // 55: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
-	12, // 56: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
-	14, // 57: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
-	16, // 58: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
-	18, // 59: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
-	5,  // 60: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
-	7,  // 61: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
-	9,  // 62: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
-	11, // 63: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
-	13, // 64: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
-	15, // 65: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
-	17, // 66: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
-	19, // 67: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
-	60, // [60:68] is the sub-list for method output_type
-	52, // [52:60] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	26, // 7: holdfast.v1.Volume.accessible:type_name -> holdfast.v1.Topology
+	27, // 8: holdfast.v1.Volume.since:type_name -> google.protobuf.Timestamp
+	28, // 9: holdfast.v1.Volume.staged_at:type_name -> holdfast.v1.Tree
+	4,  // 10: holdfast.v1.Volume.holders:type_name -> holdfast.v1.Holder
+	29, // 11: holdfast.v1.Volume.intent:type_name -> holdfast.v1.IntentState
+	30, // 12: holdfast.v1.Volume.waiting:type_name -> holdfast.v1.Wait
+	31, // 13: holdfast.v1.Volume.expansion:type_name -> holdfast.v1.Expansion
+	32, // 14: holdfast.v1.Volume.health:type_name -> holdfast.v1.VolumeHealth
+	3,  // 15: holdfast.v1.Volume.failure:type_name -> holdfast.v1.Failure
+	27, // 16: holdfast.v1.Failure.since:type_name -> google.protobuf.Timestamp
+	33, // 17: holdfast.v1.Holder.usage:type_name -> holdfast.v1.Usage
+	28, // 18: holdfast.v1.Holder.target:type_name -> holdfast.v1.Tree
+	27, // 19: holdfast.v1.Holder.since:type_name -> google.protobuf.Timestamp
+	27, // 20: holdfast.v1.Holder.troubled:type_name -> google.protobuf.Timestamp
+	34, // 21: holdfast.v1.ParseVolumeRequest.call:type_name -> holdfast.v1.Call
+	35, // 22: holdfast.v1.ParseVolumeRequest.source:type_name -> holdfast.v1.Source
+	25, // 23: holdfast.v1.ParseVolumeRequest.variables:type_name -> holdfast.v1.ParseVolumeRequest.VariablesEntry
+	35, // 24: holdfast.v1.ParseVolumeRequest.variable_files:type_name -> holdfast.v1.Source
+	36, // 25: holdfast.v1.ParseVolumeReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 26: holdfast.v1.ParseVolumeReply.spec:type_name -> holdfast.v1.VolumeSpec
+	37, // 27: holdfast.v1.ParseVolumeReply.diagnostics:type_name -> holdfast.v1.Diagnostic
+	34, // 28: holdfast.v1.CreateVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 29: holdfast.v1.CreateVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	36, // 30: holdfast.v1.CreateVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 31: holdfast.v1.CreateVolumeReply.volume:type_name -> holdfast.v1.Volume
+	34, // 32: holdfast.v1.RegisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	1,  // 33: holdfast.v1.RegisterVolumeRequest.spec:type_name -> holdfast.v1.VolumeSpec
+	36, // 34: holdfast.v1.RegisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 35: holdfast.v1.RegisterVolumeReply.volume:type_name -> holdfast.v1.Volume
+	34, // 36: holdfast.v1.DeleteVolumeRequest.call:type_name -> holdfast.v1.Call
+	38, // 37: holdfast.v1.DeleteVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	36, // 38: holdfast.v1.DeleteVolumeReply.answer:type_name -> holdfast.v1.Answer
+	34, // 39: holdfast.v1.DeregisterVolumeRequest.call:type_name -> holdfast.v1.Call
+	38, // 40: holdfast.v1.DeregisterVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	36, // 41: holdfast.v1.DeregisterVolumeReply.answer:type_name -> holdfast.v1.Answer
+	34, // 42: holdfast.v1.ListVolumesRequest.call:type_name -> holdfast.v1.Call
+	39, // 43: holdfast.v1.ListVolumesRequest.page:type_name -> holdfast.v1.Page
+	36, // 44: holdfast.v1.ListVolumesReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 45: holdfast.v1.ListVolumesReply.volumes:type_name -> holdfast.v1.Volume
+	34, // 46: holdfast.v1.ExpandVolumeRequest.call:type_name -> holdfast.v1.Call
+	38, // 47: holdfast.v1.ExpandVolumeRequest.name:type_name -> holdfast.v1.VolumeName
+	36, // 48: holdfast.v1.ExpandVolumeReply.answer:type_name -> holdfast.v1.Answer
+	2,  // 49: holdfast.v1.ExpandVolumeReply.volume:type_name -> holdfast.v1.Volume
+	34, // 50: holdfast.v1.VolumeStatsRequest.call:type_name -> holdfast.v1.Call
+	38, // 51: holdfast.v1.VolumeStatsRequest.name:type_name -> holdfast.v1.VolumeName
+	36, // 52: holdfast.v1.VolumeStatsReply.answer:type_name -> holdfast.v1.Answer
+	21, // 53: holdfast.v1.VolumeStatsReply.usage:type_name -> holdfast.v1.VolumeUsage
+	40, // 54: holdfast.v1.VolumeSpec.SecretsEntry.value:type_name -> holdfast.v1.Secret
+	5,  // 55: holdfast.v1.Volumes.Parse:input_type -> holdfast.v1.ParseVolumeRequest
+	7,  // 56: holdfast.v1.Volumes.Create:input_type -> holdfast.v1.CreateVolumeRequest
+	9,  // 57: holdfast.v1.Volumes.Register:input_type -> holdfast.v1.RegisterVolumeRequest
+	11, // 58: holdfast.v1.Volumes.Delete:input_type -> holdfast.v1.DeleteVolumeRequest
+	13, // 59: holdfast.v1.Volumes.Deregister:input_type -> holdfast.v1.DeregisterVolumeRequest
+	15, // 60: holdfast.v1.Volumes.List:input_type -> holdfast.v1.ListVolumesRequest
+	17, // 61: holdfast.v1.Volumes.Expand:input_type -> holdfast.v1.ExpandVolumeRequest
+	19, // 62: holdfast.v1.Volumes.Stats:input_type -> holdfast.v1.VolumeStatsRequest
+	6,  // 63: holdfast.v1.Volumes.Parse:output_type -> holdfast.v1.ParseVolumeReply
+	8,  // 64: holdfast.v1.Volumes.Create:output_type -> holdfast.v1.CreateVolumeReply
+	10, // 65: holdfast.v1.Volumes.Register:output_type -> holdfast.v1.RegisterVolumeReply
+	12, // 66: holdfast.v1.Volumes.Delete:output_type -> holdfast.v1.DeleteVolumeReply
+	14, // 67: holdfast.v1.Volumes.Deregister:output_type -> holdfast.v1.DeregisterVolumeReply
+	16, // 68: holdfast.v1.Volumes.List:output_type -> holdfast.v1.ListVolumesReply
+	18, // 69: holdfast.v1.Volumes.Expand:output_type -> holdfast.v1.ExpandVolumeReply
+	20, // 70: holdfast.v1.Volumes.Stats:output_type -> holdfast.v1.VolumeStatsReply
+	63, // [63:71] is the sub-list for method output_type
+	55, // [55:63] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_volumes_proto_init() }
@@ -1812,7 +1936,7 @@ func file_holdfast_v1_volumes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_volumes_proto_rawDesc), len(file_holdfast_v1_volumes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -113,7 +113,7 @@ func (h *hold) dismount(ctx context.Context) error {
 	if err := h.node.Unstage(ctx, h.call, h.key.Volume); err != nil {
 		return err
 	}
-	if err := h.controller.AwaitDetach(ctx, h.key.Volume, h.awaits(ctx)); err != nil {
+	if err := h.controller.AwaitDetach(ctx, h.key.Volume, h.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
 	h.waited(ctx)

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -92,6 +93,8 @@ func (n *node) step() {
 		n.sync()
 	case d < 98:
 		n.reboot()
+	case d < 99:
+		n.sicken()
 	default:
 		n.plugin.Load().ClearScript()
 	}
@@ -143,7 +146,7 @@ func (n *node) sync() {
 
 var faulty = []string{
 	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume",
-	"ControllerExpandVolume", "NodeExpandVolume",
+	"ControllerExpandVolume", "NodeExpandVolume", "NodeGetVolumeStats",
 }
 
 // fault has the plugin go wrong at some of its next calls.
@@ -172,6 +175,15 @@ func (n *node) fault() {
 	}
 }
 
+// sicken has the plugin say for a while that volumes are unhealthy, if it ever says how they are.
+func (n *node) sicken() {
+	says := csifake.Condition{Abnormal: true, Message: fmt.Sprintf("message %d", n.random.IntN(3))}
+	r := csifake.Rule{RPC: "NodeGetVolumeStats", Times: 1 + n.random.IntN(8), Condition: &says}
+	if err := n.plugin.Load().Script(r); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 // settle ends all faults and all allocs, and waits until nothing is left.
 func (n *node) settle() {
 	n.plugin.Load().end(false)
@@ -193,10 +205,66 @@ func (n *node) emptied() {
 		n.t.Errorf("sync: %v", err)
 	}
 	for range 24 {
-		time.Sleep(time.Hour)
+		time.Sleep(n.pauseBeforeLook())
+		select {
+		case <-n.plugin.Load().ended: // it died in ListVolumes
+			n.startPlugin()
+			n.introduce()
+		default:
+		}
 		if len(n.left()) == 0 {
 			break
 		}
+		n.unmountTold()
+	}
+}
+
+// pauseBeforeLook is how long a person waits before the next look: after an hour everything has been tried that is
+// tried by itself. Where releases wait for that person, the look comes sooner, as each try of theirs costs the test
+// time.
+func (n *node) pauseBeforeLook() time.Duration {
+	if len(n.mounts.stuck()) > 0 {
+		return 10 * time.Minute
+	}
+	return time.Hour
+}
+
+// unmountTold is a person who unmounts by hand what the status of an alloc says nobody can take down. Nobody uses
+// any volume any more, and there was time for every release to fail: each mount that its plugin has forgotten is in
+// somebody's records, and what has to be unmounted next is told.
+func (n *node) unmountTold() {
+	stuck := n.mounts.stuck()
+	if len(stuck) == 0 {
+		return
+	}
+	recorded, told := map[string]bool{}, ""
+	err := n.log.View(context.Background(), func(v registry.View) error {
+		for _, r := range v.AllRefs() {
+			recorded[r.Target.Host] = true
+		}
+		for _, p := range v.Placements() {
+			recorded[p.StagedAt.Host] = true
+		}
+		for _, a := range v.Allocs() {
+			told += registry.Waits(a.Waiting) + "\n"
+		}
+		return nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	some := false
+	for _, path := range stuck {
+		if !recorded[path] {
+			n.t.Errorf("lost: %s is still mounted, and no record says so", path)
+		}
+		if strings.Contains(told, path) {
+			n.mounts.unmount(path)
+			some = true
+		}
+	}
+	if !some {
+		n.t.Errorf("nobody is told that %s is still mounted: %s", strings.Join(stuck, ", "), told)
 	}
 }
 
@@ -209,9 +277,16 @@ func (n *node) usedAgain() {
 }
 
 // shrunken is the volumes of which the node does not know what their controller has made of them last, by what the plugin was asked.
-func shrunken(calls []journal.Call) (left []string) {
+// A plugin that has forgotten its volumes has forgotten their sizes.
+func shrunken(lines []journal.Line) (left []string) {
+	for i, l := range slices.Backward(lines) {
+		if l.Kind == journal.Forgot {
+			lines = lines[i:]
+			break
+		}
+	}
 	owed := map[string]int64{}
-	for _, c := range calls {
+	for _, c := range journal.Calls(lines) {
 		switch {
 		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil && c.RPC == "ControllerExpandVolume":
 		case c.RPC == "ControllerExpandVolume" && c.End.Answer.NodeExpand:
@@ -235,6 +310,9 @@ func (n *node) left() (left []string) {
 		for _, vol := range v.Volumes() {
 			if vol.Ephemeral {
 				left = append(left, "inline volume "+vol.VolumeName().String())
+			}
+			if vol.Health.Abnormal() {
+				left = append(left, "the health of volume "+vol.VolumeName().String())
 			}
 		}
 		for _, c := range v.AllClaims() {
@@ -262,11 +340,23 @@ func (n *node) judge() (calls int) {
 	for _, what := range n.left() {
 		n.t.Errorf("left: %s", what)
 	}
+	for _, path := range n.mounts.stuck() {
+		n.t.Errorf("left: %s is still mounted", path)
+	}
 	lines := n.journal.Lines()
 	for _, v := range journal.Check(lines, journal.Options{Settled: true}) {
 		n.t.Errorf("journal: %s", v)
 	}
-	for _, what := range shrunken(journal.Calls(lines)) {
+	deadly := 0
+	for _, c := range journal.Calls(lines) {
+		if c.RPC == "ListVolumes" && c.End == nil {
+			deadly++
+		}
+	}
+	if n.panics && deadly > 1 {
+		n.t.Errorf("plugins died %d times in ListVolumes", deadly)
+	}
+	for _, what := range shrunken(lines) {
 		n.t.Error(what)
 	}
 	if n.t.Failed() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -15,8 +16,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -34,6 +33,8 @@ import (
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/driver"
 	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/reconcile"
+	"holdfast/shim/internal/suspend"
 	"holdfast/shim/internal/volume"
 )
 
@@ -46,6 +47,11 @@ type node struct {
 	journal *journal.Memory
 	caps    []string
 	boot    string
+	mounts  *mountTable    // nil: the plugin's word is all there is
+	lists   bool           // plugins are asked for their volumes
+	panics  bool           // plugins die in ListVolumes
+	forgets bool           // plugins that are killed have forgotten everything when they are started again
+	deadly  *suspend.Calls // as on disk: they outlive the shim
 	plugin  atomic.Pointer[fake]
 	shim    *shim
 	allocs  sync.WaitGroup // what was asked for allocs and volumes
@@ -72,12 +78,22 @@ func newNode(t *testing.T, seed uint64) *node {
 		}
 	}
 	if n.random.IntN(4) > 0 {
-		n.caps = append(n.caps, []string{"EXPAND_VOLUME", "controller/EXPAND_VOLUME", "node/EXPAND_VOLUME"}[n.random.IntN(3)],
-			[]string{"expansion/ONLINE", "expansion/OFFLINE"}[n.random.IntN(2)])
+		n.caps = append(n.caps, []string{"EXPAND_VOLUME", "controller/EXPAND_VOLUME", "node/EXPAND_VOLUME"}[n.random.IntN(3)])
+		n.caps = append(n.caps, [][]string{{"expansion/ONLINE"}, {"expansion/OFFLINE"}, {}}[n.random.IntN(3)]...)
 	}
+	if n.random.IntN(2) == 0 {
+		n.caps = append(n.caps, "node/GET_VOLUME_STATS", "VOLUME_CONDITION")
+	}
+	if n.random.IntN(2) == 0 {
+		n.mounts = &mountTable{storage: n.storage, late: time.Duration(n.random.IntN(4)) * 300 * time.Millisecond}
+	}
+	n.lists, n.panics, n.deadly = n.random.IntN(2) == 0, n.random.IntN(2) == 0, suspend.New("")
+	n.forgets = n.random.IntN(3) == 0
+	ids := csifake.IDForms[n.random.IntN(len(csifake.IDForms))]
 	for i := range 3 {
+		id := registry.VolumeID(fmt.Sprintf("v%d", i))
 		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{
-			Namespace: "default", ID: registry.VolumeID(fmt.Sprintf("v%d", i)), Plugin: pluginID, External: registry.ExternalID(fmt.Sprintf("ext-%d", i)),
+			Namespace: "default", ID: id, Plugin: pluginID, External: registry.ExternalID(ids.VolumeID(string(id))),
 			Capabilities: []registry.VolumeCapability{{Access: accessOf(i), Attachment: registry.FileSystem}},
 		}, State: registry.VolumeReady})
 	}
@@ -111,11 +127,19 @@ type fake struct {
 func (n *node) startPlugin() {
 	n.starts++
 	port := &csifake.Port{}
+	before := n.mounts.held()
 	p, err := csifake.New(csifake.Config{
 		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps, Instance: fmt.Sprintf("p-%d", n.starts),
+		Forgetful: n.forgets,
 	})
 	if err != nil {
 		n.t.Fatal(err)
+	}
+	n.mounts.orphaned(before)
+	if n.panics {
+		if err := p.Script(csifake.Rule{RPC: "ListVolumes", Crash: true}); err != nil {
+			n.t.Fatal(err)
+		}
 	}
 	instance := fmt.Sprintf("p-%d", n.starts)
 	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
@@ -161,11 +185,13 @@ func through(port *csifake.Port, dead func() bool) grpc.StreamHandler {
 		if err := stream.RecvMsg(in); err != nil {
 			return err
 		}
-		if err := port.Invoke(stream.Context(), method, in, out); err != nil {
-			return err
-		}
+		err = port.Invoke(stream.Context(), method, in, out)
 		if dead() {
-			return status.Error(codes.Unavailable, "the plugin is dead")
+			<-stream.Context().Done() // its connections are cut
+			return stream.Context().Err()
+		}
+		if err != nil {
+			return err
 		}
 		return stream.SendMsg(out)
 	}
@@ -208,7 +234,7 @@ var errShimEnds = errors.New("the shim ends")
 
 // startShim starts the next shim on the records that the last one left.
 func (n *node) startShim() {
-	s := &shim{table: registry.New(n.log, time.Now)}
+	s := &shim{table: registry.New(n.log)}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	n.log.OnApplied(s.table.Applied)
 	if err := s.table.Load(s.ctx); err != nil {
@@ -218,7 +244,9 @@ func (n *node) startShim() {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	lanes, log := &lane.Lanes{}, chain.Over(n.log)
-	stager := volume.New(log, s.fleet, s.table, kernel{n.boot}, noSecrets{}, volume.Options{Layout: layout, Now: time.Now})
+	stager := volume.New(log, s.fleet, s.table, kernel{n.boot, n.mounts}, noSecrets{}, volume.Options{
+		Layout: layout, Check: n.mounts != nil, Lanes: lanes, Now: time.Now,
+	})
 	s.volumes = controller.New(log, s.fleet, s.table, noSecrets{}, controller.Options{
 		Lanes: lanes, Node: stager, Now: time.Now, Logger: hclog.NewNullLogger(),
 	})
@@ -226,7 +254,16 @@ func (n *node) startShim() {
 	s.allocs = alloc.NewAllocs(log, s.table, claim.New(log, time.Now), s.volumes, stager, lanes,
 		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
+	if n.lists {
+		bell := reconcile.NewBell()
+		n.log.OnApplied(func(registry.Applied) { bell.Ring() })
+		doctor := reconcile.New(n.log, nil, reconcile.Options{
+			Layout: layout, Now: time.Now, Logger: hclog.NewNullLogger(), Live: true, Lister: s.fleet, Suspended: n.deadly,
+		})
+		s.loops.Go(func() { _ = reconcile.NewRollcall(doctor, bell).Run(s.ctx) })
+	}
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
+	s.loops.Go(func() { _ = stager.WatchHealth(s.ctx) })
 	n.shim = s
 }
 
@@ -244,6 +281,10 @@ func (n *node) reboot() {
 	n.crash()
 	n.plugin.Load().end(true)
 	n.journal.NoteReboot("csifake.example.org", "node-1")
+	if err := n.storage.Reboot("node-1"); err != nil {
+		n.t.Fatal(err)
+	}
+	n.mounts.clear()
 	n.boots++
 	n.boot = fmt.Sprintf("boot-%d", 1+n.boots)
 	n.startPlugin()
@@ -255,7 +296,7 @@ func (n *node) reboot() {
 func (n *node) introduce() {
 	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
 	at := registry.Endpoint{Host: "/run/p"} // as a task keeps its socket
-	conn, err := n.shim.fleet.Open(task, at)
+	conn, err := n.shim.fleet.Open(pluginID, task, at)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -272,10 +313,12 @@ func (n *node) introduce() {
 		}
 	}
 	for _, role := range roles {
-		_, err := n.shim.table.Put(context.Background(), registry.Instance{
-			InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task}, Attempt: uint64(n.starts), Endpoint: at,
-			Volumes: registry.Tree{Host: layout.PluginRoot(pluginID), Task: "/csi"}, Fingerprint: said[role],
-			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+		_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+			return registry.PutChange(v, time.Now(), registry.Instance{
+				InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task}, Attempt: uint64(n.starts), Endpoint: at,
+				Volumes: registry.Tree{Host: layout.PluginRoot(pluginID), Task: "/csi"}, Fingerprint: said[role],
+				Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+			}), nil
 		})
 		if err != nil {
 			n.t.Fatal(err)
@@ -327,12 +370,122 @@ func (noSecrets) Resolve(context.Context, map[string]registry.Secret) (map[strin
 	return nil, nil
 }
 
-// kernel has no mounts: the plugin's word is all there is.
-type kernel struct{ boot string }
+// kernel has no directories.
+type kernel struct {
+	boot   string
+	mounts *mountTable
+}
 
-func (k kernel) Boot() string                 { return k.boot }
-func (kernel) Mounted(string) (bool, error)   { return false, nil }
-func (kernel) Below(string) ([]string, error) { return nil, nil }
-func (kernel) Dirs(string) ([]string, error)  { return nil, nil }
-func (kernel) MakeDir(string) error           { return nil }
-func (kernel) RemoveDir(string) error         { return nil }
+func (k kernel) Boot() string                      { return k.boot }
+func (k kernel) Mounted(path string) (bool, error) { return k.mounts.mounted(path) }
+func (kernel) Below(string) ([]string, error)      { return nil, nil }
+func (kernel) Dirs(string) ([]string, error)       { return nil, nil }
+func (kernel) MakeDir(string) error                { return nil }
+func (kernel) RemoveDir(string) error              { return nil }
+
+// mountTable shows what the plugin has staged and published, and what it has forgotten. It shows a change late,
+// counted from when it is first looked at.
+type mountTable struct {
+	storage *csifake.Backend
+	late    time.Duration
+
+	mu      sync.Mutex
+	shown   map[string]bool
+	changed map[string]time.Time
+	orphans map[string]bool // mounts that the plugin has forgotten
+}
+
+func (m *mountTable) mounted(path string) (bool, error) {
+	if m == nil {
+		return false, nil
+	}
+	is := m.held()[path]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if is {
+		delete(m.orphans, path) // the plugin knows it again
+	}
+	if m.shown == nil {
+		m.shown, m.changed = map[string]bool{}, map[string]time.Time{}
+	}
+	if m.orphans[path] { // nothing is late any more: who mounted it is dead
+		m.shown[path] = true
+		delete(m.changed, path)
+		return true, nil
+	}
+	since, changes := m.changed[path]
+	switch {
+	case is == m.shown[path]:
+		delete(m.changed, path)
+	case !changes && m.late > 0:
+		m.changed[path] = time.Now()
+	case !changes || time.Since(since) >= m.late:
+		m.shown[path] = is
+		delete(m.changed, path)
+	}
+	return m.shown[path], nil
+}
+
+// held is the mounts that the plugin knows of, by the host's paths.
+func (m *mountTable) held() map[string]bool {
+	held := map[string]bool{}
+	if m == nil {
+		return held
+	}
+	all, _ := m.storage.Volumes() // memory does not fail
+	for _, v := range all {
+		for _, at := range append(v.Published["node-1"], v.Staged["node-1"]) {
+			if at != "" {
+				held[strings.Replace(at, "/csi", layout.PluginRoot(pluginID), 1)] = true
+			}
+		}
+	}
+	return held
+}
+
+// orphaned has the mounts stay that the plugin held before and does not know of any more.
+func (m *mountTable) orphaned(before map[string]bool) {
+	if m == nil {
+		return
+	}
+	now := m.held()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for path := range before {
+		if !now[path] {
+			if m.orphans == nil {
+				m.orphans = map[string]bool{}
+			}
+			m.orphans[path] = true
+		}
+	}
+}
+
+// stuck is the mounts that the plugin does not know of.
+func (m *mountTable) stuck() []string {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.orphans))
+}
+
+// unmount is a person's umount.
+func (m *mountTable) unmount(path string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.orphans, path)
+	delete(m.shown, path)
+}
+
+func (m *mountTable) clear() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.shown)
+	clear(m.changed)
+	clear(m.orphans)
+}

@@ -42,7 +42,13 @@ func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registr
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	h.awaits(ctx)(fmt.Sprintf("plugin %s to be healthy on this node", plugin))
+	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
+	if _, serves := h.plugins.Find(registry.RoleNode, plugin); !serves {
+		if _, other := h.plugins.Find(registry.RoleController, plugin); other {
+			what = fmt.Sprintf("plugin %s to serve %s on this node: it serves only %s here", plugin, registry.RoleNode, registry.RoleController)
+		}
+	}
+	h.awaits(ctx, registry.RoleNode)(what)
 	node, err := h.plugins.Await(ctx, registry.RoleNode, plugin)
 	if err == nil {
 		h.waited(ctx)
@@ -50,11 +56,11 @@ func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registr
 	return node, err
 }
 
-// awaits is what a use case calls that has to wait for a plugin.
-func (h *hold) awaits(ctx context.Context) func(what string) {
+// awaits is what a use case calls that has to wait for a plugin in a role.
+func (h *hold) awaits(ctx context.Context, role registry.Role) func(what string) {
 	return func(what string) {
 		h.step = registry.StepPlugin
-		h.waits(ctx, registry.Wait{For: what})
+		h.waits(ctx, registry.Wait{For: what, Role: role})
 	}
 }
 

@@ -54,6 +54,8 @@ type Plugins interface {
 // Supervisor watches one start of a plugin task until ctx ends.
 type Supervisor interface {
 	Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error
+	// Exited closes the connection to a task that has exited. Run has returned, and the task's instances have left the table.
+	Exited(registry.TaskKey)
 }
 
 // Disk makes and removes what a plugin task needs on the host.

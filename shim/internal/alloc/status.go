@@ -41,8 +41,11 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
 		}
-		if vol, ok := v.VolumeByKey(c.Volume); ok && (vol.Expansion.Pending() || vol.Expansion.Open()) {
-			use.Expansion = vol.Expansion
+		if vol, ok := v.VolumeByKey(c.Volume); ok {
+			use.Health = vol.Health
+			if vol.Expansion.Pending() || vol.Expansion.Open() {
+				use.Expansion = vol.Expansion
+			}
 		}
 		if p, ok := v.Placement(c.Volume); ok {
 			use.Attach, use.Stage = p.Attach, p.Stage

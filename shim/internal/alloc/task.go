@@ -156,7 +156,11 @@ func (t *Tasks) begin(ctx context.Context, at hooks.AllocTask, prep hooks.Prepar
 		}
 		return change, nil
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	t.supervisor.Exited(at.Key())
+	return nil
 }
 
 // deregistered is the change by which all that a task serves leaves the table.
@@ -281,7 +285,7 @@ func (t *Tasks) started(ctx context.Context, call registry.Call, k registry.Task
 }
 
 // Stopping records that the attempt is about to be ended on purpose, and ends its watch: that its plugin falls silent is no illness. Its
-// instances stay until it has exited.
+// instances stay until it has exited, and so does the connection: calls that are at the plugin have its kill grace to end.
 func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
 	leave, err := t.turn(ctx, k, "its stop")
 	if err != nil {
@@ -355,6 +359,7 @@ func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskK
 	if err != nil {
 		return fmt.Errorf("record that %s has exited: %w", k, err)
 	}
+	t.supervisor.Exited(k)
 	if how.Final {
 		t.removeSocketDir(task)
 	}

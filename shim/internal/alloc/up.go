@@ -51,7 +51,7 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx))
+	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx, registry.RoleController))
 }
 
 // mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.

@@ -215,6 +215,8 @@ func (p *parts) Run(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ 
 	return context.Cause(ctx)
 }
 
+func (p *parts) Exited(registry.TaskKey) {}
+
 func (p *parts) MakeDirs([]hooks.HostDir) error { return nil }
 func (p *parts) ClearSocket(context.Context, string) (bool, error) {
 	p.mu.Lock()

@@ -133,7 +133,7 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 
 func TestLargePublishContextIsRefused(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	d.publish = map[string]string{"k": strings.Repeat("x", 5000)}
+	d.publish = map[string]string{"k": strings.Repeat("x", maxMap)}
 	if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrInternal) {
 		t.Errorf("%v", err)
 	}

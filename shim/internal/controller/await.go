@@ -20,7 +20,7 @@ func (m *Mediator) AwaitAttach(ctx context.Context, v registry.Volume, waits fun
 	}
 	certain := m.attaches(v, p)
 	if node, found := m.plugins.Find(registry.RoleNode, v.Plugin); found && !certain && !node.Fingerprint.Has(registry.PluginController) {
-		if certain, err = m.expected(ctx, v.Plugin); err != nil || !certain {
+		if certain, err = m.expected(ctx, registry.RoleController, v.Plugin); err != nil || !certain {
 			return err
 		}
 	}

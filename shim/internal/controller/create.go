@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"holdfast/internal/display"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
@@ -26,13 +28,40 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 		return known, m.answer(ctx, call, known)
 	}
 	if err == nil {
-		err = m.create(ctx, call, spec, intent.PolicyOf(registry.CreateVolumeRPC))
+		err = m.create(ctx, call, spec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
 	}
 	if err != nil {
 		m.leaves()
-		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(), err)
+		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(), m.aftermath(ctx, spec.VolumeName(), err))
 	}
 	return m.volume(ctx, spec.VolumeName())
+}
+
+// aftermath adds to the error of a creation or deletion what remains of it and what to do about that.
+func (m *Mediator) aftermath(ctx context.Context, name registry.VolumeName, err error) error {
+	var state registry.VolumeState
+	goesOn := false
+	look := m.log.View(context.WithoutCancel(ctx), func(view registry.View) error {
+		if v, found := view.Volume(name); found {
+			state = v.State
+			_, goesOn = m.remains(view, v)
+		}
+		return nil
+	})
+	switch {
+	case look != nil || state == "":
+		return err
+	case goesOn && state == registry.VolumeDeleting:
+		return fmt.Errorf("%w; the volume is kept as %s, and its deletion is tried again in the background: `volume status` shows that, "+
+			"`volume deregister` only forgets it", err, state)
+	case goesOn:
+		return fmt.Errorf("%w; the volume is kept as %s, and its creation is tried again in the background: `volume status` shows that, "+
+			"`volume delete` deletes what was made, `volume deregister` only forgets it", err, state)
+	case state == registry.VolumeUncertain:
+		return fmt.Errorf("%w; the volume is kept as %s, and nothing is tried again: `volume create` asks once more, "+
+			"`volume delete` deletes what was made, `volume deregister` only forgets it", err, state)
+	}
+	return err
 }
 
 func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
@@ -78,7 +107,8 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 		return registry.Volume{}, nil
 	case !alike(v, want, form) && v.State == registry.VolumeReady && want.CapacityMin > max(v.CapacityMin, v.Capacity) && sized(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; "+
-			"to make it larger: holdfast volume expand %s --namespace %s --size %d", v.VolumeName(), v.ID, v.Namespace, want.CapacityMin)
+			"to make it larger: %s", v.VolumeName(), display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
+			display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
 	case !alike(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
 			"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
@@ -109,24 +139,32 @@ func origin(v registry.Volume) string {
 	return "registered"
 }
 
-// create drives CreateVolume to its end: the record is there before the call and ready after it.
-func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, p intent.Policy) error {
+// attempt is how CreateVolume is sent.
+type attempt struct {
+	policy intent.Policy
+	again  time.Duration // after which it is sent again by Run, if it is left without a certain answer
+}
+
+// create drives CreateVolume to its end: the record is there before the call, and ready or uncertain after it.
+func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
 	inst, err := m.creator(ctx, spec)
 	if err != nil {
 		return err
 	}
-	request := createRequest(inst, spec)
+	made, err := m.making(ctx, inst, spec)
+	if err != nil {
+		return err
+	}
+	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made it
+	request := createRequest(inst, made)
 	if request.Secrets, err = m.resolve(ctx, spec); err != nil {
 		return err
 	}
-	made := registry.Volume{
-		VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(), Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
-	}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
-	var clash error // two creations were answered with one volume at the same time: the second stays a creation
+	var clash error // two creations were answered with one volume at the same time: the second is uncertain
 	err = m.drive(ctx, intent.Call{
-		Intent: opened, Policy: p,
+		Intent: opened, Policy: how.policy, Again: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
@@ -142,32 +180,87 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 		},
 		Done: func(view registry.View) registry.Change {
 			if clash = taken(view, made); clash != nil {
-				return registry.Change{}
+				unnamed := made
+				unnamed.External = ""
+				return m.unusable(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK", Detail: clash.Error()})
 			}
-			made.State = registry.VolumeReady
+			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
 			return registry.Change{
 				Put:    append(call.Answered(made), made),
 				Events: []registry.Event{m.event(registry.EventVolumeCreated, made, fmt.Sprintf("%d bytes", made.Capacity))},
 			}
 		},
 		Failed: func(_ registry.View, err *registry.CallError, clean bool) registry.Change {
-			if !clean || err.Code == "OK" {
-				return registry.Change{} // there may be a volume: the record stays
+			if clean && !doubtful && !acted(err) {
+				return registry.Change{Delete: []registry.Key{made.Key()}}
 			}
-			return registry.Change{Delete: []registry.Key{made.Key()}}
+			return m.unusable(made, err) // there may be a volume: the record stays
 		},
 	})
 	return errors.Join(err, clash)
 }
 
-// creating is what stands for the external id in the intent of a volume that has none yet.
+// acted reports whether the plugin completed the call but its answer cannot be used.
+func acted(err *registry.CallError) bool {
+	return err.Code == "OK" || err.Code == registry.CodeUnreadable
+}
+
+// unusable is the change that ends a creation that may have made a volume which cannot be used.
+func (m *Mediator) unusable(v registry.Volume, why *registry.CallError) registry.Change {
+	v.State = registry.VolumeUncertain
+	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
+	return registry.Change{
+		Put:    []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeUncertain, v, fmt.Sprintf("%s: %s", why.Code, why.Detail))},
+	}
+}
+
+// making is the record that a creation begins with: the one that there is, or a new one with the source that the spec names. The source is
+// resolved once, as each further try has to be the same call.
+func (m *Mediator) making(ctx context.Context, inst registry.Instance, spec registry.VolumeSpec) (v registry.Volume, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.Volume(spec.VolumeName()); found {
+			return nil
+		}
+		v = registry.Volume{
+			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(), Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
+		}
+		v.Source, err = sourceOf(view, spec)
+		return err
+	})
+	return v, err
+}
+
+// sourceOf is what a spec's volume is to be filled from, as its plugin knows it.
+func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
+	if s.CloneID == "" {
+		return registry.Source{Volume: s.CloneExternal, Snapshot: s.SnapshotID}, nil
+	}
+	name := registry.VolumeName{Namespace: s.Namespace, ID: s.CloneID}
+	from, found := view.Volume(name)
+	switch {
+	case !found:
+		return registry.Source{}, registry.Errorf(registry.ErrNotFound, "clone_id names volume %s, which does not exist; "+
+			"if it is the plugin's own id of a volume, write clone_external_id instead", name)
+	case from.Plugin != s.Plugin:
+		return registry.Source{}, registry.Invalid("clone_id names volume %s, which is one of plugin %s; a plugin clones its own volumes only", name, from.Plugin)
+	case from.State != registry.VolumeReady:
+		return registry.Source{}, registry.Errorf(registry.ErrConflict, "clone_id names volume %s, which is %s; only one that is %s can be cloned",
+			name, from.State, registry.VolumeReady)
+	}
+	return registry.Source{Volume: from.External}, nil
+}
+
+// creating stands for the external id in the intent of a volume that has none yet. It is a hash of the name, as a plugin may well use
+// the name itself, or some text made of it, as the id of another volume.
 func creating(s registry.VolumeSpec) registry.ExternalID {
-	return registry.ExternalID("name:" + s.Name)
+	return registry.ExternalID("name:" + intent.Hash(registry.CreateVolumeRPC, s.Plugin, s.Name))
 }
 
 // creator is the active controller, which can do what the spec needs.
 func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
-	inst, has, err := m.controller(ctx, s.Plugin, false)
+	inst, has, err := m.asked(ctx, s.Plugin, false)
 	switch {
 	case err != nil:
 		return inst, err
@@ -177,14 +270,20 @@ func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s knows no topology (it lacks %s); remove topology_request.required",
 			s.Plugin, registry.PluginTopology)
+	case (s.CloneID != "" || s.CloneExternal != "") && !inst.Fingerprint.Has(registry.CloneVolume):
+		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot clone volumes (it lacks %s), and the new volume would be empty; "+
+			"remove clone_id or clone_external_id, or use a plugin that can", s.Plugin, registry.CloneVolume)
+	case s.SnapshotID != "" && !inst.Fingerprint.Has(registry.CreateSnapshot):
+		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
+			"remove snapshot_id, or use a plugin that can", s.Plugin, registry.CreateSnapshot)
 	}
 	return inst, demands(inst, modesOf(s)...)
 }
 
-func createRequest(inst registry.Instance, s registry.VolumeSpec) CreateRequest {
+func createRequest(inst registry.Instance, s registry.Volume) CreateRequest {
 	r := CreateRequest{
 		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities, FSType: s.FSType,
-		MountFlags: s.MountFlags, Parameters: s.Parameters, CloneID: s.CloneID, SnapshotID: s.SnapshotID,
+		MountFlags: s.MountFlags, Parameters: s.Parameters, Source: s.Source,
 	}
 	if inst.Fingerprint.Has(registry.PluginTopology) {
 		r.Required, r.Preferred = s.Required, s.Preferred
@@ -198,7 +297,7 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	if err != nil {
 		return registry.Change{}, err
 	}
-	if old.State == registry.VolumeCreating { // it was compared with the others when that began
+	if old.State != "" { // it was compared with the others when that began
 		return registry.Change{}, nil
 	}
 	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
@@ -210,21 +309,18 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	return registry.Change{Put: []registry.Record{v}}, nil
 }
 
-// accept takes the plugin's answer over into v, if it can be used.
+// accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so that the volume can be
+// deleted.
 func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer Created) error {
-	refuse := func(kind error, detail string) error {
-		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %s; a volume that it made has to be removed there",
-			detail)
+	refuse := func(kind error, err error) error {
+		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
 	}
 	id, err := registry.ParseExternalID(answer.VolumeID)
 	if err != nil {
-		return refuse(registry.ErrInternal, err.Error())
-	}
-	if err := answer.check(); err != nil {
-		return refuse(registry.ErrInternal, err.Error())
+		return refuse(registry.ErrInternal, err)
 	}
 	named := *v
-	named.External, named.Context, named.Capacity, named.Accessible = id, answer.Context, answer.Capacity, answer.Accessible
+	named.External = id
 	var clash error
 	if err := m.log.View(ctx, func(view registry.View) error { clash = taken(view, named); return nil }); err != nil {
 		return err
@@ -232,7 +328,11 @@ func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *regis
 	if clash != nil {
 		return broken(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
 	}
-	*v = named
+	v.External = id
+	if err := answer.check(v.Source); err != nil {
+		return refuse(registry.ErrInternal, err)
+	}
+	v.Context, v.Capacity, v.Accessible = answer.Context, answer.Capacity, answer.Accessible
 	return nil
 }
 
@@ -246,7 +346,13 @@ func taken(view registry.View, v registry.Volume) error {
 		v.External, other.VolumeName())
 }
 
-func (c Created) check() error {
+// check is nil if all but the id can be used. A plugin that knows nothing of sources ignores them: what it does not repeat in its answer it has
+// not done (CSI CreateVolume: content_source is required in the answer if it was in the request).
+func (c Created) check(source registry.Source) error {
+	if source != (registry.Source{}) && c.Source != source {
+		return registry.Invalid("it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",
+			c.VolumeID, source, c.Source)
+	}
 	if c.Capacity < 0 {
 		return registry.Invalid("its capacity is %d", c.Capacity)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
@@ -21,7 +22,7 @@ func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry
 	if err != nil || v.State == "" {
 		return err
 	}
-	if v.State == registry.VolumeCreating {
+	if v.State == registry.VolumeCreating || v.State == registry.VolumeUncertain {
 		v, err = m.settle(ctx, call, v)
 	}
 	switch {
@@ -29,11 +30,11 @@ func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry
 	case v.State == "":
 		err = m.answer(ctx, call, struct{}{})
 	default:
-		err = m.delete(ctx, call, v, intent.PolicyOf)
+		err = m.delete(ctx, call, v, intent.PolicyOf, pace.First)
 	}
 	if err != nil {
 		m.leaves()
-		return fmt.Errorf("delete volume %s: %w", name, err)
+		return fmt.Errorf("delete volume %s: %w", name, m.aftermath(ctx, name, err))
 	}
 	return nil
 }
@@ -62,26 +63,43 @@ func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, e
 	return v, idle(view, v, "deleted")
 }
 
-// settle finds out what became of a creation that nobody saw the end of, by the same call again. The zero volume: there is none.
+// settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless the plugin has already
+// said what it calls the volume. The zero volume: there is none.
 func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
+	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
+		return v, err
+	}
 	trace := registry.Call{ID: call.ID}
-	err := m.create(ctx, trace, v.VolumeSpec, intent.PolicyOf(registry.CreateVolumeRPC))
+	err := m.create(ctx, trace, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // refused for certain
 		}
-		return v, fmt.Errorf("it may or may not have been created (deregister it to forget it): %w", err)
+		if named, look := m.named(ctx, v.VolumeName()); look != nil || !named {
+			return v, fmt.Errorf("it may or may not have been created, and its plugin has not said under which id; `volume deregister` forgets it: %w", err)
+		}
 	}
 	return m.volume(ctx, v.VolumeName())
 }
 
-func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy) error {
+// named says whether the plugin has said what it calls the volume, and no creation of it is open any more.
+func (m *Mediator) named(ctx context.Context, name registry.VolumeName) (named bool, err error) {
+	err = m.log.View(ctx, func(view registry.View) error {
+		v, _ := view.Volume(name)
+		named = v.External != "" && len(intents(view, v)) == 0
+		return nil
+	})
+	return named, err
+}
+
+// delete drives DeleteVolume to its end. again is as attempt.again.
+func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy, again time.Duration) error {
 	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	inst, has, err := m.controller(ctx, v.Plugin, true)
+	inst, has, err := m.asked(ctx, v.Plugin, true)
 	if err != nil {
 		return err
 	}
@@ -100,6 +118,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 	}
 	return m.drive(ctx, intent.Call{
 		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
+		Again: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName())
 			v.State = registry.VolumeDeleting
@@ -131,13 +150,16 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 	})
 }
 
-// kept is the change by which a volume whose deletion was refused for certain can be used again.
+// kept is the change by which a volume whose deletion was refused for certain is as it was before.
 func (m *Mediator) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
 	v, found := view.Volume(name)
 	if !found || v.State != registry.VolumeDeleting {
 		return registry.Change{}
 	}
 	v.State = registry.VolumeReady
+	if v.Failure != (registry.Failure{}) {
+		v.State = registry.VolumeUncertain
+	}
 	return registry.Change{
 		Put:    []registry.Record{v},
 		Events: []registry.Event{m.event(registry.EventVolumeKept, v, fmt.Sprintf("%s: %s", why.Code, why.Detail))},

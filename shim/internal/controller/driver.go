@@ -50,8 +50,7 @@ type CreateRequest struct {
 	Parameters   map[string]string               `json:"parameters,omitempty"`
 	Required     []registry.Topology             `json:"required,omitempty"`  // accessibility_requirements.requisite
 	Preferred    []registry.Topology             `json:"preferred,omitempty"` // both empty: accessibility_requirements is not sent
-	CloneID      registry.ExternalID             `json:"clone_id,omitempty"`
-	SnapshotID   string                          `json:"snapshot_id,omitempty"`
+	Source       registry.Source                 `json:"source,omitzero"`     // volume_content_source
 	Secrets      map[string]registry.SecretValue `json:"-"`
 }
 
@@ -62,6 +61,7 @@ type Created struct {
 	Capacity   int64
 	Context    map[string]string
 	Accessible []registry.Topology
+	Source     registry.Source
 }
 
 // Private is what must not appear in the error of a call, though the call does not carry it.

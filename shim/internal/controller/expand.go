@@ -12,8 +12,9 @@ import (
 // the node has to see to it too, which it does now if the volume is used here, else when it is used next. Where the plugin expands on
 // the node alone, that is all. A volume that is large enough stays as it is, and nothing is sent.
 //
-// An expansion that nobody knows the end of is asked for once more before another is. A plugin that does not say that it expands volumes in
-// use (VolumeExpansion ONLINE) is not asked while the volume is attached, staged or published: ErrConflict names its users.
+// An expansion that nobody knows the end of is asked for once more before another is. A plugin that expands only
+// unused volumes (VolumeExpansion OFFLINE without ONLINE) is not asked while the volume is attached, staged or published: ErrConflict names
+// its users.
 func (m *Mediator) Expand(
 	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
 ) (registry.Volume, error) {
@@ -103,25 +104,30 @@ type way struct {
 	online     bool // also while they are used
 }
 
+// expandsInUse reports whether the plugin may be asked to expand a volume in use. A plugin that declares no mode decides itself.
+func expandsInUse(f registry.Fingerprint) bool {
+	return f.Has(registry.ExpandsOnline) || !f.Has(registry.ExpandsOffline)
+}
+
 // wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lane is held meanwhile.
 func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
-	inst, has, err := m.controller(ctx, v.Plugin, v.Created)
+	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
 	if err != nil {
 		return way{}, err
 	}
 	if has && inst.Fingerprint.Has(registry.ControllerExpand) {
-		return way{controller: true, online: inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+		return way{controller: true, online: expandsInUse(inst.Fingerprint)}, nil
 	}
 	if inst.Role != registry.RoleNode {
-		if inst, err = m.plugins.Await(ctx, registry.RoleNode, v.Plugin); err != nil {
-			return way{}, fmt.Errorf("node plugin %s: %w", v.Plugin, err)
+		if inst, err = m.askedNode(ctx, v.Plugin); err != nil {
+			return way{}, err
 		}
 	}
 	if !inst.Fingerprint.Has(registry.NodeExpand) {
 		return way{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
 			v.Plugin, registry.ControllerExpand, registry.NodeExpand)
 	}
-	return way{online: inst.Fingerprint.Has(registry.ExpandsOnline)}, nil
+	return way{online: expandsInUse(inst.Fingerprint)}, nil
 }
 
 // expandIn expands the volume in its lanes: that of its name, and that of what it is called by now.
@@ -260,9 +266,9 @@ func offline(view registry.View, v registry.Volume, w way) error {
 	if w.online || p.Attach == registry.MarkNone && p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it lacks %s): "+
+	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it declares %s and not %s): "+
 		"stop the jobs of these allocs, expand the volume, and run them again",
-		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOnline)
+		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }
 
 // leaveToNode records what the node is to see to, for a plugin that expands there alone.

@@ -93,6 +93,37 @@ func TestExpandRefused(t *testing.T) {
 	}
 }
 
+// Whether a volume in use may be expanded is what the plugin declares, and the plugin's own decision if it declares neither mode.
+func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
+	staged := registry.Placement{Volume: key, Stage: registry.MarkDone}
+	const asked = "ControllerExpandVolume vol-data 2097152..0"
+	for what, c := range map[string]struct {
+		modes []registry.Capability
+		asked []string
+	}{
+		"no mode": {nil, []string{asked}},
+		"ONLINE":  {[]registry.Capability{registry.ExpandsOnline}, []string{asked}},
+		"both":    {[]registry.Capability{registry.ExpandsOffline, registry.ExpandsOnline}, []string{asked}},
+		"OFFLINE": {[]registry.Capability{registry.ExpandsOffline}, nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := open(t, of(append(c.modes, registry.ControllerExpand)...), madeOf(1<<20), claimed(), staged)
+			_, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+			if c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && err != nil {
+				t.Error(err)
+			}
+			d.expect(c.asked...)
+			alone := both(append(c.modes, registry.CreateDelete)...)
+			alone[registry.RoleNode] = with(append(c.modes, registry.NodeExpand)...)
+			d = open(t, alone, madeOf(1<<20), claimed(), staged)
+			_, err = d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+			if v, _ := d.stored(); c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && v.Expansion.Node != upTo(large, 0) {
+				t.Errorf("on the node alone: %v, recorded %+v", err, v.Expansion)
+			}
+		})
+	}
+}
+
 // both is a table with a controller that has the capabilities, and a node that has none.
 func both(caps ...registry.Capability) table {
 	t := of(caps...)
@@ -157,7 +188,7 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	larger := spec()
 	larger.CapacityMin = large
-	const advice = "holdfast volume expand data --namespace default --size 2097152"
+	const advice = "holdfast volume expand --namespace=default --size 2097152 data"
 	if _, err := d.Mediator.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), advice) {
 		t.Errorf("before: %v", err)
 	}

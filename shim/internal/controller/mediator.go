@@ -46,7 +46,7 @@ func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, o Op
 // known to have one. A controller that is away for a moment is no reason to go on without one.
 func (m *Mediator) controller(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
 	if !certain {
-		if certain, err = m.expected(ctx, id); err != nil {
+		if certain, err = m.expected(ctx, registry.RoleController, id); err != nil {
 			return inst, false, err
 		}
 	}
@@ -67,13 +67,13 @@ func (m *Mediator) controller(ctx context.Context, id registry.PluginID, certain
 	return inst, true, nil
 }
 
-// expected says whether something durable tells of a controller of the plugin.
-func (m *Mediator) expected(ctx context.Context, id registry.PluginID) (expected bool, err error) {
+// expected says whether something durable tells of a task of the plugin in the role.
+func (m *Mediator) expected(ctx context.Context, role registry.Role, id registry.PluginID) (expected bool, err error) {
 	if m.Expected == nil {
 		return false, nil
 	}
 	err = m.log.View(ctx, func(view registry.View) error {
-		expected = m.Expected(view, registry.RoleController, id)
+		expected = m.Expected(view, role, id)
 		return nil
 	})
 	return expected, err
@@ -213,8 +213,9 @@ func answered(err error, code string) bool {
 	return ok && call.Code == code
 }
 
-// maxMap bounds the maps of a plugin's answer in bytes (CSI "Size Limits").
-const maxMap = 4096
+// maxMap bounds the maps of a plugin's answer in bytes. CSI allows 4096 ("Size Limits"); a volume whose driver needs more is of more use than none,
+// as a map is only stored and handed back.
+const maxMap = 64 << 10
 
 func checkMap(what string, m map[string]string) error {
 	size := 0
@@ -222,7 +223,7 @@ func checkMap(what string, m map[string]string) error {
 		size += len(k) + len(v)
 	}
 	if size > maxMap {
-		return registry.Invalid("its %s is %d bytes large; CSI allows %d", what, size, maxMap)
+		return registry.Invalid("its %s is %d bytes large; at most %d are allowed", what, size, maxMap)
 	}
 	return nil
 }

@@ -210,6 +210,14 @@ func (d *desk) put(records ...registry.Record) {
 	}
 }
 
+func (d *desk) drop(key registry.Key) {
+	d.t.Helper()
+	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: []registry.Key{key}}, nil })
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 func (d *desk) view(read func(registry.View)) {
 	d.t.Helper()
 	if err := d.log.View(context.Background(), func(v registry.View) error { read(v); return nil }); err != nil {

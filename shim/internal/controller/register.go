@@ -57,7 +57,7 @@ func (m *Mediator) admit(ctx context.Context, call registry.Call, spec registry.
 
 // confirm asks the controller whether the volume is there and has the capabilities.
 func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
-	inst, has, err := m.controller(ctx, s.Plugin, false)
+	inst, has, err := m.asked(ctx, s.Plugin, false)
 	if err != nil || !has {
 		return err
 	}
@@ -193,7 +193,7 @@ func (m *Mediator) deregister(ctx context.Context, call registry.Call, name regi
 		}
 		change := registry.Change{
 			Put: call.Answered(struct{}{}), Delete: []registry.Key{v.Key()},
-			Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "deregistered: its plugin was not asked to delete it")},
+			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v, "its plugin was not asked to delete it")},
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())

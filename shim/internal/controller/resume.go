@@ -81,17 +81,17 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		case <-ctx.Done():
 			return
 		}
-		over, err := r.again(ctx, name)
+		wait = pace.Delay(try, rand.Float64())
+		over, err := r.again(ctx, name, wait)
 		if over || ctx.Err() != nil {
 			return
 		}
-		wait = pace.Delay(try, rand.Float64())
 		r.Logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait, "error", err)
 	}
 }
 
-// again tries once, and says whether it is over. It waits for the plugin outside of the lane.
-func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bool, err error) {
+// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lane.
+func (m *Mediator) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, _, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
@@ -109,10 +109,10 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName) (over bo
 		return err == nil, err
 	}
 	switch v.State {
-	case registry.VolumeCreating:
-		err = m.create(ctx, call, v.VolumeSpec, once(registry.CreateVolumeRPC))
+	case registry.VolumeCreating, registry.VolumeUncertain:
+		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: once(registry.CreateVolumeRPC), again: wait})
 	case registry.VolumeDeleting:
-		err = m.delete(ctx, call, v, once)
+		err = m.delete(ctx, call, v, once, wait)
 	default:
 		err = m.resumeExpansion(ctx, v)
 	}
@@ -176,7 +176,7 @@ func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry
 		}
 	}
 	switch v.State {
-	case registry.VolumeCreating:
+	case registry.VolumeCreating, registry.VolumeUncertain:
 		return call, is
 	case registry.VolumeDeleting:
 		return call, true

@@ -255,44 +255,310 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	}
 }
 
-func TestHostileAnswersAreNotStored(t *testing.T) {
-	big := map[string]string{"k": strings.Repeat("x", 5000)}
-	for what, spoil := range map[string]func(*Created){
-		"no volume":         func(c *Created) { *c = Created{} },
-		"empty id":          func(c *Created) { c.VolumeID = "" },
-		"over-long id":      func(c *Created) { c.VolumeID = strings.Repeat("x", 129) },
-		"invalid UTF-8":     func(c *Created) { c.VolumeID = "a\xff" },
-		"line break":        func(c *Created) { c.VolumeID = "a\nb" },
-		"path":              func(c *Created) { c.VolumeID = "a/../../etc" },
-		"large context":     func(c *Created) { c.Context = big },
-		"large topology":    func(c *Created) { c.Accessible = []registry.Topology{big} },
-		"negative size":     func(c *Created) { c.Capacity = -1 },
-		"volume of another": func(c *Created) { c.VolumeID = "vol-other" },
+// An answer that cannot be used leaves a record that says why, and what the plugin calls the volume if it can be called so.
+func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
+	big := map[string]string{"k": strings.Repeat("x", maxMap)}
+	for what, c := range map[string]struct {
+		spoil  func(*Created)
+		named  bool
+		reason string
+	}{
+		"no volume":         {func(c *Created) { *c = Created{} }, false, "external id is empty"},
+		"over-long id":      {func(c *Created) { c.VolumeID = strings.Repeat("x", 4097) }, false, "4097 bytes long"},
+		"invalid UTF-8":     {func(c *Created) { c.VolumeID = "a\xff" }, false, "not valid UTF-8"},
+		"volume of another": {func(c *Created) { c.VolumeID = "vol-other" }, false, "volume other already"},
+		"large context":     {func(c *Created) { c.Context = big }, true, "volume context"},
+		"large topology":    {func(c *Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
+		"negative size":     {func(c *Created) { c.Capacity = -1 }, true, "capacity is -1"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			other := ready()
 			other.ID, other.Name, other.External, other.Created = "other", "other", "vol-other", false
 			d := open(t, of(registry.CreateDelete), other)
-			d.spoil = spoil
+			d.spoil = c.spoil
 			_, err := d.Mediator.Create(t.Context(), call, spec())
-			if !errors.Is(err, registry.ErrInternal) && !errors.Is(err, registry.ErrExists) {
+			if !errors.Is(err, registry.ErrInternal) && !errors.Is(err, registry.ErrExists) || !strings.Contains(fmt.Sprint(err), "volume deregister") {
 				t.Errorf("%v", err)
 			}
-			if v, found := d.stored(); !found || v.State != registry.VolumeCreating || v.External != "" || v.Context != nil {
-				t.Errorf("%+v, %v", v, found)
+			v, found := d.stored()
+			if !found || v.State != registry.VolumeUncertain || (v.External != "") != c.named || v.Context != nil {
+				t.Errorf("state %s, id %q, %v", v.State, v.External, found)
 			}
-			// It never leads to the deletion of what is somebody else's, and can be forgotten.
-			_ = d.Mediator.Delete(t.Context(), call, name)
-			if slices.ContainsFunc(d.journal, func(s string) bool { return strings.HasPrefix(s, "DeleteVolume") }) {
-				t.Errorf("%q", d.journal)
+			if f := v.Failure; f.RPC != registry.CreateVolumeRPC || !strings.Contains(f.Detail, c.reason) || f.Since.IsZero() {
+				t.Errorf("the reason is %+v, want %q", f, c.reason)
 			}
-			if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+			if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventStepFailed, registry.EventVolumeUncertain}) {
+				t.Errorf("events %v", kinds)
+			}
+			d.crash()
+			d.journal = nil
+			if !c.named {
+				// It never leads to the deletion of what is somebody else's, and can be forgotten.
+				if err := d.Mediator.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "volume deregister") {
+					t.Errorf("%v", err)
+				}
+				d.expect("CreateVolume data")
+				if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+					t.Error(err)
+				}
+			} else if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
 				t.Error(err)
+			} else {
+				d.expect("DeleteVolume vol-data")
 			}
 			if _, found := d.stored(); found {
 				t.Error("still there")
 			}
 		})
+	}
+}
+
+// externalIDs are ids as real drivers have them: a path, a resource of a cloud, a share, and the longest that there may be.
+var externalIDs = []string{
+	"/buckets/data", "..", "a/../../etc", "server#share#data##", "two\nlines", "\x00",
+	"/subscriptions/" + strings.Repeat("0", 36) + "/resourceGroups/" + strings.Repeat("g", 60) + "/providers/Microsoft.Compute/disks/data",
+	strings.Repeat("x", registry.MaxExternalID),
+}
+
+func TestExternalIDIsOpaque(t *testing.T) {
+	for _, id := range externalIDs {
+		d := open(t, of(registry.CreateDelete, registry.AttachDetach))
+		d.spoil = func(c *Created) { c.VolumeID = id }
+		v, err := d.Mediator.Create(t.Context(), call, spec())
+		if err != nil || v.State != registry.VolumeReady || string(v.External) != id {
+			t.Errorf("%.40q: state %s, %v", id, v.State, err)
+			continue
+		}
+		d.crash()
+		d.journal = nil
+		c := claimed()
+		c.Volume = v.VolumeKey()
+		d.put(c)
+		if err := d.Mediator.Attach(t.Context(), call, v, usage(), "i-1"); err != nil {
+			t.Errorf("%.40q: %v", id, err)
+		}
+		if err := d.Mediator.Detach(t.Context(), call, v.VolumeKey()); err != nil {
+			t.Errorf("%.40q: %v", id, err)
+		}
+		d.drop(c.Key())
+		if err := d.Mediator.Delete(t.Context(), registry.Call{ID: "op-2"}, name); err != nil {
+			t.Errorf("%.40q: %v", id, err)
+		}
+		registered := spec()
+		registered.External = registry.ExternalID(id)
+		if _, err := d.Mediator.Register(t.Context(), registry.Call{ID: "op-3"}, registered); err != nil {
+			t.Errorf("%.40q: %v", id, err)
+		}
+		if want := "DeleteVolume " + id; len(d.journal) != 4 || d.journal[2] != want {
+			t.Errorf("%.40q: the plugin was asked %.400q", id, d.journal)
+		}
+	}
+}
+
+// The intent of a creation has a key of its own, whatever ids the plugin uses: that of another volume is not found under it, and does not
+// hinder it.
+func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
+	other := ready()
+	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
+	d := open(t, of(registry.CreateDelete, registry.AttachDetach), other)
+	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
+	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+		t.Fatal(err)
+	}
+	c := claimed()
+	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
+	d.put(c)
+	if err := d.Mediator.Attach(t.Context(), call, other, usage(), "i-1"); err != nil {
+		t.Error(err)
+	}
+	if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
+		t.Errorf("%s, %v", v.State, err)
+	}
+}
+
+// filled is a spec of a volume that is filled from another one, or from a snapshot.
+func filled(change func(*registry.VolumeSpec)) registry.VolumeSpec {
+	s := spec()
+	s.ID, s.Name = "copy", "copy"
+	change(&s)
+	return s
+}
+
+// A volume is never made empty where it was to be filled: the plugin is not asked without the capability, and its answer has to name the source.
+func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
+	able := of(registry.CreateDelete, registry.CloneVolume, registry.CreateSnapshot)
+	source := ready()
+	making, foreign := ready(), ready()
+	making.ID, making.External, making.State = "making", "", registry.VolumeCreating
+	making.Name = "making"
+	foreign.ID, foreign.Plugin, foreign.External = "foreign", "other", "vol-foreign"
+	byName := func(s *registry.VolumeSpec) { s.CloneID = "data" }
+	honest := func(s registry.Source) func(*Created) { return func(c *Created) { c.Source = s } }
+	for what, c := range map[string]struct {
+		plugins table
+		change  func(*registry.VolumeSpec)
+		answer  func(*Created)
+		sent    registry.Source
+		kind    error
+		state   registry.VolumeState
+	}{
+		"no CLONE_VOLUME":           {of(registry.CreateDelete, registry.CreateSnapshot), byName, nil, registry.Source{}, registry.ErrUnsupported, ""},
+		"no CLONE_VOLUME, their id": {of(registry.CreateDelete), func(s *registry.VolumeSpec) { s.CloneExternal = "vol-x" }, nil, registry.Source{}, registry.ErrUnsupported, ""},
+		"no snapshots":              {of(registry.CreateDelete, registry.CloneVolume), func(s *registry.VolumeSpec) { s.SnapshotID = "snap-1" }, nil, registry.Source{}, registry.ErrUnsupported, ""},
+		"an unknown volume":         {able, func(s *registry.VolumeSpec) { s.CloneID = "vol-data" }, nil, registry.Source{}, registry.ErrNotFound, ""},
+		"another plugin's volume":   {able, func(s *registry.VolumeSpec) { s.CloneID = "foreign" }, nil, registry.Source{}, registry.ErrInvalid, ""},
+		"a volume that is not made": {able, func(s *registry.VolumeSpec) { s.CloneID = "making" }, nil, registry.Source{}, registry.ErrConflict, ""},
+		"our name":                  {able, byName, honest(registry.Source{Volume: "vol-data"}), registry.Source{Volume: "vol-data"}, nil, registry.VolumeReady},
+		"their id": {able, func(s *registry.VolumeSpec) { s.CloneExternal = "vol-x" }, honest(registry.Source{Volume: "vol-x"}),
+			registry.Source{Volume: "vol-x"}, nil, registry.VolumeReady},
+		"a snapshot": {able, func(s *registry.VolumeSpec) { s.SnapshotID = "snap-1" }, honest(registry.Source{Snapshot: "snap-1"}),
+			registry.Source{Snapshot: "snap-1"}, nil, registry.VolumeReady},
+		"the answer names none": {able, byName, nil, registry.Source{Volume: "vol-data"}, registry.ErrInternal, registry.VolumeUncertain},
+		"the answer names another": {able, byName, honest(registry.Source{Volume: "vol-x"}), registry.Source{Volume: "vol-data"},
+			registry.ErrInternal, registry.VolumeUncertain},
+		"the answer names a snapshot": {able, byName, honest(registry.Source{Snapshot: "vol-data"}), registry.Source{Volume: "vol-data"},
+			registry.ErrInternal, registry.VolumeUncertain},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := open(t, c.plugins, source, making, foreign)
+			d.spoil = c.answer
+			v, err := d.Mediator.Create(t.Context(), call, filled(c.change))
+			if (err == nil) != (c.kind == nil) || c.kind != nil && !errors.Is(err, c.kind) {
+				t.Errorf("state %s, %v", v.State, err)
+			}
+			if d.last.create.Source != c.sent {
+				t.Errorf("sent %+v, want %+v", d.last.create.Source, c.sent)
+			}
+			copied := registry.VolumeName{Namespace: name.Namespace, ID: "copy"}
+			d.view(func(view registry.View) { v, _ = view.Volume(copied) })
+			if v.State != c.state {
+				t.Errorf("state %q, want %q", v.State, c.state)
+			}
+			if c.state != registry.VolumeUncertain {
+				return
+			}
+			if !strings.Contains(v.Failure.Detail, "may be empty") || !strings.Contains(err.Error(), "volume delete") {
+				t.Errorf("%+v, %v", v.Failure, err)
+			}
+			d.faults = []fault{failed("FAILED_PRECONDITION")}
+			if err := d.Mediator.Delete(t.Context(), call, copied); err == nil {
+				t.Error("no error")
+			}
+			if d.view(func(view registry.View) { v, _ = view.Volume(copied) }); v.State != registry.VolumeUncertain {
+				t.Errorf("after a deletion that was refused: %s", v.State)
+			}
+			if err := d.Mediator.Delete(t.Context(), call, copied); err != nil || len(d.made) != 0 {
+				t.Errorf("%v, %v", err, d.made)
+			}
+		})
+	}
+}
+
+// A clone that is asked for once more is asked for from the same source, whatever has become of the name of that meanwhile.
+func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
+		d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
+		d.spoil = func(c *Created) { c.Source.Volume = "vol-data" }
+		copied := filled(func(s *registry.VolumeSpec) { s.CloneID = "data" })
+		if _, err := d.Mediator.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
+			t.Fatal(err)
+		}
+		d.crash()
+		d.drop(ready().Key())
+		d.last.create = CreateRequest{}
+		end := d.run()
+		time.Sleep(time.Minute)
+		end()
+		if d.last.create.Source.Volume != "vol-data" {
+			t.Errorf("%+v", d.last.create.Source)
+		}
+		d.view(func(view registry.View) {
+			if v, _ := view.Volume(copied.VolumeName()); v.State != registry.VolumeReady {
+				t.Errorf("%s: %+v", v.State, v.Failure)
+			}
+		})
+	})
+}
+
+// The error of a creation says whether it is retried, when, and how to end it.
+func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
+	for what, c := range map[string]struct {
+		faults []fault
+		state  registry.VolumeState
+		says   string
+		next   bool
+	}{
+		"refused":            {[]fault{failed("INVALID_ARGUMENT")}, "", "", false},
+		"no room":            {slices.Repeat([]fault{uncertain("RESOURCE_EXHAUSTED", false)}, 3), registry.VolumeCreating, "in the background", true},
+		"refused after that": {[]fault{uncertain("INTERNAL", false), failed("INVALID_ARGUMENT")}, registry.VolumeUncertain, "nothing is tried again", false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := open(t, of(registry.CreateDelete))
+			d.faults = c.faults
+			_, err := d.Mediator.Create(t.Context(), call, spec())
+			if err == nil || !strings.Contains(err.Error(), c.says) || (c.says != "") != strings.Contains(err.Error(), "volume deregister") {
+				t.Errorf("%s: %v", what, err)
+			}
+			v, _ := d.stored()
+			if v.State != c.state || (c.state == registry.VolumeUncertain) != (v.Failure.Detail == "injected") {
+				t.Errorf("%s: state %q, %+v", what, v.State, v.Failure)
+			}
+			d.view(func(view registry.View) {
+				in, open := view.Intent(registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
+				if open != c.next || open && (in.Detail != "injected" || !in.Next.After(time.Now())) {
+					t.Errorf("%s: intent %v, next %v", what, open, in.Next)
+				}
+			})
+			if c.state != registry.VolumeUncertain {
+				return
+			}
+			// A refusal of now says nothing of what an earlier call has made: only a person forgets it.
+			d.faults = []fault{failed("INVALID_ARGUMENT")}
+			if err := d.Mediator.Delete(t.Context(), call, name); err == nil {
+				t.Errorf("%s: deleted without a word of the plugin", what)
+			}
+			d.journal = nil
+			end := d.run()
+			time.Sleep(time.Hour)
+			end()
+			d.expect()
+			if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
+				t.Errorf("%s, asked again: %s, %v", what, v.State, err)
+			}
+		})
+	}
+}
+
+// The error of an uncertain deletion says that it is retried, and when.
+func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete), ready())
+		d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3)
+		if err := d.Mediator.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "in the background") {
+			t.Errorf("%v", err)
+		}
+		d.view(func(view registry.View) {
+			if in, open := view.Intent(key); !open || !in.Next.After(time.Now()) {
+				t.Errorf("open %v, next %v", open, in.Next)
+			}
+		})
+	})
+}
+
+// A volume that is forgotten is not said to be deleted.
+func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
+	for kind, end := range map[registry.EventKind]func(*desk) error{
+		registry.EventVolumeDeleted:      func(d *desk) error { return d.Mediator.Delete(t.Context(), call, name) },
+		registry.EventVolumeDeregistered: func(d *desk) error { return d.Mediator.Deregister(t.Context(), call, name) },
+	} {
+		d := open(t, of(registry.CreateDelete), ready())
+		if err := end(d); err != nil {
+			t.Error(err)
+		}
+		if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{kind}) {
+			t.Errorf("events %v, want %s", kinds, kind)
+		}
 	}
 }
 

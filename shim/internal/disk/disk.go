@@ -52,7 +52,11 @@ func (d *Disk) Share() error {
 	if err := mnt.MakeShared(dirs...); err != nil {
 		return err
 	}
-	return mnt.ProbePropagation(d.layout.MountRoot())
+	err := mnt.ProbePropagation(d.layout.MountRoot())
+	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" { // of a mount, ENOSPC means too many mounts
+		return typed(err)
+	}
+	return err
 }
 
 // Boot is the boot id of this boot.

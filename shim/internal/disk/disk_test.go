@@ -232,6 +232,21 @@ func TestSockets(t *testing.T) {
 	}
 }
 
+// A full disk keeps Share from its test, and says nothing of mounts.
+func TestShareOnAFullDiskSaysThatItIsFull(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	d, l := newDisk(t)
+	must(t, d.Share())
+	must(t, unix.Mount("small", l.MountRoot(), "tmpfs", 0, "nr_inodes=2"))
+	t.Cleanup(func() { must(t, unix.Unmount(l.MountRoot(), 0)) })
+	must(t, os.WriteFile(filepath.Join(l.MountRoot(), "filler"), nil, 0o600))
+	if err := d.Share(); !errors.Is(err, registry.ErrExhausted) {
+		t.Errorf("shared on a full disk: %v", err)
+	}
+}
+
 // After Share both roots are shared mounts, and Share may be called again.
 func TestShareMakesBothRootsShared(t *testing.T) {
 	if os.Getuid() != 0 {

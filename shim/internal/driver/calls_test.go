@@ -2,10 +2,13 @@ package driver
 
 import (
 	"context"
+	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/volume"
@@ -15,7 +18,7 @@ import (
 const (
 	canarySecret    = "canary-secret"
 	canaryQuoted    = "canary \"with\" quotes"
-	canaryFlag      = "canary-flag=1"
+	canaryFlag      = "canary-flag"
 	canaryPublish   = "canary-publish"
 	canaryVolume    = "canary-volume"
 	canaryParameter = "canary-parameter"
@@ -27,14 +30,14 @@ var (
 	secrets = map[string]registry.SecretValue{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
 	usage   = registry.Usage{
 		Access: registry.MultiNodeMultiWriter, Attachment: registry.FileSystem, ReadOnly: true, FSType: "ext4",
-		MountFlags: registry.FlagsOf([]string{"noatime", canaryFlag}),
+		MountFlags: registry.FlagsOf([]string{"noatime", "user=u,password=" + canaryFlag}),
 	}
-	publishContext = map[string]string{"device": canaryPublish}
-	volumeContext  = map[string]string{"pool": canaryVolume}
+	publishContext = map[string]string{"token": canaryPublish}
+	volumeContext  = map[string]string{"adminSecret": canaryVolume}
 	revealed       = map[string]string{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
 	mounted        = &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"noatime", canaryFlag}}},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"noatime", "user=u,password=" + canaryFlag}}},
 	}
 )
 
@@ -53,8 +56,8 @@ var mutating = []call{
 			Capabilities: []registry.VolumeCapability{
 				{Access: usage.Access, Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice},
 			},
-			Parameters: map[string]string{"p": canaryParameter}, Required: []registry.Topology{{"zone": "a"}},
-			Preferred: []registry.Topology{{"zone": "b"}}, CloneID: "other", Secrets: secrets,
+			Parameters: map[string]string{"api-key": canaryParameter}, Required: []registry.Topology{{"zone": "a"}},
+			Preferred: []registry.Topology{{"zone": "b"}}, Source: registry.Source{Volume: "other"}, Secrets: secrets,
 		})
 		return err
 	}, &csi.CreateVolumeRequest{
@@ -63,7 +66,7 @@ var mutating = []call{
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 		}},
-		Parameters: map[string]string{"p": canaryParameter}, Secrets: revealed,
+		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
 		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "other"},
 		}},
@@ -131,10 +134,43 @@ var mutating = []call{
 var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter}, func(ctx context.Context, f *Fleet) error {
 	_, err := f.Validate(ctx, controllerKey, controller.ValidateRequest{
 		VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags, Secrets: secrets,
-		Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}}, Parameters: map[string]string{"p": canaryParameter},
+		Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}}, Parameters: map[string]string{"api-key": canaryParameter},
 	})
 	return err
 }, &csi.ValidateVolumeCapabilitiesRequest{
 	VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
-	Parameters: map[string]string{"p": canaryParameter}, Secrets: revealed,
+	Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
 }}
+
+// What a plugin calls a volume comes as it is, and so does what it says the volume was filled from, though it says nothing.
+func TestCreatedIsWhatThePluginSays(t *testing.T) {
+	for _, ids := range csifake.IDForms {
+		source := ids.VolumeID("source")
+		storage := csifake.NewBackend("")
+		if err := storage.AddVolume(source, 1<<20, nil); err != nil {
+			t.Fatal(err)
+		}
+		fake, f := start(t, csifake.Config{Backend: storage, IDs: ids})
+		create := func(name string) controller.Created {
+			t.Helper()
+			out, err := f.Create(patient(t), controllerKey, controller.CreateRequest{
+				Name: name, Capabilities: []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}},
+				Source: registry.Source{Volume: registry.ExternalID(source)},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		if got := create("copy"); got.VolumeID != ids.VolumeID("copy") || string(got.Source.Volume) != source {
+			t.Errorf("ids %q: %.80q from %s", ids, got.VolumeID, got.Source)
+		}
+		fake.On("CreateVolume").Lie(csifake.IgnoreSource)
+		if got := create("empty"); got.Source != (registry.Source{}) {
+			t.Errorf("ids %q: a plugin that ignores sources is said to have filled it from %s", ids, got.Source)
+		}
+		if broken := fake.Check(journal.Options{}); len(broken) > 0 {
+			t.Errorf("ids %q: %v", ids, broken)
+		}
+	}
+}

@@ -21,6 +21,7 @@ import (
 // Limits of one connection.
 const (
 	maxAnswer   = 4 << 20 // bytes of one message
+	window      = 1 << 20 // bytes of an answer that may come before it is read; less than maxAnswer: readAnswer relies on it
 	maxHeaders  = 1 << 20 // bytes of headers and trailers: the plugin's error texts
 	redialFirst = 10 * time.Millisecond
 	redialMost  = time.Second
@@ -34,11 +35,13 @@ type Conn struct {
 	path  string
 	dial  Dial
 	cc    *grpc.ClientConn
-	hide  func() []string // what must not appear in its texts
-	news  atomic.Uint64   // counts what may change what the plugin says of itself: connections made, and some answers (send)
-	known atomic.Uint64   // news at the last good Describe
-	made  atomic.Uint64   // connections
-	cut   atomic.Int64    // when a call was last cut off that the plugin may have heard of, Unix time in ns
+	sent  *memory       // to the plugin
+	news  atomic.Uint64 // counts what may change what the plugin says of itself: connections made, and some answers (send)
+	known atomic.Uint64 // news at the last good Describe
+	made  atomic.Uint64 // connections
+	cut   atomic.Int64  // when a call was last cut off that the plugin may have heard of, Unix time in ns
+
+	supervised bool // guarded by the fleet's lock: a supervisor uses it, so only Close or the end of the fleet closes it
 
 	mu  sync.Mutex               // guards met; held for no longer than a look-up
 	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
@@ -46,8 +49,8 @@ type Conn struct {
 	sockets sockets
 }
 
-func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Conn, error) {
-	c := &Conn{Task: t, path: path, dial: d, hide: hide}
+func newConn(t registry.TaskKey, path string, d Dial, sent *memory) (*Conn, error) {
+	c := &Conn{Task: t, path: path, dial: d, sent: sent}
 	c.news.Store(1) // what it says of itself has not been asked yet
 	cc, err := grpc.NewClient("passthrough:///"+path,
 		grpc.WithTransportCredentials(numbered(c)),
@@ -57,6 +60,8 @@ func newConn(t registry.TaskKey, path string, d Dial, hide func() []string) (*Co
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(),
 		grpc.WithIdleTimeout(idleLimit),
+		grpc.WithInitialWindowSize(window),
+		grpc.WithUnaryInterceptor(readAnswer),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithStatsHandler(ear{c}),
 		grpc.WithConnectParams(grpc.ConnectParams{

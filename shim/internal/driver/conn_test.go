@@ -323,7 +323,7 @@ func TestOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	strangers := New(table{})
 	t.Cleanup(strangers.CloseAll)
-	if stranger, err := strangers.Open(taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil || !stranger.Outdated() {
+	if stranger, err := strangers.Open("disk", taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil || !stranger.Outdated() {
 		t.Errorf("what was never asked is not outdated: %v", err)
 	}
 	c := open(t, f)

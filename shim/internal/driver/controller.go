@@ -21,6 +21,10 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r controlle
 		reply, err := csi.NewControllerClient(cc).CreateVolume(ctx, createRequest(r))
 		vol := reply.GetVolume()
 		out = controller.Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
+		out.Source = registry.Source{
+			Volume:   registry.ExternalID(vol.GetContentSource().GetVolume().GetVolumeId()),
+			Snapshot: registry.ExternalID(vol.GetContentSource().GetSnapshot().GetSnapshotId()),
+		}
 		for _, t := range vol.GetAccessibleTopology() {
 			out.Accessible = append(out.Accessible, t.GetSegments())
 		}
@@ -39,17 +43,23 @@ func createRequest(r controller.CreateRequest) *csi.CreateVolumeRequest {
 	if len(r.Required)+len(r.Preferred) > 0 {
 		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(r.Required), Preferred: topologies(r.Preferred)}
 	}
+	req.VolumeContentSource = contentSource(r.Source)
+	return req
+}
+
+// contentSource is nil for an empty volume.
+func contentSource(s registry.Source) *csi.VolumeContentSource {
 	switch {
-	case r.CloneID != "":
-		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: string(r.CloneID)},
+	case s.Volume != "":
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: string(s.Volume)},
 		}}
-	case r.SnapshotID != "":
-		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: r.SnapshotID},
+	case s.Snapshot != "":
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: string(s.Snapshot)},
 		}}
 	}
-	return req
+	return nil
 }
 
 // Delete is DeleteVolume.
@@ -114,7 +124,7 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r control
 			Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 		})
 		out = controller.Validated{
-			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), append(hide.words(), f.remembered(at.Plugin)...)),
+			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), f.memory(at.Plugin).redactor(hide.words)),
 		}
 		return err
 	})

@@ -17,8 +17,9 @@ type ear struct{ conn *Conn }
 
 var _ stats.Handler = ear{}
 
-// letter is one request. It has left once it was handed to the transport: from then on it may be read at the other end.
-type letter struct{ left atomic.Bool }
+// letter is one request. left is set once the request was handed to the transport, after which the plugin may read it.
+// answered is set once the plugin's own status has come, which ends the answer.
+type letter struct{ left, answered atomic.Bool }
 
 type letterKey struct{}
 
@@ -31,10 +32,15 @@ func posted(ctx context.Context) (context.Context, *letter) {
 func (ear) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
 func (e ear) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	l, _ := ctx.Value(letterKey{}).(*letter)
 	switch s := s.(type) {
 	case *stats.OutPayload:
-		if l, ok := ctx.Value(letterKey{}).(*letter); ok {
+		if l != nil {
 			l.left.Store(true)
+		}
+	case *stats.InTrailer:
+		if l != nil {
+			l.answered.Store(true)
 		}
 	case *stats.End:
 		if s.Error != nil && ctx.Err() != nil {
@@ -71,9 +77,10 @@ func (exact) Marshal(v any) (mem.BufferSlice, error) {
 }
 
 func (exact) Unmarshal(data mem.BufferSlice, v any) error {
-	m, ok := v.(proto.Message)
+	a, ok := v.(*answer)
 	if !ok {
-		return fmt.Errorf("%T is no message", v)
+		return fmt.Errorf("%T is no answer", v)
 	}
-	return proto.Unmarshal(data.Materialize(), m)
+	a.err = proto.Unmarshal(data.Materialize(), a.into)
+	return a.err
 }

@@ -2,12 +2,7 @@ package driver
 
 import (
 	"cmp"
-	"encoding/base64"
-	"net/url"
-	"slices"
-	"strconv"
 	"strings"
-	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,9 +10,6 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
-
-// maxDetail bounds what is kept of a plugin's error text, in bytes.
-const maxDetail = 1 << 10
 
 // kinds is what kind of error a gRPC code is (CSI spec "Error Scheme"). What it says of the call is in the retry table (package intent).
 var kinds = map[codes.Code]error{
@@ -49,74 +41,30 @@ var names = map[codes.Code]string{
 }
 
 // codeName is the code of err by name. A number that gRPC does not have is UNKNOWN, as the gRPC specification asks.
-func codeName(err error) string { return cmp.Or(names[status.Code(err)], "UNKNOWN") }
-
-// failure is err, of a call to the instance, as everybody else knows it; nil stays nil. A call whose request has not left has failed,
-// whatever its code is: it can have no effect. What is in hide does not appear in its text.
-func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, hide []string) error {
-	if err == nil {
-		return nil
+func codeName(err error) string {
+	if isUnreadable(err) {
+		return registry.CodeUnreadable
 	}
-	text, kind := judge(err, hide)
-	outcome := intent.OutcomeOf(rpc, codeName(err))
-	if !left {
-		outcome = registry.OutcomeFailed
+	return cmp.Or(names[status.Code(err)], "UNKNOWN")
+}
+
+// failure is err, of a call to the instance, as everybody else knows it. A call whose request has not left has failed,
+// whatever its code is: it can have no effect. Neither can a call that changes nothing. Secrets in its text are masked.
+func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, masks *strings.Replacer) *registry.CallError {
+	text, kind := judge(err, masks)
+	outcome := registry.OutcomeFailed
+	if _, changes := intent.Policies[rpc]; changes && left {
+		outcome = intent.OutcomeOf(rpc, codeName(err))
 	}
 	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text}
 }
 
 // judge is what err says, and its kind.
-func judge(err error, hide []string) (text string, kind error) {
+func judge(err error, masks *strings.Replacer) (text string, kind error) {
 	st := status.Convert(err)
 	kind, known := kinds[st.Code()]
-	if !known {
+	if !known || isUnreadable(err) {
 		kind = registry.ErrInternal
 	}
-	return Redact(st.Message(), hide), kind
-}
-
-// Redact is s as it may be shown: bounded, printable, one line, and without the values in hide, also as Go, JSON, base64 and URLs write them.
-func Redact(s string, hide []string) string {
-	without := strings.NewReplacer(pairs(hide)...)
-	s = without.Replace(printable(without.Replace(s)))
-	if len(s) > maxDetail {
-		s = s[:maxDetail] + "…"
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-}
-
-// pairs is every form of the values, each with what stands for it, the longest first: one may be part of another.
-func pairs(values []string) (list []string) {
-	var all []string
-	for _, v := range values {
-		all = append(all, forms(v)...)
-	}
-	slices.SortFunc(all, func(x, y string) int { return cmp.Or(cmp.Compare(len(y), len(x)), cmp.Compare(x, y)) })
-	for _, form := range slices.Compact(all) {
-		list = append(list, form, "***")
-	}
-	return list
-}
-
-// forms is how a value may be written.
-func forms(v string) []string {
-	if v == "" {
-		return nil
-	}
-	quoted := strconv.Quote(v)
-	all := []string{v, quoted[1 : len(quoted)-1]}
-	if len(v) >= shortest {
-		all = append(all, base64.RawStdEncoding.EncodeToString([]byte(v)), base64.RawURLEncoding.EncodeToString([]byte(v)),
-			url.QueryEscape(v), url.PathEscape(v))
-	}
-	return all
+	return Redact(st.Message(), masks), kind
 }

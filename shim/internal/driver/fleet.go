@@ -38,17 +38,22 @@ func Dialling(instances Instances, d Dial) *Fleet {
 	return &Fleet{conns: map[registry.TaskKey]*Conn{}, memories: map[registry.PluginID]*memory{}, instances: instances, dial: d}
 }
 
-// Open is the connection to the task's socket; it is made if there is none. Nothing is dialled before the first call.
-func (f *Fleet) Open(t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
+// Open is the connection to the plugin's task at its socket; it is made if there is none. Nothing is dialled before the first call.
+func (f *Fleet) Open(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.open(id, t, at)
+}
+
+// open is Open for a caller that holds the fleet's lock.
+func (f *Fleet) open(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	if f.ended {
 		return nil, registry.Errorf(registry.ErrUnavailable, "the connections to plugins are closed")
 	}
-	if c := f.conns[t]; c != nil && c.path == at.Host {
+	if c := f.conns[t]; c != nil && c.path == at.Host && c.sent == f.memoryOf(id) {
 		return c, nil
 	}
-	c, err := newConn(t, at.Host, f.dial, f.everything)
+	c, err := newConn(t, at.Host, f.dial, f.memoryOf(id))
 	if err != nil {
 		return nil, err
 	}
@@ -59,9 +64,16 @@ func (f *Fleet) Open(t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	return c, nil
 }
 
-// Connect is Open, for the supervisor.
-func (f *Fleet) Connect(t registry.TaskKey, at registry.Endpoint) (supervise.Plugin, error) {
-	return f.Open(t, at)
+// Connect is Open, for a supervisor. The connection stays open until Close.
+func (f *Fleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (supervise.Plugin, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, err := f.open(id, t, at)
+	if err != nil {
+		return nil, err
+	}
+	c.supervised = true
+	return c, nil
 }
 
 // Close ends the task's connection, if there is one. Calls under way end uncertain. A fleet that is about to end leaves that to End.
@@ -126,12 +138,34 @@ func (f *Fleet) CloseAll() {
 	}
 }
 
-// of is the instance, and the connection to its task.
+// of returns the instance and the connection to its task.
 func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	in, known := f.instances.Get(k)
 	if !known {
-		return nil, in, registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
+		return nil, in, unregistered(k)
 	}
-	c, err := f.Open(k.TaskKey(), in.Endpoint)
-	return c, in, err
+	c, err := f.Open(k.Plugin, k.TaskKey(), in.Endpoint)
+	if err != nil {
+		return nil, in, err
+	}
+	// The instance leaves the table before its connection is closed. If it has left by now, Close may have come before Open.
+	if _, known := f.instances.Get(k); !known {
+		f.drop(c)
+		return nil, in, unregistered(k)
+	}
+	return c, in, nil
+}
+
+func unregistered(k registry.InstanceKey) error {
+	return registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
+}
+
+// drop closes c unless a supervisor uses it: a newer attempt of the task has the same key.
+func (f *Fleet) drop(c *Conn) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conns[c.Task] == c && !f.ending && !c.supervised {
+		c.close()
+		delete(f.conns, c.Task)
+	}
 }

@@ -189,9 +189,19 @@ func size(m map[string]string) (n int) {
 	return n
 }
 
+// retired names capabilities that CSI had up to version 1.12, by service. Their numbers stay reserved.
+var retired = map[string]map[int32]string{
+	"controller": {11: "VOLUME_CONDITION"},
+	"node":       {4: "VOLUME_CONDITION"},
+}
+
 // capability names an enum value, also one that this build does not know.
 func capability(service string, known map[int32]string, value int32) registry.Capability {
-	if name, ok := known[value]; ok {
+	name, ok := known[value]
+	if !ok {
+		name, ok = retired[service][value]
+	}
+	if ok {
 		return registry.Capability(service + "." + name)
 	}
 	return registry.Capability(fmt.Sprintf("%s.%d", service, value))

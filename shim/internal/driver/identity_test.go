@@ -96,7 +96,7 @@ func TestHostileAnswers(t *testing.T) {
 		{"name of 64", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:64]}, nil, "is not one"},
 		{"name of 63", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:63]}, nil, ""},
 		{"long version", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b", VendorVersion: long}, nil, "longer than 128"},
-		{"oversized info", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: strings.Repeat(long, 5)}, nil, "RESOURCE_EXHAUSTED"},
+		{"oversized info", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: strings.Repeat(long, 5)}, nil, "UNREADABLE"},
 		{"no info", "GetPluginInfo", nil, status.Error(codes.Unimplemented, "no"), "GetPluginInfo: UNIMPLEMENTED: no"},
 		{"nothing", "GetPluginCapabilities", &csi.GetPluginCapabilitiesResponse{}, nil, ""},
 		{"empty capabilities", "GetPluginCapabilities", &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{}, {
@@ -115,7 +115,7 @@ func TestHostileAnswers(t *testing.T) {
 		{"no node", "NodeGetCapabilities", nil, status.Error(codes.Unimplemented, "no"), "NodeGetCapabilities: UNIMPLEMENTED"},
 		{"empty node id", "NodeGetInfo", &csi.NodeGetInfoResponse{}, nil, "node id is empty"},
 		{"overlong node id", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: long[:257]}, nil, "257 bytes long"},
-		{"node id with a line break", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "a\nb"}, nil, "unprintable"},
+		{"node id with a line break", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "a\nb"}, nil, ""},
 		{"negative limit", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}, nil, "max_volumes_per_node is -1"},
 		{"endless topology", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{
 			Segments: map[string]string{"zone": long},
@@ -198,7 +198,7 @@ func TestValidated(t *testing.T) {
 		}, nil
 	})
 	got, err := f.Validate(patient(t), controllerKey, controller.ValidateRequest{
-		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags, Parameters: map[string]string{"p": canaryParameter}, Secrets: secrets,
+		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags, Parameters: map[string]string{"api-key": canaryParameter}, Secrets: secrets,
 	})
 	want := []registry.VolumeCapability{
 		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly, Attachment: registry.BlockDevice},

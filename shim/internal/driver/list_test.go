@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -54,7 +55,7 @@ func TestListPage(t *testing.T) {
 // A token that does not hold any more is told from other failures, and what the plugin was sent does not come back in a text.
 func TestListPageFails(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	f.learn("disk", veil{secrets: []string{canarySecret}})
+	f.memory("disk").learn([]word{{"", canarySecret}})
 	fake.On("ListVolumes").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
 		return nil, status.Error(codes.Aborted, "bad token, and "+canarySecret)
 	})
@@ -64,4 +65,32 @@ func TestListPageFails(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	without(t, "its text", err.Error(), canarySecret)
+}
+
+func TestListPageTellsDeathFromAnswer(t *testing.T) {
+	for what, c := range map[string]struct {
+		rule csifake.Rule
+		lost bool
+	}{
+		"it dies":                       {csifake.Rule{RPC: "ListVolumes", Crash: true}, true},
+		"it answers UNAVAILABLE":        {csifake.Rule{RPC: "ListVolumes", Code: "UNAVAILABLE"}, false},
+		"it does not answer in time":    {csifake.Rule{RPC: "ListVolumes", Hang: csifake.ForEver}, false},
+		"it panics after its last page": {csifake.Rule{RPC: "ListVolumes", When: csifake.After, Crash: true}, true},
+	} {
+		fake, f := start(t, csifake.Config{Caps: []string{"LIST_VOLUMES"}})
+		if err := fake.Script(c.rule); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(patient(t), time.Second)
+		_, err := f.ListPage(ctx, controllerKey, "")
+		cancel()
+		call, is := errors.AsType[*registry.CallError](err)
+		if !is || call.Lost != c.lost {
+			t.Errorf("%s: %+v", what, err)
+		}
+	}
+	_, err := fleetFor(t, "/no/such/socket").ListPage(patient(t), controllerKey, "")
+	if call, is := errors.AsType[*registry.CallError](err); !is || call.Lost {
+		t.Errorf("nobody is there: %+v", err)
+	}
 }

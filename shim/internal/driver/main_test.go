@@ -109,7 +109,7 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 // register has the plugin say what it is, if one listens, as a supervisor does.
 func register(f *Fleet, instances table) {
 	for k, in := range instances {
-		c, err := f.Open(taskKey, in.Endpoint)
+		c, err := f.Open(k.Plugin, taskKey, in.Endpoint)
 		if err != nil {
 			continue
 		}

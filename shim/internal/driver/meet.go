@@ -42,7 +42,7 @@ func alike(now, was registry.Fingerprint) bool {
 // Greet connects to the plugin of a task before it is needed, and has it say what it is in the roles of its instances, which are given. A plugin
 // that is another one than they say keeps no connection: it is met when it is called, or is registered anew by its supervisor.
 func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
-	c, err := f.Open(t, instances[0].Endpoint)
+	c, err := f.Open(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {
 		return err
 	}

@@ -1,112 +1,131 @@
 package driver
 
 import (
+	"strings"
+	"sync"
+
 	"holdfast/registry"
 )
 
 // Limits of what is remembered of one plugin.
 const (
-	maxRemembered = 512       // values of a kind
-	maxValue      = 128 << 10 // bytes of one value; larger ones are hidden in their own call only
+	maxRemembered = 512     // secrets
+	maxBytes      = 1 << 20 // of their values
 )
 
 // veil is what must not appear in a text of a plugin.
 type veil struct {
-	secrets []string
-	other   []string // mount flags, and the values of both contexts
-	// more is asked for what the call itself does not carry, once the plugin has said something; nil: there is nothing. all: nothing that the
-	// plugin says may be told.
+	words []word
+	// more returns what the call itself does not carry. It is called only if the plugin has said something. all means that
+	// nothing of the plugin's text may be shown. nil: the call carries everything.
 	more func() (v veil, all bool)
 }
 
-func (v veil) words() []string { return append(v.secrets[:len(v.secrets):len(v.secrets)], v.other...) }
+// word is a secret's value as it is masked: wherever it stands, or only behind its name if it is short.
+type word struct{ name, value string } // name is empty if the value is masked wherever it stands
 
-// hidden collects what must not appear in texts: the values of secrets, mount flags, and the values of both contexts. Values of fewer than
-// shortest bytes stay, but for secrets.
+// hidden collects what must not appear in texts: secrets, and values in mount flags, parameters and contexts that are
+// named like secrets.
 func hidden(secrets map[string]registry.SecretValue, flags registry.Flags, contexts ...map[string]string) (v veil) {
-	for _, s := range secrets {
-		v.secrets = append(v.secrets, s.Reveal())
+	for name, s := range secrets {
+		v.add(name, s.Reveal())
 	}
-	open := flags.List()
+	flags.Secrets(v.add)
 	for _, c := range contexts {
-		for _, value := range c {
-			open = append(open, value)
-		}
-	}
-	for _, value := range open {
-		if len(value) >= shortest {
-			v.other = append(v.other, value)
+		for name, value := range c {
+			if registry.SecretName(name) {
+				v.add(name, value)
+			}
 		}
 	}
 	return v
 }
 
-// shortest is what a mount flag or a context's value must be long, in bytes, to be hidden: "ro" or "1" would blot out everything else.
-const shortest = 4
+// shortest is the length, in bytes, from which a secret is masked wherever it stands. Masking "true" or "1234" everywhere
+// would hide words that are no secrets.
+const shortest = 6
 
-// memory is what was sent to one plugin and must not come back in a text: a plugin may tell in one call, or in a probe, what it got in
-// another one. It ends with the process. Whoever uses it holds the fleet's lock.
-type memory struct{ secrets, other values }
-
-// values are the newest that were sent, each once.
-type values struct {
-	order []string // oldest first
-	known map[string]bool
-}
-
-func (m *memory) learn(v veil) {
-	m.secrets.add(v.secrets)
-	m.other.add(v.other)
-}
-
-func (vs *values) add(list []string) {
-	if vs.known == nil {
-		vs.known = map[string]bool{}
-	}
-	for _, value := range list {
-		if value == "" || len(value) > maxValue || vs.known[value] {
-			continue
-		}
-		if len(vs.order) == maxRemembered {
-			delete(vs.known, vs.order[0])
-			vs.order = vs.order[1:]
-		}
-		vs.order, vs.known[value] = append(vs.order, value), true
+func (v *veil) add(name, value string) {
+	switch {
+	case value == "":
+	case len(value) >= shortest:
+		v.words = append(v.words, word{"", value})
+	case name != "":
+		v.words = append(v.words, word{name, value})
 	}
 }
 
-func (m *memory) words() []string {
-	return append(m.secrets.order[:len(m.secrets.order):len(m.secrets.order)], m.other.order...)
+// memory holds the secrets that were sent to one plugin. The plugin may repeat in one call, or in a probe, what it was sent
+// in another, so all its texts are masked by them. It is not stored.
+type memory struct {
+	mu    sync.Mutex      // guards all below; held while masks are built, by calls of this plugin only
+	sent  map[word]uint64 // when each was sent last, in turns
+	turns uint64
+	bytes int               // of the values
+	masks *strings.Replacer // of sent; nil: sent has changed since they were built
 }
 
 // learn remembers what is about to be sent to the plugin.
-func (f *Fleet) learn(id registry.PluginID, v veil) {
+func (m *memory) learn(words []word) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.add(words)
+}
+
+// redactor masks what was ever sent to the plugin, and words for certain.
+func (m *memory) redactor(words []word) *strings.Replacer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.add(words)
+	if m.masks == nil {
+		m.masks = masksOf(m.sent)
+	}
+	return m.masks
+}
+
+// add keeps the newest words within the limits. Words of one call are kept together.
+func (m *memory) add(words []word) {
+	if m.sent == nil {
+		m.sent = map[word]uint64{}
+	}
+	before := m.turns
+	for _, w := range words {
+		if _, known := m.sent[w]; !known {
+			m.masks = nil
+			m.bytes += len(w.value)
+		}
+		m.turns++
+		m.sent[w] = m.turns
+	}
+	for len(m.sent) > maxRemembered || m.bytes > maxBytes {
+		oldest, at := word{}, before+1
+		for w, turn := range m.sent {
+			if turn < at {
+				oldest, at = w, turn
+			}
+		}
+		if at > before {
+			return
+		}
+		delete(m.sent, oldest)
+		m.bytes -= len(oldest.value)
+		m.masks = nil
+	}
+}
+
+// memory returns what was sent to the plugin.
+func (f *Fleet) memory(id registry.PluginID) *memory {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.memoryOf(id)
+}
+
+// memoryOf is memory for a caller that holds the fleet's lock.
+func (f *Fleet) memoryOf(id registry.PluginID) *memory {
 	m := f.memories[id]
 	if m == nil {
 		m = &memory{}
 		f.memories[id] = m
 	}
-	m.learn(v)
-}
-
-// remembered is what was sent to the plugin.
-func (f *Fleet) remembered(id registry.PluginID) []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if m := f.memories[id]; m != nil {
-		return m.words()
-	}
-	return nil
-}
-
-// everything is what was sent to any plugin: for texts of a task whose plugin is not known yet.
-func (f *Fleet) everything() (words []string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, m := range f.memories {
-		words = append(words, m.words()...)
-	}
-	return words
+	return m
 }

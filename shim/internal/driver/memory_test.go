@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,7 +63,7 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 	private := func(p volume.Private) func(context.Context) volume.Private {
 		return func(context.Context) volume.Private { asked++; return p }
 	}
-	known := volume.Private{Secrets: secrets, MountFlags: usage.MountFlags, Contexts: []map[string]string{publishContext, volumeContext, {"p": canaryParameter}}}
+	known := volume.Private{Secrets: secrets, MountFlags: usage.MountFlags, Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
 	unstage := func(f *Fleet, p volume.Private) error {
 		return f.Unstage(patient(t), nodeKey, volume.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s", Private: private(p)})
 	}
@@ -88,18 +89,80 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	f := New(nil)
+	m := &memory{}
+	kept := word{"", "secret-kept"}
 	for i := range 3 * maxRemembered {
-		f.learn("p", veil{secrets: []string{fmt.Sprint("secret-", i), "kept"}, other: []string{fmt.Sprint("other-", i), strings.Repeat("x", maxValue+1)}})
+		m.learn([]word{{"", fmt.Sprint("secret-", i)}, kept})
 	}
-	words := f.remembered("p")
-	if len(words) != 2*maxRemembered || len(f.everything()) != len(words) || len(f.remembered("q")) != 0 {
-		t.Errorf("%d values are remembered", len(words))
+	if _, newest := m.sent[word{"", fmt.Sprint("secret-", 3*maxRemembered-1)}]; len(m.sent) != maxRemembered || !newest {
+		t.Errorf("%d values are remembered, the newest: %v", len(m.sent), newest)
 	}
-	for _, newest := range []string{fmt.Sprint("secret-", 3*maxRemembered-1), fmt.Sprint("other-", 3*maxRemembered-1), "kept"} {
-		if !strings.Contains(strings.Join(words, " ")+" ", newest+" ") {
-			t.Errorf("%s is forgotten", newest)
+	if _, is := m.sent[kept]; !is {
+		t.Error("a value that every call sends is forgotten")
+	}
+	large := word{"", strings.Repeat("x", maxBytes+1)}
+	if got := Redact("is "+large.value, m.redactor([]word{large})); got != "is ***" {
+		t.Errorf("a value beyond the limit is shown in its own call: %.20q", got)
+	}
+	m.learn([]word{kept})
+	if m.bytes != len(kept.value) || len(m.sent) != 1 {
+		t.Errorf("%d bytes of %d values are remembered", m.bytes, len(m.sent))
+	}
+}
+
+// fleetThatSent is a fleet without plugins which has sent n secrets to the plugin "disk", and n to another one.
+func fleetThatSent(n int) *Fleet {
+	f := New(table{})
+	for i := range n {
+		f.memory("disk").learn([]word{{"", fmt.Sprint("secret-number-", i)}})
+		f.memory("other").learn([]word{{"", fmt.Sprint("other-number-", i)}})
+	}
+	return f
+}
+
+func failedProbe(t testing.TB, f *Fleet, dir string) func() {
+	t.Helper()
+	c, err := f.Open("disk", taskKey, registry.Endpoint{Host: filepath.Join(dir, "none.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if _, err := c.Probe(context.Background()); err == nil {
+			t.Error("nobody answered a probe, and it succeeded")
 		}
+	}
+}
+
+// A probe that fails costs the same whatever was sent before. Building the masks of 512 values takes thousands of allocations.
+func TestFailedProbeBuildsNoMasks(t *testing.T) {
+	f := fleetThatSent(maxRemembered)
+	defer f.CloseAll()
+	probe := failedProbe(t, f, socketDir(t))
+	probe() // builds them once
+	built := f.memory("disk").masks
+	if n := testing.AllocsPerRun(20, probe); n > 1000 {
+		t.Errorf("a failed probe allocates %v times", n)
+	}
+	if f.memory("disk").masks != built || built == nil || f.memory("other").masks != nil {
+		t.Error("masks were built for nothing")
+	}
+}
+
+// A plugin's texts are masked by what was sent to this plugin.
+func TestSecretsOfAnotherPluginMaskNothing(t *testing.T) {
+	f := fleetThatSent(1)
+	if got := Redact("secret-number-0 other-number-0", f.memory("disk").redactor(nil)); got != "*** other-number-0" {
+		t.Error(got)
+	}
+}
+
+func BenchmarkFailedProbe(b *testing.B) {
+	f := fleetThatSent(maxRemembered)
+	defer f.CloseAll()
+	probe := failedProbe(b, f, b.TempDir())
+	b.ReportAllocs()
+	for b.Loop() {
+		probe()
 	}
 }
 

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -14,31 +13,30 @@ import (
 )
 
 // statsRPC changes nothing.
-const statsRPC registry.RPC = "NodeGetVolumeStats"
+const statsRPC = registry.NodeStatsRPC
 
 // maxUnits bounds the units of one answer; CSI 1.13 has two.
 const maxUnits = 8
 
-// Stats is NodeGetVolumeStats. A call that changes nothing has failed if it has not succeeded, whatever its error says.
-func (f *Fleet) Stats(ctx context.Context, at registry.InstanceKey, r volume.StatsRequest) (out []registry.VolumeUsage, err error) {
+// Stats is NodeGetVolumeStats.
+func (f *Fleet) Stats(ctx context.Context, at registry.InstanceKey, r volume.StatsRequest) (out registry.VolumeReport, err error) {
 	var reply *csi.NodeGetVolumeStatsResponse
-	err = f.send(ctx, statsRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) (err error) {
+	private := later(ctx, r.Private)
+	err = f.send(ctx, statsRPC, at, private, func(ctx context.Context, cc grpc.ClientConnInterface) (err error) {
 		reply, err = csi.NewNodeClient(cc).NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
 			VolumeId: string(r.VolumeID), VolumePath: r.Path, StagingTargetPath: r.StagingPath,
 		})
 		return err
 	})
-	if call, is := errors.AsType[*registry.CallError](err); is {
-		call.Outcome = registry.OutcomeFailed
-	}
 	if err != nil {
-		return nil, err
+		return out, err
 	}
-	if out, err = usages(reply.GetUsage()); err != nil {
+	if out.Usage, err = usages(reply.GetUsage()); err != nil {
 		err = &registry.CallError{
 			RPC: statsRPC, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal, Detail: err.Error(),
 		}
 	}
+	out.Condition = condition(reply, func() (*strings.Replacer, bool) { return f.memory(at.Plugin).unsaid(private, true) })
 	return out, err
 }
 

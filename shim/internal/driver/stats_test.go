@@ -21,6 +21,11 @@ import (
 )
 
 func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
+	report, err := askReport(ctx, f)
+	return report.Usage, err
+}
+
+func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 	return f.Stats(ctx, nodeKey, volume.StatsRequest{
 		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
 		Private: func(context.Context) volume.Private { return volume.Private{Secrets: secrets} },

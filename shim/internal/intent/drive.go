@@ -40,6 +40,9 @@ type Call struct {
 	// Failed is part of the commit that closes the intent after the call failed for certain; clean: no earlier try of it may have
 	// had an effect either. It may be nil.
 	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
+	// Again is after how long whoever drives the call sends it again by itself if this drive leaves it without a certain answer: for people.
+	// 0: that is not known.
+	Again time.Duration
 	// Policy of its retries. The zero value is the one that Policies has for the RPC.
 	Policy Policy
 }
@@ -275,7 +278,11 @@ func (d *drive) giveUp(ctx context.Context, err *registry.CallError) error {
 			return change
 		})
 	case !LetGo(ctx):
-		store = d.keep(ctx, err, time.Time{})
+		next := time.Time{}
+		if d.Again > 0 {
+			next = d.now().Add(d.Again)
+		}
+		store = d.keep(ctx, err, next)
 	}
 	if ctx.Err() != nil {
 		return errors.Join(fmt.Errorf("%w (given up: %w)", said, context.Cause(ctx)), store)

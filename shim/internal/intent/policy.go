@@ -36,12 +36,13 @@ func (p Policy) Row(code string) Row {
 	return row
 }
 
-// PolicyOf is the policy of an RPC. One that has none gets that of NodePublishVolume.
+// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. For an RPC of a newer build, which the
+// state file may name, the policy takes every answer as uncertain and allows no second try.
 func PolicyOf(rpc registry.RPC) Policy {
 	if p, known := Policies[rpc]; known {
 		return p
 	}
-	return Policies[registry.NodePublishRPC]
+	return unknownRPC
 }
 
 // OutcomeOf is what an answer says of a call.
@@ -90,8 +91,8 @@ func (r Row) with(b Backoff) Row {
 }
 
 // common is what holds for every call that changes something (CSI spec, "Error Scheme"). Nothing says that what ended with UNKNOWN, INTERNAL or
-// DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also what an answer over the size limit looks like, and
-// the plugin has acted by then.
+// DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also what a plugin's own limit on the size of its answers looks
+// like, and the plugin has acted by then, as it has where its answer cannot be read.
 var common = map[string]Row{
 	"":                    uncertain(few, "the connection to the plugin broke during the call: see in its log whether it crashes"),
 	"CANCELLED":           uncertain(few, "the call was called off; it is sent again or undone: nothing is to be done"),
@@ -111,6 +112,20 @@ var common = map[string]Row{
 	"UNIMPLEMENTED":       failed(1, "the plugin announced that it can do this, and cannot: use another version, or another plugin"),
 	"OK":                  failed(1, "the plugin says that it is done, but it is not, or the answer cannot be used: its log may say why"),
 	"UNAUTHENTICATED":     failed(few, "the plugin refuses the volume's secrets: correct them"),
+
+	registry.CodeUnreadable: uncertain(few, "the plugin's answer cannot be read, so it is not known what it did: "+
+		"use another version of the plugin"),
+}
+
+// unknownRPC is the policy of RPCs that this build does not know.
+var unknownRPC = Policy{5 * time.Minute, cautious()}
+
+func cautious() map[string]Row {
+	table := map[string]Row{}
+	for code := range common {
+		table[code] = Row{registry.OutcomeUncertain, 1, slow, "this shim does not know the call: go on with the newer one that began it"}
+	}
+	return table
 }
 
 // Policies is the retry table: per RPC what differs from common.
@@ -120,6 +135,8 @@ var Policies = map[registry.RPC]Policy{
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
 		"NOT_FOUND":          failed(1, "the plugin does not know what this one is to be made of: see whether it exists there"),
 		"ALREADY_EXISTS":     failed(1, "the plugin has another volume of that name: choose another name, or ask for the same"),
+		// The plugin has made the volume, and would say the same of it again: the record says so until a person decides.
+		registry.CodeUnreadable: failed(1, "the plugin has probably made the volume, and its answer cannot be read: use another version of it"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
 		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
@@ -133,14 +150,10 @@ var Policies = map[registry.RPC]Policy{
 	registry.ControllerUnpublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
 		"NOT_FOUND": failed(1, "the plugin does not know the volume, or the node, and does not say that it is detached: see there whether it is"),
 	})},
-	registry.NodeStageRPC: {5 * time.Minute, rows(quick, nil)}, // may make a file system
-	registry.NodeUnstageRPC: {2 * time.Minute, rows(quick, map[string]Row{
-		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and something is still mounted: see what"),
-	})},
-	registry.NodePublishRPC: {2 * time.Minute, rows(quick, nil)},
-	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, map[string]Row{
-		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and something is still mounted: see what"),
-	})},
+	registry.NodeStageRPC:     {5 * time.Minute, rows(quick, nil)}, // may make a file system
+	registry.NodeUnstageRPC:   {2 * time.Minute, rows(quick, unmounting())},
+	registry.NodePublishRPC:   {2 * time.Minute, rows(quick, nil)},
+	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, unmounting())},
 	registry.ControllerExpandRPC: {2 * time.Minute, rows(slow, expanding(map[string]Row{
 		"FAILED_PRECONDITION": failed(few, "the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
 		"OUT_OF_RANGE":        failed(1, "the plugin cannot make the volume so large: ask for another size"),
@@ -153,12 +166,24 @@ var Policies = map[registry.RPC]Policy{
 	}))},
 }
 
+// unmounting is what differs for calls that take a mount away. A plugin that has lost its records gives either answer
+// each time. The mount is left to a person: only a person knows that nothing uses it.
+func unmounting() map[string]Row {
+	const byHand = "end what uses the mount and umount it by hand; the rest follows by itself"
+	return map[string]Row{
+		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and leaves it mounted: "+byHand),
+		"OK": failed(1, "the plugin says that it is done, and has unmounted nothing: its log may say why. "+
+			"If it has forgotten the mount, "+byHand),
+	}
+}
+
 // expanding is what differs for calls that make a volume larger. They have no undo, and nothing stands on them, so one that the plugin has
 // answered does not hold up the others for its volume; what it may have done is found out by the same call again.
 func expanding(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
 	differing["DATA_LOSS"] = failed(few, "the plugin says that data is lost: look at its storage before anything else")
+	differing[registry.CodeUnreadable] = failed(few, "the plugin's answer cannot be read: use another version of it")
 	return differing
 }
 

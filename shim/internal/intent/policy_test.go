@@ -1,6 +1,11 @@
 package intent
 
 import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strconv"
 	"testing"
 	"time"
 
@@ -48,5 +53,46 @@ func TestHashKnowsNoSecrets(t *testing.T) {
 		if one == other {
 			t.Error("different requests have one hash")
 		}
+	}
+}
+
+// A call that only a newer build knows is not sent again, and whatever its answer is, it may have taken effect. NodePublishVolume's policy would
+// call an INVALID_ARGUMENT a certain failure.
+func TestUnknownRPCIsNeverCertainToHaveFailed(t *testing.T) {
+	const unknown registry.RPC = "ControllerModifyVolume"
+	for code := range common {
+		row := PolicyOf(unknown).Row(code)
+		if row.Outcome != registry.OutcomeUncertain || row.Tries != 1 || row.Advice == "" {
+			t.Errorf("%q: %+v", code, row)
+		}
+	}
+	if PolicyOf(unknown).Deadline <= 0 {
+		t.Error("there is no deadline")
+	}
+}
+
+// Each RPC that the registry names has a policy of its own.
+func TestEveryRPCHasAPolicy(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "../../../registry/use.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, is := n.(*ast.ValueSpec)
+		if !is || fmt.Sprint(spec.Type) != "RPC" {
+			return true
+		}
+		for _, value := range spec.Values {
+			found++
+			name, err := strconv.Unquote(value.(*ast.BasicLit).Value)
+			if _, has := Policies[registry.RPC(name)]; err != nil || !has {
+				t.Errorf("%s has no policy (%v)", name, err)
+			}
+		}
+		return true
+	})
+	if found != len(Policies) {
+		t.Errorf("the registry names %d calls, and there are %d policies", found, len(Policies))
 	}
 }

@@ -35,6 +35,10 @@ func tries(rpc registry.RPC, code string) int {
 		return Forever
 	case "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAUTHENTICATED", "", "CODE_99":
 		return few
+	case registry.CodeUnreadable: // the specification says nothing of it; a volume that was made is for a person to judge
+		if rpc != registry.CreateVolumeRPC {
+			return few
+		}
 	case "NOT_FOUND": // "verify, and retry with exponential back off"
 		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC || rpc.Expands() {
 			return few
@@ -51,19 +55,23 @@ func tries(rpc registry.RPC, code string) int {
 }
 
 // stays is the codes that say nothing certain of a call.
-var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "CODE_99"}
+var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "CODE_99",
+	registry.CodeUnreadable}
 
 // staysOpen says whether the intent of a call stays open after the answer. Nothing stands on an expansion: of those, only the ones stay that
 // may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
-	answered := []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CODE_99"}
+	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
+		return false // what is left is in the volume's record
+	}
+	answered := []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CODE_99", registry.CodeUnreadable}
 	return slices.Contains(stays, code) && !(rpc.Expands() && slices.Contains(answered, code))
 }
 
 // Every code of every call: how often it is sent in an hour, and whether its intent stays open.
 func TestRetryTable(t *testing.T) {
 	codes := append(slices.Collect(maps.Keys(common)), "CODE_99")
-	if len(rpcs) != len(Policies) || len(common) != 18 {
+	if len(rpcs) != len(Policies) || len(common) != 19 {
 		t.Fatalf("the table has %d calls and %d codes", len(Policies), len(common))
 	}
 	for _, rpc := range rpcs {

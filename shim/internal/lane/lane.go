@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 )
@@ -20,11 +21,62 @@ type lane struct {
 	turn chan struct{} // holds one token while the lane is in use
 	who  string        // what is under way in it
 	uses int           // users and waiters
+
+	entering int                     // those of uses that came by Enter
+	yield    context.CancelCauseFunc // cancels the user inside if it came by EnterYielding, else nil
 }
+
+// ErrYielded is the cause of a context of EnterYielding that ended for another user of the lane.
+var ErrYielded = errors.New("the volume is needed for something else")
 
 // Enter waits for the lane of k and enters it. who says what is done there, for those that wait. Leave it by calling leave.
 func (l *Lanes) Enter(ctx context.Context, k Key, who string) (leave func(), err error) {
 	ln := l.join(k)
+	l.mu.Lock()
+	ln.entering++
+	if ln.yield != nil {
+		ln.yield(ErrYielded)
+	}
+	l.mu.Unlock()
+	left := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		ln.entering--
+	}
+	part, err := l.wait(ctx, k, ln, who)
+	if err != nil {
+		left()
+		return nil, err
+	}
+	return func() { left(); part() }, nil
+}
+
+// EnterYielding enters the lane of k as Enter does, for a call that changes nothing. The context that it returns ends with
+// ErrYielded as soon as another caller waits in Enter, so that the call can be given up and leave be called.
+func (l *Lanes) EnterYielding(ctx context.Context, k Key, who string) (inside context.Context, leave func(), err error) {
+	ln := l.join(k)
+	part, err := l.wait(ctx, k, ln, who)
+	if err != nil {
+		return nil, nil, err
+	}
+	inside, cancel := context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ln.yield = cancel
+	if ln.entering > 0 {
+		cancel(ErrYielded)
+	}
+	return inside, func() {
+		l.mu.Lock()
+		ln.yield = nil
+		l.mu.Unlock()
+		cancel(nil)
+		part()
+	}, nil
+}
+
+// wait takes ln, which the caller has joined, once it is free.
+func (l *Lanes) wait(ctx context.Context, k Key, ln *lane, who string) (leave func(), err error) {
 	select {
 	case ln.turn <- struct{}{}:
 	case <-ctx.Done():

@@ -66,3 +66,41 @@ func TestWaitEnds(t *testing.T) {
 		t.Errorf("lanes without users are kept: %v", l.lanes)
 	}
 }
+
+// Several that yield share the lane one after the other; the first that does not ends the one inside, and keeps the others from staying.
+func TestLaneIsYieldedToEnter(t *testing.T) {
+	var l Lanes
+	inside, leave, err := l.EnterYielding(t.Context(), key, "a question")
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := l.EnterYielding(waiting, key, "another question"); err == nil || inside.Err() != nil {
+		t.Fatalf("entered: %v; the one inside: %v", err, context.Cause(inside))
+	}
+	entered := make(chan func())
+	go func() { entered <- enter(t, &l, key, "a mount") }()
+	<-inside.Done()
+	if why := context.Cause(inside); !errors.Is(why, ErrYielded) {
+		t.Error(why)
+	}
+	leave()
+	leaveMount := <-entered
+	asked := make(chan error)
+	go func() {
+		inside, leave, err := l.EnterYielding(t.Context(), key, "a third question")
+		if err == nil {
+			err = inside.Err()
+			leave()
+		}
+		asked <- err
+	}()
+	leaveMount()
+	if err := <-asked; err != nil {
+		t.Error(err)
+	}
+	if len(l.lanes) != 0 {
+		t.Errorf("lanes without users are kept: %v", l.lanes)
+	}
+}

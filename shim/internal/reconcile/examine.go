@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -24,19 +25,40 @@ func Examine(f Facts) []registry.Finding {
 		j.intent(open)
 	}
 	j.strangers()
+	j.sockets()
 	j.directories()
 	for _, l := range f.Listings {
 		j.listing(l)
+	}
+	for _, v := range f.Records.Volumes {
+		j.health(v)
 	}
 	for _, text := range f.Damage {
 		j.found(registry.Finding{Kind: registry.FoundDamage, Path: f.Layout.Database(), Detail: text,
 			Advice: "keep a copy of the state file, and put a good one in its place if there is one; do not remove it while volumes are in use"})
 	}
-	for _, text := range f.Unseen {
-		j.found(registry.Finding{Kind: registry.FoundUnseen, Detail: text, Advice: "look again: what is not said here may still be wrong"})
+	for _, b := range f.Unseen {
+		kind := registry.FoundUnseen
+		if b.Skipped {
+			kind = registry.FoundSkipped
+		}
+		j.found(registry.Finding{Kind: kind, Volume: registry.VolumeKey{Plugin: b.Plugin}, Detail: b.Detail, Advice: b.Advice})
 	}
 	slices.SortFunc(j.findings, compare)
 	return j.findings
+}
+
+// health judges by what the volume's plugin said last, in each of its roles.
+func (j *judge) health(v registry.Volume) {
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		if c := v.Health.Of(role); c.Abnormal {
+			j.found(registry.Finding{
+				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
+				Detail: fmt.Sprintf("plugin %s (%s) says that volume %s is unhealthy: %s", v.Plugin, role, v.VolumeName(), c.Message),
+				Advice: "look at the plugin's storage; who uses the volume may get errors",
+			})
+		}
+	}
 }
 
 // judge looks things up in facts.
@@ -134,8 +156,9 @@ func covered(path string, set map[string]bool) bool {
 // order is that of a list for people: first what is worst.
 var order = []registry.FindingKind{
 	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost, registry.FoundDetached,
-	registry.FoundMissing, registry.FoundUncertain, registry.FoundUnowned, registry.FoundUsed, registry.FoundOrphan, registry.FoundAttached,
-	registry.FoundLeft, registry.FoundEmpty,
+	registry.FoundMissing, registry.FoundUnhealthy, registry.FoundUncertain, registry.FoundUnowned, registry.FoundUsed,
+	registry.FoundOrphan, registry.FoundAttached, registry.FoundLeft, registry.FoundEmpty,
+	registry.FoundSkipped,
 }
 
 func compare(a, b registry.Finding) int {

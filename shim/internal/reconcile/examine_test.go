@@ -67,7 +67,17 @@ var judgements = []struct {
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Fleeting = nil, []string{publishedAt()} }, nil, nil},
-	{"an alloc between stage and publish", sound, func(f *Facts) { f.Records.Refs, f.Mounts, f.Live = nil, nil, true }, nil, nil},
+	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
+		f.Records.Placements[0].StageMounts = false
+		f.Records.Refs, f.Mounts = nil, nil
+	}, nil, nil},
+	{"the same in a running shim", sound, func(f *Facts) {
+		f.Records.Placements[0].StageMounts = false
+		f.Records.Refs, f.Mounts, f.Live = nil, nil, true
+	}, nil, nil},
+	{"a mount on the directory of a socket", sound, func(f *Facts) {
+		f.Sockets = []Mount{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
+	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs of by-hand", "umount /run/h/t/x"}},
 	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil }, []string{"lost mark " + stagedAt()}, nil},
 	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] },
 		nil, nil},
@@ -191,7 +201,7 @@ var judgements = []struct {
 
 	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil, nil},
 	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"},
-		[]string{"holdfast volume deregister data"}},
+		[]string{"holdfast volume deregister --namespace=default data"}},
 	{"a plugin that has it attached elsewhere only", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
 	}, []string{"detached mark ebs:ext-1"}, []string{"node i-1"}},
@@ -218,9 +228,15 @@ var judgements = []struct {
 		f.Listings[0].Plugin = "nfs"
 	}, nil, nil},
 
+	{"an unhealthy volume", sound, func(f *Facts) {
+		f.Records.Volumes[0].Health.Node = registry.VolumeCondition{Abnormal: true, Message: "source path doesn't exist"}
+	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
+
 	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()},
 		[]string{"a ref has no claim"}},
-	{"what could not be looked at", sound, func(f *Facts) { f.Unseen = []string{"no helper"} }, []string{"unseen :"}, []string{"no helper"}},
+	{"what could not be examined", sound, func(f *Facts) {
+		f.Unseen = []Blind{{Detail: "no helper", Advice: "look again"}, {Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
+	}, []string{"unseen :", "skipped ebs:"}, []string{"no helper", "turned off"}},
 }
 
 func TestEveryJudgement(t *testing.T) {

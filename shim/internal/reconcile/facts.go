@@ -19,15 +19,24 @@ type Facts struct {
 	Mounts   []Mount  // below the mount root, the oldest first
 	Fleeting []string // mount points that came or went while it was looked: neither missing nor unknown
 	Dirs     []Dir    // below the mount root, children first
+	Sockets  []Mount  // at or below directories of sockets, the oldest first
 
 	Sights map[string]Sight // what was seen at targets; nil: nobody looked
-	// Users is who uses the mounts that no record knows. nil: nobody was asked, and Unasked says why if that is a fault.
+	// Users is who uses the mounts that no record knows. nil: nobody was asked, and Unasked says why if that is a
+	// fault.
 	Users   map[string][]User
 	Unasked string
 
 	Listings []Listing
 	Damage   []string // how the state file contradicts itself
-	Unseen   []string // what could not be looked at
+	Unseen   []Blind  // what was not examined
+}
+
+// Blind is what was not examined, and why.
+type Blind struct {
+	Plugin         registry.PluginID
+	Detail, Advice string // for people
+	Skipped        bool   // the configuration says so
 }
 
 // Records is what is recorded, as one transaction sees it.
@@ -68,7 +77,9 @@ type Listing struct {
 	Plugin    registry.PluginID
 	Node      registry.NodeID // this node, as the plugin calls it; empty: not known
 	Published bool            // the plugin says where its volumes are attached
-	Volumes   map[registry.ExternalID]Listed
+	// Conditions: the plugin says how its volumes are.
+	Conditions bool
+	Volumes    map[registry.ExternalID]Listed
 	// Before is what was recorded when the plugin was asked: what has changed since is not judged by its answer.
 	Before  map[registry.VolumeKey]Mention
 	strange int // volumes attached here that no record names
@@ -78,6 +89,8 @@ type Listing struct {
 type Listed struct {
 	Here  bool                     // attached to this node
 	Nodes map[registry.NodeID]bool // of the nodes that records name
+	// Condition is that of a volume that records name; nil: it is not told.
+	Condition *registry.VolumeCondition
 }
 
 // Mention is how far the records of a volume were when somebody looked. The zero value: there are none.
@@ -108,7 +121,8 @@ func (r Records) mentions() map[registry.VolumeKey]Mention {
 	return all
 }
 
-// instance is the one of a plugin in a role that is asked: the newest healthy one, else the newest. Instances are newest first.
+// instance is the one of a plugin in a role that is asked: the newest healthy one, else the newest. Instances are
+// newest first.
 func (r Records) instance(role registry.Role, id registry.PluginID) (best registry.Instance, found bool) {
 	for _, in := range r.Instances {
 		if in.Role != role || in.Plugin != id {
@@ -121,8 +135,8 @@ func (r Records) instance(role registry.Role, id registry.PluginID) (best regist
 	return best, found
 }
 
-// published are the refs of this boot whose publish is confirmed. A volume for which a call is open is left alone: whoever looks at a mount
-// uses it for that moment.
+// published are the refs of this boot whose publish is confirmed. A volume for which a call is open is left alone:
+// whoever looks at a mount uses it for that moment.
 func (r Records) published(boot string) (refs []registry.Ref) {
 	open := r.mentions()
 	for _, ref := range r.Refs {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -25,8 +26,9 @@ type Page struct {
 
 // Entry is a volume, and where it is attached.
 type Entry struct {
-	Volume registry.ExternalID
-	Nodes  []registry.NodeID
+	Volume    registry.ExternalID
+	Nodes     []registry.NodeID
+	Condition *registry.VolumeCondition // nil: the plugin does not tell it
 }
 
 // Bounds of asking one plugin.
@@ -35,18 +37,21 @@ const (
 	maxRestarts = 3   // of the paging, when a token does not hold any more
 	maxFound    = 100 // findings of one kind about one plugin
 	listLimit   = time.Minute
+
+	doctorListLimit = 20 * time.Second // for who waits for the answer
 )
 
 // errEndless is a paging without an end.
 var errEndless = registry.Errorf(registry.ErrInternal, "its pages have no end")
 
 // ask has a plugin tell all its volumes. records are those before it is asked. Only what matters is kept of the answer, however long it is.
-func ask(ctx context.Context, l Lister, in registry.Instance, records Records) (Listing, error) {
-	ctx, cancel := context.WithTimeout(ctx, listLimit)
+func ask(ctx context.Context, l Lister, in registry.Instance, records Records, limit time.Duration) (Listing, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not all of them were listed within %v", limit))
 	defer cancel()
 	node, _ := records.instance(registry.RoleNode, in.Plugin)
 	out := Listing{
-		Plugin: in.Plugin, Node: node.Fingerprint.NodeID, Published: in.Fingerprint.Has(registry.ListPublished), Before: records.mentions(),
+		Plugin: in.Plugin, Node: node.Fingerprint.NodeID, Published: in.Fingerprint.Has(registry.ListPublished),
+		Conditions: in.Fingerprint.Has(registry.ListCondition), Before: records.mentions(),
 	}
 	wanted := map[registry.NodeID]bool{}
 	for _, p := range records.Placements {
@@ -60,8 +65,11 @@ func ask(ctx context.Context, l Lister, in registry.Instance, records Records) (
 			break
 		}
 	}
+	if late := context.Cause(ctx); err != nil && late != nil {
+		err = fmt.Errorf("%w (%w)", late, err)
+	}
 	if err != nil {
-		return Listing{}, fmt.Errorf("list the volumes of plugin %s: %w", in.Plugin, err)
+		return Listing{}, err
 	}
 	return out, nil
 }
@@ -108,6 +116,9 @@ func (l *Listing) take(e Entry, wanted map[registry.NodeID]bool) {
 		}
 		v.Here = v.Here || n != "" && n == l.Node
 	}
+	if known && l.Conditions && e.Condition != nil {
+		v.Condition = e.Condition
+	}
 	if !known && v.Here {
 		_, err := registry.ParseExternalID(string(e.Volume))
 		v.Here = err == nil && l.strange < maxFound
@@ -150,7 +161,8 @@ func (l Listing) missing(v registry.Volume) []registry.Finding {
 	return []registry.Finding{{
 		Kind: registry.FoundMissing, Volume: v.VolumeKey(), Name: v.VolumeName(),
 		Detail: fmt.Sprintf("plugin %s does not list volume %s, which it calls %s", l.Plugin, v.VolumeName(), v.External),
-		Advice: "look at the plugin's storage; if the volume is gone for good: holdfast volume deregister " + string(v.ID),
+		Advice: "look at the plugin's storage; if the volume is gone for good: " +
+			display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID)),
 	}}
 }
 

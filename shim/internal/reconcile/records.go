@@ -24,7 +24,7 @@ func (j *judge) lost(boot, path string) registry.FindingKind {
 }
 
 // placement judges where a volume is attached and staged. Plugins need not mount anything at the staging path: that nothing is there counts
-// only if no publish stands on it, and in a running shim only if one was made.
+// only if something was, and if no publish stands on it.
 func (j *judge) placement(p registry.Placement) {
 	refs := j.refs[p.Volume]
 	if j.claims[p.Volume] == 0 && len(refs) == 0 {
@@ -34,7 +34,7 @@ func (j *judge) placement(p registry.Placement) {
 		return
 	}
 	kind := j.lost(p.Boot, p.StagedAt.Host)
-	if kind == registry.FoundLost && (j.standing(refs) || j.Live && len(refs) == 0) || kind == "" {
+	if kind == registry.FoundLost && (!p.StageMounts || j.standing(refs)) || kind == "" {
 		return
 	}
 	f := registry.Finding{

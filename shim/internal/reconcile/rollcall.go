@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -10,12 +11,13 @@ import (
 	"holdfast/registry"
 )
 
-// Rollcall asks each plugin for its volumes once whenever its controller has become healthy, and tells in what that differs from the
-// records. It changes nothing: a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
+// Rollcall asks each plugin for its volumes once whenever its controller has become healthy, and tells in what that
+// differs from the records. One that died during ListVolumes is not asked again (package suspend). It repairs nothing:
+// a list of volumes is no consistent view (CSI ListVolumes), so a person decides.
 type Rollcall struct {
 	*Doctor
-	// Spread is the time in which those are asked that are healthy when Run begins, at any moment of it: not all at once, while others have better
-	// use for a processor. Who becomes healthy later is asked at once. Set before Run.
+	// Spread is the time in which those are asked that are healthy when Run begins, at any moment of it: not all at
+	// once, while others have better use for a processor. Who becomes healthy later is asked at once. Set before Run.
 	Spread time.Duration
 
 	bell Bell
@@ -40,8 +42,8 @@ func NewRollcall(d *Doctor, bell Bell) *Rollcall {
 	}
 }
 
-// Run asks until ctx ends. Plugins are asked beside each other: one that hangs holds up no other. Each is asked by one call at a time,
-// however often it becomes healthy meanwhile.
+// Run asks until ctx ends. Plugins are asked beside each other: one that hangs holds up no other. Each is asked by one
+// call at a time, however often it becomes healthy meanwhile.
 func (c *Rollcall) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -75,9 +77,10 @@ func (c *Rollcall) due(ctx context.Context) (list []registry.Instance, err error
 		records.Instances = v.AllInstances()
 		return nil
 	})
+	can, _ := c.listers(records)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, in := range listers(records) {
+	for _, in := range can {
 		if now := (turn{in.InstanceKey, in.Health.Since}); c.asked[in.Plugin] != now && !c.busy[in.Plugin] {
 			c.asked[in.Plugin], c.busy[in.Plugin] = now, true
 			list = append(list, in)
@@ -101,14 +104,14 @@ func (c *Rollcall) call(ctx context.Context, in registry.Instance) {
 	})
 	var l Listing
 	if err == nil {
-		l, err = ask(ctx, c.Lister, in, before)
+		l, err = c.ask(ctx, in, before, listLimit)
 	}
 	if err != nil {
 		c.Logger.Info("a plugin does not list its volumes; nothing is concluded of that", "plugin", in.Plugin, "error", err)
 		return
 	}
-	if err := c.tell(ctx, l); err != nil && ctx.Err() == nil {
-		c.Logger.Warn("what a plugin says of its volumes is not among the events", "plugin", in.Plugin, "error", err)
+	if err := errors.Join(c.tell(ctx, l), c.recordHealth(ctx, l)); err != nil && ctx.Err() == nil {
+		c.Logger.Warn("what a plugin says of its volumes is not recorded", "plugin", in.Plugin, "error", err)
 	}
 }
 

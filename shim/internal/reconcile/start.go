@@ -76,7 +76,8 @@ func (d *Doctor) begin(ctx context.Context, f Facts) (findings []registry.Findin
 // rest are the events of what is only told.
 func rest(findings []registry.Finding, now time.Time) (events []registry.Event) {
 	for _, f := range findings {
-		if f.Action != registry.ActMark && f.Action != registry.ActRemove {
+		known := f.Kind == registry.FoundUnhealthy // it has events of its own
+		if f.Action != registry.ActMark && f.Action != registry.ActRemove && !known {
 			events = append(events, told(f, now))
 		}
 	}

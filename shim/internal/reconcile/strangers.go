@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"holdfast/hooks"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -49,8 +50,8 @@ func (p places) of(path string) place {
 	return elsewhere
 }
 
-// Unknown lists the mounts that no record knows and no claim explains, the oldest first: of them repair has to know who uses them. What is
-// mounted inside one of them is not listed: it is a use.
+// Unknown lists the mounts that no record knows and no claim explains, the oldest first: of them repair has to know who
+// uses them. What is mounted inside one of them is not listed: it is a use.
 func Unknown(f Facts) []Mount { return newJudge(f).unknown() }
 
 func (j *judge) unknown() (found []Mount) {
@@ -84,7 +85,7 @@ func (j *judge) strangers() {
 		switch at := j.places.of(m.Point); {
 		case at == elsewhere || at == parent:
 			f.Detail = what + ", and this is no place for volumes: no record can know it"
-			f.Advice = "leave it if a plugin made it for itself; else unmount it: umount " + m.Point
+			f.Advice = "leave it if a plugin made it for itself; else unmount it: " + display.Command("umount", m.Point)
 		case !free[m.Point]:
 			f.Kind = registry.FoundUsed
 			f.Detail = what + ", no record knows it, and " + j.usedBy(m.Point)
@@ -96,13 +97,26 @@ func (j *judge) strangers() {
 		case v.External != "":
 			f.Volume, f.Name = v.VolumeKey(), name
 			f.Detail = fmt.Sprintf("%s, where volume %s is staged, and no record says that it is", what, name)
-			f.Advice = fmt.Sprintf("wait for the call that is open for the volume, then look again: holdfast volume status %s", name.ID)
+			f.Advice = "wait for the call that is open for the volume, then look again: " + display.Command(
+				"holdfast volume status --namespace="+display.Quote(string(name.Namespace)), string(name.ID))
 		default:
 			f.Action = registry.ActUnmount
 			f.Detail = what + ", and no record knows it"
 			f.Advice = "have it unmounted if nobody uses it: holdfast doctor --repair"
 		}
 		j.found(f)
+	}
+}
+
+// sockets judges what is mounted on the directories of plugins' sockets, where only files are.
+func (j *judge) sockets() {
+	for _, m := range j.Sockets {
+		j.found(registry.Finding{
+			Kind: registry.FoundOrphan, Path: m.Point,
+			Detail: fmt.Sprintf("%s of %s is mounted here, and hides the socket of a plugin, or a part of its directory",
+				m.FSType, m.Source),
+			Advice: "leave it if the plugin made it for itself; else unmount it: " + display.Command("umount", m.Point),
+		})
 	}
 }
 

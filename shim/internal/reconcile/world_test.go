@@ -45,7 +45,7 @@ func stray(kind, name string) string {
 func placement() registry.Placement {
 	return registry.Placement{
 		Volume: key, Name: data.VolumeName(), Attach: registry.MarkDone, Attaches: true, Node: "i-1", Stage: registry.MarkDone, Stages: true,
-		StagedAt: layout.Staging(key, root()), Boot: boot,
+		StagedAt: layout.Staging(key, root()), StageMounts: true, Boot: boot,
 	}
 }
 

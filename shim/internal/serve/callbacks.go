@@ -1,16 +1,11 @@
 package serve
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -32,6 +27,8 @@ type Callbacks struct {
 	stream  *callbackStream
 	arrived chan struct{} // closed when a stream arrives
 	last    uint64
+
+	files secretFiles
 }
 
 // callbackStream is one stream and who waits for an answer on it.
@@ -219,50 +216,9 @@ func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, er
 	case ref.Env != "":
 		return askFor("env:" + ref.Env)
 	case ref.File != "":
-		return within(ctx, func() ([]byte, error) { return readSecret(ref.File) })
+		return c.files.read(ctx, ref.File)
 	case ref.Callback != "":
 		return askFor(ref.Callback)
 	}
 	return nil, registry.Invalid("it names no environment variable, file or callback")
-}
-
-// within is what read returns, unless ctx ends first: a file on a dead mount holds the goroutine that reads it, and nobody else.
-func within(ctx context.Context, read func() ([]byte, error)) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, callbackLimit)
-	defer cancel()
-	type answer struct {
-		value []byte
-		err   error
-	}
-	done := make(chan answer, 1)
-	go func() { // nobody can end a read that hangs in the kernel, so nobody waits for it
-		value, err := read()
-		done <- answer{value, err}
-	}()
-	select {
-	case a := <-done:
-		return a.value, a.err
-	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "it cannot be read in time: %w", context.Cause(ctx))
-	}
-}
-
-// readSecret reads a small regular file. One line end at its end is not part of the value.
-func readSecret(path string) ([]byte, error) {
-	if !filepath.IsAbs(path) {
-		return nil, registry.Invalid("%s is not an absolute path", path)
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
-	if err != nil {
-		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, registry.Invalid("%s is not a regular file", path)
-	}
-	value, err := io.ReadAll(io.LimitReader(f, maxSecret+2))
-	if err != nil {
-		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
-	}
-	return bytes.TrimSuffix(value, []byte("\n")), nil
 }

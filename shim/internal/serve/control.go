@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/hooks"
-	"holdfast/internal/priority"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -112,7 +111,7 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 	return wire.Status(err)
 }
 
-// copyTo writes a copy of the state to a file that exists, in bites: whoever has a call under way gets the processor after each.
+// copyTo writes a copy of the state to the file at path, which must exist.
 func (c *control) copyTo(ctx context.Context, path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -121,12 +120,8 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		return registry.Invalid("a copy of the state is to be written to %s, which is no file: %w", path, errors.Join(err, file.Close()))
 	}
-	written := 0
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
-		if written += len(chunk); err == nil && written >= priority.Bite {
-			written, err = 0, priority.Rest(ctx)
-		}
 		return err
 	})
 	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

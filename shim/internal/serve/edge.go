@@ -62,10 +62,22 @@ func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if _, err := registry.ParsePluginID(string(s.Plugin)); err != nil {
 		return s, err
 	}
-	for _, external := range []string{string(s.External), string(s.CloneID), s.SnapshotID} {
-		if _, err := optional(external, registry.ParseExternalID); err != nil {
+	sources := 0
+	for _, external := range []registry.ExternalID{s.External, s.CloneExternal, s.SnapshotID} {
+		if _, err := optional(string(external), registry.ParseExternalID); err != nil {
 			return s, err
 		}
+	}
+	if _, err := optional(string(s.CloneID), registry.ParseVolumeID); err != nil {
+		return s, err
+	}
+	for _, source := range []string{string(s.CloneID), string(s.CloneExternal), string(s.SnapshotID)} {
+		if source != "" {
+			sources++
+		}
+	}
+	if sources > 1 {
+		return s, registry.Invalid("volume %s names %d sources; a volume is filled from one", s.ID, sources)
 	}
 	if len(s.Capabilities) == 0 {
 		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode", s.ID)
@@ -73,5 +85,6 @@ func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.Name == "" {
 		s.Name = string(s.ID)
 	}
-	return s, nil
+	_, err = registry.ParseCreateName(s.Name)
+	return s, err
 }

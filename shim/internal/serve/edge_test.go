@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -99,8 +100,12 @@ func idTakers(ctx context.Context, s *stage) map[string]func(bad string) error {
 			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.PluginId = bad })})
 			return err
 		},
-		"register external id": func(bad string) error {
-			_, err := volumes.Register(ctx, &pb.RegisterVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.ExternalId = bad })})
+		"create clone": func(bad string) error {
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.CloneId = bad })})
+			return err
+		},
+		"create name": func(bad string) error {
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.Name = bad })})
 			return err
 		},
 		"delete": func(bad string) error {
@@ -148,6 +153,18 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	if _, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: &pb.VolumeSpec{Id: "v", PluginId: "p"}}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a volume without a capability: %v", err)
 	}
+	for what, spec := range map[string]*pb.VolumeSpec{
+		"an external id of 4097 bytes": {ExternalId: strings.Repeat("x", 4097)},
+		"a clone of 4097 bytes":        {CloneExternalId: strings.Repeat("x", 4097)},
+		"a snapshot of 4097 bytes":     {SnapshotId: strings.Repeat("x", 4097)},
+		"two sources":                  {CloneId: "v", SnapshotId: "s"},
+	} {
+		spec.Id, spec.PluginId = "v", "p"
+		spec.Capabilities = []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}
+		if _, err := volumes.Register(ctx, &pb.RegisterVolumeRequest{Call: call, Spec: spec}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 	if s.index() != before {
 		t.Error("something was written")
 	}
@@ -156,8 +173,7 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 // The first fingerprints are all of them, marked complete; then come those that change, and those that are gone.
 func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
 	s := newStage(t)
-	_, err := s.table.Put(t.Context(), instance("a"))
-	must(t, err)
+	s.register(t, instance("a"))
 	stream, err := pb.NewPluginsClient(s.conn).Fingerprints(t.Context(), &pb.FingerprintsRequest{})
 	must(t, err)
 	next := func() *pb.FingerprintsReply {
@@ -169,12 +185,13 @@ func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
 	if r := next(); !r.GetComplete() || len(r.GetPlugins()) != 1 || r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "a" {
 		t.Errorf("first: %v", r)
 	}
-	_, err = s.table.Put(t.Context(), instance("b"))
-	must(t, err)
+	s.register(t, instance("b"))
 	if r := next(); r.GetComplete() || len(r.GetPlugins()) != 1 || r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "b" || r.GetPlugins()[0].GetHealthy() != 2 {
 		t.Errorf("a newer one: %v", r)
 	}
-	_, err = s.table.RemoveAll(t.Context(), instance("a").InstanceKey, instance("b").InstanceKey)
+	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		return registry.RemoveChange(v, time.Now(), instance("a").InstanceKey, instance("b").InstanceKey), nil
+	})
 	must(t, err)
 	if r := next(); len(r.GetPlugins()) != 1 || !r.GetPlugins()[0].GetGone() {
 		t.Errorf("none: %v", r)

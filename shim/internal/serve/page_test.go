@@ -79,8 +79,7 @@ func TestPagesAreBoundedInBytes(t *testing.T) {
 func TestInstancesAreListedNewestFirst(t *testing.T) {
 	s := newStage(t)
 	for _, alloc := range []registry.AllocID{"b", "c", "a"} {
-		_, err := s.table.Put(t.Context(), instance(alloc))
-		must(t, err)
+		s.register(t, instance(alloc))
 	}
 	var got []string
 	for token := ""; ; {

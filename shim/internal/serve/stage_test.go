@@ -59,7 +59,7 @@ func candidate(t *testing.T) *stage {
 
 func newStage(t *testing.T) *stage {
 	s := candidate(t)
-	s.table = registry.New(s.log, time.Now)
+	s.table = registry.New(s.log)
 	feed, pulse := registry.NewFeed(s.log, s.table, registry.RecentEvents), &Pulse{}
 	s.log.OnApplied(func(a registry.Applied) { s.table.Applied(a); feed.Applied(a); pulse.Applied(a) })
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -118,4 +118,13 @@ func volume(id string) registry.Volume {
 		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p", External: registry.ExternalID("e-" + id)},
 		State:      registry.VolumeReady,
 	}
+}
+
+// register registers instances.
+func (s *stage) register(t *testing.T, instances ...registry.Instance) {
+	t.Helper()
+	_, err := s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		return registry.PutChange(v, time.Now(), instances...), nil
+	})
+	must(t, err)
 }

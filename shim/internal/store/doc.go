@@ -53,6 +53,9 @@
 // bbolt's own Check would thus need a process of its own at each start, in the very gap in which a swap holds calls.
 // What the walk accepts bbolt may open, and Check runs bbolt's own check as well.
 //
+// After a handover (Options.Left) the walk is left out. The length of the file, its meta pages, its list of free pages and
+// the meta bucket are still checked in this way before the file is mapped. If any of them is wrong, the whole file is verified.
+//
 // What cannot be decoded within a transaction panics inside this package with the type damage; Commit and View turn that into
 // ErrDamaged at their edge, so that no decision is taken on half of the truth.
 package store

@@ -20,7 +20,7 @@ func BenchmarkPast(b *testing.B) {
 		}
 		s.must(b, registry.Change{Events: events})
 	}
-	table := registry.New(s, nil)
+	table := registry.New(s)
 	if err := table.Load(b.Context()); err != nil {
 		b.Fatal(err)
 	}

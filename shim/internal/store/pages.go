@@ -99,6 +99,15 @@ func (p *pages) readMeta(at int64) (meta, error) {
 
 // walk goes through everything. It fails at the first thing that is wrong.
 func (p *pages) walk(each found) error {
+	return p.walkBuckets(func(string) bool { return true }, each)
+}
+
+// walkBucket goes through the list of free pages and that bucket.
+func (p *pages) walkBucket(name string, each found) error {
+	return p.walkBuckets(func(n string) bool { return n == name }, each)
+}
+
+func (p *pages) walkBuckets(wanted func(name string) bool, each found) error {
 	p.seen[0], p.seen[1] = true, true
 	if err := p.readFreelist(); err != nil {
 		return fmt.Errorf("list of free pages: %w", err)
@@ -109,6 +118,9 @@ func (p *pages) walk(each found) error {
 		}
 		name := string(key)
 		p.buckets[name] = true
+		if !wanted(name) {
+			return nil
+		}
 		if err := p.bucket(name, value, each); err != nil {
 			return fmt.Errorf("bucket %q: %w", name, err)
 		}

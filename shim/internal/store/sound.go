@@ -4,9 +4,23 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"holdfast/registry"
 )
+
+// Usable returns why a shim could not open the state file: the permissions, owner or type of the file or its directory. It
+// reads nothing and takes no lock.
+func Usable(path string) error {
+	if err := ensureDir(filepath.Dir(path)); err != nil {
+		return err
+	}
+	file, err := openFile(path, true)
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
 
 // Sound is nil if the file at path is whole: its pages, each checksum, and that no record is missing. It is only read. ErrDamaged says
 // what is wrong first; a file that is being written to at that moment may be called so as well. ErrNotFound: there is none.

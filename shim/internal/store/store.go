@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -121,12 +120,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// openVerified opens the file after it was verified; one that is as its last writer says to have left it was, by that one.
+// openVerified opens the file after it was verified.
 func openVerified(path string, file *os.File, options Options) (*bolt.DB, state, error) {
-	if options.Left != (Left{}) {
-		return openLeft(path, file, options)
-	}
-	found, err := inspect(path, file, options)
+	found, err := verified(path, file, options)
 	if err != nil {
 		return nil, found, err
 	}
@@ -134,44 +130,20 @@ func openVerified(path string, file *os.File, options Options) (*bolt.DB, state,
 	return db, found, err
 }
 
-// openLeft opens the file first, and spares it the walk if it is as it was left.
-func openLeft(path string, file *os.File, options Options) (*bolt.DB, state, error) {
-	db, err := openBolt(path, file, options.Throwaway)
-	if err != nil {
-		return nil, state{}, err
-	}
-	found, err := metaOf(db)
-	if err == nil && (Left{found.generation, found.seq}) == options.Left {
-		err = admits(path, found, options)
-	} else {
-		found, err = inspect(path, file, options)
-	}
-	if err != nil {
-		_ = db.Close()
-		return nil, found, err
-	}
-	return db, found, nil
-}
-
-// metaOf is what the meta bucket says.
-func metaOf(db *bolt.DB) (s state, err error) {
-	defer caught(&err)
-	c := content{entries: map[string]json.RawMessage{}}
-	err = db.View(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(bucketMeta))
-		if b == nil {
-			return registry.Errorf(registry.ErrDamaged, "bucket %s is missing", bucketMeta)
+// verified inspects the file. If the file is as its last writer reported to have left it (Options.Left), only its length,
+// meta pages, list of free pages and meta bucket are read.
+func verified(path string, file *os.File, options Options) (state, error) {
+	if options.Left != (Left{}) {
+		info, err := file.Stat()
+		if err != nil {
+			return state{}, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
 		}
-		return b.ForEach(func(key, value []byte) error {
-			text, err := unseal(bucketMeta, key, value)
-			c.entries[string(key)] = append(json.RawMessage{}, text...)
-			return err
-		})
-	})
-	if err != nil {
-		return s, err
+		found, err := verifyMeta(file, info.Size())
+		if err == nil && (Left{found.generation, found.seq}) == options.Left {
+			return found, admits(path, found, options)
+		}
 	}
-	return c.state()
+	return inspect(path, file, options)
 }
 
 // inspect verifies the file, and refuses what must not be opened for writing.

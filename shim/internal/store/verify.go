@@ -36,6 +36,25 @@ func verify(file io.ReaderAt, size int64) (c content, err error) {
 	return c, c.complete()
 }
 
+// verifyMeta checks that the file is not cut off, checks the pages that bbolt follows when it opens the file, and returns
+// the content of the meta bucket. It reads nothing else.
+func verifyMeta(file io.ReaderAt, size int64) (s state, err error) {
+	c := content{entries: map[string]json.RawMessage{}}
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	walker, err := newPages(file, size)
+	if err != nil {
+		return s, err
+	}
+	if err := walker.walkBucket(bucketMeta, c.add); err != nil {
+		return s, err
+	}
+	return c.state()
+}
+
 func (c content) add(bucket string, key, value []byte) error {
 	text, err := unseal(bucket, key, value)
 	if err != nil {

@@ -67,10 +67,16 @@ type heart struct {
 	wait   time.Duration // of that back-off
 	fresh  time.Duration // since boot: when what the plugin says of itself was last asked, or is first to be asked
 	failed bool          // that was asked for in vain
+
+	missing time.Duration // since boot: when the socket's file was first found missing; 0: it exists
+	asked   bool          // a restart was asked for because it is missing
 }
 
 // next is the time to the next heartbeat.
 func (h *heart) next() time.Duration {
+	if h.missing > 0 && !h.asked {
+		return dialMost
+	}
 	if h.away {
 		h.wait = min(max(2*h.wait, dialFirst), dialMost)
 		return h.wait
@@ -90,6 +96,9 @@ func (h *heart) gone(ctx context.Context, why error) error {
 
 // once is one heartbeat.
 func (h *heart) once(ctx context.Context) error {
+	if missing, err := h.socketMissing(ctx); missing || err != nil {
+		return err
+	}
 	p, ok := h.probe(ctx)
 	var found fingerprints
 	if ok {
@@ -108,6 +117,32 @@ func (h *heart) once(ctx context.Context) error {
 		return nil
 	}
 	return h.sick(ctx, p)
+}
+
+// socketMissing reports whether the socket's file is missing. The plugin may still answer on the open connection, but is
+// lost with it. Once the file has been missing for socketGrace, the plugin is recorded as unhealthy. Then a restart of its
+// task is asked for, which makes the directory and the socket anew: at once if the directory is missing too, because the
+// plugin cannot make a socket there, else after the health timeout.
+func (h *heart) socketMissing(ctx context.Context) (missing bool, err error) {
+	file, dir := h.sockets.Missing(h.at.Endpoint.Host)
+	now := h.clock.Boot().At
+	if !file {
+		h.missing, h.asked = 0, false
+		return false, nil
+	}
+	if h.missing == 0 {
+		h.missing = now
+	}
+	since := now - h.missing
+	if since < socketGrace {
+		return true, nil
+	}
+	why := problem{registry.CauseSocketGone, fmt.Sprintf("its socket %s was removed, so nobody can connect to it any more", h.at.Endpoint.Host)}
+	if err := h.sick(ctx, why); err != nil || h.asked || !dir && since < h.spec.HealthTimeout {
+		return true, err
+	}
+	h.asked = true
+	return true, h.askRestart(ctx, why, registry.EventRestartAsked)
 }
 
 // refresh asks the plugin again what it is, if it is time to; else it finds nothing, and all is well. What cannot be had now is asked for at

@@ -303,3 +303,41 @@ func TestEndWhileGone(t *testing.T) {
 		w.wantHealth("the end", registry.Unhealthy, registry.CauseGone)
 	})
 }
+
+// A plugin whose socket was removed is unhealthy though it answers on the connection that it has, and its task is restarted: at once if the
+// directory is gone, else if the plugin does not make the socket anew within its health timeout. One that does is well again.
+func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
+	const asks = "restart asked (socket gone)"
+	sick := nodeSick(registry.CauseSocketGone)
+	for what, c := range map[string]struct {
+		dir, answers bool
+		lasts        time.Duration
+		want         []string
+	}{
+		"the directory is swept":        {true, true, time.Minute, []string{sick, asks}},
+		"it is, and the connection too": {true, false, time.Minute, []string{nodeSick(registry.CauseGone), asks}},
+		"the socket is removed":         {false, true, time.Hour, []string{sick, asks}},
+		"it is made anew":               {false, true, hooks.DefaultHealthTimeout, []string{sick, nodeRecovers}},
+		"it is made anew at once":       {false, true, socketGrace / 2, nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, task, p, stop := begin(t, spec(hooks.TypeNode))
+				w.sockets.remove(true, c.dir)
+				p.set(func(p *plugin) { p.up = c.answers })
+				after(c.lasts)
+				if len(c.want) < 2 || c.want[1] != asks {
+					w.sockets.remove(false, false)
+				}
+				after(time.Hour)
+				w.wantStory(what, c.want...)
+				_ = stop()
+				w.restart()
+				stop = w.run(task, spec(hooks.TypeNode))
+				after(time.Hour)
+				w.wantStory("at the next shim")
+				_ = stop()
+			})
+		})
+	}
+}

@@ -2,7 +2,10 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"sync"
 
@@ -68,6 +71,16 @@ func (d *Directories) Changed(ctx context.Context, socket string) {
 	case <-changed:
 	case <-ctx.Done():
 	}
+}
+
+// Missing reports whether the socket's file does not exist, and whether its directory does not either. If the file cannot
+// be looked up, neither is reported as missing.
+func (d *Directories) Missing(socket string) (file, dir bool) {
+	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+		return false, false
+	}
+	_, err := os.Lstat(filepath.Dir(socket))
+	return true, errors.Is(err, fs.ErrNotExist)
 }
 
 // join has the directory watched. It may be another one of the same name than before.

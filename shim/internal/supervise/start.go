@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"holdfast/hooks"
 	"holdfast/registry"
 )
 
@@ -24,7 +25,7 @@ func (w *watch) start(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
-		if err := w.askRestart(ctx, last); err != nil {
+		if err := w.failedStart(ctx, last); err != nil {
 			return err
 		}
 	}
@@ -144,7 +145,7 @@ func (w *watch) register(ctx context.Context, found fingerprints) error {
 	for _, role := range w.roles {
 		instances = append(instances, registry.Instance{
 			InstanceKey: w.key(role), Attempt: w.task.Attempt, Endpoint: w.at.Endpoint, Volumes: w.at.Volumes, Fingerprint: found[role],
-			Health: healthy, Since: now,
+			Health: healthy, Options: optionsOf(w.spec), Since: now,
 		})
 	}
 	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
@@ -161,25 +162,37 @@ func (w *watch) register(ctx context.Context, found fingerprints) error {
 	return nil
 }
 
-// askRestart makes a restart request part of the task's record. It stands until a newer attempt is reported.
-func (w *watch) askRestart(ctx context.Context, why problem) error {
-	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", w.spec.HealthTimeout, why.text)
+// optionsOf returns the options of the stanza that concern callers of the plugin.
+func optionsOf(p hooks.PluginSpec) map[string]string {
+	if p.NoListVolumes {
+		return map[string]string{registry.OptionListVolumes: registry.OptionOff}
+	}
+	return nil
+}
+
+// failedStart asks for a restart because no probe succeeded in time.
+func (w *watch) failedStart(ctx context.Context, why problem) error {
 	cause := registry.CauseStartTimeout
 	if why.cause == registry.CauseIdentity {
 		cause = why.cause
 	}
+	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", w.spec.HealthTimeout, why.text)
+	return w.askRestart(ctx, problem{cause, detail}, registry.EventTaskUnhealthy, registry.EventRestartAsked)
+}
+
+// askRestart makes a restart request part of the task's record, with events of those kinds. It stands until a newer attempt is reported.
+func (w *watch) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
 	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(w.task.TaskKey)
 		if !ok || task.Attempt != w.task.Attempt || restartAsked(task, task.Attempt) {
 			return registry.Change{}, nil
 		}
-		task.Restart = &registry.RestartRequest{Attempt: task.Attempt, Cause: cause, Detail: detail, Since: w.clock.Now()}
-		return registry.Change{
-			Put: []registry.Record{task},
-			Events: []registry.Event{
-				w.event(registry.EventTaskUnhealthy, cause, detail), w.event(registry.EventRestartAsked, cause, detail),
-			},
-		}, nil
+		task.Restart = &registry.RestartRequest{Attempt: task.Attempt, Cause: why.cause, Detail: why.text, Since: w.clock.Now()}
+		change := registry.Change{Put: []registry.Record{task}}
+		for _, kind := range kinds {
+			change.Events = append(change.Events, w.event(kind, why.cause, why.text))
+		}
+		return change, nil
 	})
 	if err != nil {
 		return fmt.Errorf("ask for a restart of %s: %w", w.task.TaskKey, err)

@@ -40,6 +40,26 @@ func TestHealthyStart(t *testing.T) {
 	})
 }
 
+func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, _ := w.start("plugin")
+		off := spec(hooks.TypeMonolith)
+		off.NoListVolumes = true
+		stop := w.run(task, off)
+		after(time.Minute)
+		for _, in := range w.instances() {
+			if in.Options[registry.OptionListVolumes] != registry.OptionOff {
+				t.Errorf("instance is %+v", in)
+			}
+		}
+		if len(w.instances()) != 2 {
+			t.Errorf("%d instances", len(w.instances()))
+		}
+		_ = stop()
+	})
+}
+
 // One that listens and says that it is not ready for a while.
 func TestSlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // Fleet connects to plugins. One connection serves all roles of a task, and whoever else calls it.
 type Fleet interface {
 	// Connect gives the task's connection; nothing is sent yet.
-	Connect(registry.TaskKey, registry.Endpoint) (Plugin, error)
+	Connect(registry.PluginID, registry.TaskKey, registry.Endpoint) (Plugin, error)
 	// Close ends the task's connection.
 	Close(registry.TaskKey)
 }
@@ -35,6 +35,8 @@ type Plugin interface {
 type Sockets interface {
 	// Changed returns when something changes in the socket's directory, or when ctx ends.
 	Changed(ctx context.Context, socket string)
+	// Missing says whether the socket's file is not there, and whether its directory is not there either.
+	Missing(socket string) (file, dir bool)
 }
 
 // Clock is the time. In tests it is a bubble's.
@@ -47,6 +49,7 @@ type Clock struct {
 const (
 	dialFirst     = 10 * time.Millisecond
 	dialMost      = time.Second
+	socketGrace   = 2 * time.Second      // for a plugin that makes its socket anew
 	dialGap       = 2 * time.Millisecond // between two tries, however often the socket's directory changes
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
@@ -79,14 +82,13 @@ type watch struct {
 	roles  []registry.Role
 }
 
-// Run watches one start of a task until ctx ends. When it returns, everything that it started has returned, and the task's connection is
-// closed; its instances stay as they are.
+// Run watches one start of a task until ctx ends. When it returns, everything that it started has returned. The task's instances stay as
+// they are, and its connection stays open for calls until Exited.
 func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error {
-	plugin, err := s.fleet.Connect(t.TaskKey, at.Endpoint)
+	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, at.Endpoint)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", t.TaskKey, err)
 	}
-	defer s.fleet.Close(t.TaskKey)
 	w := &watch{Supervisor: s, task: t, spec: spec, at: at, plugin: plugin, roles: spec.Type.Roles()}
 	w.spec.HealthTimeout = cmp.Or(spec.HealthTimeout, hooks.DefaultHealthTimeout)
 	w.spec.Heartbeat = whole(spec.Heartbeat)
@@ -109,6 +111,9 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	}
 	return w.beat(ctx, w.interval())
 }
+
+// Exited closes the task's connection. Run has returned, and the task's instances have left the table.
+func (s *Supervisor) Exited(t registry.TaskKey) { s.fleet.Close(t) }
 
 // whole is h with its defaults, for a spec that was stored without.
 func whole(h hooks.Heartbeat) hooks.Heartbeat {

@@ -96,7 +96,7 @@ func preparation(task registry.Task) hooks.Preparation {
 	}
 }
 
-// run watches the task. stop ends that and returns what Run returned; it is the caller's duty.
+// run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's duty.
 func (w *world) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	sup := New(w.log, w.fleet, w.sockets, Clock{Now: time.Now, Boot: w.bootTime}, func() float64 { return w.random() }, hclog.NewNullLogger())
@@ -104,7 +104,9 @@ func (w *world) run(task registry.Task, s hooks.PluginSpec) (stop func() error) 
 	go func() { ended <- sup.Run(ctx, task, s, preparation(task)) }()
 	return func() error {
 		cancel(errStopped)
-		return <-ended
+		err := <-ended
+		sup.Exited(task.TaskKey)
+		return err
 	}
 }
 
@@ -186,7 +188,7 @@ type fleet struct {
 	open    int
 }
 
-func (f *fleet) Connect(t registry.TaskKey, _ registry.Endpoint) (Plugin, error) {
+func (f *fleet) Connect(_ registry.PluginID, t registry.TaskKey, _ registry.Endpoint) (Plugin, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open++
@@ -301,6 +303,20 @@ type sockets struct {
 	mu      sync.Mutex
 	changed chan struct{}
 	flood   bool // it changes all the time
+	file    bool // that of the socket is missing
+	dir     bool // it is missing itself
+}
+
+func (s *sockets) Missing(string) (file, dir bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.file, s.dir
+}
+
+func (s *sockets) remove(file, dir bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.file, s.dir = file, dir
 }
 
 func (s *sockets) Changed(ctx context.Context, _ string) {

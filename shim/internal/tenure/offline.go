@@ -19,6 +19,7 @@ import (
 	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/reconcile"
 	"holdfast/shim/internal/store"
+	"holdfast/shim/internal/suspend"
 )
 
 // Visit is a look at a node by a program of its own, while no shim runs there. Plugins are not asked.
@@ -58,6 +59,12 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 		out, err = d.Examine(ctx)
 		return err
 	})
+	if refused := store.Usable(layout.Database()); err == nil && errors.Is(refused, registry.ErrDenied) {
+		out.Findings = append(out.Findings, registry.Finding{
+			Kind: registry.FoundDamage, Path: layout.Database(), Detail: fmt.Sprintf("no shim opens this file: %v", refused),
+			Advice: "do as the error says, then start the agent",
+		})
+	}
 	if used && err == nil {
 		out.Findings = append(out.Findings, registry.Finding{
 			Kind: registry.FoundUnseen, Path: layout.Database(), Detail: "a shim runs with this state: what it does now may look wrong from outside",
@@ -179,7 +186,8 @@ func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool,
 		err = errors.Join(err, s.Close())
 	}()
 	return use(reconcile.New(s, newMachine(d), reconcile.Options{
-		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Check: func() []string { return contradictions(s) },
+		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: suspend.New(l.Suspensions()),
+		Check: func() []string { return contradictions(s) },
 	}))
 }
 

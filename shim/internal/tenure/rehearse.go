@@ -105,10 +105,8 @@ func (t *Tenure) inherited(h serve.Handover) inheritance {
 
 // Limits of a rehearsal.
 const (
-	probeLimit  = idling + 2*time.Second // of one plugin
+	probeLimit  = 5 * time.Second // of one plugin
 	probeAtOnce = 16
-	probeEvery  = 3 * time.Millisecond // one after the other: plugins have others to serve, and do not know that we give way
-	probeAll    = 2 * time.Second      // is what that may add up to
 	maxWarnings = 20
 	triedEvents = 300 // numbers back from the last one
 )
@@ -125,12 +123,9 @@ func (t *Tenure) Rehearse(ctx context.Context, copied string) (serve.Rehearsal, 
 	t.learnt.forget()
 	t.learnt = nil
 	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
-	var err error
-	gently(func() {
-		err = r.run(ctx, store.Options{Path: copied, Decoded: t.decoded, Throwaway: true})
-		err = errors.Join(err, removed(copied))
-		ready()
-	})
+	err := r.run(ctx, store.Options{Path: copied, Decoded: t.decoded, Throwaway: true})
+	err = errors.Join(err, removed(copied))
+	ready()
 	if err == nil {
 		t.learnt = r.learnt
 	} else {
@@ -212,13 +207,7 @@ func (r *rehearsal) probe(ctx context.Context) error {
 	var failed []error
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, probeAtOnce)
-	pace := time.NewTicker(min(probeEvery, probeAll/time.Duration(max(len(asked), 1))))
-	defer pace.Stop()
 	for task, instances := range asked {
-		select {
-		case <-pace.C:
-		case <-ctx.Done(): // all the others fail for that, at once
-		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()

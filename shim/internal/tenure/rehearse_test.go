@@ -3,7 +3,6 @@ package tenure
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/driver"
 	"holdfast/shim/internal/store"
 )
 
@@ -122,33 +120,4 @@ func (v eventsView) Events(after registry.Seq, limit int) ([]registry.Event, reg
 	events, floor := v.View.Events(after, limit)
 	v.log.events = append(v.log.events, events...)
 	return events, floor
-}
-
-// Plugins are asked one after the other, however quick each is; once nobody wants to know, the others are not waited for.
-func TestPluginsAreAskedOneAfterTheOther(t *testing.T) {
-	const plugins = 50
-	r := rehearsal{learnt: &learnt{fleet: driver.New(nil)}}
-	defer r.learnt.forget()
-	for i := range plugins {
-		r.instances = append(r.instances, registry.Instance{
-			InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: registry.AllocID(fmt.Sprint("a", i)), Task: "t"},
-			Endpoint:    registry.Endpoint{Host: filepath.Join(t.TempDir(), "none")}, Health: registry.Health{State: registry.Healthy},
-		})
-	}
-	asked := func(ctx context.Context) time.Duration {
-		began := time.Now()
-		if err := r.probe(ctx); !errors.Is(err, registry.ErrUnavailable) || r.Instances != plugins {
-			t.Errorf("%d were asked: %v", r.Instances, err)
-		}
-		return time.Since(began)
-	}
-	wanted := asked(t.Context())
-	if wanted < plugins*probeEvery {
-		t.Errorf("%d were asked within %v", plugins, wanted)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if took := asked(ctx); took > wanted/2 {
-		t.Errorf("nobody wants to know, and it takes %v of %v", took, wanted)
-	}
 }

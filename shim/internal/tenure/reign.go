@@ -24,6 +24,7 @@ import (
 	"holdfast/shim/internal/serve"
 	"holdfast/shim/internal/store"
 	"holdfast/shim/internal/supervise"
+	"holdfast/shim/internal/suspend"
 	"holdfast/shim/internal/volume"
 )
 
@@ -40,6 +41,7 @@ type reign struct {
 	allocs  *alloc.Allocs
 	volumes *controller.Mediator
 	meter   serve.Meter
+	health  func(context.Context) error // asks for the health of volumes in use
 	doctor  *reconcile.Doctor
 	mounts  *reconcile.Watch
 	lists   *reconcile.Rollcall
@@ -82,7 +84,10 @@ func open(ctx context.Context, t *Tenure, hello *serve.Hello, in inheritance) (*
 	var unseen error
 	if !in.handed() {
 		shared.Go(func() {
-			if err := d.Share(); err != nil {
+			switch err := d.Share(); {
+			case errors.Is(err, registry.ErrExhausted):
+				t.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this namespace", "error", err)
+			case err != nil:
 				t.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
 			}
 		})
@@ -125,7 +130,7 @@ func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d
 
 // load loads the table, and starts the store's writer. Events are not loaded: the feed has the store for who asks for old ones.
 func (r *reign) load(ctx context.Context, t *Tenure, in inheritance) (err error) {
-	r.table = registry.New(r.store, time.Now)
+	r.table = registry.New(r.store)
 	if err := r.table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
@@ -173,10 +178,12 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := supervise.New(r.store, r.fleet, r.sockets, supervise.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
 	lanes, log := &lane.Lanes{}, chain.Over(r.store)
+	suspended := suspend.New(layout.Suspensions())
 	stager := volume.New(log, r.fleet, r.table, d, t.callbacks, volume.Options{
 		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
+		Suspended: suspended,
 	})
-	r.meter = stager
+	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(log, r.fleet, r.table, t.callbacks, controller.Options{
 		Lanes: lanes, Node: stager, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
@@ -188,7 +195,8 @@ func (r *reign) build(t *Tenure, hello *serve.Hello, layout hooks.Layout, m mach
 	}
 	r.doctor = reconcile.New(r.store, m, reconcile.Options{
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
-		Check: func() []string { return contradictions(r.store) },
+		Suspended: suspended,
+		Check:     func() []string { return contradictions(r.store) },
 	})
 	r.mounts = reconcile.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
 	r.lists = reconcile.NewRollcall(r.doctor, r.rollBell)
@@ -201,6 +209,7 @@ func (r *reign) begin(t *Tenure, in inheritance) {
 	r.works(t, "allocs", r.allocs.Run)
 	r.works(t, "volumes", in.after(calm, r.volumes.Run))
 	r.works(t, "lists of volumes", in.after(calm, r.lists.Run))
+	r.works(t, "health of volumes", r.health)
 	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
 	r.watches(t, "mounts", r.mounts.Run)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -113,6 +114,9 @@ type plugin struct {
 		grow    volume.GrowRequest
 		expand  controller.ExpandRequest
 	}
+	says       atomic.Pointer[registry.VolumeCondition] // of every volume
+	conditions bool                                     // it declares that it says so
+
 	measure func(context.Context) ([]registry.VolumeUsage, error) // what it answers to Stats; nil: something
 }
 
@@ -336,7 +340,8 @@ func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r volume.GrowRe
 	return p.tells, err
 }
 
-func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.StatsRequest) ([]registry.VolumeUsage, error) {
+func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.StatsRequest) (registry.VolumeReport, error) {
+	says := p.says.Load() // first: a test that stores it has read the journal
 	at, d := p.host(r.Path), p.disk(r.VolumeID)
 	p.journal = append(p.journal, "NodeGetVolumeStats "+string(r.VolumeID)+" "+at)
 	p.last.stats = r
@@ -346,10 +351,12 @@ func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r volume.Sta
 	case p.stages && (r.StagingPath == "" || p.host(r.StagingPath) != d.staged), !p.stages && r.StagingPath != "":
 		p.errorf("%q is not where it is staged: %q", r.StagingPath, d.staged)
 	}
+	report := registry.VolumeReport{Usage: []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}}, Condition: says}
 	if p.measure == nil {
-		return []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}}, nil
+		return report, nil
 	}
-	return p.measure(ctx)
+	usage, err := p.measure(ctx)
+	return registry.VolumeReport{Usage: usage, Condition: says}, err
 }
 
 // reboot loses what the node's part knew.
@@ -401,11 +408,16 @@ func (p *plugin) Find(role registry.Role, id registry.PluginID) (registry.Instan
 	if p.grows {
 		caps = append(caps, registry.NodeExpand)
 	}
-	if !p.offline {
+	if p.offline {
+		caps = append(caps, registry.ExpandsOffline)
+	} else {
 		caps = append(caps, registry.ExpandsOnline)
 	}
 	if !p.blind {
 		caps = append(caps, registry.VolumeStats)
+	}
+	if p.conditions {
+		caps = append(caps, registry.NodeCondition)
 	}
 	slices.Sort(caps)
 	return registry.Instance{

@@ -17,7 +17,7 @@ type Node interface {
 	// Grow returns the capacity that the plugin tells; 0: it tells none.
 	Grow(context.Context, registry.InstanceKey, GrowRequest) (int64, error)
 	// Stats changes nothing: it may be under way beside another call, and its error never means that something is uncertain.
-	Stats(context.Context, registry.InstanceKey, StatsRequest) ([]registry.VolumeUsage, error)
+	Stats(context.Context, registry.InstanceKey, StatsRequest) (registry.VolumeReport, error)
 }
 
 // Plugins answers which instance of a plugin is the active one.

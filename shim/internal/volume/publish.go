@@ -144,16 +144,23 @@ func contextOf(v registry.Volume) map[string]string {
 	return out
 }
 
-// appeared is what the plugin has published, if what it says to have published is there.
-func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r registry.Ref) (hooks.Published, error) {
-	at, stands, err := s.published(ctx, r)
+// appeared returns what the plugin has published, once it is there.
+func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r registry.Ref) (at hooks.Published, err error) {
+	stands, err := soon(ctx, func() (stands bool, err error) {
+		at, stands, err = s.published(ctx, r)
+		return stands, err
+	})
 	switch {
 	case err != nil || stands:
 	case r.Usage.Attachment == registry.BlockDevice:
-		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but there is no block device at %s on the host", r.Target.Host)
+		err = lied(registry.NodePublishRPC, by,
+			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
+			r.Target.Host, mountWait)
 	default:
-		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but nothing is mounted at %s on the host: is the plugin's mount of %s bidirectional?",
-			r.Target.Host, filepath.Dir(r.Target.Host))
+		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
+			"either its mount failed or takes longer (see its log), "+
+			"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",
+			r.Target.Host, mountWait, filepath.Dir(r.Target.Host))
 	}
 	return at, err
 }
@@ -222,16 +229,20 @@ func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.R
 			}
 			request.TargetPath = pathAt(inst, r.Target)
 			answer := s.node.Unpublish(ctx, inst.InstanceKey, request)
-			if err := s.gone(open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
+			if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 				return err
 			}
 			left = s.tidyTarget(r)
 			return nil
 		},
-		Done: func(registry.View) registry.Change {
-			return registry.Change{
+		Done: func(view registry.View) registry.Change {
+			change := registry.Change{
 				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open, left)},
 			}
+			if st := stateOf(view, r.Volume); len(st.refs) == 1 && st.place.Stage == registry.MarkNone {
+				change.Put = withoutCondition(view, r.Volume)
+			}
+			return change
 		},
 	})
 }

@@ -103,6 +103,7 @@ func (s *Stager) stage(
 		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
 	}
 	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
+	mounts := false
 	return s.drive(ctx, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
@@ -113,11 +114,15 @@ func (s *Stager) stage(
 				return err
 			}
 			request.StagingPath = pathAt(inst, at)
-			return s.node.Stage(ctx, inst.InstanceKey, request)
+			if err := s.node.Stage(ctx, inst.InstanceKey, request); err != nil {
+				return err
+			}
+			mounts, _ = s.mounted(at.Host, false) // what cannot be looked at now is never said to be lost
+			return nil
 		},
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Placement(v.VolumeKey())
-			p.Stage = registry.MarkDone
+			p.Stage, p.StageMounts = registry.MarkDone, mounts
 			return registry.Change{
 				Put: append(anew(view, v.VolumeKey()), p), Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
 			}
@@ -203,7 +208,7 @@ func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Pla
 			}
 			request.StagingPath = pathAt(inst, p.StagedAt)
 			answer := s.node.Unstage(ctx, inst.InstanceKey, request)
-			if err := s.gone(open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
+			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
 				return err
 			}
 			left = s.tidy(p.StagedAt.Host)
@@ -218,11 +223,12 @@ func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Pla
 // unstaged is the placement without its stage; without an attachment too there is nothing left to record.
 func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
 	p, _ := view.Placement(key)
+	change := registry.Change{Put: withoutCondition(view, key)}
 	if p.Attach == registry.MarkNone {
-		return registry.Change{Delete: []registry.Key{key.PlacementRecord()}}
+		return change.And(registry.Change{Delete: []registry.Key{key.PlacementRecord()}})
 	}
 	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
-	return registry.Change{Put: []registry.Record{p}}
+	return change.And(registry.Change{Put: []registry.Record{p}})
 }
 
 // vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as far as we know, and a

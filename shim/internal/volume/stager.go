@@ -12,6 +12,7 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/suspend"
 )
 
 // Options of a Stager.
@@ -26,6 +27,8 @@ type Options struct {
 	Parts Parts
 	// Lanes are shared with whoever calls Stage and its like. nil: nobody does but the caller.
 	Lanes *lane.Lanes
+	// Suspended are the optional calls during which plugins died. nil: none is recorded.
+	Suspended *suspend.Calls
 	// Now tells the wall time, for people.
 	Now func() time.Time
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
@@ -188,21 +191,56 @@ func (s *Stager) mounted(path string, expected bool) (bool, error) {
 	return s.kernel.Mounted(path)
 }
 
-// gone judges the answer of a call that takes a mount away, by whether the mount is gone.
-func (s *Stager) gone(rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
+// gone judges the answer of a call that takes a mount away, by whether the mount goes away.
+func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
 	if answer != nil && !isNotFound(answer) {
 		return answer
 	}
-	still, err := s.mounted(path, false)
+	gone, err := soon(ctx, func() (bool, error) {
+		still, err := s.mounted(path, false)
+		return !still, err
+	})
 	switch {
 	case err != nil:
 		return err
-	case !still:
+	case gone:
 		return nil
 	case answer != nil:
-		return answer
+		return stillMounted(answer, path)
 	}
-	return lied(rpc, at, "the plugin answered OK, but %s is still mounted", path)
+	return lied(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path, mountWait)
+}
+
+// stillMounted is the plugin's answer that it does not know the volume, with the mount that stays. The path comes
+// first: what a plugin says may hold an id of 4 KiB.
+func stillMounted(answer error, path string) error {
+	call, ok := errors.AsType[*registry.CallError](answer)
+	if !ok {
+		return fmt.Errorf("%s is still mounted: %w", path, answer)
+	}
+	told := *call
+	told.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, call.Detail)
+	return &told
+}
+
+// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have another process mount,
+// and answer before it has done so.
+const mountWait = time.Second
+
+// soon polls until holds is true, for mountWait at most. It fails if ctx ends first: what became of the call is then not known.
+func soon(ctx context.Context, holds func() (bool, error)) (bool, error) {
+	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
+	end := time.Now().Add(mountWait)
+	for pause := first; ; pause = min(2*pause, most) {
+		if ok, err := holds(); ok || err != nil || !time.Now().Before(end) {
+			return ok, err
+		}
+		select {
+		case <-time.After(min(pause, time.Until(end))):
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
 }
 
 func isNotFound(err error) bool {

@@ -231,18 +231,20 @@ func TestFailedPublishIsUndone(t *testing.T) {
 }
 
 func TestPluginThatLies(t *testing.T) {
-	w := open(t)
-	w.failNext(publish, fault{then: func() { clear(w.mounts); w.mounts[layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host] = true }})
-	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "nothing is mounted") {
-		t.Errorf("published where nothing is mounted: %v", err)
-	}
-	at := w.mustUp("a1", shared())
-	w.failNext(unpublish, fault{then: func() { w.mounts[at.Host] = true }})
-	if err := w.down(t.Context(), "one", "a1"); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "still mounted") {
-		t.Errorf("unpublished what is still mounted: %v", err)
-	}
-	w.mustDown("a1")
-	w.empty()
+	synctest.Test(t, func(t *testing.T) {
+		w := open(t)
+		w.failNext(publish, fault{then: func() { clear(w.mounts); w.mounts[layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host] = true }})
+		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "nothing was mounted") {
+			t.Errorf("published where nothing is mounted: %v", err)
+		}
+		at := w.mustUp("a1", shared())
+		w.failNext(unpublish, fault{then: func() { w.mounts[at.Host] = true }})
+		if err := w.down(t.Context(), "one", "a1"); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "still mounted") {
+			t.Errorf("unpublished what is still mounted: %v", err)
+		}
+		w.mustDown("a1")
+		w.empty()
+	})
 }
 
 // What nobody has recorded is not used, though it is mounted where the volume belongs: a plugin that finds it may take it for its own.
@@ -268,27 +270,100 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	w.empty()
 }
 
+// A mount that appears or goes away within a second after the answer is waited for. One that takes longer is judged as missing, or as left.
+func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
+	for by, asked := range map[time.Duration]int{900 * time.Millisecond: 1, 3 * time.Second: 2} {
+		t.Run(by.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := open(t)
+				w.stager = volume.New(w.log, w.plugin, w.plugin, &slowTable{machine: w.machine, by: by}, vault{},
+					volume.Options{Layout: layout, Check: true, Now: time.Now})
+				start := time.Now()
+				for range asked {
+					_, err := w.up(t.Context(), "one", "a1", shared())
+					if late := asked > 1 && time.Since(start) < by; (err != nil) != late || late && !strings.Contains(err.Error(), "takes longer") {
+						t.Fatalf("after %v: %v", time.Since(start), err)
+					}
+					time.Sleep(2 * time.Second)
+				}
+				if asked > 1 {
+					if err := w.down(t.Context(), "one", "a1"); err == nil || !strings.Contains(err.Error(), "still mounted") {
+						t.Errorf("%v", err)
+					}
+					time.Sleep(2 * time.Second)
+				}
+				w.mustDown("a1")
+				for _, rpc := range []string{string(publish) + " ", string(unpublish) + " "} {
+					n := 0
+					for _, call := range w.plugin.journal {
+						if strings.HasPrefix(call, rpc) {
+							n++
+						}
+					}
+					if n != asked {
+						t.Errorf("%s was sent %d times, not %d: %q", rpc, n, asked, w.plugin.journal)
+					}
+				}
+				w.empty()
+			})
+		})
+	}
+}
+
+// slowTable shows a mount at a target, and its end, so much later.
+type slowTable struct {
+	*machine
+	by      time.Duration
+	shown   map[string]bool
+	changed map[string]time.Time
+}
+
+func (s *slowTable) Mounted(path string) (bool, error) {
+	if s.shown == nil {
+		s.shown, s.changed = map[string]bool{}, map[string]time.Time{}
+	}
+	is, err := s.machine.Mounted(path)
+	if !strings.Contains(path, "/publish/") {
+		return is, err
+	}
+	since, changes := s.changed[path]
+	switch {
+	case is == s.shown[path]:
+		delete(s.changed, path)
+	case !changes:
+		s.changed[path] = time.Now()
+	case time.Since(since) >= s.by:
+		s.shown[path] = is
+		delete(s.changed, path)
+	}
+	return s.shown[path], nil
+}
+
 // "Not found" takes a publish or a stage down only if nothing is mounted there.
 func TestNotFoundNeedsTheMountTable(t *testing.T) {
-	gone := fault{code: "NOT_FOUND", outcome: registry.OutcomeFailed}
-	for _, rpc := range []registry.RPC{unpublish, unstage} {
-		w := open(t)
-		w.mustUp("a1", shared())
-		w.failNext(rpc, gone)
-		if err := w.down(t.Context(), "one", "a1"); err == nil {
-			t.Errorf("%s: not found, and still mounted, is taken for success", rpc)
-		}
-		w.mustDown("a1")
-		w.empty()
+	synctest.Test(t, func(t *testing.T) {
+		gone := fault{code: "NOT_FOUND", outcome: registry.OutcomeFailed}
+		for _, rpc := range []registry.RPC{unpublish, unstage} {
+			w := open(t)
+			w.mustUp("a1", shared())
+			w.failNext(rpc, gone)
+			err := w.down(t.Context(), "one", "a1")
+			if err == nil || !strings.Contains(err.Error(), layout.State+"/mnt/") ||
+				!strings.Contains(err.Error(), "is still mounted") {
+				t.Errorf("%s: not found, and still mounted: the error is %v", rpc, err)
+			}
+			w.mustDown("a1")
+			w.empty()
 
-		w = open(t)
-		w.mustUp("a1", shared())
-		gone := gone
-		gone.effect = true // somebody else had done it
-		w.failNext(rpc, gone)
-		w.mustDown("a1")
-		w.empty()
-	}
+			w = open(t)
+			w.mustUp("a1", shared())
+			gone := gone
+			gone.effect = true // somebody else had done it
+			w.failNext(rpc, gone)
+			w.mustDown("a1")
+			w.empty()
+		}
+	})
 }
 
 // While a call has no certain answer, nothing else is sent for the volume: whoever comes next has it end first, by the same call again, and its

@@ -2,24 +2,30 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
 )
 
-// statsLimit is how long a plugin may take to say how full a volume is, and how long its lane may be busy before that is given up.
+// statsLimit bounds the wait for the volume's lane and for the plugin's answer.
 const statsLimit = 10 * time.Second
 
-// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit. It holds the volume's lane, as at most one call
-// is under way for a volume; a plugin that hangs keeps it for statsLimit. ErrConflict: nothing of it is mounted here, or another call for it
-// is open. ErrUnsupported: the plugin cannot say.
+// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit, and records what the
+// plugin says of the volume's health. CSI wants at most one call in flight per volume, so Stats holds the volume's
+// lane. It changes nothing, so it is cancelled as soon as another call needs the lane: a plugin that hangs delays no
+// mount and no unmount.
+//
+// ErrConflict means that nothing of the volume is mounted here, or that another call for it is open or came meanwhile.
+// ErrUnsupported means that the plugin does not report statistics.
 func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, statsLimit,
 		registry.Errorf(context.DeadlineExceeded, "the plugin has not answered within %v", statsLimit))
 	defer cancel()
-	leave, err := s.turn(ctx, name)
+	asking, leave, err := s.turn(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -36,20 +42,26 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	if err != nil {
 		return nil, err
 	}
-	usage, err := s.node.Stats(ctx, inst.InstanceKey, s.statsRequest(inst, st, at))
+	report, err := s.node.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
+	if err != nil && errors.Is(context.Cause(asking), lane.ErrYielded) {
+		return nil, conflict("volume %s was not measured, as it is being mounted, unmounted or changed; ask again", name)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("ask how full volume %s is: %w", name, err)
 	}
 	if err := s.stillThere(name, at, mount); err != nil {
 		return nil, err
 	}
-	return usage, nil
+	if c := report.Condition; c != nil && inst.Fingerprint.Has(registry.NodeCondition) {
+		return report.Usage, s.judged(ctx, st.volume.VolumeKey(), *c)
+	}
+	return report.Usage, nil
 }
 
-// turn waits for the volume's lane. Without lanes nobody else makes calls.
-func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (leave func(), err error) {
+// turn waits for the volume's lane. The returned context ends when another call waits for it. Without lanes there are no other calls.
+func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
 	if s.Lanes == nil {
-		return func() {}, nil
+		return ctx, func() {}, nil
 	}
 	var key registry.VolumeKey
 	err = s.log.View(ctx, func(view registry.View) error {
@@ -61,12 +73,13 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (leave func
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return s.Lanes.Enter(ctx, key, "the question how full it is")
+	return s.Lanes.EnterYielding(ctx, key, "the question how full it is")
 }
 
-// statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI NodeGetVolumeStatsRequest).
+// statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI
+// NodeGetVolumeStatsRequest).
 func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) StatsRequest {
 	r := StatsRequest{
 		VolumeID: st.volume.External, Path: pathAt(inst, at),
@@ -95,7 +108,8 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	return st, err
 }
 
-// measurer is the plugin's node instance, if it can say how full a volume is. One that is away is not waited for: what counts is now.
+// measurer is the plugin's node instance, if it can say how full a volume is. One that is away is not waited for: what
+// counts is now.
 func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 	inst, found := s.plugins.Find(registry.RoleNode, id)
 	switch {
@@ -111,8 +125,8 @@ func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 	return inst, nil
 }
 
-// spot is where the volume can be asked about: a place where it is published, else the one where it is staged. mount: something has to be
-// mounted there, else the plugin would measure what lies below.
+// spot is where the volume can be asked about: a place where it is published, else the one where it is staged. mount:
+// something has to be mounted there, else the plugin would measure what lies below.
 func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 	sick := ""
 	for _, r := range st.refs {
@@ -147,8 +161,8 @@ func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 	return s.mounted(at.Host, true)
 }
 
-// stillThere is nil if what was measured is there after it, too: a plugin that was asked while the volume went away may have measured what
-// lies below.
+// stillThere is nil if what was measured is there after it, too: a plugin that was asked while the volume went away may
+// have measured what lies below.
 func (s *Stager) stillThere(name registry.VolumeName, at registry.Tree, mount bool) error {
 	there, err := s.isThere(at, mount)
 	if err == nil && !there {

@@ -204,6 +204,62 @@ func TestDeathInTheMiddle(t *testing.T) {
 	unpublish(t, p.dial(t), target)
 }
 
+// TestForgetfulAfterKill: a process that was killed has forgotten what exists and what it has published, and the
+// mount is still there. It answers NOT_FOUND or OK, and unmounts nothing, until it has published there again. One
+// that was stopped remembers.
+func TestForgetfulAfterKill(t *testing.T) {
+	needMounts(t, "/proc")
+	p := newPlace(t)
+	cmd := p.launch(t, "--mounts", "--any-volume", "--forgetful")
+	c := p.dial(t)
+	learn(t, c)
+	target, err := p.publish(t, c, &csi.VolumeCapability{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Process.Signal(unix.SIGTERM)
+	_ = cmd.Wait()
+	cmd = p.launch(t, "--mounts", "--any-volume", "--forgetful")
+	used, err := csifake.NewBackend(p.state).Volumes()
+	if err != nil || !slices.Equal(used["v1"].Published["node-1"], []string{target}) {
+		t.Errorf("after it was stopped, it has %v, %v", used, err)
+	}
+	_ = cmd.Process.Kill()
+	diedBySIGKILL(t, cmd)
+
+	p.launch(t, "--mounts", "--any-volume", "--forgetful")
+	c = p.dial(t)
+	learn(t, c)
+	if used, err := csifake.NewBackend(p.state).Volumes(); err != nil || len(used) != 0 {
+		t.Errorf("after it was killed, it has %v, %v", used, err)
+	}
+	down := func() error {
+		_, err := c.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target})
+		return err
+	}
+	if err := down(); status.Code(err) != codes.NotFound || mountsOn(t, target) != 1 {
+		t.Errorf("it answers %v for a volume that it does not know; %d mounts", err, mountsOn(t, target))
+	}
+	other := &csi.NodePublishVolumeRequest{
+		VolumeId: "v1", TargetPath: target + "2", VolumeCapability: &csi.VolumeCapability{},
+	}
+	if _, err := c.NodePublishVolume(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	if err := down(); err != nil || mountsOn(t, target) != 1 {
+		t.Errorf("it answers %v for a publication that it does not know; %d mounts", err, mountsOn(t, target))
+	}
+	if _, err := p.publish(t, c, &csi.VolumeCapability{}); err != nil {
+		t.Fatal(err)
+	}
+	unpublish(t, c, target)
+	unpublish(t, c, other.GetTargetPath())
+	// R11: no client may publish where a mount has stayed, as this test did.
+	for _, v := range csifake.Check(p.journal, journal.Options{Settled: true, Allow: []string{"R11"}}) {
+		t.Error(v)
+	}
+}
+
 // TestFuseOfAProcess: a FUSE mount hangs as long as the file says, and dies with the process.
 func TestFuseOfAProcess(t *testing.T) {
 	needMounts(t, "/dev/fuse")

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// openTerminal opens a pseudo terminal: the side of the person, and that of the programs.
+func openTerminal(t *testing.T) (person, programs *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo terminals here: %v", err)
+	}
+	if err := unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return person, programs
+}
+
+// A run whose terminal is closed, or whose reader has gone, takes everything down. Nobody can read that it has.
+func TestRunTakesEverythingDownWithoutItsTerminal(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("real mounts need root")
+	}
+	for name, signal := range map[string]syscall.Signal{"terminal closed": 0, "pipe closed": unix.SIGTERM} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, err := newMachine()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := m.sweep(); err != nil {
+					t.Error(err)
+				}
+			})
+			var person, programs *os.File
+			if signal == 0 {
+				person, programs = openTerminal(t)
+			} else if person, programs, err = os.Pipe(); err != nil {
+				t.Fatal(err)
+			}
+			hcl, err := filepath.Abs("testdata/hcl")
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(filepath.Join(bin, "holdfast"), "run", "--delete-volumes", "--state-dir", m.state(), "--run-dir", m.run(),
+				"--var", "d="+m.dir, "--var", "csifake="+filepath.Join(bin, "csifake"), hcl+"/user.hcl", hcl+"/disk.volume.hcl", hcl+"/fake.hcl")
+			cmd.Env = m.environ()
+			cmd.Stdout, cmd.Stderr = programs, programs
+			if signal == 0 {
+				cmd.Stdin, cmd.SysProcAttr = programs, &syscall.SysProcAttr{Setsid: true, Setctty: true}
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			programs.Close()
+			said, heard := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(heard)
+				var text strings.Builder
+				for buf := make([]byte, 4096); ; {
+					n, err := person.Read(buf)
+					text.Write(buf[:n])
+					if strings.Contains(text.String(), "task use of user is running") {
+						close(said)
+						return
+					}
+					if err != nil {
+						if !errors.Is(err, io.EOF) && !errors.Is(err, unix.EIO) {
+							t.Error(err)
+						}
+						return
+					}
+				}
+			}()
+			select {
+			case <-said:
+			case <-time.After(patience):
+				t.Error("the job does not run")
+			}
+			<-heard
+			person.Close()
+			want := 128 + int(unix.SIGHUP)
+			if signal != 0 {
+				want = 128 + int(signal)
+				if err := cmd.Process.Signal(signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+			watch := time.AfterFunc(2*patience, func() { _ = cmd.Process.Kill() })
+			defer watch.Stop()
+			err = cmd.Wait()
+			if got := cmd.ProcessState.ExitCode(); got != want {
+				t.Errorf("it ends with %v, code %d, not %d", err, got, want)
+			}
+			for _, what := range m.eventuallyLeft() {
+				t.Error("left behind:", what)
+			}
+			journal, err := os.ReadFile(m.path("journal"))
+			if err != nil || !strings.Contains(string(journal), "DeleteVolume") {
+				t.Errorf("the volume was not deleted: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,12 @@
+# A copy of the volume archive, which is in the same namespace. If the plugin alone knows the volume to be copied, its id there is written
+# as clone_external_id instead.
+
+id        = "archive-copy"
+type      = "csi"
+plugin_id = "cloud-disks"
+clone_id  = "archive"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}

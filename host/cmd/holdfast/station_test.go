@@ -1,0 +1,72 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/internal/mnt"
+)
+
+// The self-binds of the shim are unmounted; what the operator has mounted at the same directories stays.
+func TestFoldLeavesMountsOfOperatorAlone(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("real mounts need root")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = mnt.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		l := hooks.Layout{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r")}
+		for _, at := range []string{l.State, l.Run} {
+			if err := os.Mkdir(at, 0o700); err != nil {
+				return err
+			}
+			if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64k"); err != nil {
+				return err
+			}
+		}
+		volume := filepath.Join(l.MountRoot(), "volume")
+		if err := os.MkdirAll(volume, 0o700); err != nil {
+			return err
+		}
+		if err := mnt.MakeShared(l.MountRoot(), l.Run); err != nil {
+			return err
+		}
+		if err := unix.Mount("tmpfs", volume, "tmpfs", 0, "size=64k"); err != nil {
+			return err
+		}
+		if err := fold(l); err == nil {
+			t.Error("a volume that is still mounted is no error")
+		}
+		if err := unix.Unmount(volume, 0); err != nil {
+			return err
+		}
+		if err := fold(l); err != nil {
+			t.Errorf("fold: %v", err)
+		}
+		table, err := mnt.Table(0)
+		if err != nil {
+			return err
+		}
+		for at, want := range map[string]bool{l.State: true, l.Run: true, l.MountRoot(): false} {
+			if _, mounted := table.At(at); mounted != want {
+				t.Errorf("%s is mounted: %v, want %v", at, mounted, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,155 @@
+package host_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"holdfast/host"
+)
+
+// assassin kills as many children of this process as it is told to, each at a random moment of its first 150 ms.
+type assassin struct {
+	mu    sync.Mutex
+	left  int
+	known map[string]bool
+	done  chan struct{}
+	all   sync.WaitGroup
+}
+
+func newAssassin(t *testing.T) *assassin {
+	a := &assassin{known: map[string]bool{}, done: make(chan struct{})}
+	a.all.Go(func() {
+		for {
+			select {
+			case <-a.done:
+				return
+			case <-time.After(time.Millisecond):
+				for _, pid := range children() {
+					a.meet(pid)
+				}
+			}
+		}
+	})
+	t.Cleanup(a.end)
+	return a
+}
+
+func (a *assassin) end() {
+	close(a.done)
+	a.all.Wait()
+}
+
+func (a *assassin) meet(child string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.left == 0 || a.known[child] {
+		return
+	}
+	a.known[child] = true
+	a.left--
+	pid, _ := strconv.Atoi(child)
+	time.AfterFunc(rand.N(150*time.Millisecond), func() {
+		if slices.Contains(children(), child) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+}
+
+// kill has the next n shims killed.
+func (a *assassin) kill(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.left = n
+}
+
+// A shim that is killed in any moment of its start is started again, by Open and after a crash, and the host serves.
+func TestShimKilledAtItsStartIsStartedAgain(t *testing.T) {
+	const kills = 6
+	for range 3 {
+		w := at(t)
+		a := newAssassin(t)
+		a.kill(kills)
+		w.open()
+		if _, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil {
+			t.Errorf("after Open: %v", err)
+		}
+		a.kill(kills)
+		w.kill()
+		w.until("started again", func(s host.Standing) bool { return s.Serving && s.Failures >= kills-1 })
+		if err := w.host.ReleaseAlloc(w.ctx(), "some"); err != nil {
+			t.Errorf("after crashes: %v", err)
+		}
+		must(t, w.host.Close())
+	}
+}
+
+// failing has the shim run a shell command instead at its first starts, and count its starts in a file, by a line for each.
+func (w *world) failing(starts int, command string) (count string) {
+	w.t.Helper()
+	path, count := filepath.Join(w.dir, "shim"), filepath.Join(w.dir, "starts")
+	script := fmt.Sprintf("#!/bin/sh\necho >> %s\nif [ $(wc -l < %s) -le %d ]; then %s; fi\nexec %s \"$@\"\n", count, count, starts, command, shimBinary)
+	must(w.t, os.WriteFile(path, []byte(script), 0o700))
+	w.config.Shim = host.Binary{Path: path}
+	return count
+}
+
+// A shim that ends by itself at its first starts is started again; one that always does ends Open, with what it said.
+func TestShimThatEndsAtItsStartIsTriedAFewTimes(t *testing.T) {
+	for _, c := range []struct{ failures, starts int }{{2, 3}, {100, 3}} {
+		w := at(t)
+		starts := w.failing(c.failures, "echo no memory >&2; exit 3")
+		h, err := host.Open(w.ctx(), w.config)
+		if err == nil {
+			must(t, h.Close())
+		}
+		if bad := err != nil; bad != (c.failures > c.starts) || bad && !strings.Contains(err.Error(), "no memory") {
+			t.Errorf("%d failures: %v", c.failures, err)
+		}
+		if text, _ := os.ReadFile(starts); len(text) != c.starts {
+			t.Errorf("%d failures: %d starts", c.failures, len(text))
+		}
+	}
+}
+
+// A machine that boots may be too slow for the first start.
+func TestShimThatIsLateAtItsStartIsTriedAgain(t *testing.T) {
+	w := at(t)
+	w.config.StartTimeout = 5 * time.Second // which the second start has to keep to
+	starts := w.failing(1, "exec sleep 3600")
+	w.open()
+	if text, _ := os.ReadFile(starts); len(text) < 2 || len(children()) != 1 {
+		t.Errorf("%d starts, and the processes %v", len(text), children())
+	}
+}
+
+// An Open whose shim is killed at each start ends with its context, and its error says why the context ended and how the shim did.
+func TestOpenEndsWhileItsShimIsKilled(t *testing.T) {
+	w := at(t)
+	w.failing(1<<20, "kill -9 $$")
+	enough := errors.New("enough of this")
+	ctx, cancel := context.WithCancelCause(w.ctx())
+	go func() {
+		for strings.Count(w.log.String(), "it is started again") < 5 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(enough)
+	}()
+	h, err := host.Open(ctx, w.config)
+	if err == nil {
+		must(t, h.Close())
+	}
+	if !errors.Is(err, enough) || !strings.Contains(err.Error(), "was killed by signal 9") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,83 @@
+package display
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+)
+
+func TestEscapeShowsWhatTerminalsActOn(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain\n\ttext": "plain\n\ttext", "\x1b[31mred": `\u001b[31mred`, "a\rb": `a\u000db`, "\u009b31m": `\u009b31m`,
+		"abc\u202egpj.exe": `abc\u202egpj.exe`, "\xff\x9b": `\xff\x9b`, "\x7f": `\u007f`, "größer 你": "größer 你", "\ufffd": "\ufffd",
+	} {
+		if got := Escape(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Whatever is written, in whatever parts, no terminal acts on it.
+func TestNoControlCharacterReachesATerminal(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
+		text = append(text, rapid.String().Draw(t, "runes")...)
+		text = append(text, '\n')
+		var got bytes.Buffer
+		w := NewWriter(&got)
+		for rest := text; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "part")
+			if wrote, err := w.Write(rest[:n]); err != nil || wrote != n {
+				t.Fatalf("%d of %d bytes, %v", wrote, n, err)
+			}
+			rest = rest[n:]
+		}
+		if got.String() != Escape(string(text)) {
+			t.Fatalf("%q in parts: %q, at once: %q", text, got.String(), Escape(string(text)))
+		}
+		if !utf8.Valid(got.Bytes()) {
+			t.Fatalf("%q is no UTF-8", got.String())
+		}
+		for _, r := range got.String() {
+			if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) {
+				t.Fatalf("%q has %U", got.String(), r)
+			}
+		}
+	})
+}
+
+func TestEscapedJSONMeansTheSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := rapid.String().Draw(t, "text") + "\u009b\u202e\x7f\x1b"
+		var out bytes.Buffer
+		if err := json.NewEncoder(NewWriter(&out)).Encode(want); err != nil {
+			t.Fatal(err)
+		}
+		var got string
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got != want {
+			t.Fatalf("%q became %q: %v", want, got, err)
+		}
+	})
+}
+
+func TestQuotedArgumentIsOneWordOfAShell(t *testing.T) {
+	args := []string{"", "db", "x; touch pwned", "it's", "$(id)", "`id`", "a\nb", "~", "=ls", "a=b", "*", "--", "-n", "ü", `\`, "!x", "a&b|c>d"}
+	for _, arg := range args {
+		out, err := exec.Command("sh", "-c", "printf '%s.' "+Quote(arg)).Output()
+		if err != nil || string(out) != arg+"." {
+			t.Errorf("%q: %q, %v", arg, out, err)
+		}
+	}
+	if got := Command("holdfast job stop", "-x"); got != "holdfast job stop -- -x" {
+		t.Errorf("an id like a flag: %s", got)
+	}
+	if got := Command("holdfast alloc logs", "0a1b", "t; id"); got != "holdfast alloc logs 0a1b 't; id'" || strings.Contains(got, "--") {
+		t.Errorf("two arguments: %s", got)
+	}
+}

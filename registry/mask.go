@@ -1,0 +1,104 @@
+package registry
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Masked stands for a secret's value in what people read.
+const Masked = "***"
+
+// secretNames matches the end of a secret's name after it is reduced to lower-case letters.
+var secretNames = regexp.MustCompile(`(password|passwd|passphrase|secrets?|tokens?|` +
+	`(access|account|api|auth|encryption|master|private|secret|shared)key)$`)
+
+// secretWords matches a secret's name, or the last word of it, where the word alone says little: "monkey" is no key.
+var secretWords = regexp.MustCompile(`(?i)(^|[^a-z])(pass|pwd|key)[0-9]*$`)
+
+var noLetters = regexp.MustCompile(`[^a-z]+`)
+
+// SecretName reports whether the value of a mount flag, parameter or context key of this name is a secret. The end of the
+// name decides: the value of "node-stage-secret" is a secret, that of "node-stage-secret-name" is the name of one.
+func SecretName(name string) bool {
+	return secretNames.MatchString(noLetters.ReplaceAllString(strings.ToLower(name), "")) || secretWords.MatchString(name)
+}
+
+// Secrets calls f for each value in the flags whose name is a SecretName, as "password=x" in "-o username=u,password=x".
+func (f Flags) Secrets(each func(name, value string)) {
+	for _, flag := range f.List() {
+		for _, s := range secretsOf(flag) {
+			each(s.name, flag[s.from:s.to])
+		}
+	}
+}
+
+// Masked returns the flags with Masked in place of each secret.
+func (f Flags) Masked() Flags {
+	flags := f.List()
+	for i, flag := range flags {
+		var out strings.Builder
+		last := 0
+		for _, s := range secretsOf(flag) {
+			out.WriteString(flag[last:s.from] + Masked)
+			last = s.to
+		}
+		flags[i] = out.String() + flag[last:]
+	}
+	return FlagsOf(flags)
+}
+
+// flagSecret is a secret in a mount flag, and where its value stands.
+type flagSecret struct {
+	name     string
+	from, to int
+}
+
+// assigned is a name with its value in a mount flag: up to the next comma, or in quotes.
+var assigned = regexp.MustCompile(`([^\s,="']+)=("[^"]*"|'[^']*'|[^,]*)`)
+
+func secretsOf(flag string) (out []flagSecret) {
+	for at := 0; at < len(flag); {
+		m := assigned.FindStringSubmatchIndex(flag[at:])
+		if m == nil {
+			return out
+		}
+		s := flagSecret{flag[at+m[2] : at+m[3]], at + m[4], at + m[5]}
+		if next := strings.Index(flag[s.from:s.to], " -"); next >= 0 { // another option in the same flag
+			s.to = s.from + next
+		}
+		at = s.to
+		if n := s.to - s.from; n > 1 && strings.ContainsRune(`"'`, rune(flag[s.from])) && flag[s.to-1] == flag[s.from] {
+			s.from, s.to = s.from+1, s.to-1
+		}
+		if s.to > s.from && SecretName(s.name) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Masked returns the usage with secrets in its mount flags masked.
+func (u Usage) Masked() Usage {
+	u.MountFlags = u.MountFlags.Masked()
+	return u
+}
+
+// Masked returns the volume with secrets in its mount flags, parameters and context masked.
+func (v Volume) Masked() Volume {
+	v.MountFlags, v.Parameters, v.Context = v.MountFlags.Masked(), masked(v.Parameters), masked(v.Context)
+	return v
+}
+
+func masked(values map[string]string) map[string]string {
+	if values == nil {
+		return nil
+	}
+	out := make(map[string]string, len(values))
+	for name, value := range values {
+		if value != "" && SecretName(name) {
+			value = Masked
+		}
+		out[name] = value
+	}
+	return out
+}

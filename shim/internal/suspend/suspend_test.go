@@ -1,0 +1,94 @@
+package suspend
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+var plugin = registry.Instance{InstanceKey: registry.InstanceKey{
+	Role: registry.RoleController, Plugin: "ebs", Alloc: "p", Task: "p",
+}}
+
+// die has the plugin die during ListVolumes, as n concurrent calls see it, and returns the events.
+func die(t *testing.T, c *Calls, n int) (told []string) {
+	t.Helper()
+	log := registrytest.NewLog(time.Now)
+	lost := &registry.CallError{
+		RPC: registry.ListVolumesRPC, Code: "UNAVAILABLE", Kind: registry.ErrUnavailable, Lost: true,
+	}
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() { _ = c.Died(t.Context(), log, plugin, lost, time.Now()) })
+	}
+	wg.Wait()
+	err := log.View(t.Context(), func(v registry.View) error {
+		all, _ := v.Events(0, registry.MaxEvents)
+		for _, e := range all {
+			told = append(told, e.Detail)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return told
+}
+
+// Doctor and the shim itself may ask at the same time.
+func TestOneDeathIsToldOnce(t *testing.T) {
+	if told := die(t, New(t.TempDir()), 3); len(told) != 1 {
+		t.Errorf("told %q", told)
+	}
+}
+
+// The advice for a suspension that could not be written names no file to remove.
+func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "suspended")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // nothing can be written below a file
+		t.Fatal(err)
+	}
+	c := New(dir)
+	die(t, c, 1)
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	why, advice := c.Reason(registry.ListVolumesRPC, plugin)
+	if !strings.Contains(why, "died") || !strings.Contains(advice, "restart the agent") || strings.Contains(advice, "rm ") {
+		t.Errorf("%q, %q", why, advice)
+	}
+	if why, _ := New(dir).Reason(registry.ListVolumesRPC, plugin); why != "" {
+		t.Errorf("after a restart: %q", why)
+	}
+	newer := plugin
+	newer.Fingerprint.Version = "2"
+	if why, _ := c.Reason(registry.ListVolumesRPC, newer); why != "" {
+		t.Errorf("another version: %q", why)
+	}
+}
+
+func TestSuspensionNamesTheWaysOut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "it's here")
+	c := New(dir)
+	die(t, c, 1)
+	_, advice := c.Reason(registry.ListVolumesRPC, plugin)
+	file := filepath.Join(dir, "ebs.ListVolumes.json")
+	quoted := "'" + strings.ReplaceAll(file, "'", `'\''`) + "'"
+	for _, way := range []string{"update the plugin", "rm " + quoted, "list_volumes = false"} {
+		if !strings.Contains(advice, way) {
+			t.Errorf("%q is not in %q", way, advice)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if why, _ := c.Reason(registry.ListVolumesRPC, plugin); why != "" {
+		t.Errorf("after rm: %q", why)
+	}
+}
