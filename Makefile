@@ -48,7 +48,7 @@ compat: ## two releases that follow each other, swapped in turn under load, with
 	$(GO) build -tags next -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
 	$(GO) vet -tags next ./...
-	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/tenure
+	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
 	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
 
 long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"holdfast/host"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 )
 
 // What is no shim, or not the wanted one, is refused with what is wrong; nothing runs afterwards, and the state directory is free.
@@ -124,7 +124,7 @@ func TestDirectoriesBehindLinks(t *testing.T) {
 		t.Errorf("the endpoint is %q, %v", endpoint(plan), err)
 	}
 	if os.Getuid() == 0 {
-		if m, found, err := mnt.At(filepath.Join(state, "mnt")); err != nil || !found || !m.Shared() {
+		if m, found, err := mount.At(filepath.Join(state, "mnt")); err != nil || !found || !m.Shared() {
 			t.Errorf("the mount root: %v, %v, %v", m, found, err)
 		}
 	}

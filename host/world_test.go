@@ -20,7 +20,7 @@ import (
 	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 )
 
 // shimBinary is built once for all tests.
@@ -120,7 +120,7 @@ func (w *world) leave() {
 	if w.t.Failed() {
 		w.t.Log(w.log)
 	}
-	mounts, err := mnt.Below(w.dir)
+	mounts, err := mount.Below(w.dir)
 	must(w.t, err)
 	for _, m := range slices.Backward(mounts) {
 		must(w.t, unix.Unmount(m.Point, 0))

@@ -34,7 +34,7 @@ type Filter struct {
 // goroutine, and what it needs of the Log is read there: the Feed knows none of them, so a slow or dead one, or one that begins long ago,
 // delays nobody and costs nothing.
 type Feed struct {
-	log     Log
+	log     State
 	table   *Registry
 	limit   int
 	current atomic.Pointer[recent]
@@ -50,7 +50,7 @@ type recent struct {
 
 // NewFeed keeps in memory up to limit of the events that follow the table's index: a table is loaded before its Feed is made. The Log has to tell
 // the table of a change before the Feed.
-func NewFeed(log Log, table *Registry, limit int) *Feed {
+func NewFeed(log State, table *Registry, limit int) *Feed {
 	f := &Feed{log: log, table: table, limit: max(limit, 1)}
 	at := table.Index()
 	f.current.Store(&recent{after: at, index: at, more: make(chan struct{})})

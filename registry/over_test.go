@@ -126,10 +126,10 @@ func found[R registry.Record](r R, is bool) any {
 
 // A View under a change shows what the Log shows once it is committed; and two changes in one do what they do one after the other.
 func TestOverAndThen(t *testing.T) {
-	look := func(log registry.Log, read func(registry.View)) {
+	look := func(log registry.State, read func(registry.View)) {
 		must(t, log.View(t.Context(), func(v registry.View) error { read(v); return nil }))
 	}
-	commit := func(log registry.Log, c registry.Change) {
+	commit := func(log registry.State, c registry.Change) {
 		_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return c, nil })
 		must(t, err)
 	}

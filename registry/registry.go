@@ -13,13 +13,13 @@ import (
 //
 // The Log calls Applied for each commit: register it with Log.OnApplied.
 type Registry struct {
-	log     Log
+	log     State
 	current atomic.Pointer[table]
 	writing sync.Mutex // of Load and Applied: held to compute the next table, never while waiting
 }
 
 // New returns an empty table.
-func New(log Log) *Registry {
+func New(log State) *Registry {
 	r := &Registry{log: log}
 	r.current.Store(newTable(0, nil))
 	return r

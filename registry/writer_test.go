@@ -10,11 +10,11 @@ import (
 // writer is a table with the commits that tests make of the change functions.
 type writer struct {
 	*registry.Registry
-	log registry.Log
+	log registry.State
 	now func() time.Time
 }
 
-func newWriter(log registry.Log, now func() time.Time) *writer {
+func newWriter(log registry.State, now func() time.Time) *writer {
 	return &writer{registry.New(log), log, now}
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/shim/internal/tenure"
+	"holdfast/shim/internal/lifecycle"
 )
 
 // Exit codes of a doctor.
@@ -44,10 +44,10 @@ func (d *doctor) run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	log := hclog.New(&hclog.LoggerOptions{Name: "doctor", Level: hclog.Warn, Output: os.Stderr})
-	visit := tenure.Visit{State: d.state, Run: d.runDir, Logger: log}
+	visit := lifecycle.Visit{State: d.state, Run: d.runDir, Logger: log}
 	look := visit.Examine
 	if d.repair {
-		look = func(ctx context.Context) (tenure.Diagnosis, error) { return visit.Repair(ctx, d.digest) }
+		look = func(ctx context.Context) (lifecycle.Diagnosis, error) { return visit.Repair(ctx, d.digest) }
 	}
 	found, err := look(ctx)
 	if err != nil {
@@ -64,7 +64,7 @@ func (d *doctor) run() int {
 	return isIll
 }
 
-func (d *doctor) print(found tenure.Diagnosis) error {
+func (d *doctor) print(found lifecycle.Diagnosis) error {
 	if d.json {
 		return json.NewEncoder(os.Stdout).Encode(found)
 	}

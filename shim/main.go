@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/proto/bootstrap"
-	"holdfast/shim/internal/tenure"
+	"holdfast/shim/internal/lifecycle"
 )
 
 // version of this shim.
@@ -25,7 +25,7 @@ const version = "0.1.0"
 const gcPercent = 400
 
 func main() {
-	tenure.Helper() // this binary is also the process that does what may hang
+	lifecycle.Helper() // this binary is also the process that does what may hang
 	level := flag.String("log-level", "info", "what is logged: trace, debug, info, warn or error")
 	show := flag.Bool("version", false, "print the version and exit")
 	check := flag.String("check", "", "look at a state file, say what is wrong with it, and exit")
@@ -43,7 +43,7 @@ func main() {
 	}
 	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
-	shim := tenure.New(version, log)
+	shim := lifecycle.New(version, log)
 	register := func(life context.Context, g *grpc.Server) error {
 		shim.Register(life, g)
 		return nil
@@ -57,7 +57,7 @@ func main() {
 
 // checkState is the exit code of a look at a state file: 1 if something is wrong with it.
 func checkState(file string) (code int) {
-	err := tenure.Check(context.Background(), file, func(wrong error) {
+	err := lifecycle.Check(context.Background(), file, func(wrong error) {
 		fmt.Fprintln(os.Stderr, wrong)
 		code = 1
 	})

@@ -18,7 +18,7 @@ import (
 	"holdfast/host"
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -195,7 +195,7 @@ func (n *node) startPlugin(i int) {
 func bootTime(t testing.TB) host.BootTime {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
-	return host.BootTime{Boot: strings.TrimSpace(string(boot)), At: mnt.BootTime()}
+	return host.BootTime{Boot: strings.TrimSpace(string(boot)), At: mount.BootTime()}
 }
 
 // registered waits until so many tasks are.
@@ -251,7 +251,7 @@ func (n *node) empty() {
 			n.t.Errorf("journal of %s: %s", pluginName(i), v)
 		}
 	}
-	mounts, err := mnt.Below(n.dir)
+	mounts, err := mount.Below(n.dir)
 	must(n.t, err)
 	for _, m := range mounts {
 		if m.Point != n.config.RunDir && m.Point != filepath.Join(n.config.StateDir, "mnt") {
@@ -269,7 +269,7 @@ func (n *node) sweep(logs *os.File) {
 			n.t.Logf("the end of the log:\n%s", text[max(0, len(text)-20_000):])
 		}
 	}
-	mounts, err := mnt.Below(n.dir)
+	mounts, err := mount.Below(n.dir)
 	must(n.t, err)
 	for i := range mounts {
 		if err := unix.Unmount(mounts[len(mounts)-1-i].Point, 0); err != nil {

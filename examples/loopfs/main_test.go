@@ -24,7 +24,7 @@ import (
 
 	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/internal/installed"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/mount/mounttest"
 )
 
 // asLoopfs makes the test binary run loopfs' own main: the tests start and kill real processes of what they test.
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	os.Exit(mnttest.Run(m))
+	os.Exit(mounttest.Run(m))
 }
 
 // machine is what a test's processes share: a data directory, and a directory for staging and target paths.

@@ -12,7 +12,7 @@ import (
 
 	"holdfast/examples/loopfs/internal/disk"
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // node shows volumes on this machine: stage.go, publish.go, ephemeral.go, and what they hold: stats.go.
@@ -76,7 +76,7 @@ func (n *node) oldPlace(what, path string) (mount.Place, error) {
 
 // here is what the kernel shows of one volume on this node, at one moment.
 type here struct {
-	table   mnt.Mounts
+	table   mounttable.Mounts
 	backend disk.Backend
 	node    string
 	record  disk.Record
@@ -88,7 +88,7 @@ func (n *node) look(r disk.Record) (here, error) {
 	if err != nil {
 		return here{}, err
 	}
-	table, err := mnt.Table(0)
+	table, err := mounttable.Table(0)
 	return here{table: table, backend: b, node: n.id, record: r, stage: r.Staged[n.id]}, err
 }
 
@@ -112,19 +112,19 @@ func (h here) shown(path string) (bool, error) {
 }
 
 // once says whether a mount is the node of the device that was published there, although somebody took the device from the volume.
-func (h here) once(m mnt.Mount) (bool, error) {
+func (h here) once(m mounttable.Mount) (bool, error) {
 	p, ok := h.stage.Published[m.Point]
 	if !ok || p.Device == "" {
 		return false, nil
 	}
-	have, err := mnt.NumberOf(m.Point)
-	if errors.Is(err, mnt.ErrNoDevice) {
+	have, err := mounttable.NumberOf(m.Point)
+	if errors.Is(err, mounttable.ErrNoDevice) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("look at what is mounted at %s: %w", m.Point, err)
 	}
-	want, err := mnt.NumberOf(p.Device)
+	want, err := mounttable.NumberOf(p.Device)
 	return have == want, err
 }
 

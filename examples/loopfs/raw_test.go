@@ -13,13 +13,13 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // deviceAt is the number of the block device at a path.
-func deviceAt(t *testing.T, path string) mnt.Number {
+func deviceAt(t *testing.T, path string) mounttable.Number {
 	t.Helper()
-	n, err := mnt.NumberOf(path)
+	n, err := mounttable.NumberOf(path)
 	if err != nil || !n.Block {
 		t.Errorf("%s is no block device: %+v, %v", path, n, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/examples/loopfs/internal/disk"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // grace is how long calls that run at a SIGTERM may take to end. What they leave undone, the next start finishes.
@@ -125,7 +125,7 @@ func socketPath(endpoint string) (string, error) {
 
 // listen makes the socket. One of an earlier process is replaced, but only if nobody answers on it.
 func listen(ctx context.Context, path string) (net.Listener, error) {
-	answers, err := mnt.StaleSocket(path)
+	answers, err := mounttable.StaleSocket(path)
 	if err != nil {
 		return nil, err
 	}

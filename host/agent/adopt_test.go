@@ -13,7 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -171,7 +171,7 @@ func (w *world) edit(id host.AllocID, change func(*AllocRecord)) {
 }
 
 func TestOneAgentAtATime(t *testing.T) {
-	c := Config{StateDir: t.TempDir(), Drivers: []driver.Driver{&machine{}}}
+	c := Config{StateDir: t.TempDir(), Drivers: []taskdriver.Driver{&machine{}}}
 	first, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func TestOneAgentAtATime(t *testing.T) {
 
 func TestADamagedLedgerIsNotForgotten(t *testing.T) {
 	dir := t.TempDir()
-	c := Config{StateDir: dir, Drivers: []driver.Driver{&machine{}}}
+	c := Config{StateDir: dir, Drivers: []taskdriver.Driver{&machine{}}}
 	a, err := New(c)
 	if err != nil {
 		t.Fatal(err)

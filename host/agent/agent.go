@@ -17,7 +17,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -25,14 +25,14 @@ import (
 type Config struct {
 	StateDir string // the same as the host's: the agent keeps its own below agent/
 	Name     string // of this node; default the machine's host name
-	Drivers  []driver.Driver
+	Drivers  []taskdriver.Driver
 	Override string // the driver of every task, whatever its job says; empty: as the job says
 	Logger   hclog.Logger
 
-	// Find finds the task that was started in a directory without anybody living to note it; default driver.Find.
-	Find func(ctx context.Context, dir string) (driver.Handle, bool, error)
-	// Parents lists the processes that run tasks below the state directory; default driver.Parents.
-	Parents func(dir string) ([]driver.Parent, error)
+	// Find finds the task that was started in a directory without anybody living to note it; default taskdriver.Find.
+	Find func(ctx context.Context, dir string) (taskdriver.Handle, bool, error)
+	// Parents lists the processes that run tasks below the state directory; default taskdriver.Parents.
+	Parents func(dir string) ([]taskdriver.Parent, error)
 	// Recover says what Living does if the ledger does not know what runs. Unless it is RecoverNone, New moves a damaged ledger away.
 	Recover Recovery
 	// Backoff is between two tries to prepare or release an alloc: first, and at most. Default 250 ms and 15 s.
@@ -45,7 +45,7 @@ type Agent struct {
 	log     hclog.Logger
 	ledger  *ledger
 	node    Node
-	drivers map[string]driver.Driver
+	drivers map[string]taskdriver.Driver
 	kicked  chan struct{} // holds one: something is to be reconciled
 
 	draining atomic.Bool
@@ -105,7 +105,7 @@ func New(c Config) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		config: c, log: c.Logger, ledger: l, drivers: map[string]driver.Driver{}, kicked: make(chan struct{}, 1),
+		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, kicked: make(chan struct{}, 1),
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}),
 	}
@@ -134,10 +134,10 @@ func (c *Config) complete() (err error) {
 		c.Logger = hclog.NewNullLogger()
 	}
 	if c.Find == nil {
-		c.Find = driver.Find
+		c.Find = taskdriver.Find
 	}
 	if c.Parents == nil {
-		c.Parents = driver.Parents
+		c.Parents = taskdriver.Parents
 	}
 	if c.Backoff == [2]time.Duration{} {
 		c.Backoff = [2]time.Duration{250 * time.Millisecond, 15 * time.Second}
@@ -410,7 +410,7 @@ func (a *Agent) dirs(id host.AllocID) dirs {
 func allocsDir(state string) string { return filepath.Join(state, "agent", "allocs") }
 
 // allocOf returns the alloc of a task's parent, if an agent of this state directory started it.
-func allocOf(state string, p driver.Parent) (id host.AllocID, ours bool) {
+func allocOf(state string, p taskdriver.Parent) (id host.AllocID, ours bool) {
 	below, ours := strings.CutPrefix(p.Dir, allocsDir(state)+"/")
 	first, _, _ := strings.Cut(below, "/")
 	return host.AllocID(first), ours

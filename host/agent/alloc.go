@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
-	"holdfast/internal/mnt"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -107,7 +107,7 @@ func (r *runner) makeDirs(stop context.Context) error {
 			return nil
 		}
 		why := fmt.Sprintf("make its directory: %v", err)
-		if !driver.OutOfSpace(err) {
+		if !taskdriver.OutOfSpace(err) {
 			return r.doom(why)
 		}
 		if err := r.waits(why+"; free space there", wait.next); err != nil {
@@ -159,7 +159,7 @@ func (r *runner) doom(why string) error {
 // prepare has the alloc's volumes ready, or the alloc doomed or stopped. It waits for as long as it takes.
 func (r *runner) prepare(ctx, stop context.Context) error {
 	rec := r.record()
-	boot, err := mnt.BootID()
+	boot, err := mount.BootID()
 	if err != nil {
 		return r.doom(err.Error())
 	}

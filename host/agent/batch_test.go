@@ -8,7 +8,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 // batch is a job of one task that is to run so many times.
@@ -88,7 +88,7 @@ func TestSettledSlotsAreKeptSmall(t *testing.T) {
 				if len(text) > 1000 {
 					t.Errorf("%d bytes are kept of an ended alloc: %s", len(text), text)
 				}
-				if err := w.agent.Logs(w.Context(), r.ID, "main", driver.Stdout, false, os.Stderr); err == nil {
+				if err := w.agent.Logs(w.Context(), r.ID, "main", taskdriver.Stdout, false, os.Stderr); err == nil {
 					t.Error("the logs that were removed are read as empty")
 				}
 			}

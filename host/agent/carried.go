@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"holdfast/hooks"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -108,7 +108,7 @@ func readTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	s.groupMeta, s.meta = merged(group.Meta), merged(rest.Meta)
 	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
 	if s.grace <= 0 {
-		s.grace = driver.DefaultKillGrace
+		s.grace = taskdriver.DefaultKillGrace
 	}
 	for _, l := range rest.Lifecycle {
 		switch l.Hook {

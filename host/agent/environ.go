@@ -10,7 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 // Node is what jobs may ask of the machine that they run on.
@@ -58,7 +58,7 @@ func (n Node) told(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string
 }
 
 // attempt is one start of a task, ready for its driver.
-func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string, isolated bool) driver.Task {
+func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string, isolated bool) taskdriver.Task {
 	d := dirs{root}
 	base := n.told(r, t, d, isolated)
 	known := n.facts()
@@ -72,7 +72,7 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 		base[name] = hooks.Expand(v, known)
 	}
 	maps.Copy(known, base)
-	out := driver.Task{
+	out := taskdriver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(), Command: hooks.Expand(t.config.Command, known),
 		User: hooks.Expand(t.user, known), Plan: plan, WorkDir: hooks.Expand(t.config.WorkDir, known), KillGrace: t.grace,
 		LogFiles: t.logFiles, LogSize: t.logSize,

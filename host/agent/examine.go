@@ -13,7 +13,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -71,7 +71,7 @@ func examineLedger(state string) error {
 
 // unknownTasks says which tasks of this state directory run whose allocs have no record.
 func unknownTasks(state string, allocs map[host.AllocID]*AllocRecord) error {
-	parents, err := driver.Parents(state)
+	parents, err := taskdriver.Parents(state)
 	if err != nil {
 		return fmt.Errorf("list the tasks that run: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -70,7 +70,7 @@ func fill(t *testing.T, dir string) (free func()) {
 
 // onSmallDisk runs the test on each of them.
 func onSmallDisk(t *testing.T, test func(t *testing.T, dir string)) {
-	if os.Getuid() != 0 || mnt.OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) }) != nil {
+	if os.Getuid() != 0 || mount.OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) }) != nil {
 		t.Skip("only root of the machine mounts file systems")
 	}
 	for name, mount := range smallDisks {

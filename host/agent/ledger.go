@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -67,7 +67,7 @@ func (l *ledger) reserve(allocs int) error {
 
 // full makes the error of a disk without room registry.ErrExhausted.
 func full(err error) error {
-	if driver.OutOfSpace(err) && !errors.Is(err, registry.ErrExhausted) {
+	if taskdriver.OutOfSpace(err) && !errors.Is(err, registry.ErrExhausted) {
 		return registry.Errorf(registry.ErrExhausted, "%w", err)
 	}
 	return err

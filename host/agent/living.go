@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 // Living is what runs of an earlier agent's life, for host.Config. It refuses, or recovers, allocs that the
@@ -51,7 +51,7 @@ func (a *Agent) runs(ctx context.Context, r *AllocRecord, name host.TaskName) (b
 	if d == nil {
 		return false, nil
 	}
-	var handle driver.Handle
+	var handle taskdriver.Handle
 	switch rec.State {
 	case TaskRunning:
 		handle = *rec.Handle

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -31,7 +31,7 @@ func (a *Agent) Find(prefix string) (*AllocRecord, error) {
 }
 
 // Logs copies what a task wrote, all kept attempts of it; if it follows, until the running attempt has ended.
-func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, s driver.Stream, follow bool, to io.Writer) error {
+func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, s taskdriver.Stream, follow bool, to io.Writer) error {
 	r := a.record(id)
 	if r == nil {
 		return registry.Errorf(registry.ErrNotFound, "there is no alloc %q", id)
@@ -48,7 +48,7 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, s
 	if d == nil || rec.Attempt == 0 {
 		return nil
 	}
-	h := driver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}
+	h := taskdriver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}
 	if rec.Handle != nil {
 		h = *rec.Handle
 	}

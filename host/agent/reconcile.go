@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"holdfast/host"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 )
 
 // keptEnded is how many ended allocs of a job are kept with their logs, for people to look at.
@@ -212,7 +212,7 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 		}
 		al := a.allocs[r.ID]
 		al.saving.Lock() // a copy of the record that is being written would stay behind
-		err := mnt.RemoveTree(a.dirs(r.ID).root)
+		err := mount.RemoveTree(a.dirs(r.ID).root)
 		al.saving.Unlock()
 		if err != nil {
 			a.log.Warn("what an ended alloc wrote cannot be removed", "alloc", r.ID, "error", err)

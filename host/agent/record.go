@@ -8,7 +8,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 // Source is the text of a job and the values of its variables, as they were submitted.
@@ -90,16 +90,16 @@ const (
 
 // TaskRecord is one task of an alloc.
 type TaskRecord struct {
-	State   TaskState      `json:"state"`
-	Attempt uint64         `json:"attempt"` // the last one that was begun; 0: none
-	Failed  bool           `json:"failed,omitempty"`
-	Handle  *driver.Handle `json:"handle,omitempty"` // of the last attempt that ran
-	Started host.BootTime  `json:"started,omitzero"`
-	Since   time.Time      `json:"since,omitzero"` // when State became so
-	Exit    *driver.Exit   `json:"exit,omitempty"` // of the last attempt that ended
-	Tally   Tally          `json:"tally"`
-	Next    time.Time      `json:"next,omitzero"`    // when the next attempt is due
-	Reason  string         `json:"reason,omitempty"` // for people
+	State   TaskState          `json:"state"`
+	Attempt uint64             `json:"attempt"` // the last one that was begun; 0: none
+	Failed  bool               `json:"failed,omitempty"`
+	Handle  *taskdriver.Handle `json:"handle,omitempty"` // of the last attempt that ran
+	Started host.BootTime      `json:"started,omitzero"`
+	Since   time.Time          `json:"since,omitzero"` // when State became so
+	Exit    *taskdriver.Exit   `json:"exit,omitempty"` // of the last attempt that ended
+	Tally   Tally              `json:"tally"`
+	Next    time.Time          `json:"next,omitzero"`    // when the next attempt is due
+	Reason  string             `json:"reason,omitempty"` // for people
 }
 
 // Note is something that happened to an alloc, for people.

@@ -16,7 +16,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -94,11 +94,11 @@ func (a *Agent) saveSummary(r *AllocRecord) {
 type lostAlloc struct {
 	id       host.AllocID
 	file     *allocFile
-	handles  map[host.TaskName]driver.Handle // of the last attempts
-	running  []string                        // for people
-	parents  []string                        // process ids: SIGTERM to one of them stops a task
-	damaged  error                           // why file is nil
-	outdated bool                            // the ledger has an older record, of a time before the alloc ended
+	handles  map[host.TaskName]taskdriver.Handle // of the last attempts
+	running  []string                            // for people
+	parents  []string                            // process ids: SIGTERM to one of them stops a task
+	damaged  error                               // why file is nil
+	outdated bool                                // the ledger has an older record, of a time before the alloc ended
 }
 
 // matters says whether an agent without the record would do harm.
@@ -113,7 +113,7 @@ func (a *Agent) lost(ctx context.Context) ([]*lostAlloc, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for tasks that run: %w", err)
 	}
-	ids := map[host.AllocID][]driver.Parent{}
+	ids := map[host.AllocID][]taskdriver.Parent{}
 	for _, p := range parents { // also of an alloc whose directory was removed
 		if id, ours := allocOf(a.config.StateDir, p); ours {
 			ids[id] = append(ids[id], p)
@@ -125,7 +125,7 @@ func (a *Agent) lost(ctx context.Context) ([]*lostAlloc, error) {
 	}
 	for _, e := range entries {
 		if id := host.AllocID(e.Name()); ids[id] == nil {
-			ids[id] = []driver.Parent{}
+			ids[id] = []taskdriver.Parent{}
 		}
 	}
 	var out []*lostAlloc
@@ -175,7 +175,7 @@ func readAllocFile(path string, id host.AllocID) (*allocFile, error) {
 
 // findHandles asks the directories of the alloc's tasks what was started last, and whether it runs.
 func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
-	l.handles = map[host.TaskName]driver.Handle{}
+	l.handles = map[host.TaskName]taskdriver.Handle{}
 	entries, err := os.ReadDir(a.dirs(l.id).tasks())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("look for tasks of alloc %s: %w", l.id, err)
@@ -215,7 +215,7 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 }
 
 // addParents adds tasks whose directories were removed while they run.
-func (l *lostAlloc) addParents(parents []driver.Parent) {
+func (l *lostAlloc) addParents(parents []taskdriver.Parent) {
 	for _, p := range parents {
 		l.parents = append(l.parents, strconv.Itoa(p.PID))
 		name := host.TaskName(filepath.Base(p.Dir))

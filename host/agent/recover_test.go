@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -56,7 +56,7 @@ func (w *world) lose(damage func(path string, old []byte) error) (users, plugins
 // reopen is open with a way to recover; it returns what keeps the agent from starting.
 func (w *world) reopen(how Recovery) (host.Living, error) {
 	a, err := New(Config{
-		StateDir: w.dir, Name: "node1", Recover: how, Drivers: []driver.Driver{w.machine}, Find: w.machine.find, Parents: w.machine.parents,
+		StateDir: w.dir, Name: "node1", Recover: how, Drivers: []taskdriver.Driver{w.machine}, Find: w.machine.find, Parents: w.machine.parents,
 	})
 	if err != nil {
 		return host.Living{}, err

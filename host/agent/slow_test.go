@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 // While a write hangs in the disk, everything that only reads answers, and says what was true before.
@@ -42,7 +42,7 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 			if len(w.agent.Allocs()) != 1 || w.agent.record(old.ID) == nil {
 				t.Error("the old alloc is not listed")
 			}
-			if err := w.agent.Logs(w.Context(), old.ID, "main", driver.Stdout, false, nil); err != nil {
+			if err := w.agent.Logs(w.Context(), old.ID, "main", taskdriver.Stdout, false, nil); err != nil {
 				t.Error(err)
 			}
 			w.agent.Retry()

@@ -9,8 +9,8 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
-	"holdfast/internal/mnt"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -18,7 +18,7 @@ import (
 type taskRunner struct {
 	*runner
 	spec   taskSpec
-	driver driver.Driver
+	driver taskdriver.Driver
 }
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
@@ -82,7 +82,7 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 }
 
 // adopt finds an attempt that an earlier agent has begun.
-func (t *taskRunner) adopt(ctx context.Context) (driver.Handle, bool, error) {
+func (t *taskRunner) adopt(ctx context.Context) (taskdriver.Handle, bool, error) {
 	rec := t.state()
 	switch rec.State {
 	case TaskRunning:
@@ -91,7 +91,7 @@ func (t *taskRunner) adopt(ctx context.Context) (driver.Handle, bool, error) {
 		h, found, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
 		return h, found && h.ID == attemptID(t.id, t.spec.Name, rec.Attempt) && err == nil, err
 	}
-	return driver.Handle{}, false, nil
+	return taskdriver.Handle{}, false, nil
 }
 
 // turn waits until the next attempt is due.
@@ -118,35 +118,35 @@ func (t *taskRunner) never(ctx context.Context) error {
 }
 
 // start begins an attempt. Not found, without an error: it could not, and the record says what comes next.
-func (t *taskRunner) start(ctx, stop context.Context) (driver.Handle, bool, error) {
+func (t *taskRunner) start(ctx, stop context.Context) (taskdriver.Handle, bool, error) {
 	attempt := t.state().Attempt + 1
 	err := t.note("", func(r *TaskRecord) { r.State, r.Attempt, r.Handle, r.Next = TaskStarting, attempt, nil, time.Time{} })
 	if err != nil {
-		return driver.Handle{}, false, err
+		return taskdriver.Handle{}, false, err
 	}
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
 		rec := t.record()
 		isolated := t.driver.Isolated()
-		var h driver.Handle
+		var h taskdriver.Handle
 		h, err = t.driver.Start(ctx, t.a.node.attempt(rec, t.spec, attempt, plan, t.a.dirs(t.id).root, isolated))
 		if err == nil {
 			return h, true, t.started(ctx, attempt, h)
 		}
 	}
 	if ctx.Err() != nil || errors.Is(err, errStop) {
-		return driver.Handle{}, false, err
+		return taskdriver.Handle{}, false, err
 	}
 	if errors.Is(err, registry.ErrExhausted) {
-		return driver.Handle{}, false, t.lacksRoom(ctx, attempt, err)
+		return taskdriver.Handle{}, false, t.lacksRoom(ctx, attempt, err)
 	}
-	return driver.Handle{}, false, t.ended(ctx, driver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}, hopelessStart(err), "could not be started: "+err.Error())
+	return taskdriver.Handle{}, false, t.ended(ctx, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}, hopelessStart(err), "could not be started: "+err.Error())
 }
 
 // lacksRoom has the start tried again later. A full disk is no failure of the task.
 func (t *taskRunner) lacksRoom(ctx context.Context, attempt uint64, err error) error {
 	why := "could not be started: " + err.Error()
-	exit := driver.Exit{Code: -1, At: time.Now().UTC(), Err: why}
+	exit := taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: why}
 	t.tellExit(ctx, attempt, &exit, false)
 	text := why + "; free space there"
 	if t.state().Reason == why {
@@ -189,8 +189,8 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 }
 
 // started notes a running attempt, and tells the shim.
-func (t *taskRunner) started(ctx context.Context, attempt uint64, h driver.Handle) error {
-	boot, err := mnt.BootID()
+func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.Handle) error {
+	boot, err := mount.BootID()
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h driver.Handl
 		text += fmt.Sprintf(", attempt %d", attempt)
 	}
 	err = t.note(text, func(r *TaskRecord) {
-		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: mnt.BootTime()}, ""
+		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: mount.BootTime()}, ""
 	})
 	if err == nil && t.isPlugin() {
 		t.insist(ctx, "that a plugin's task runs", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })
@@ -225,7 +225,7 @@ func (t *taskRunner) insist(ctx context.Context, what string, tell func(context.
 	}
 }
 
-func (t *taskRunner) tellExit(ctx context.Context, attempt uint64, exit *driver.Exit, final bool) {
+func (t *taskRunner) tellExit(ctx context.Context, attempt uint64, exit *taskdriver.Exit, final bool) {
 	if !t.isPlugin() {
 		return
 	}
@@ -239,16 +239,16 @@ func (t *taskRunner) tellExit(ctx context.Context, attempt uint64, exit *driver.
 }
 
 // follow waits for the end of a running attempt, and brings it about if the alloc is to end or the shim asks for a restart.
-func (t *taskRunner) follow(ctx, stop context.Context, h driver.Handle) error {
+func (t *taskRunner) follow(ctx, stop context.Context, h taskdriver.Handle) error {
 	watch, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	ended := make(chan driver.Exit, 1)
+	ended := make(chan taskdriver.Exit, 1)
 	wg.Go(func() {
 		exit, err := t.driver.Wait(watch, h)
 		if err != nil {
-			exit = driver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
+			exit = taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
 		}
 		ended <- exit
 	})
@@ -270,7 +270,7 @@ func (t *taskRunner) follow(ctx, stop context.Context, h driver.Handle) error {
 }
 
 // end stops a running attempt for a reason.
-func (t *taskRunner) end(ctx, stop context.Context, h driver.Handle, ended <-chan driver.Exit, why string) error {
+func (t *taskRunner) end(ctx, stop context.Context, h taskdriver.Handle, ended <-chan taskdriver.Exit, why string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -292,7 +292,7 @@ func describe(p host.PendingRestart) string {
 }
 
 // halted ends the attempt's processes.
-func (t *taskRunner) halted(ctx context.Context, h driver.Handle, why string) error {
+func (t *taskRunner) halted(ctx context.Context, h taskdriver.Handle, why string) error {
 	text := "is being stopped"
 	if why != "" {
 		text += ": " + why
@@ -331,7 +331,7 @@ func (t *taskRunner) tellStop(ctx context.Context) {
 var errHurry = errors.New("everything is ended at once")
 
 // patientStop gives the task its time, unless everything is to end at once.
-func (t *taskRunner) patientStop(ctx context.Context, h driver.Handle) error {
+func (t *taskRunner) patientStop(ctx context.Context, h taskdriver.Handle) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -347,7 +347,7 @@ func (t *taskRunner) patientStop(ctx context.Context, h driver.Handle) error {
 }
 
 // exited judges the end of an attempt that ran. Asked is why the shim wanted it, if it did: that is a failure, however it ended.
-func (t *taskRunner) exited(ctx, stop context.Context, exit driver.Exit, asked string) error {
+func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, asked string) error {
 	if asked != "" {
 		return t.ended(ctx, exit, false, asked)
 	}
@@ -359,7 +359,7 @@ func (t *taskRunner) exited(ctx, stop context.Context, exit driver.Exit, asked s
 }
 
 // ended decides, under the restart policy, what comes after an attempt.
-func (t *taskRunner) ended(ctx context.Context, exit driver.Exit, hopeless bool, text string) error {
+func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, hopeless bool, text string) error {
 	rec, now := t.state(), time.Now()
 	well := exit.Code == 0 && exit.Err == "" && (isBatch(t.record().JobType) || t.spec.prestart && !t.spec.sidecar)
 	tally, delay, again, why := t.spec.policy.next(rec.Tally, well, now)
@@ -378,7 +378,7 @@ func (t *taskRunner) ended(ctx context.Context, exit driver.Exit, hopeless bool,
 	return t.note("has failed: "+text, func(r *TaskRecord) { r.State, r.Exit, r.Failed, r.Reason = TaskDead, &exit, true, text })
 }
 
-func how(e driver.Exit) string {
+func how(e taskdriver.Exit) string {
 	switch {
 	case e.Err != "":
 		return e.Err

@@ -16,7 +16,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -67,25 +67,25 @@ type machine struct {
 }
 
 type process struct {
-	task driver.Task
+	task taskdriver.Task
 	pid  int
 	done chan struct{}
-	exit driver.Exit
+	exit taskdriver.Exit
 }
 
 func (m *machine) Name() string   { return "exec" }
 func (m *machine) Isolated() bool { return true }
 
-func (m *machine) Start(_ context.Context, t driver.Task) (driver.Handle, error) {
+func (m *machine) Start(_ context.Context, t taskdriver.Task) (taskdriver.Handle, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refuse != nil {
-		return driver.Handle{}, m.refuse
+		return taskdriver.Handle{}, m.refuse
 	}
 	pid := 1001 + len(m.tasks)
 	m.tasks[t.ID] = &process{task: t, pid: pid, done: make(chan struct{})}
 	m.journal.add("start %s", taskOf(t.Env))
-	return driver.Handle{ID: t.ID, Driver: "exec", Dir: t.Dir, TaskPID: pid}, nil
+	return taskdriver.Handle{ID: t.ID, Driver: "exec", Dir: t.Dir, TaskPID: pid}, nil
 }
 
 func (m *machine) fails(err error) {
@@ -100,17 +100,17 @@ func (m *machine) get(id string) *process {
 	return m.tasks[id]
 }
 
-func (m *machine) Wait(ctx context.Context, h driver.Handle) (driver.Exit, error) {
+func (m *machine) Wait(ctx context.Context, h taskdriver.Handle) (taskdriver.Exit, error) {
 	p := m.get(h.ID)
 	select {
 	case <-p.done:
 		return p.exit, nil
 	case <-ctx.Done():
-		return driver.Exit{}, context.Cause(ctx)
+		return taskdriver.Exit{}, context.Cause(ctx)
 	}
 }
 
-func (m *machine) Stop(ctx context.Context, h driver.Handle, grace time.Duration) error {
+func (m *machine) Stop(ctx context.Context, h taskdriver.Handle, grace time.Duration) error {
 	if m.deaf {
 		select {
 		case <-time.After(grace):
@@ -131,12 +131,12 @@ func (m *machine) end(id string, code int, why string) {
 	case <-p.done:
 	default:
 		m.journal.add("%s %s", why, taskOf(p.task.Env))
-		p.exit = driver.Exit{Code: code}
+		p.exit = taskdriver.Exit{Code: code}
 		close(p.done)
 	}
 }
 
-func (m *machine) Adopt(_ context.Context, h driver.Handle) (bool, error) {
+func (m *machine) Adopt(_ context.Context, h taskdriver.Handle) (bool, error) {
 	select {
 	case <-m.get(h.ID).done:
 		return false, nil
@@ -145,32 +145,32 @@ func (m *machine) Adopt(_ context.Context, h driver.Handle) (bool, error) {
 	}
 }
 
-func (m *machine) Logs(context.Context, driver.Handle, driver.Stream, bool, io.Writer) error {
+func (m *machine) Logs(context.Context, taskdriver.Handle, taskdriver.Stream, bool, io.Writer) error {
 	return nil
 }
 
-// find is driver.Find: the last task started in a directory.
-func (m *machine) find(_ context.Context, dir string) (driver.Handle, bool, error) {
+// find is taskdriver.Find: the last task started in a directory.
+func (m *machine) find(_ context.Context, dir string) (taskdriver.Handle, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id, p := range m.tasks {
 		if p.task.Dir == dir && !closed(p.done) {
-			return driver.Handle{ID: id, Driver: "exec", Dir: dir}, true, nil
+			return taskdriver.Handle{ID: id, Driver: "exec", Dir: dir}, true, nil
 		}
 	}
-	return driver.Handle{}, false, nil
+	return taskdriver.Handle{}, false, nil
 }
 
-// parents is driver.Parents.
-func (m *machine) parents(dir string) (out []driver.Parent, err error) {
+// parents is taskdriver.Parents.
+func (m *machine) parents(dir string) (out []taskdriver.Parent, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id, p := range m.tasks {
 		if strings.HasPrefix(p.task.Dir, dir+"/") && !closed(p.done) {
-			out = append(out, driver.Parent{PID: p.pid, ID: id, Dir: p.task.Dir})
+			out = append(out, taskdriver.Parent{PID: p.pid, ID: id, Dir: p.task.Dir})
 		}
 	}
-	slices.SortFunc(out, func(x, y driver.Parent) int { return x.PID - y.PID })
+	slices.SortFunc(out, func(x, y taskdriver.Parent) int { return x.PID - y.PID })
 	return out, nil
 }
 
@@ -362,7 +362,7 @@ func (w *world) shimRecords() string { return hooks.Layout{State: w.dir}.Databas
 
 func (w *world) open() {
 	w.Helper()
-	a, err := New(Config{StateDir: w.dir, Name: "node1", Drivers: []driver.Driver{w.machine}, Find: w.machine.find,
+	a, err := New(Config{StateDir: w.dir, Name: "node1", Drivers: []taskdriver.Driver{w.machine}, Find: w.machine.find,
 		Parents: w.machine.parents})
 	if err != nil {
 		w.Fatal(err)

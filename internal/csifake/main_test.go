@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/mount/mounttest"
 )
 
-func TestMain(m *testing.M) { os.Exit(mnttest.Run(m)) }
+func TestMain(m *testing.M) { os.Exit(mounttest.Run(m)) }

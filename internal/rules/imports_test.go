@@ -54,8 +54,8 @@ func all(t *testing.T) map[string]pkg {
 
 // The parts of the shim, as the design names them.
 var (
-	useCases = []string{"alloc", "supervise", "volume", "controller", "claim", "reconcile"}
-	adapters = []string{"driver", "store", "disk", "facade"}
+	useCases = []string{"alloc", "task", "node", "controller", "claim", "doctor"}
+	adapters = []string{"csi", "store", "disk", "facade"}
 )
 
 func shim(names ...string) (paths []string) {
@@ -85,24 +85,24 @@ func rules() []rule {
 		{of: "holdfast/host", no: append(schema, "holdfast/shim..."), why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host rebuild"},
 		{of: "holdfast/host/...", no: append(schema, "holdfast/shim..."), why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
 		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
-		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/tenure"}, why: "main is flags, then tenure"},
-		{of: "holdfast/shim/internal/serve", no: shim(append(adapters, "tenure")...), why: "serve turns calls into use cases; adapters are wired by tenure"},
+		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/lifecycle"}, why: "main is flags, then lifecycle"},
+		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...), why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
 		{of: "holdfast/shim/internal/intent", only: append(shim("chain"), "holdfast/registry"), why: "an intent knows records only, and what is written together with others"},
 		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
 		{of: "holdfast/shim/internal/chain", only: []string{"holdfast/registry"}, why: "a chain knows commits only"},
-		{of: "holdfast/internal/mnt", only: []string{}, why: "mnt is a tool of host, shim, driver and plugins: it knows none of them"},
+		{of: "holdfast/internal/mount", only: []string{}, why: "mnt is a tool of host, shim, driver and plugins: it knows none of them"},
 	}
 	for _, u := range useCases {
 		others := slices.DeleteFunc(slices.Clone(useCases), func(o string) bool { return o == u })
 		rs = append(rs, rule{
-			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters, []string{"serve", "tenure"})...),
+			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters, []string{"rpc", "lifecycle"})...),
 			why: "a use case imports neither an adapter nor another use case: it declares the few methods that it needs of them",
 		})
 	}
 	for _, a := range adapters {
 		others := slices.DeleteFunc(slices.Clone(adapters), func(o string) bool { return o == a })
 		rs = append(rs, rule{
-			of: "holdfast/shim/internal/" + a, no: shim(append(others, "serve", "tenure")...),
+			of: "holdfast/shim/internal/" + a, no: shim(append(others, "rpc", "lifecycle")...),
 			why: "an adapter may import the use case whose interface it satisfies, not another adapter",
 		})
 	}
@@ -158,9 +158,9 @@ func TestRulesCatch(t *testing.T) {
 		{"holdfast/host", "holdfast/hooks", false},
 		{"holdfast/registry", "github.com/hashicorp/go-hclog", true},
 		{"holdfast/registry", "encoding/json", false},
-		{"holdfast/shim/internal/volume", "holdfast/shim/internal/store", true},
-		{"holdfast/shim/internal/volume", "holdfast/shim/internal/intent", false},
-		{"holdfast/shim/internal/driver", "holdfast/shim/internal/volume", false},
+		{"holdfast/shim/internal/node", "holdfast/shim/internal/store", true},
+		{"holdfast/shim/internal/node", "holdfast/shim/internal/intent", false},
+		{"holdfast/shim/internal/csi", "holdfast/shim/internal/node", false},
 	} {
 		got := false
 		for _, r := range rules() {
@@ -198,7 +198,7 @@ func (r rule) breaks(dep string) string {
 // Packages that are for tests are in no binary.
 func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
-		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mnt/mnttest",
+		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mount/mounttest",
 		"holdfast/internal/installed", "holdfast/internal/fault", "holdfast/shim/internal/faulty",
 	}
 	for path, p := range all(t) {

@@ -122,8 +122,8 @@ func TestBrokenLog(t *testing.T) {
 	if !asked {
 		return
 	}
-	TestLog(t, func(t *testing.T) (registry.Log, func() registry.Log) {
+	TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
 		b.Log = NewLog(clock)
-		return b, func() registry.Log { b.Log = b.Log.Reopen(); return b }
+		return b, func() registry.State { b.Log = b.Log.Reopen(); return b }
 	})
 }

@@ -12,9 +12,9 @@ import (
 func clock() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func TestLogInMemory(t *testing.T) {
-	TestLog(t, func(t *testing.T) (registry.Log, func() registry.Log) {
+	TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
 		log := NewLog(clock)
-		return log, func() registry.Log { log = log.Reopen(); return log }
+		return log, func() registry.State { log = log.Reopen(); return log }
 	})
 }
 
@@ -23,7 +23,7 @@ func commit(log *Log, id registry.AllocID) error {
 	return err
 }
 
-func allocs(t *testing.T, log registry.Log) (n int) {
+func allocs(t *testing.T, log registry.State) (n int) {
 	look(t, log, func(v registry.View) { n = len(v.Allocs()) })
 	return n
 }

@@ -15,7 +15,7 @@ import (
 
 // Open makes an empty log and cleans up after itself. reopen closes the log that was opened last, as the end of its process does, and
 // opens what it left. If the log has the method OnApplied(func(registry.Applied)), what it tells is tested as well.
-type Open func(t *testing.T) (log registry.Log, reopen func() registry.Log)
+type Open func(t *testing.T) (log registry.State, reopen func() registry.State)
 
 // TestLog holds a registry.Log to what its comments say.
 func TestLog(t *testing.T, open Open) {
@@ -48,7 +48,7 @@ func TestLog(t *testing.T, open Open) {
 }
 
 // at commits a change that does not depend on anything, and returns its index.
-func at(t *testing.T, log registry.Log, c registry.Change) registry.Seq {
+func at(t *testing.T, log registry.State, c registry.Change) registry.Seq {
 	t.Helper()
 	seq, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
 	if err != nil {
@@ -59,7 +59,7 @@ func at(t *testing.T, log registry.Log, c registry.Change) registry.Seq {
 
 func puts(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
 
-func look(t *testing.T, log registry.Log, read func(registry.View)) {
+func look(t *testing.T, log registry.State, read func(registry.View)) {
 	t.Helper()
 	if err := log.View(t.Context(), func(v registry.View) error { read(v); return nil }); err != nil {
 		t.Fatal(err)

@@ -92,7 +92,7 @@ func testPruning(t *testing.T, open Open) {
 }
 
 // listen collects what the log tells; what it returns is nil for a log that tells nothing.
-func listen(log registry.Log) func() []registry.Applied {
+func listen(log registry.State) func() []registry.Applied {
 	teller, ok := log.(interface{ OnApplied(func(registry.Applied)) })
 	if !ok {
 		return func() []registry.Applied { return nil }

@@ -23,7 +23,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -31,7 +31,7 @@ import (
 const dialEnv = "CONTROL_TEST_DIAL"
 
 func TestMain(m *testing.M) {
-	driver.Main()
+	taskdriver.Main()
 	if socket := os.Getenv(dialEnv); socket != "" {
 		stranger(socket)
 	}
@@ -152,7 +152,7 @@ func serve(t *testing.T, s Host) (socket string, c *Client) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"), Drivers: []driver.Driver{driver.NewRawExec()}})
+	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"), Drivers: []taskdriver.Driver{taskdriver.NewRawExec()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -32,7 +32,7 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 
 // listen makes the socket once.
 func listen(path string) (*net.UnixListener, error) {
-	answers, err := mnt.StaleSocket(path)
+	answers, err := mount.StaleSocket(path)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -217,9 +217,9 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
-	stream := driver.Stream(r.URL.Query().Get("stream"))
+	stream := taskdriver.Stream(r.URL.Query().Get("stream"))
 	if stream == "" {
-		stream = driver.Stdout
+		stream = taskdriver.Stdout
 	}
 	task := host.TaskName(r.PathValue("task"))
 	if _, known := rec.Tasks[task]; !known {

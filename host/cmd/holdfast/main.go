@@ -17,10 +17,10 @@ package main
 import (
 	"os"
 
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 )
 
 func main() {
-	driver.Main() // this binary is also the parent of each task
+	taskdriver.Main() // this binary is also the parent of each task
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }

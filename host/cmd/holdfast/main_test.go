@@ -14,14 +14,14 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
-	"holdfast/host/agent/driver"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) {
-	driver.Main()
+	taskdriver.Main()
 	os.Exit(m.Run())
 }
 

@@ -16,7 +16,7 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -127,7 +127,7 @@ func (o *outing) tidy(state string, fresh bool) error {
 	if !fresh || o.left {
 		return nil
 	}
-	if err := mnt.RemoveTree(state); err != nil {
+	if err := mount.RemoveTree(state); err != nil {
 		return fmt.Errorf("%s is left behind: %w", state, err)
 	}
 	return nil

@@ -19,8 +19,8 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
-	"holdfast/host/agent/driver"
-	"holdfast/internal/mnt"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -90,7 +90,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	}
 	st := &station{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
-		StateDir: state, Name: e.node, Drivers: []driver.Driver{driver.NewExec(), driver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
+		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
 		Recover: e.recover,
 	})
 	if err != nil {
@@ -204,7 +204,7 @@ func fold(l hooks.Layout) error {
 	if inner := runDirs(l.State)[1]; inner != l.Run { // of an earlier run
 		own = append(own, inner)
 	}
-	table, err := mnt.Table(0)
+	table, err := mount.Table(0)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 )
 
 // The self-binds of the shim are unmounted; what the operator has mounted at the same directories stays.
@@ -20,7 +20,7 @@ func TestFoldLeavesMountsOfOperatorAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = mnt.OnThread(func() error {
+	err = mount.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err
 		}
@@ -40,7 +40,7 @@ func TestFoldLeavesMountsOfOperatorAlone(t *testing.T) {
 		if err := os.MkdirAll(volume, 0o700); err != nil {
 			return err
 		}
-		if err := mnt.MakeShared(l.MountRoot(), l.Run); err != nil {
+		if err := mount.MakeShared(l.MountRoot(), l.Run); err != nil {
 			return err
 		}
 		if err := unix.Mount("tmpfs", volume, "tmpfs", 0, "size=64k"); err != nil {
@@ -55,7 +55,7 @@ func TestFoldLeavesMountsOfOperatorAlone(t *testing.T) {
 		if err := fold(l); err != nil {
 			t.Errorf("fold: %v", err)
 		}
-		table, err := mnt.Table(0)
+		table, err := mount.Table(0)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/host"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 )
 
 // verdict is what validate says of a file.
@@ -63,13 +63,13 @@ func validate(ctx context.Context, shim string, files []file, log hostLogger) (o
 	dir = resolved(dir)
 	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob, Logger: log})
 	if err != nil {
-		return nil, errors.Join(err, mnt.RemoveTree(dir))
+		return nil, errors.Join(err, mount.RemoveTree(dir))
 	}
 	for _, f := range files {
 		out = append(out, judge(ctx, h, f))
 	}
 	err = errors.Join(h.Close(), fold(hooks.Layout{State: dir, Run: dir + "/run"}))
-	return out, errors.Join(err, mnt.RemoveTree(dir))
+	return out, errors.Join(err, mount.RemoveTree(dir))
 }
 
 func judge(ctx context.Context, h *host.Host, f file) verdict {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -119,7 +119,7 @@ func (d *socketDir) clear() error {
 	if err != nil {
 		return err
 	}
-	mounts, err := mnt.Below(path)
+	mounts, err := mount.Below(path)
 	if err != nil {
 		return err
 	}

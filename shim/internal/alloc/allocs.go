@@ -29,7 +29,7 @@ const (
 
 // Allocs holds the volumes of allocs.
 type Allocs struct {
-	log        registry.Log
+	log        registry.State
 	plugins    Plugins
 	claims     Claims
 	controller Controller
@@ -63,7 +63,7 @@ type work struct {
 var errReleased = errors.New("the alloc is being released")
 
 // NewAllocs starts nothing; Run does.
-func NewAllocs(log registry.Log, p Plugins, cl Claims, co Controller, n Node, lanes *lane.Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
+func NewAllocs(log registry.State, p Plugins, cl Claims, co Controller, n Node, lanes *lane.Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
 	return &Allocs{
 		log: log, plugins: p, claims: cl, controller: co, node: n, lanes: lanes, host: h, clock: c, logger: logger,
 		busy: map[registry.AllocID]*work{}, loose: map[registry.VolumeKey]bool{},

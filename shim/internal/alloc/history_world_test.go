@@ -31,11 +31,11 @@ import (
 	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/driver"
+	"holdfast/shim/internal/csi"
+	reconcile "holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/lane"
-	"holdfast/shim/internal/reconcile"
+	stager "holdfast/shim/internal/node"
 	"holdfast/shim/internal/suspend"
-	"holdfast/shim/internal/volume"
 )
 
 // node is a machine with one plugin and one shim, all in memory: the records outlive the shim, the storage system outlives the plugin.
@@ -222,7 +222,7 @@ func messages(method string) (in, out proto.Message, err error) {
 // shim is one process of the shim, without its sockets and its disk.
 type shim struct {
 	table   *registry.Registry
-	fleet   *driver.Fleet
+	fleet   *csi.Fleet
 	volumes *controller.Mediator
 	allocs  *alloc.Allocs
 	cancel  context.CancelCauseFunc
@@ -240,11 +240,11 @@ func (n *node) startShim() {
 	if err := s.table.Load(s.ctx); err != nil {
 		n.t.Fatal(err)
 	}
-	s.fleet = driver.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
+	s.fleet = csi.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	lanes, log := &lane.Lanes{}, chain.Over(n.log)
-	stager := volume.New(log, s.fleet, s.table, kernel{n.boot, n.mounts}, noSecrets{}, volume.Options{
+	stager := stager.New(log, s.fleet, s.table, kernel{n.boot, n.mounts}, noSecrets{}, stager.Options{
 		Layout: layout, Check: n.mounts != nil, Lanes: lanes, Now: time.Now,
 	})
 	s.volumes = controller.New(log, s.fleet, s.table, noSecrets{}, controller.Options{

@@ -23,7 +23,7 @@ type Tasks struct {
 	// before Run.
 	Calm time.Duration
 
-	log        registry.Log
+	log        registry.State
 	supervisor Supervisor
 	disk       Disk
 	layout     hooks.Layout
@@ -57,7 +57,7 @@ type Host struct {
 }
 
 // NewTasks starts nothing; Run does.
-func NewTasks(log registry.Log, s Supervisor, d Disk, l hooks.Layout, h Host, c Clock, logger hclog.Logger) *Tasks {
+func NewTasks(log registry.State, s Supervisor, d Disk, l hooks.Layout, h Host, c Clock, logger hclog.Logger) *Tasks {
 	return &Tasks{
 		log: log, supervisor: s, disk: d, layout: l, operations: h.Operations, clock: c, logger: logger,
 		watches: map[registry.TaskKey]*watch{},

@@ -261,12 +261,12 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 
 // impatient is a log whose callers do not learn what became of a change that was being written when their context ended.
 type impatient struct {
-	registry.Log
+	registry.State
 	writing func()
 }
 
 func (l impatient) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
-	at, err := l.Log.Commit(context.WithoutCancel(ctx), decide)
+	at, err := l.State.Commit(context.WithoutCancel(ctx), decide)
 	l.writing()
 	if ctx.Err() != nil {
 		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))

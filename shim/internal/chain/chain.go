@@ -21,13 +21,13 @@ var errSlow = registry.Errorf(registry.ErrUnavailable, "the state could not be w
 type Decision = func(registry.View) (registry.Change, error)
 
 // Over is log for whoever may work in a chain. Without one it is log.
-func Over(log registry.Log) registry.Log { return linked{log} }
+func Over(log registry.State) registry.State { return linked{log} }
 
-type linked struct{ registry.Log }
+type linked struct{ registry.State }
 
 // Chain is the steps of one caller.
 type Chain struct {
-	log registry.Log
+	log registry.State
 
 	turn  chan struct{} // holds a token while what follows is used, and while what is left is being written: so nobody misses it
 	left  []Decision    // in their order
@@ -40,10 +40,10 @@ type Chain struct {
 type key struct{}
 
 // Begin is ctx of a new chain over a Log that Over has made; over another one nothing is ever left. It has to be ended.
-func Begin(ctx context.Context, log registry.Log) (context.Context, *Chain) {
+func Begin(ctx context.Context, log registry.State) (context.Context, *Chain) {
 	c := &Chain{log: log, turn: make(chan struct{}, 1)}
 	if l, is := log.(linked); is {
-		c.log = l.Log
+		c.log = l.State
 		ctx = context.WithValue(ctx, key{}, c)
 	}
 	return ctx, c
@@ -199,7 +199,7 @@ func changes(left []Decision, v registry.View) (change registry.Change, err erro
 func (l linked) Commit(ctx context.Context, decide Decision) (registry.Seq, error) {
 	c := of(ctx)
 	if c == nil {
-		return l.Log.Commit(ctx, decide)
+		return l.State.Commit(ctx, decide)
 	}
 	if err := c.lockFor(ctx); err != nil {
 		return 0, err
@@ -217,7 +217,7 @@ func (l linked) Commit(ctx context.Context, decide Decision) (registry.Seq, erro
 func (l linked) View(ctx context.Context, read func(registry.View) error) error {
 	c := of(ctx)
 	if c == nil {
-		return l.Log.View(ctx, read)
+		return l.State.View(ctx, read)
 	}
 	if err := c.lockFor(ctx); err != nil {
 		return err

@@ -38,7 +38,7 @@ func refuses(err error) chain.Decision {
 }
 
 // ids is the allocs that are seen with ctx.
-func ids(t *testing.T, ctx context.Context, log registry.Log) (ids []string) {
+func ids(t *testing.T, ctx context.Context, log registry.State) (ids []string) {
 	t.Helper()
 	must(t, log.View(ctx, func(v registry.View) error {
 		ids = nil
@@ -53,7 +53,7 @@ func ids(t *testing.T, ctx context.Context, log registry.Log) (ids []string) {
 // world is a log in memory, and what was committed to it.
 type world struct {
 	*registrytest.Log
-	log     registry.Log
+	log     registry.State
 	mu      sync.Mutex
 	commits []registry.Change
 }
@@ -92,7 +92,7 @@ func leave(t *testing.T, ctx context.Context, d chain.Decision) {
 	}
 }
 
-func commit(ctx context.Context, log registry.Log, d chain.Decision) error {
+func commit(ctx context.Context, log registry.State, d chain.Decision) error {
 	_, err := log.Commit(ctx, d)
 	return err
 }
@@ -383,8 +383,8 @@ func TestWithoutAChainNothingIsLeft(t *testing.T) {
 
 // Others use the log as they would without chains.
 func TestLogPassesTheSuite(t *testing.T) {
-	registrytest.TestLog(t, func(t *testing.T) (registry.Log, func() registry.Log) {
+	registrytest.TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
 		log := registrytest.NewLog(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) })
-		return chain.Over(log), func() registry.Log { log = log.Reopen(); return chain.Over(log) }
+		return chain.Over(log), func() registry.State { log = log.Reopen(); return chain.Over(log) }
 	})
 }

@@ -13,12 +13,12 @@ import (
 
 // Ledger takes and releases claims.
 type Ledger struct {
-	log registry.Log
+	log registry.State
 	now func() time.Time
 }
 
 // New is a ledger over log. now tells the wall time, for people.
-func New(log registry.Log, now func() time.Time) *Ledger { return &Ledger{log, now} }
+func New(log registry.State, now func() time.Time) *Ledger { return &Ledger{log, now} }
 
 // Take grants the claim and returns it as it was stored: its usage is complete, with what the volume says where the request was
 // silent. Taking the same again returns the claim that is there. ErrConflict names those who hold the volume, or says that the

@@ -40,7 +40,7 @@ func ledger(t testing.TB, records ...registry.Record) (*Ledger, *registrytest.Lo
 	return New(log, time.Now), log
 }
 
-func put(t testing.TB, log registry.Log, records ...registry.Record) {
+func put(t testing.TB, log registry.State, records ...registry.Record) {
 	t.Helper()
 	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
 	if err != nil {
@@ -48,7 +48,7 @@ func put(t testing.TB, log registry.Log, records ...registry.Record) {
 	}
 }
 
-func remove(t testing.TB, log registry.Log, keys ...registry.Key) {
+func remove(t testing.TB, log registry.State, keys ...registry.Key) {
 	t.Helper()
 	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: keys}, nil })
 	if err != nil {
@@ -63,7 +63,7 @@ func want(alloc registry.AllocID, m registry.AccessMode) registry.Claim {
 	}
 }
 
-func stored(t testing.TB, log registry.Log) (claims []registry.Claim, events []registry.Event) {
+func stored(t testing.TB, log registry.State) (claims []registry.Claim, events []registry.Event) {
 	t.Helper()
 	err := log.View(context.Background(), func(v registry.View) error {
 		claims = v.AllClaims()
@@ -313,7 +313,7 @@ func TestModelOfClaims(t *testing.T) {
 	})
 }
 
-func checkClaims(t *rapid.T, log registry.Log, held map[registry.ClaimKey]registry.Claim) {
+func checkClaims(t *rapid.T, log registry.State, held map[registry.ClaimKey]registry.Claim) {
 	var claims []registry.Claim
 	_ = log.View(context.Background(), func(v registry.View) error { claims = v.AllClaims(); return nil })
 	if len(claims) != len(held) {

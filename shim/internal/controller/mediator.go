@@ -16,7 +16,7 @@ import (
 
 // Mediator calls controller plugins.
 type Mediator struct {
-	log     registry.Log
+	log     registry.State
 	driver  Driver
 	plugins Plugins
 	secrets Secrets
@@ -38,7 +38,7 @@ type Options struct {
 }
 
 // New is a mediator over log.
-func New(log registry.Log, driver Driver, plugins Plugins, secrets Secrets, o Options) *Mediator {
+func New(log registry.State, driver Driver, plugins Plugins, secrets Secrets, o Options) *Mediator {
 	return &Mediator{log: log, driver: driver, plugins: plugins, secrets: secrets, Options: o, left: make(chan struct{}, 1)}
 }
 

@@ -1,5 +1,5 @@
 // Package disk is the directories, sockets and mount table of this machine, as the use cases ask for them: it satisfies alloc.Disk and
-// volume.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody; what has to touch one does so in
+// node.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody; what has to touch one does so in
 // a helper process with a deadline.
 package disk
 
@@ -14,30 +14,30 @@ import (
 	"strings"
 
 	"holdfast/hooks"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/alloc"
-	"holdfast/shim/internal/volume"
+	"holdfast/shim/internal/node"
 )
 
 // Disk is the part of the disk below the two directories of a layout.
 type Disk struct {
-	// Helper is the command that runs mnt.LookMain, in which Users, Unmount and Look do what may hang. Without it they fail.
+	// Helper is the command that runs mount.LookMain, in which Users, Unmount and Look do what may hang. Without it they fail.
 	Helper []string
 
 	layout  hooks.Layout
 	boot    string
-	lookout mnt.Lookout
+	lookout mount.Lookout
 }
 
 var (
-	_ alloc.Disk    = (*Disk)(nil)
-	_ volume.Kernel = (*Disk)(nil)
+	_ alloc.Disk  = (*Disk)(nil)
+	_ node.Kernel = (*Disk)(nil)
 )
 
 // New looks up the boot id.
 func New(l hooks.Layout) (*Disk, error) {
-	boot, err := mnt.BootID()
+	boot, err := mount.BootID()
 	return &Disk{layout: l, boot: boot}, err
 }
 
@@ -49,10 +49,10 @@ func (d *Disk) Share() error {
 			return fmt.Errorf("make directory %s: %w", dir, typed(err))
 		}
 	}
-	if err := mnt.MakeShared(dirs...); err != nil {
+	if err := mount.MakeShared(dirs...); err != nil {
 		return err
 	}
-	err := mnt.ProbePropagation(d.layout.MountRoot())
+	err := mount.ProbePropagation(d.layout.MountRoot())
 	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" { // of a mount, ENOSPC means too many mounts
 		return typed(err)
 	}
@@ -93,7 +93,7 @@ func (d *Disk) MakeDir(path string) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return typed(err)
 	}
-	return typed(mnt.MkdirAll(root, rel))
+	return typed(mount.MkdirAll(root, rel))
 }
 
 // MakeDirs makes the directories of a preparation.
@@ -112,7 +112,7 @@ func (d *Disk) RemoveDir(path string) error {
 	if err != nil {
 		return err
 	}
-	return mnt.Rmdir(root, rel)
+	return mount.Rmdir(root, rel)
 }
 
 // ClearSocket removes a socket that nobody answers at, and says whether somebody does.
@@ -120,7 +120,7 @@ func (d *Disk) ClearSocket(_ context.Context, path string) (answers bool, err er
 	if err := d.sockets(path); err != nil {
 		return false, err
 	}
-	return mnt.StaleSocket(path)
+	return mount.StaleSocket(path)
 }
 
 // RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
@@ -128,7 +128,7 @@ func (d *Disk) RemoveSocketDir(path string) error {
 	if err := d.sockets(path); err != nil {
 		return err
 	}
-	return mnt.RemoveTree(path)
+	return mount.RemoveTree(path)
 }
 
 // SweepSocketDirs removes the directories of sockets that are not to be kept, unless somebody answers in one.
@@ -143,9 +143,9 @@ func (d *Disk) SweepSocketDirs(keep map[string]bool) error {
 		if keep[path] {
 			continue
 		}
-		answers, err := mnt.StaleSocket(filepath.Join(path, filepath.Base(d.layout.Socket(registry.TaskKey{}))))
+		answers, err := mount.StaleSocket(filepath.Join(path, filepath.Base(d.layout.Socket(registry.TaskKey{}))))
 		if err == nil && !answers {
-			err = mnt.RemoveTree(path)
+			err = mount.RemoveTree(path)
 		}
 		errs = append(errs, err)
 	}
@@ -154,12 +154,12 @@ func (d *Disk) SweepSocketDirs(keep map[string]bool) error {
 
 // Mounted says whether path is a mount point.
 func (d *Disk) Mounted(path string) (bool, error) {
-	return mnt.IsPoint(d.layout.MountRoot(), path)
+	return mount.IsPoint(d.layout.MountRoot(), path)
 }
 
 // Below lists the mount points strictly below root.
 func (d *Disk) Below(root string) ([]string, error) {
-	mounts, err := mnt.Below(root)
+	mounts, err := mount.Below(root)
 	if err != nil {
 		return nil, err
 	}

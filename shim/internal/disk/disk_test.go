@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -24,7 +24,7 @@ func newDisk(t *testing.T) (*Disk, hooks.Layout) {
 	must(t, os.Mkdir(l.Run, 0o700))
 	must(t, os.Mkdir(l.State, 0o700))
 	t.Cleanup(func() {
-		mounts, err := mnt.Below(dir)
+		mounts, err := mount.Below(dir)
 		must(t, err)
 		for _, m := range slices.Backward(mounts) {
 			must(t, unix.Unmount(m.Point, 0))
@@ -144,13 +144,13 @@ func TestMountsAreNeverEntered(t *testing.T) {
 	if want := []string{root + "/p", root + "/p/publish", root + "/p/publish/empty", root + "/p/stage"}; !slices.Equal(dirs, want) {
 		t.Errorf("Dirs: %v", dirs)
 	}
-	if err := d.RemoveDir(root + "/p/stage/v"); !errors.Is(err, mnt.ErrMounted) {
+	if err := d.RemoveDir(root + "/p/stage/v"); !errors.Is(err, mount.ErrMounted) {
 		t.Errorf("RemoveDir of a mount: %v", err)
 	}
-	if err := d.RemoveDir(root + "/p/stage/v/inside"); !errors.Is(err, mnt.ErrMounted) {
+	if err := d.RemoveDir(root + "/p/stage/v/inside"); !errors.Is(err, mount.ErrMounted) {
 		t.Errorf("RemoveDir inside a mount: %v", err)
 	}
-	if err := d.MakeDir(root + "/p/stage/v/new"); !errors.Is(err, mnt.ErrMounted) || exists(root+"/p/stage/v/new") {
+	if err := d.MakeDir(root + "/p/stage/v/new"); !errors.Is(err, mount.ErrMounted) || exists(root+"/p/stage/v/new") {
 		t.Errorf("MakeDir inside a mount: %v", err)
 	}
 	below, err := d.Below(root)
@@ -256,11 +256,11 @@ func TestShareMakesBothRootsShared(t *testing.T) {
 	must(t, d.Share())
 	must(t, d.Share())
 	for _, dir := range []string{l.Run, l.MountRoot()} {
-		if m, found, err := mnt.At(dir); err != nil || !found || !m.Shared() {
+		if m, found, err := mount.At(dir); err != nil || !found || !m.Shared() {
 			t.Errorf("%s: %v %v %v", dir, m, found, err)
 		}
 	}
-	mounts, err := mnt.Below(filepath.Dir(l.Run))
+	mounts, err := mount.Below(filepath.Dir(l.Run))
 	if err != nil || len(mounts) != 2 {
 		t.Errorf("%d mounts, %v", len(mounts), err)
 	}

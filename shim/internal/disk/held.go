@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -31,18 +31,18 @@ func (d *Disk) ours(paths []string) error {
 }
 
 // Mount is what is mounted at a path, and whether anything is: its source, type and flags, from the mount table.
-func (d *Disk) Mount(path string) (mnt.Mount, bool, error) {
+func (d *Disk) Mount(path string) (mount.Mount, bool, error) {
 	if err := d.ours([]string{path}); err != nil {
-		return mnt.Mount{}, false, err
+		return mount.Mount{}, false, err
 	}
-	m, found, err := mnt.At(path)
+	m, found, err := mount.At(path)
 	if err != nil || !found {
-		return mnt.Mount{}, false, err
+		return mount.Mount{}, false, err
 	}
 	return m, true, nil
 }
 
-// Users says in words who uses what is mounted at each of the paths and below; a path that nobody uses is not in the answer. See mnt.Users
+// Users says in words who uses what is mounted at each of the paths and below; a path that nobody uses is not in the answer. See mount.Users
 // for what is use.
 func (d *Disk) Users(paths ...string) (map[string][]string, error) {
 	if err := d.ours(paths); err != nil {
@@ -69,7 +69,7 @@ func (d *Disk) Unmount(path string) error {
 		return err
 	}
 	err = d.lookout.Unmount(d.Helper, unmountLimit, root, rel)
-	if errors.Is(err, mnt.ErrBusy) {
+	if errors.Is(err, mount.ErrBusy) {
 		return registry.Errorf(registry.ErrConflict, "%w; %s", err, d.because(path))
 	}
 	return unanswered(err)
@@ -90,8 +90,8 @@ func (d *Disk) because(path string) string {
 	return strings.Join(users, ", ") + ": end that first"
 }
 
-// Look looks at paths, in a process that may hang: mnt.Lookout.Look.
-func (d *Disk) Look(ctx context.Context, paths ...string) (map[string]mnt.Seen, error) {
+// Look looks at paths, in a process that may hang: mount.Lookout.Look.
+func (d *Disk) Look(ctx context.Context, paths ...string) (map[string]mount.Seen, error) {
 	if err := d.ours(paths); err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (d *Disk) Look(ctx context.Context, paths ...string) (map[string]mnt.Seen, 
 
 // unanswered gives a helper that has not answered its kind: the same may be asked again.
 func unanswered(err error) error {
-	if errors.Is(err, mnt.ErrHung) {
+	if errors.Is(err, mount.ErrHung) {
 		return registry.Errorf(registry.ErrUncertain, "%w; see what hangs (ps -eo pid,stat,wchan,comm), then try again", err)
 	}
 	return err

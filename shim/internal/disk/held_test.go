@@ -13,16 +13,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mnt"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/mount"
+	"holdfast/internal/mount/mounttest"
 	"holdfast/registry"
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "-look" {
-		mnt.LookMain()
+		mount.LookMain()
 	}
-	os.Exit(mnttest.Run(m))
+	os.Exit(mounttest.Run(m))
 }
 
 // user is a process that works in a directory until it is ended.
@@ -55,11 +55,11 @@ func TestHeld(t *testing.T) {
 	if m, found, err := d.Mount(vol); err != nil || !found || m.Source != "second" || !m.ReadOnly() || m.FSType != "tmpfs" {
 		t.Errorf("Mount: %v, %v, %v", m, found, err)
 	}
-	if m, found, err := d.Mount(l.MountRoot() + "/p"); err != nil || found || m != (mnt.Mount{}) {
+	if m, found, err := d.Mount(l.MountRoot() + "/p"); err != nil || found || m != (mount.Mount{}) {
 		t.Errorf("Mount of none: %v, %v, %v", m, found, err)
 	}
 	err = d.Unmount(vol)
-	if !errors.Is(err, registry.ErrConflict) || !errors.Is(err, mnt.ErrBusy) || !strings.Contains(err.Error(), want[vol][0]) {
+	if !errors.Is(err, registry.ErrConflict) || !errors.Is(err, mount.ErrBusy) || !strings.Contains(err.Error(), want[vol][0]) {
 		t.Errorf("Unmount of what is used: %v", err)
 	}
 	end()
@@ -71,7 +71,7 @@ func TestHeld(t *testing.T) {
 		t.Errorf("left: %v, %v", below, err)
 	}
 	seen, err := d.Look(t.Context(), vol, l.MountRoot()+"/none")
-	if err != nil || seen[vol].Kind != mnt.Directory || seen[l.MountRoot()+"/none"].Errno != unix.ENOENT {
+	if err != nil || seen[vol].Kind != mount.Directory || seen[l.MountRoot()+"/none"].Errno != unix.ENOENT {
 		t.Errorf("Look: %v, %v", seen, err)
 	}
 }
@@ -96,7 +96,7 @@ func TestHeldRefusesForeignPaths(t *testing.T) {
 			t.Errorf("Mount(%q): %v", path, err)
 		}
 	}
-	if _, found, err := mnt.At(foreign); err != nil || !found {
+	if _, found, err := mount.At(foreign); err != nil || !found {
 		t.Errorf("it was unmounted: %v", err)
 	}
 }
@@ -127,7 +127,7 @@ func TestHeldWithoutAnAnswer(t *testing.T) {
 	if seen, err := d.Look(ctx, l.MountRoot()+"/v"); !errors.Is(err, registry.ErrUncertain) || len(seen) > 0 {
 		t.Errorf("Look: %v, %v", seen, err)
 	}
-	if err := unanswered(fmt.Errorf("unmount: %w", mnt.ErrHung)); !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mnt.ErrHung) {
+	if err := unanswered(fmt.Errorf("unmount: %w", mount.ErrHung)); !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mount.ErrHung) {
 		t.Errorf("got %v", err)
 	}
 }

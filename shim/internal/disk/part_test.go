@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
-	"holdfast/internal/mnt"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -146,7 +146,7 @@ func TestPartsThatHang(t *testing.T) {
 	must(t, err)
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	for _, err := range []error{d.MountPart(t.Context(), target, "a", at, true), d.UnmountPart(t.Context(), at)} {
-		if !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mnt.ErrHeld) || exists(target+"/a") {
+		if !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mount.ErrHeld) || exists(target+"/a") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestPartsThatHang(t *testing.T) {
 	d.Helper = []string{"/bin/sleep", "100"}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := d.MountPart(ctx, target, "a", at, true); !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mnt.ErrHung) {
+	if err := d.MountPart(ctx, target, "a", at, true); !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, mount.ErrHung) {
 		t.Errorf("%v", err)
 	}
 	d.Helper = nil

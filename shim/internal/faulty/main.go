@@ -14,11 +14,11 @@ import (
 
 	"holdfast/internal/fault"
 	"holdfast/proto/bootstrap"
-	"holdfast/shim/internal/tenure"
+	"holdfast/shim/internal/lifecycle"
 )
 
 func main() {
-	tenure.Helper()
+	lifecycle.Helper()
 	level := flag.String("log-level", "info", "what is logged")
 	flag.Parse()
 	faults, err := fault.Read("/proc/self/exe")
@@ -29,7 +29,7 @@ func main() {
 	p := newProgram(faults)
 	p.start()
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
-	shim := tenure.New("0.1.0-faulty", log)
+	shim := lifecycle.New("0.1.0-faulty", log)
 	register := func(life context.Context, g *grpc.Server) error {
 		shim.Register(life, g)
 		return nil

@@ -50,7 +50,7 @@ type Call struct {
 // Drive opens the intent, sends the call, tries it again as its policy says until ctx or its Round ends, and stores what became of it. It
 // returns nil when the call is done; in a chain (package chain) its outcome may then still be left to be written with what follows. Any error that is
 // not ErrUncertain means that the call does not run any more or never ran.
-func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) error {
+func Drive(ctx context.Context, log registry.State, now func() time.Time, c Call) error {
 	if why := resumed(ctx); why != nil {
 		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, why)
 	}
@@ -97,7 +97,7 @@ func Drive(ctx context.Context, log registry.Log, now func() time.Time, c Call) 
 // drive is one run of Drive.
 type drive struct {
 	Call
-	log   registry.Log
+	log   registry.State
 	now   func() time.Time
 	doubt bool // an earlier try, or the call that this one undoes, has had no certain answer
 	again bool // there was a call before this drive that may still run at the plugin: this one repeats it, or undoes it

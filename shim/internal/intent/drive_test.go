@@ -35,7 +35,7 @@ func answer(code string, outcome registry.Outcome) error {
 }
 
 // look is what a reader of the log sees.
-func look(t *testing.T, log registry.Log) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
+func look(t *testing.T, log registry.State) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
 	t.Helper()
 	err := log.View(context.Background(), func(v registry.View) error {
 		open, found = v.Intent(vol)
@@ -435,7 +435,7 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 }
 
 // index is that of the last change.
-func index(t *testing.T, log registry.Log) (at registry.Seq) {
+func index(t *testing.T, log registry.State) (at registry.Seq) {
 	t.Helper()
 	if err := log.View(context.Background(), func(v registry.View) error { at = v.Index(); return nil }); err != nil {
 		t.Fatal(err)

@@ -31,10 +31,10 @@ func (l *told) tell(a registry.Applied) {
 }
 
 func TestLog(t *testing.T) {
-	registrytest.TestLog(t, func(t *testing.T) (registry.Log, func() registry.Log) {
+	registrytest.TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
 		path := statePath(t)
 		var log *told
-		open := func() registry.Log {
+		open := func() registry.State {
 			l := &told{}
 			l.running = start(t, Options{Path: path, Applied: l.tell})
 			log = l
@@ -45,7 +45,7 @@ func TestLog(t *testing.T) {
 			})
 			return l
 		}
-		return open(), func() registry.Log {
+		return open(), func() registry.State {
 			wholeFile(t, log)
 			log.cancel()
 			<-log.ended

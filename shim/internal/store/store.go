@@ -86,7 +86,7 @@ type Store struct {
 	reason  error         // why; set before stopped is closed
 }
 
-var _ registry.Log = (*Store)(nil)
+var _ registry.State = (*Store)(nil)
 
 // Open verifies the file and opens it, waiting for its lock until ctx ends. A file that is not there is created; one that is
 // damaged is an ErrDamaged and stays as it is. Migrations and the new generation are one transaction. Open starts nothing: commits wait

@@ -103,7 +103,7 @@ func (c *Calls) load(rpc registry.RPC, id registry.PluginID) (s Suspension, writ
 // Died suspends the call that ended with the error failed, and commits an event, if the plugin's connection was lost
 // during the call and the plugin's task is not being stopped. A suspension that cannot be written is kept in memory,
 // and is an error.
-func (c *Calls) Died(ctx context.Context, log registry.Log, in registry.Instance, failed error, now time.Time) error {
+func (c *Calls) Died(ctx context.Context, log registry.State, in registry.Instance, failed error, now time.Time) error {
 	call, is := errors.AsType[*registry.CallError](failed)
 	if c == nil || !is || !call.Lost || ctx.Err() != nil {
 		return nil

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // Backend is what holds the bytes of volumes and shows them. Calls for one volume are never concurrent: the caller has its Hold.
@@ -39,7 +39,7 @@ type Mounts interface {
 	// the bytes and the file system as large as the volume.
 	Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error
 	// Shows says whether a mount of the table is this volume: its staging mount or a bind mount of that, or a bind mount of its device.
-	Shows(table mnt.Mounts, m mnt.Mount, id ID) (bool, error)
+	Shows(table mounttable.Mounts, m mounttable.Mount, id ID) (bool, error)
 	// Expand makes what is shown of the volume as large as its bytes, while it is used.
 	Expand(id ID, raw bool) error
 	// Stats counts what the mounted volume of that size holds at a path.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // The suite that every backend passes.
@@ -213,9 +213,9 @@ func place(t *testing.T) mount.Place {
 	return p
 }
 
-func tableAt(t *testing.T, at mount.Place) mnt.Mount {
+func tableAt(t *testing.T, at mount.Place) mounttable.Mount {
 	t.Helper()
-	m, found, err := mnt.At(at.String())
+	m, found, err := mounttable.At(at.String())
 	if err != nil || !found {
 		t.Fatalf("nothing is mounted at %s, %v", at, err)
 	}
@@ -272,7 +272,7 @@ func awaitFree(t *testing.T, b Backend, id ID) {
 
 func expectShown(t *testing.T, b Backend, id ID, at mount.Place, want bool) {
 	t.Helper()
-	table, err := mnt.Table(0)
+	table, err := mounttable.Table(0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // dir keeps a volume as a directory and shows it by bind mounts. Its size is a number that nobody enforces.
@@ -109,7 +109,7 @@ func (d *dir) Grow(ID, int64) error { return nil }
 // Remove goes through the directory's content, so it first makes sure that nothing is mounted in there.
 func (d *dir) Remove(id ID) error {
 	for _, name := range []string{dirName(id) + ".part", dirName(id)} {
-		at, err := mnt.Below(filepath.Join(d.store.path, name))
+		at, err := mounttable.Below(filepath.Join(d.store.path, name))
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (d *dir) Remove(id ID) error {
 }
 
 func (d *dir) HeldBy(id ID) (string, error) {
-	table, err := mnt.Table(0)
+	table, err := mounttable.Table(0)
 	if err != nil {
 		return "", err
 	}
@@ -158,7 +158,7 @@ func (d *dir) Mount(_ context.Context, id ID, at mount.Place, how Mounting) erro
 	return at.Bind(source, how.Flags)
 }
 
-func (d *dir) Shows(table mnt.Mounts, m mnt.Mount, id ID) (bool, error) {
+func (d *dir) Shows(table mounttable.Mounts, m mounttable.Mount, id ID) (bool, error) {
 	source, err := d.store.root.Open(dirName(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

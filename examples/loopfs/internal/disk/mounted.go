@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/examples/loopfs/internal/mount"
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 func (l *loop) Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error {
@@ -68,11 +68,11 @@ func giveTo(root *os.File, group string) error {
 	return nil
 }
 
-func (l *loop) Shows(_ mnt.Mounts, m mnt.Mount, id ID) (bool, error) {
-	number := mnt.Number{Block: true, Major: uint32(m.Major), Minor: uint32(m.Minor)}
+func (l *loop) Shows(_ mounttable.Mounts, m mounttable.Mount, id ID) (bool, error) {
+	number := mounttable.Number{Block: true, Major: uint32(m.Major), Minor: uint32(m.Minor)}
 	if m.Major != loopMajor {
 		var err error
-		if number, err = mnt.NumberOf(m.Point); errors.Is(err, mnt.ErrNoDevice) {
+		if number, err = mounttable.NumberOf(m.Point); errors.Is(err, mounttable.ErrNoDevice) {
 			return false, nil
 		} else if err != nil {
 			return false, fmt.Errorf("look at what is mounted at %s: %w", m.Point, err)
@@ -91,7 +91,7 @@ func (l *loop) Shows(_ mnt.Mounts, m mnt.Mount, id ID) (bool, error) {
 }
 
 // loopPath is the path of the loop device with that number, or "" if it is none.
-func loopPath(n mnt.Number) (string, error) {
+func loopPath(n mounttable.Number) (string, error) {
 	if !n.Block || n.Major != loopMajor {
 		return "", nil
 	}

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // Pool makes and removes volumes and snapshots within a total size.
@@ -20,7 +20,7 @@ type Pool struct {
 
 // NewPool makes a pool over the store. Making is a key of backends.
 func NewPool(s *Store, backends map[string]Backend, making string, capacity int64) (*Pool, error) {
-	boot, err := mnt.BootID()
+	boot, err := mounttable.BootID()
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
 // Package mount shows a directory, a device or a device node at a place, and takes it away again. What the kernel shows where,
-// it reads with internal/mnt.
+// it reads with internal/mount.
 //
 // What it promises: a path that may hold a mount is never opened for reading, never resolved through, and removed only if it is
 // an empty directory or an empty file. A bind mount appears at its place in one step with its final flags, so that a read-only

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 func needMounts(t *testing.T) {
@@ -118,7 +118,7 @@ func TestBind(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(target, "g"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("write through a read-only mount: %v", err)
 	}
-	table, err := mnt.Table(0)
+	table, err := mounttable.Table(0)
 	if err != nil {
 		t.Fatal(err)
 	}

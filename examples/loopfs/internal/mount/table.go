@@ -8,19 +8,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mnt"
+	mounttable "holdfast/internal/mount"
 )
 
 // Origin says where an open file or directory lies in its file system: the device and the path from that file system's root,
 // as a bind mount of it would show them in the table.
-func Origin(table mnt.Mounts, file *os.File) (mnt.Mount, error) {
+func Origin(table mounttable.Mounts, file *os.File) (mounttable.Mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
-		return mnt.Mount{}, fmt.Errorf("statx %s: %w", file.Name(), err)
+		return mounttable.Mount{}, fmt.Errorf("statx %s: %w", file.Name(), err)
 	}
 	path, err := pathOf(int(file.Fd()))
 	if err != nil {
-		return mnt.Mount{}, err
+		return mounttable.Mount{}, err
 	}
 	for _, m := range table {
 		if uint64(m.ID) != st.Mnt_id {
@@ -28,15 +28,15 @@ func Origin(table mnt.Mounts, file *os.File) (mnt.Mount, error) {
 		}
 		below, err := filepath.Rel(m.Point, path)
 		if err != nil {
-			return mnt.Mount{}, fmt.Errorf("place %s below %s: %w", path, m.Point, err)
+			return mounttable.Mount{}, fmt.Errorf("place %s below %s: %w", path, m.Point, err)
 		}
-		return mnt.Mount{Major: m.Major, Minor: m.Minor, Root: filepath.Join(m.Root, below)}, nil
+		return mounttable.Mount{Major: m.Major, Minor: m.Minor, Root: filepath.Join(m.Root, below)}, nil
 	}
-	return mnt.Mount{}, fmt.Errorf("the mount that holds %s is not in the mount table", path)
+	return mounttable.Mount{}, fmt.Errorf("the mount that holds %s is not in the mount table", path)
 }
 
 // SameOrigin says whether two mounts show the same file or directory.
-func SameOrigin(a, b mnt.Mount) bool {
+func SameOrigin(a, b mounttable.Mount) bool {
 	return a.Major == b.Major && a.Minor == b.Minor && a.Root == b.Root
 }
 

@@ -18,7 +18,7 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
-	"holdfast/internal/mnt/mnttest"
+	"holdfast/internal/mount/mounttest"
 )
 
 // TestMain lets the test binary be the command itself.
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(mnttest.Run(m))
+	os.Exit(mounttest.Run(m))
 }
 
 // place is where a plugin process lives.

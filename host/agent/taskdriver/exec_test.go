@@ -1,0 +1,243 @@
+package taskdriver
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+func binds(b ...hooks.Bind) hooks.Plan { return hooks.Plan{Binds: b} }
+
+func devices(d ...hooks.Device) hooks.Plan   { return hooks.Plan{Devices: d} }
+func rules(r ...hooks.DeviceRule) hooks.Plan { return hooks.Plan{Rules: r} }
+
+// hostDevices is what the shim gives to plugins that mount.
+var hostDevices = binds(hooks.Bind{Source: "/dev", Target: "/dev", Propagation: hooks.Private})
+
+func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
+	needMounts(t)
+	dir := sharedDir(t)
+	volumes := mkdir(t, dir, "volumes")
+	task := shell(t, `mkdir /local/csi/vol; mount -t tmpfs from-the-task /local/csi/vol; echo data > /local/csi/vol/file`)
+	task.Plan = binds(hooks.Bind{Source: volumes, Target: "/local/csi", Propagation: hooks.Bidirectional})
+	run(t, NewExec(), task)
+	if b, err := os.ReadFile(volumes + "/vol/file"); err != nil || string(b) != "data\n" {
+		t.Errorf("the host reads %q, %v", b, err)
+	}
+	if lines := mountLines(t, volumes+"/vol "); len(lines) != 1 || !strings.Contains(lines[0], "from-the-task") {
+		t.Errorf("the host has %q", lines)
+	}
+	if err := unix.Unmount(volumes+"/vol", 0); err != nil {
+		t.Errorf("the host cannot unmount it: %v", err)
+	}
+}
+
+func TestPropagation(t *testing.T) {
+	for _, c := range []struct {
+		propagation hooks.Propagation
+		in, out     bool // what the host mounts is seen in the task; what the task mounts is seen on the host
+	}{{hooks.Private, false, false}, {hooks.HostToTask, true, false}, {hooks.Bidirectional, true, true}} {
+		t.Run(string(c.propagation), func(t *testing.T) {
+			needMounts(t)
+			dir, f := sharedDir(t), newFifos(t)
+			source := mkdir(t, dir, "source")
+			mkdir(t, source, "of-host")
+			task := shell(t, `
+				mkdir /data/of-task; mount -t tmpfs task /data/of-task; touch /data/of-task/file
+				echo > /fifos/ready; cat /fifos/go > /dev/null
+				if test -e /data/of-host/file; then echo seen; else echo unseen; fi`)
+			task.Plan = binds(
+				hooks.Bind{Source: source, Target: "/data", Propagation: c.propagation},
+				hooks.Bind{Source: f.dir, Target: "/fifos", Propagation: hooks.Private},
+			)
+			d := NewExec()
+			h := start(t, d, task)
+			f.reached(t)
+			if err := unix.Mount("host", source+"/of-host", "tmpfs", 0, "size=64k"); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(source+"/of-host/file", nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := exists(source + "/of-task/file"); got != c.out {
+				t.Errorf("the host sees the task's mount: %t", got)
+			}
+			f.goOn(t)
+			if exit := wait(t, d, h); exit.Code != 0 {
+				t.Errorf("%+v: %s", exit, logs(t, d, h, Stderr))
+			}
+			if got := strings.TrimSpace(logs(t, d, h, Stdout)); got != map[bool]string{true: "seen", false: "unseen"}[c.in] {
+				t.Errorf("the host's mount is %s in the task", got)
+			}
+		})
+	}
+}
+
+func TestReadOnlyBind(t *testing.T) {
+	needMounts(t)
+	dir := tempDir(t)
+	if err := os.WriteFile(dir+"/file", []byte("kept"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	task := shell(t, `
+		cat /data/file
+		if echo x > /data/file; then exit 3; fi
+		if touch /data/new; then exit 4; fi
+		if mount -o remount,rw /data 2>/dev/null && touch /data/new; then echo again-writable; fi`)
+	task.Plan = binds(hooks.Bind{Source: dir, Target: "/data", ReadOnly: true, Propagation: hooks.Private})
+	if out := run(t, NewExec(), task); !strings.HasPrefix(out, "kept") {
+		t.Errorf("the task reads %q", out)
+	}
+	if b, _ := os.ReadFile(dir + "/file"); string(b) != "kept" {
+		t.Errorf("the host reads %q", b)
+	}
+}
+
+// The task has directories of its own, and the host sees neither their mount points nor the targets of the plan.
+func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
+	needMounts(t)
+	dir := tempDir(t)
+	unique := "/" + filepath.Base(dir)
+	task := shell(t, `
+		test -d `+unique+`/made; test -f `+unique+`/csi/file; test -c /dev/zero; test -x /bin/sh
+		echo secret > /secrets/key; echo kept > /local/kept; echo shared > /alloc/shared
+		test "$NOMAD_TASK_DIR" = /local; test "$NOMAD_ALLOC_DIR" = /alloc; test "$NOMAD_SECRETS_DIR" = /secrets
+		pwd; grep -c `+unique+` /proc/self/mountinfo`)
+	task.Alloc = mkdir(t, dir, "alloc")
+	task.Plan = hooks.Plan{
+		Dirs:  []hooks.Dir{{Path: unique + "/made", Mode: 0o755}},
+		Binds: []hooks.Bind{{Source: mkdir(t, dir, "src"), Target: unique + "/csi", Propagation: hooks.HostToTask}},
+	}
+	if err := os.WriteFile(dir+"/src/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out := run(t, NewExec(), task); !strings.HasPrefix(out, "/local\n") || strings.HasSuffix(out, "\n0\n") {
+		t.Errorf("the task says %q", out)
+	}
+	if exists(unique) || exists("/secrets/key") || len(mountLines(t, unique)) > 0 {
+		t.Errorf("the host has %s: %q", unique, mountLines(t, unique))
+	}
+	if !exists(task.Dir+"/local/kept") || !exists(dir+"/alloc/shared") {
+		t.Error("what the task wrote to its own directories is not in them")
+	}
+	found := 0
+	_ = filepath.WalkDir(task.Dir, func(path string, _ os.DirEntry, _ error) error {
+		if filepath.Base(path) == "key" {
+			found++
+		}
+		return nil
+	})
+	if found > 0 {
+		t.Error("a secret is on disk")
+	}
+}
+
+func TestReadOnlyRoot(t *testing.T) {
+	needMounts(t)
+	dir := tempDir(t)
+	task := shell(t, `if touch `+dir+`/file; then exit 3; fi; touch /local/file; echo > /dev/null`)
+	task.ReadOnlyRoot = true
+	run(t, NewExec(), task)
+	if exists(dir + "/file") {
+		t.Error("the host's directory was written")
+	}
+}
+
+func TestUser(t *testing.T) {
+	if os.Getenv(roleEnv) == inside {
+		t.Skip("a user namespace with one user has no second one")
+	}
+	needMounts(t)
+	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; if touch /etc/mine; then exit 3; fi`)
+	task.User = "65534:65533"
+	if out := run(t, NewExec(), task); out != "65534\n65533\n" {
+		t.Errorf("the task is %q", out)
+	}
+}
+
+// What cannot be applied is refused before anything runs, with a reason and a kind.
+func TestPlansThatAreRefused(t *testing.T) {
+	needMounts(t)
+	private := tempDir(t)
+	if err := unix.Mount("private", private, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", private, "", unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		driver Driver
+		plan   hooks.Plan
+		kind   error
+	}{
+		{NewExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: hooks.Bidirectional}), registry.ErrUnsupported},
+		{NewExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: "sideways"}), registry.ErrUnsupported},
+		{NewExec(), binds(hooks.Bind{Source: private + "/none", Target: "/csi", Propagation: hooks.Private}), registry.ErrInvalid},
+		{NewExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "relative"}}}, registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: private + "/none", Target: "/x", Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: private, Target: "/x", Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x"}), registry.ErrInvalid},
+		{NewExec(), devices(hooks.Device{Source: "/dev/zero", Target: "/x", Access: "rx"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "a", Major: 1, Minor: 5, Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "c", Major: 1 << 12, Minor: 5, Access: "rw"}), registry.ErrInvalid},
+		{NewExec(), rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 5}), registry.ErrInvalid},
+		{NewRawExec(), binds(hooks.Bind{Source: private, Target: "/csi", Propagation: hooks.Private}), registry.ErrUnsupported},
+		{NewRawExec(), binds(hooks.Bind{Source: private, Target: private, ReadOnly: true, Propagation: hooks.Private}), registry.ErrUnsupported},
+		{NewRawExec(), hooks.Plan{Dirs: []hooks.Dir{{Path: "/made"}}}, registry.ErrUnsupported},
+		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/x", Access: "rw"}), registry.ErrUnsupported},
+		{NewRawExec(), devices(hooks.Device{Source: "/dev/null", Target: "/dev/null", Access: "r"}), registry.ErrUnsupported},
+	} {
+		task := shell(t, `exit 0`)
+		task.Plan = c.plan
+		h, err := c.driver.Start(t.Context(), task)
+		if !errors.Is(err, c.kind) {
+			t.Errorf("%s with %+v: %v, %v; want %v", c.driver.Name(), c.plan, h, err, c.kind)
+		}
+		if _, found, err := Find(t.Context(), task.Dir); found || err != nil || len(withMark(t, task.ID)) > 0 {
+			t.Errorf("%+v left something: %t, %v", c.plan, found, err)
+		}
+	}
+}
+
+// A cgroup knows a device by its number: what a plan gives twice, with more than one access, cannot be given.
+func TestContradictingDevicesAreRefused(t *testing.T) {
+	needMounts(t)
+	zero := func(at, access string) hooks.Device {
+		return hooks.Device{Source: "/dev/zero", Target: at, Access: access}
+	}
+	for what, plan := range map[string]hooks.Plan{
+		"two devices":    devices(zero("/a", "r"), zero("/b", "rw")),
+		"a rule":         devices(zero("/a", "r")).And(rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 5, Access: "rw"})),
+		"a rule for all": devices(zero("/a", "r")).And(rules(hooks.DeviceRule{Type: "c", Major: -1, Minor: -1, Access: "w"})),
+		"with /dev":      devices(zero("/a", "rw"), zero("/b", "r")).And(hostDevices),
+	} {
+		task := shell(t, `exit 0`)
+		task.Plan = plan
+		_, err := NewExec().Start(t.Context(), task)
+		if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "mount the volume with one access only") {
+			t.Errorf("%s: %v", what, err)
+		}
+		noGroups(t, task.ID)
+	}
+}
+
+// A plan that was made for a task without isolation is data that raw_exec takes.
+func TestRawExecTakesPlansMadeForIt(t *testing.T) {
+	dir := tempDir(t)
+	task := shell(t, `echo "$CSI_ENDPOINT $OWN"`)
+	task.Env = []string{"OWN=mine"}
+	task.Plan = hooks.Plan{
+		Binds: []hooks.Bind{{Source: dir, Target: dir, Propagation: hooks.Bidirectional}},
+		Env:   []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///run/x.sock", Default: true}, {Name: "OWN", Value: "plan's", Default: true}},
+	}
+	if out := run(t, NewRawExec(), task); out != "unix:///run/x.sock mine\n" {
+		t.Errorf("the task says %q", out)
+	}
+}

@@ -1,6 +1,0 @@
-//go:build race
-
-package mnt
-
-// slower is what the race detector costs.
-const slower = 3

@@ -1,0 +1,56 @@
+package mount
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountFuse mounts a file system whose server takes every request and answers none but the first, in which the kernel says hello: whoever
+// asks it something hangs, and cannot be killed. When the server has died, there is ENOTCONN.
+func mountFuse(t *testing.T, at string) (dies func()) {
+	t.Helper()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("there is no FUSE for this user: %v", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, os.Getuid(), os.Getgid())
+	if err := unix.Mount("hung", at, "fuse.test", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		t.Fatal(err)
+	}
+	dev := os.NewFile(uintptr(fd), "/dev/fuse") // only now: without a mount it cannot be waited for
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for request := make([]byte, 1<<17); ; {
+			if _, err := dev.Read(request); err != nil {
+				return
+			}
+			const initialise = 26
+			if binary.NativeEndian.Uint32(request[4:]) == initialise {
+				reply := make([]byte, 16+64) // fuse_out_header, fuse_init_out
+				binary.NativeEndian.PutUint32(reply, uint32(len(reply)))
+				copy(reply[8:16], request[8:16])
+				binary.NativeEndian.PutUint32(reply[16:], 7)
+				binary.NativeEndian.PutUint32(reply[20:], 31)
+				_, _ = dev.Write(reply)
+			}
+		}
+	}()
+	dies = func() {
+		dev.Close()
+		<-ended
+	}
+	t.Cleanup(func() {
+		dies()
+		for end := time.Now().Add(10 * time.Second); errors.Is(unix.Unmount(at, 0), unix.EBUSY) && time.Now().Before(end); { // by who hung
+			time.Sleep(time.Millisecond)
+		}
+	})
+	return dies
+}

@@ -1,0 +1,159 @@
+package mount
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mount/mounttest"
+)
+
+// lookHelper is this binary as the helper of a Lookout.
+var lookHelper = []string{"/proc/self/exe", "-look"}
+
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == "-look":
+		LookMain()
+	case len(os.Args) > 1 && os.Args[1] == "-hold":
+		hold(os.Args[2:])
+	default:
+		os.Exit(mounttest.Run(m))
+	}
+}
+
+// holder is a process that does some steps, and then nothing until it is let go.
+type holder struct {
+	pid int
+	end func()
+}
+
+// holdOn starts one, in a mount namespace of its own if asked to.
+func holdOn(t *testing.T, apart bool, steps ...string) holder {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", append([]string{"-hold"}, steps...)...)
+	if apart {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	}
+	return begin(t, cmd)
+}
+
+func begin(t *testing.T, cmd *exec.Cmd) holder {
+	t.Helper()
+	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	h := holder{cmd.Process.Pid, func() { in.Close(); _ = cmd.Wait() }}
+	t.Cleanup(h.end)
+	if err != nil || line != "ready\n" {
+		t.Fatalf("%q: it said %q, %v", cmd.Args, line, err)
+	}
+	return h
+}
+
+// hold does the steps, each "what:path" or "what:path:path"; one that begins with "?" may fail.
+func hold(steps []string) {
+	runtime.LockOSThread() // the main thread, whose namespace and directory are the process's
+	for _, step := range steps {
+		step, maybe := strings.CutPrefix(step, "?")
+		if err := do(step); err != nil && !maybe {
+			fmt.Println(step, err)
+			os.Exit(1)
+		}
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
+}
+
+func do(step string) error {
+	words := append(strings.Split(step, ":"), "", "")
+	what, a, b := words[0], words[1], words[2]
+	switch what {
+	case "cwd":
+		return unix.Chdir(a)
+	case "root":
+		return unix.Chroot(a)
+	case "thread":
+		return onAnotherThread(func() error {
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return err
+			}
+			return unix.Chdir(a)
+		})
+	case "open", "path":
+		flags := map[string]int{"open": unix.O_RDWR, "path": unix.O_PATH}[what]
+		_, err := unix.Open(a, flags, 0)
+		return err
+	case "remove":
+		return unix.Unlink(a)
+	case "map":
+		fd, err := unix.Open(a, unix.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+		unix.Close(fd)
+		return err
+	case "private", "slave", "shared":
+		flag := map[string]uintptr{"private": unix.MS_PRIVATE, "slave": unix.MS_SLAVE, "shared": unix.MS_SHARED}[what]
+		return unix.Mount("", a, "", unix.MS_REC|flag, "")
+	case "bind", "rbind":
+		flag := map[string]uintptr{"bind": unix.MS_BIND, "rbind": unix.MS_BIND | unix.MS_REC}[what]
+		return unix.Mount(a, b, "", flag, "")
+	case "tmpfs":
+		return unix.Mount("holder", a, "tmpfs", 0, "size=64k")
+	case "umount":
+		return unix.Unmount(a, 0)
+	case "pivot":
+		if err := unix.Chdir(a); err != nil {
+			return err
+		}
+		if err := unix.PivotRoot(".", "."); err != nil {
+			return err
+		}
+		return unix.Unmount(".", unix.MNT_DETACH)
+	case "look":
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		seen, err := new(Lookout).Look(ctx, lookHelper, []string{a})
+		if seen[a].Hung {
+			fmt.Println("hung")
+		}
+		return err
+	case "dir":
+		return os.MkdirAll(a, 0o755)
+	}
+	return fmt.Errorf("no step is called %q", what)
+}
+
+// onAnotherThread leaves that thread as fn made it, for as long as the process lives.
+func onAnotherThread(fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- fn()
+		select {}
+	}()
+	return <-done
+}

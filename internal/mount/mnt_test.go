@@ -1,0 +1,155 @@
+package mount
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// inside is set where this binary runs itself in a user namespace.
+const inside = "MNT_TEST_INSIDE"
+
+// TestUserNamespace runs the other tests as an ordinary user would: unshare -Urm, mapped from nobody.
+func TestUserNamespace(t *testing.T) {
+	if os.Getenv(inside) != "" {
+		t.Skip("this is the inner run")
+	}
+	dir := publicDir(t)
+	self := filepath.Join(dir, "mnt.test")
+	if err := os.Link(os.Args[0], self); err != nil {
+		copyFile(t, os.Args[0], self)
+	}
+	cmd := exec.CommandContext(t.Context(), "unshare", "-Urm", self, "-test.v")
+	cmd.Dir = dir
+	cmd.Env = []string{inside + "=1", "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil && strings.Contains(string(out), "unshare failed") {
+		t.Skipf("this machine allows no user namespaces: %s", out)
+	}
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestBidirectional") {
+		t.Fatalf("in a user namespace: %v\n%s", err, out)
+	}
+}
+
+// publicDir is a short directory that nobody may write to as well.
+func publicDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// needMounts skips where no mount can be made; the user namespace run shows that a capable machine does not skip.
+func needMounts(t *testing.T) {
+	t.Helper()
+	err := OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) })
+	if err != nil {
+		t.Skipf("mounts cannot be made here: %v", err)
+	}
+}
+
+// tempDir is a directory below which mounts are made; all are taken down.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	needMounts(t)
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for range 64 {
+			if unix.Unmount(last(raw(t, dir)), 0) != nil {
+				break
+			}
+		}
+		if left := raw(t, dir); len(left) > 0 {
+			t.Errorf("mounts are left: %q", left)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return dir
+}
+
+// raw lists the mount points at or below dir as a reader of its own sees them: the oracle for the package's.
+func raw(t *testing.T, dir string) []string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for line := range strings.Lines(string(b)) {
+		point := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(strings.Fields(line)[4])
+		if point == dir || strings.HasPrefix(point, dir+"/") {
+			out = append(out, point)
+		}
+	}
+	return out
+}
+
+func last(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[len(list)-1]
+}
+
+func mkdir(t *testing.T, elem ...string) string {
+	t.Helper()
+	dir := filepath.Join(elem...)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func write(t *testing.T, text string, elem ...string) string {
+	t.Helper()
+	file := filepath.Join(elem...)
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func mountTmpfs(t *testing.T, at string) {
+	t.Helper()
+	if err := unix.Mount("test", at, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exists says whether there is a file, and fails on any other doubt.
+func exists(t *testing.T, path string) bool {
+	t.Helper()
+	_, err := os.Lstat(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}

@@ -1,0 +1,119 @@
+package mount
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The node is the space's own: its mode and owner are not the host's, and nodev does not disarm it.
+func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
+	if os.Getenv(inside) != "" {
+		t.Skip("a user namespace makes no nodes; TestDevicesAreBoundWhereNoNodeCanBeMade runs there")
+	}
+	dir := tempDir(t)
+	if err := unix.Mount("nodev", dir, "tmpfs", unix.MS_NODEV, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	source := dir + "/zero"
+	err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660), unix.Chown(source, 0, 6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Open(source); !errors.Is(err, unix.EACCES) {
+		t.Fatalf("the source can be opened: %v", err)
+	}
+	scratch := mkdir(t, tempDir(t), "scratch")
+	out := sh(t, Space{Scratch: scratch, Layers: []Layer{
+		Device{Source: source, Target: "/dev/mine/zero", UID: 1234},
+		Device{Source: source, Target: "/data/zero", ReadOnly: true},
+	}}, `
+		stat -c "%F %t:%T %a %u:%g" /dev/mine/zero /data/zero
+		head -c 2 /dev/mine/zero | od -An -tx1
+		chmod 600 /dev/mine/zero
+		grep -c " `+scratch+` " /proc/self/mountinfo || true`)
+	if out != "character special file 1:5 660 1234:6\ncharacter special file 1:5 440 0:6\n 00 00\n0\n" {
+		t.Errorf("the task says %q", out)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(source, &st); err != nil || st.Mode&0o777 != 0o660 || st.Uid != 0 {
+		t.Errorf("the host's node is %o of %d, %v", st.Mode, st.Uid, err)
+	}
+	if names, err := os.ReadDir(scratch); err != nil || len(names) > 0 || exists(t, "/dev/mine") || mentions(t, scratch) > 0 {
+		t.Errorf("the host has something of it: %v, %v", names, err)
+	}
+}
+
+func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
+	if os.Getenv(inside) == "" {
+		t.Skip("nodes can be made here; TestUserNamespace runs this test where they cannot")
+	}
+	out := sh(t, Space{Layers: []Layer{
+		Device{Source: "/dev/null", Target: "/dev/mine/null"}, Device{Source: "/dev/zero", Target: "/data/zero", ReadOnly: true},
+	}}, `stat -c "%t:%T" /dev/mine/null /data/zero; echo x > /dev/mine/null; if chmod 600 /data/zero; then exit 1; fi`)
+	if out != "1:3\n1:5\nchmod: changing permissions of '/data/zero': Read-only file system\n" {
+		t.Errorf("the task says %q", out)
+	}
+}
+
+// A node that is bound finds no terminals: it looks for them beside itself.
+func TestTerminalsWorkBesideADeviceOfTheSpace(t *testing.T) {
+	if os.Getenv(inside) != "" {
+		t.Skip("a user namespace makes no nodes, and without a node there are no terminals")
+	}
+	f, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("the host has no terminals: %v", err)
+	}
+	f.Close()
+	out := sh(t, Space{Layers: []Layer{Device{Source: "/dev/null", Target: "/dev/mine/null"}}}, `
+		: 3<> /dev/ptmx; echo open; stat -c "%t:%T %a %u:%g" /dev/ptmx; if mknod /dev/more c 1 3 2> /dev/null; then echo more; fi`)
+	if want := "open\n" + sh(t, Space{}, `stat -c "%t:%T %a %u:%g" /dev/ptmx`); out != want {
+		t.Errorf("the task says %q, want %q", out, want)
+	}
+}
+
+func TestDevicesThatAreRefused(t *testing.T) {
+	dir := tempDir(t)
+	write(t, "", dir, "file")
+	null := Device{Source: "/dev/null", Target: "/x"}
+	for what, c := range map[string]struct {
+		layers []Layer
+		want   error
+		text   string
+	}{
+		"a directory":            {[]Layer{Device{Source: dir, Target: "/x"}}, ErrNoDevice, dir},
+		"a file":                 {[]Layer{Device{Source: dir + "/file", Target: "/x"}}, ErrNoDevice, dir + "/file"},
+		"nothing":                {[]Layer{Device{Source: dir + "/none", Target: "/x"}}, unix.ENOENT, dir + "/none"},
+		"a target twice":         {[]Layer{null, Device{Source: "/dev/zero", Target: "/x"}}, nil, "target of two"},
+		"a bind's target":        {[]Layer{null, Bind{Source: dir, Target: "/x"}}, nil, "target of two"},
+		"a directory as target":  {[]Layer{Device{Source: "/dev/null", Target: dir}}, nil, "directory"},
+		"a relative target":      {[]Layer{Device{Source: "/dev/null", Target: "x"}}, nil, "absolute"},
+		"a target below a bound": {[]Layer{null, Device{Source: "/dev/null", Target: "/x/y"}}, nil, "not a directory"},
+	} {
+		_, err := try(t, Space{Layers: c.layers}, `true`)
+		if err == nil || !strings.Contains(err.Error(), c.text) || c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestNumberOf(t *testing.T) {
+	dir := tempDir(t)
+	write(t, "", dir, "file")
+	if err := os.Symlink("/dev/full", dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := NumberOf(dir + "/link"); err != nil || n != (Number{Major: 1, Minor: 7}) {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if n, err := NumberOf(dir + "/file"); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("a file is %+v, %v", n, err)
+	}
+	if n, err := NumberOf(dir + "/none"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("nothing is %+v, %v", n, err)
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package mount
+
+// slower is what the race detector costs.
+const slower = 1

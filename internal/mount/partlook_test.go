@@ -1,0 +1,330 @@
+package mount
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hungPart is a world whose volume takes requests and answers none.
+func hungPart(t *testing.T) (w partWorld, p Part, dies func()) {
+	w = newPartWorld(t, 0)
+	must(t, unix.Unmount(w.volume(), 0))
+	dies = mountFuse(t, w.volume())
+	return w, w.part("a/b", true), dies
+}
+
+func TestPartsInAHelper(t *testing.T) {
+	w := newPartWorld(t, 0)
+	var l Lookout
+	p := w.part("a/b", false)
+	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), `"a/b"`) {
+		t.Errorf("a missing one: %v", err)
+	}
+	p.Make = true
+	must(t, os.Chmod(w.volume(), 0o777))
+	must(t, l.MountPart(soon(t, 10*time.Second), lookHelper, p))
+	var st unix.Stat_t
+	if err := unix.Stat(w.volume("a", "b"), &st); err != nil || st.Mode != unix.S_IFDIR|0o777 {
+		t.Errorf("mode %o, %v: it depends on our umask", st.Mode, err)
+	}
+	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrMounted) || len(w.lines(w.at(p))) != 1 {
+		t.Errorf("once more: %v", err)
+	}
+	h := holdOn(t, false, "cwd:"+w.at(p))
+	if err := l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At); !errors.Is(err, ErrBusy) {
+		t.Errorf("while it is used: %v", err)
+	}
+	h.end()
+	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	w.gone(p)
+	must(t, os.Symlink("/", w.volume("out")))
+	p.Path = "out/etc"
+	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrOutside) {
+		t.Errorf("a link: %v", err)
+	}
+	must(t, l.UnmountPart(t.Context(), lookHelper, p.Root, p.At)) // without a deadline
+	w.gone(p)
+	if len(children(t)) > 0 || len(l.left) > 0 {
+		t.Errorf("helpers are left: %v", children(t))
+	}
+	for _, helper := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/sleep", "100"}} {
+		ctx := soon(t, 500*time.Millisecond)
+		if l.MountPart(ctx, helper, p) == nil || l.UnmountPart(ctx, helper, p.Root, p.At) == nil {
+			t.Errorf("%q", helper)
+		}
+	}
+	reap(t, &l)
+}
+
+func TestPartOnAFullVolume(t *testing.T) {
+	w := newPartWorld(t, 0)
+	must(t, unix.Mount("volume", w.volume(), "tmpfs", unix.MS_REMOUNT, "nr_inodes=2"))
+	p := w.part("a/b/c/d", true)
+	if err := new(Lookout).MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("%v", err)
+	}
+	must(t, UnmountPart(p.Root, p.At))
+}
+
+// A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what is known to hang is
+// not asked again; nobody takes the place of the part for free while the helper could still mount something, not even a process that knows
+// nothing of it; and when the kernel lets go of the helper, nothing is mounted.
+func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
+	w, p, dies := hungPart(t)
+	var l Lookout
+	files := openFiles(t)
+	begun := time.Now()
+	if err := l.MountPart(soon(t, time.Second), lookHelper, p); !errors.Is(err, ErrHung) || time.Since(begun) > 2*time.Second*slower {
+		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+	helpers := children(t)
+	if len(helpers) != 1 || state(helpers[0]) != "D" {
+		t.Fatalf("helpers: %v; the volume does not hang as it should", helpers)
+	}
+	begun = time.Now()
+	for range 2 {
+		if err := l.MountPart(soon(t, time.Minute), lookHelper, p); !errors.Is(err, ErrHung) {
+			t.Errorf("again: %v", err)
+		}
+		if err := l.UnmountPart(soon(t, time.Minute), lookHelper, p.Root, p.At); !errors.Is(err, ErrHung) {
+			t.Errorf("its undo: %v", err)
+		}
+	}
+	if again := children(t); time.Since(begun) > time.Second || len(again) != 1 {
+		t.Errorf("it took %v, helpers: %v", time.Since(begun), again)
+	}
+	var next Lookout // of the next process
+	if err := next.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At); !errors.Is(err, ErrHeld) {
+		t.Errorf("its undo by another process: %v", err)
+	}
+	if err := next.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrHeld) {
+		t.Errorf("by another process: %v", err)
+	}
+	dies()
+	reap(t, &l)
+	if lines := w.lines(w.at(p)); len(lines) > 0 {
+		t.Errorf("it was mounted behind our back: %v", lines)
+	}
+	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	w.gone(p)
+	if n := openFiles(t); n > files {
+		t.Errorf("%d files, were %d", n, files)
+	}
+}
+
+// Who does not wait any more goes at once.
+func TestPartOfAHungVolumeIsGivenUp(t *testing.T) {
+	_, p, dies := hungPart(t)
+	var l Lookout
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
+	begun := time.Now()
+	if err := l.MountPart(ctx, lookHelper, p); !errors.Is(err, cause) || time.Since(begun) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+	if err := new(Lookout).MountPart(ctx, lookHelper, p); !errors.Is(err, cause) {
+		t.Errorf("a context that is over: %v", err)
+	}
+	dies()
+	reap(t, &l)
+	must(t, UnmountPart(p.Root, p.At))
+}
+
+// A part of a dead volume is an error, and one that was mounted before is taken off without its server.
+func TestPartOfADeadVolume(t *testing.T) {
+	w, p, dies := hungPart(t)
+	dies()
+	var l Lookout
+	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !strings.Contains(errText(err), "not connected") {
+		t.Errorf("%v", err)
+	}
+	must(t, unix.Mount(w.volume(), mkdir(t, w.at(p)), "", unix.MS_BIND, ""))
+	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	w.gone(p)
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// begunPart is a helper that has just been asked to mount a part.
+func begunPart(t *testing.T, p Part) *aide {
+	t.Helper()
+	a, err := start(lookHelper, time.Now().Add(time.Minute))
+	must(t, err)
+	q := question{Within: time.Minute, Part: &partQuestion{
+		Root: []byte(p.Root), At: []byte(p.At), Volume: []byte(p.Volume), Path: []byte(p.Path), Make: true,
+	}}
+	must(t, json.NewEncoder(a.in).Encode(q))
+	return a
+}
+
+// A helper whose caller is gone ends by itself: all of it but the thread that hangs.
+func TestPartHelperEndsWithItsCaller(t *testing.T) {
+	_, p, dies := hungPart(t)
+	a := begunPart(t, p)
+	pid := strconv.Itoa(a.pid)
+	until(t, "it opens the part", func() bool { return slices.Contains(syscallsOf(pid), unix.SYS_OPENAT2) })
+	a.close()
+	until(t, "its other threads end", func() bool {
+		threads, err := os.ReadDir("/proc/" + pid + "/task")
+		return err == nil && len(threads) <= 2 // the one that hangs, and the first, which is a zombie if it is another one
+	})
+	dies()
+	until(t, "all of it ends", a.reaped)
+	must(t, UnmountPart(p.Root, p.At))
+}
+
+// syscallsOf are the numbers of the system calls that the threads of a process are in.
+func syscallsOf(pid string) (numbers []int) {
+	threads, _ := os.ReadDir("/proc/" + pid + "/task")
+	for _, thread := range threads {
+		b, _ := os.ReadFile("/proc/" + pid + "/task/" + thread.Name() + "/syscall")
+		if n, err := strconv.Atoi(strings.Split(string(b), " ")[0]); err == nil {
+			numbers = append(numbers, n)
+		}
+	}
+	return numbers
+}
+
+// until waits for something.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// A helper that is killed at any moment, or loses its caller, leaves all of a part or nothing of it, and the next one goes on from there.
+func TestPartHelperKilledAnywhere(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a/b/c", true)
+	done, nothing := 0, 0
+	for i, longest := 0, 8*time.Millisecond*slower; i < 150; i++ {
+		if i%10 == 9 && done == 0 {
+			longest *= 2 // than which it takes longer here
+		}
+		a := begunPart(t, p)
+		time.Sleep(rand.N(longest)) // any moment
+		a.close()
+		if i%2 == 0 {
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(a.pidfd), Events: unix.POLLIN}}, 10000)
+		}
+		if !a.dies() {
+			until(t, "it is dead", a.reaped)
+		}
+		switch lines := w.lines(w.at(p)); {
+		case len(lines) == 0:
+			nothing++
+		case len(lines) == 1 && lines[0][0] == "/a/b/c":
+			done++
+		default:
+			t.Fatalf("half done: %v", lines)
+		}
+		if rand.IntN(2) == 0 {
+			must(t, UnmountPart(p.Root, p.At))
+			w.gone(p)
+			must(t, os.RemoveAll(w.volume("a")))
+			continue
+		}
+		if err := MountPart(p); err != nil && !errors.Is(err, ErrMounted) {
+			t.Fatal(err)
+		}
+		must(t, UnmountPart(p.Root, p.At))
+	}
+	if done == 0 || nothing == 0 {
+		t.Errorf("%d were done, %d were not: nothing was hit", done, nothing)
+	}
+}
+
+// Many that want one part mounted at once get it mounted once.
+func TestPartIsMountedByOneAtATime(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a", true)
+	for range 20 {
+		var all sync.WaitGroup
+		errs := make([]error, 4)
+		for i := range errs {
+			all.Go(func() { errs[i] = new(Lookout).MountPart(soon(t, 10*time.Second), lookHelper, p) })
+		}
+		all.Wait()
+		ok := 0
+		for _, err := range errs {
+			if err == nil {
+				ok++
+			} else if !errors.Is(err, ErrHeld) && !errors.Is(err, ErrMounted) {
+				t.Error(err)
+			}
+		}
+		if lines := w.lines(w.at(p)); ok != 1 || len(lines) != 1 {
+			t.Errorf("%d have mounted it: %v, %v", ok, lines, errs)
+		}
+		must(t, UnmountPart(p.Root, p.At))
+	}
+}
+
+// Who is told to end needs a moment: his place is waited for, also if he removes it.
+func TestPartsPlaceIsWaitedFor(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a", true)
+	for _, removed := range []bool{false, true} {
+		s, err := openSlot(p.Root, p.At, true)
+		must(t, err)
+		done := make(chan error, 1)
+		go func() { done <- MountPart(p) }()
+		select {
+		case err := <-done:
+			t.Errorf("it was not waited for: %v", err)
+		case <-time.After(slotPatience / 10):
+		}
+		if removed {
+			must(t, s.empty())
+		}
+		s.close()
+		must(t, <-done)
+		if lines := w.lines(w.at(p)); len(lines) != 1 {
+			t.Errorf("removed %v: the kernel says %v", removed, lines)
+		}
+		must(t, UnmountPart(p.Root, p.At))
+		w.gone(p)
+	}
+}
+
+// Some that mount and some that unmount a part meet at its place: each finds it whole or not there.
+func TestPartsComeAndGoAtOnce(t *testing.T) {
+	w := newPartWorld(t, 0)
+	p := w.part("a", true)
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			for range 200 {
+				if err := MountPart(p); err != nil && !errors.Is(err, ErrMounted) && !errors.Is(err, ErrHeld) {
+					t.Error(err)
+				}
+				if err := UnmountPart(p.Root, p.At); err != nil && !errors.Is(err, ErrHeld) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	must(t, UnmountPart(p.Root, p.At))
+	w.gone(p)
+}

@@ -1,0 +1,307 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// area says whose the files below a directory of a space are.
+type area int
+
+const (
+	host   area = iota // the host's: nothing may be made there
+	copied             // a tmpfs that stands for a directory of the host
+	own                // the space's: its tmpfs, and what is bound into it
+	shared             // a bidirectional bind: nothing may be mounted there, as it would appear on the host
+)
+
+// maxCopied bounds the entries of a host's directory that a space rebuilds because a target is missing in it.
+const maxCopied = 4096
+
+// tree builds the root of a space, on the thread that is inside it.
+type tree struct {
+	sources  map[string]int  // detached clones, by target
+	areas    map[string]area // by directory; the longest prefix counts
+	copies   []int           // the copied areas, opened as paths
+	readOnly bool
+}
+
+func newTree(readOnly bool) *tree {
+	return &tree{sources: map[string]int{}, areas: map[string]area{}, readOnly: readOnly}
+}
+
+// place is an existing file or directory of a space, open as a path.
+type place struct {
+	path string // without links
+	fd   int
+}
+
+func (t *tree) close() {
+	for _, fd := range t.sources {
+		unix.Close(fd)
+	}
+	for _, fd := range t.copies {
+		unix.Close(fd)
+	}
+}
+
+// cover notes whose path is now. What was known of the directories below is hidden.
+func (t *tree) cover(path string, whose area) {
+	maps.DeleteFunc(t.areas, func(p string, _ area) bool { return within(path, p) })
+	t.areas[path] = whose
+}
+
+// whose is the area that path lies in.
+func (t *tree) whose(path string) area {
+	for {
+		if a, known := t.areas[path]; known || path == "/" {
+			return a
+		}
+		path = filepath.Dir(path)
+	}
+}
+
+// open clones the sources of the binds that are wanted now.
+func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
+	for _, l := range layers {
+		b, is := l.(Bind)
+		if !is || !wanted(b) {
+			continue
+		}
+		if _, twice := t.sources[b.Target]; twice {
+			return fmt.Errorf("bind %s: %s is the target of two binds", b.Source, b.Target)
+		}
+		if !filepath.IsAbs(b.Source) {
+			return fmt.Errorf("bind %q: the source has to be an absolute path", b.Source)
+		}
+		fd, err := clone(b.Source, 0)
+		if err != nil {
+			return fmt.Errorf("bind %s: %w", b.Source, err)
+		}
+		t.sources[b.Target] = fd
+	}
+	return nil
+}
+
+// build makes the root, a copy of the host's in a tmpfs, and moves into it.
+func (t *tree) build(scratch string) error {
+	if err := t.mimic("/", scratch); err != nil {
+		return fmt.Errorf("build the root of a task: %w", err)
+	}
+	if err := unix.Chdir(scratch); err != nil {
+		return fmt.Errorf("enter the root of a task: %w", err)
+	}
+	// The old root goes on top of the new one, is "." as well, and is taken off with all that is mounted on it.
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot to the root of a task: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("leave the root of the host: %w", err)
+	}
+	return wrap(unix.Chdir("/"), "enter the root of a task")
+}
+
+// mimic mounts a tmpfs at a place that has the same entries as the host's directory dir, each bound from there; so further
+// entries can be made that the host does not see.
+func (t *tree) mimic(dir, at string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(entries) > maxCopied {
+		return fmt.Errorf("%s has %d entries, too many to add one that only the task sees; choose another target", dir, len(entries))
+	}
+	clones := make(map[string]int, len(entries))
+	defer func() {
+		for _, fd := range clones {
+			unix.Close(fd)
+		}
+	}()
+	for _, e := range entries {
+		if e.Type()&os.ModeSymlink != 0 {
+			continue
+		}
+		if clones[e.Name()], err = t.cloneHost(filepath.Join(dir, e.Name())); err != nil {
+			delete(clones, e.Name())
+			if errors.Is(err, unix.ENOENT) {
+				continue // it went in the meantime
+			}
+			return err
+		}
+	}
+	links, err := readLinks(dir, entries)
+	if err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
+	if dir == "/dev" {
+		flags = unix.MS_NOSUID // for ptmx
+	}
+	if err := unix.Mount("tmpfs", at, "tmpfs", flags, "size=4m,mode=755"); err != nil {
+		return fmt.Errorf("mount a tmpfs at %s: %w", at, err)
+	}
+	copy, err := unix.Open(at, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	t.copies = append(t.copies, copy)
+	t.cover(dir, copied)
+	for name, to := range links {
+		if err := os.Symlink(to, filepath.Join(at, name)); err != nil {
+			return err
+		}
+	}
+	for name, fd := range clones {
+		if err := t.rehang(fd, dir, filepath.Join(at, name)); err != nil {
+			return err
+		}
+		t.areas[filepath.Join(dir, name)] = host
+	}
+	return nil
+}
+
+// cloneHost clones a host's file or directory, read-only if the host is to be.
+func (t *tree) cloneHost(path string) (int, error) {
+	fd, err := clone(path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	if err != nil || !t.readOnly || within("/dev", path) || within("/proc", path) {
+		return fd, err
+	}
+	if err := setAttr(fd, true, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("make %s read-only: %w", path, err)
+	}
+	return fd, nil
+}
+
+// readLinks is where the symbolic links of a directory lead, by name.
+func readLinks(dir string, entries []os.DirEntry) (map[string]string, error) {
+	links := map[string]string{}
+	for _, e := range entries {
+		if e.Type()&os.ModeSymlink == 0 {
+			continue
+		}
+		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		links[e.Name()] = to
+	}
+	return links, nil
+}
+
+// hang makes a mount point of the right kind and mounts a detached tree there.
+func hang(fd int, at string) error {
+	dir, err := isDir(fd)
+	if err == nil && dir {
+		err = unix.Mkdir(at, 0o755)
+	} else if err == nil {
+		err = unix.Mknod(at, unix.S_IFREG|0o644, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("make %s: %w", at, err)
+	}
+	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
+}
+
+// reach opens target and makes it, with its parents, if it does not exist: as a directory or as an empty file. Where the host's
+// own directories lack it, the last one that exists is replaced by a mimic: nothing is made on the host.
+func (t *tree) reach(target string, dir bool, mode uint32) (place, error) {
+	path, missing, err := t.walk(target)
+	if err != nil {
+		return place{}, err
+	}
+	switch whose := t.whose(path); {
+	case whose == shared:
+		return place{}, errors.New("it lies in a bidirectional bind, so what is mounted there would appear on the host")
+	case whose == host && missing != "":
+		if err := t.mimic(path, path); err != nil {
+			return place{}, err
+		}
+	}
+	fd, err := t.create(path, missing, dir, mode)
+	return place{filepath.Join(path, missing), fd}, err
+}
+
+// walk resolves target inside the space as far as it exists, and gives the rest. Links of the host are followed; links in the
+// space's own directories are not: an earlier run of the task may have put them there.
+func (t *tree) walk(target string) (path, missing string, err error) {
+	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
+	for links := 0; len(rest) > 0; {
+		next := filepath.Join(path, rest[0])
+		var st unix.Stat_t
+		err := unix.Lstat(next, &st)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return path, filepath.Join(rest...), nil
+		case err != nil:
+			return "", "", fmt.Errorf("%s: %w", next, err)
+		case st.Mode&unix.S_IFMT != unix.S_IFLNK:
+			path, rest = next, rest[1:]
+			continue
+		}
+		if whose := t.whose(path); whose == own || whose == shared {
+			return "", "", fmt.Errorf("%s is a symbolic link in a directory of the task; remove it", next)
+		}
+		to, err := os.Readlink(next)
+		if err != nil {
+			return "", "", err
+		}
+		if links++; links > 40 {
+			return "", "", fmt.Errorf("%s: %w", target, unix.ELOOP)
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(path, to)
+		}
+		path, rest = "/", append(strings.Split(strings.Trim(filepath.Clean(to), "/"), "/"), rest[1:]...)
+	}
+	return path, "", nil
+}
+
+// create opens missing below path, which exists, and makes what is missing there, without following any link.
+func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) {
+	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil || missing == "" {
+		return base, wrap(err, "open %s", path)
+	}
+	defer unix.Close(base)
+	if dir {
+		fd, err := mkdirAll(base, missing, 0o755)
+		if err != nil {
+			return -1, err
+		}
+		return fd, wrap(unix.Chmod(procFD(fd), mode), "set the mode of %s", missing)
+	}
+	parent, err := mkdirAll(base, filepath.Dir(missing), 0o755)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(parent)
+	name := filepath.Base(missing)
+	if err := unix.Mknodat(parent, name, unix.S_IFREG|0o600, 0); err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, fmt.Errorf("make %s: %w", missing, err)
+	}
+	return openBelow(parent, name, unix.O_PATH)
+}
+
+// seal makes what stands for directories of the host read-only: a file written there would be in nobody's file system.
+func (t *tree) seal() error {
+	for _, fd := range t.copies {
+		if err := setAttr(fd, false, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return fmt.Errorf("make a copied directory read-only: %w", err)
+		}
+	}
+	return nil
+}
+
+// isDir asks no server: the attributes of an open path are already there.
+func isDir(fd int) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return st.Mode&unix.S_IFMT == unix.S_IFDIR, wrap(err, "statx")
+}

@@ -1,0 +1,207 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Propagation of a bind, seen from the program in the space (mount_namespaces(7)).
+type Propagation int
+
+const (
+	// Slave: what the host mounts and unmounts below the source is followed; nothing goes back.
+	Slave Propagation = iota
+	// Private: nothing travels either way.
+	Private
+	// Bidirectional: what is mounted below appears on the host as well, and stays when the space ends.
+	Bidirectional
+)
+
+// Space is what a program sees of the file system. The host's directories are there as slaves; Layers are put on top, in order.
+// The zero Space with a Scratch is the host's view, with a root that is the space's own.
+type Space struct {
+	Scratch  string  // an existing directory of the host on which the root is built; the host never sees it used
+	Layers   []Layer //
+	ReadOnly bool    // the host's directories cannot be written, but for /dev and /proc
+}
+
+// Layer is one thing that a Space has of its own: a Bind, a Device, a Dir or a Tmpfs.
+type Layer interface {
+	target() string
+	put(*tree) error
+}
+
+// Bind makes a host's file or directory appear in the space, with what is mounted below it.
+type Bind struct {
+	Source      string // absolute, on the host
+	Target      string // absolute, in the space; made if it does not exist, never on the host's own directories
+	ReadOnly    bool   // with what is mounted below it now
+	Propagation Propagation
+}
+
+// Dir is a directory that exists in the space. One that exists keeps its mode.
+type Dir struct {
+	Path string // absolute, in the space
+	Mode uint32 // permission bits
+}
+
+// Tmpfs is an empty file system in memory, gone with the space.
+type Tmpfs struct {
+	Path     string // absolute, in the space
+	Size     string // as tmpfs(5) takes it; empty: 1m
+	Mode     uint32 // permission bits
+	UID, GID int    // who owns it
+}
+
+func (b Bind) target() string  { return b.Target }
+func (d Dir) target() string   { return d.Path }
+func (t Tmpfs) target() string { return t.Path }
+
+// Run calls fn on a thread inside a new space. What fn starts lives there, and the space lives as long as that: its mounts are no
+// one else's, so nothing has to be taken down. fn must not hand work to other goroutines: they run outside.
+//
+// The order carries it. A bidirectional source has to be cloned while it is still a peer of the host's mount: a slave never
+// becomes a peer again. Everything else is made a slave, not private: a private copy would keep a device busy after the host
+// has unmounted it. All sources are open before the new root covers anything.
+func (s Space) Run(fn func() error) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	return OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("make a mount namespace: %w", err)
+		}
+		t := newTree(s.ReadOnly)
+		defer t.close()
+		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation == Bidirectional }); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+			return fmt.Errorf("make everything a slave of the host: %w", err)
+		}
+		if err := t.nodes(s.Layers, s.Scratch); err != nil {
+			return err
+		}
+		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation != Bidirectional }); err != nil {
+			return err
+		}
+		if err := t.build(s.Scratch); err != nil {
+			return err
+		}
+		for _, l := range s.Layers {
+			if err := l.put(t); err != nil {
+				return err
+			}
+		}
+		if err := t.seal(); err != nil {
+			return err
+		}
+		return fn()
+	})
+}
+
+// check refuses what cannot work, before anything is made.
+func (s Space) check() error {
+	table, err := Table(0)
+	if err != nil {
+		return err
+	}
+	for _, l := range s.Layers {
+		if at := l.target(); !filepath.IsAbs(at) || filepath.Clean(at) == "/" {
+			return fmt.Errorf("target %q in the task has to be an absolute path below /", at)
+		}
+		if b, is := l.(Bind); is && b.Propagation == Bidirectional {
+			if err := bidirectional(table, b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// bidirectional refuses a source from which mounts could not reach the host: they would be lost in silence.
+func bidirectional(table Mounts, b Bind) error {
+	m, err := table.mountOf(b.Source)
+	if err != nil {
+		return fmt.Errorf("bind %s: %w", b.Source, err)
+	}
+	if !m.Shared() {
+		return fmt.Errorf("bind %s with bidirectional propagation: it lies on %s, which is %s: %w", b.Source, m.Point, m.Propagation(), ErrNotShared)
+	}
+	return nil
+}
+
+func (b Bind) put(t *tree) error {
+	fd, found := t.sources[b.Target]
+	if !found {
+		return fmt.Errorf("bind %s: two binds have the target %s", b.Source, b.Target)
+	}
+	dir, err := isDir(fd)
+	if err != nil {
+		return fmt.Errorf("bind %s: %w", b.Source, err)
+	}
+	attr := unix.MountAttr{}
+	if b.ReadOnly {
+		attr.Attr_set = unix.MOUNT_ATTR_RDONLY
+	}
+	if b.Propagation == Private {
+		attr.Propagation = unix.MS_PRIVATE
+	}
+	if err := setAttr(fd, true, attr); err != nil {
+		return fmt.Errorf("bind %s: %w", b.Source, err)
+	}
+	at, err := t.reach(b.Target, dir, 0o755)
+	if err != nil {
+		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, err)
+	}
+	defer unix.Close(at.fd)
+	if err := attach(fd, at.fd, ""); err != nil {
+		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, mismatch(err, dir))
+	}
+	switch {
+	case b.Propagation == Bidirectional:
+		t.cover(at.path, shared)
+	case within("/dev", b.Source):
+		t.cover(at.path, host) // nothing may be made among the host's devices
+	default:
+		t.cover(at.path, own)
+	}
+	return nil
+}
+
+func (d Dir) put(t *tree) error {
+	at, err := t.reach(d.Path, true, d.Mode)
+	if err != nil {
+		return fmt.Errorf("make directory %s in the task: %w", d.Path, err)
+	}
+	return unix.Close(at.fd)
+}
+
+func (m Tmpfs) put(t *tree) error {
+	at, err := t.reach(m.Path, true, m.Mode)
+	if err != nil {
+		return fmt.Errorf("mount a tmpfs at %s in the task: %w", m.Path, err)
+	}
+	defer unix.Close(at.fd)
+	size := m.Size
+	if size == "" {
+		size = "1m"
+	}
+	options := fmt.Sprintf("size=%s,mode=%o,uid=%d,gid=%d", size, m.Mode&0o7777, m.UID, m.GID)
+	if err := unix.Mount("tmpfs", procFD(at.fd), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount a tmpfs at %s in the task: %w", m.Path, err)
+	}
+	t.cover(at.path, own)
+	return nil
+}
+
+// mismatch says in words what the kernel means: a directory can only be mounted on a directory.
+func mismatch(err error, dir bool) error {
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("one of source and target is a directory and the other is not (source: %t): %w", dir, err)
+	}
+	return err
+}

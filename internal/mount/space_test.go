@@ -1,0 +1,307 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// sh runs a shell script in the space and gives what it wrote.
+func sh(t *testing.T, s Space, script string) string {
+	t.Helper()
+	out, err := try(t, s, script)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+func try(t *testing.T, s Space, script string) (string, error) {
+	t.Helper()
+	f, err := os.CreateTemp("", "h-out-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if s.Scratch == "" {
+		s.Scratch = t.TempDir()
+	}
+	var p *os.Process
+	err = s.Run(func() error {
+		cmd := exec.Command("/bin/sh", "-euc", script)
+		cmd.Stdout, cmd.Stderr, cmd.Dir = f, f, "/"
+		defer func() { p = cmd.Process }()
+		return cmd.Start()
+	})
+	if err != nil {
+		return "", err
+	}
+	state, err := p.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := os.ReadFile(f.Name())
+	if !state.Success() {
+		return string(out), fmt.Errorf("the script failed: %v", state)
+	}
+	return string(out), nil
+}
+
+func sharedDir(t *testing.T) string {
+	t.Helper()
+	dir := tempDir(t)
+	if err := MakeShared(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// mentions counts the host's mounts that have to do with dir: its unique name is in their line.
+func mentions(t *testing.T, dir string) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, filepath.Base(dir)) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestBidirectionalMountsStayOnTheHost(t *testing.T) {
+	dir := sharedDir(t)
+	root := mkdir(t, dir, "a root")
+	s := Space{Layers: []Layer{Bind{Source: root, Target: "/local/csi", Propagation: Bidirectional}}}
+	sh(t, s, `mkdir /local/csi/vol; mount -t tmpfs plugin /local/csi/vol; echo data > /local/csi/vol/file`)
+	if b, err := os.ReadFile(root + "/vol/file"); err != nil || string(b) != "data\n" {
+		t.Errorf("the host reads %q, %v", b, err)
+	}
+	if m, found, _ := At(root + "/vol"); !found || m.Source != "plugin" {
+		t.Errorf("the host has %v, %t", m, found)
+	}
+	if err := os.Symlink(root, dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	s.Layers = []Layer{Bind{Source: dir + "/link", Target: "/local/csi", Propagation: Bidirectional}}
+	// A later run of the task sees it and takes it down again, for the host too.
+	sh(t, s, `grep -q data /local/csi/vol/file; umount /local/csi/vol; rmdir /local/csi/vol`)
+	if points := raw(t, root); len(points) != 0 {
+		t.Errorf("the host still has %q", points)
+	}
+}
+
+func TestPrivateAndSlaveMountsStayInside(t *testing.T) {
+	dir := sharedDir(t)
+	before := mentions(t, dir)
+	for _, p := range []Propagation{Private, Slave} {
+		source := mkdir(t, dir, fmt.Sprint(p), "vol")
+		sh(t, Space{Layers: []Layer{Bind{Source: dir + "/" + fmt.Sprint(p), Target: "/data", Propagation: p}}}, `
+			mount -t tmpfs `+filepath.Base(dir)+`-inner /data/vol; echo x > /data/vol/file
+			grep -q " /data/vol " /proc/self/mountinfo`)
+		if exists(t, source+"/file") {
+			t.Errorf("propagation %d: the host sees the task's mount", p)
+		}
+	}
+	if after := mentions(t, dir); after != before {
+		t.Errorf("the host had %d such mounts and has %d", before, after)
+	}
+}
+
+// A slave follows the host both ways, a private bind does not; the script waits at a fifo, so there is no timing in it.
+func TestSlaveFollowsTheHost(t *testing.T) {
+	for p, follows := range map[Propagation]bool{Slave: true, Private: false} {
+		dir := sharedDir(t)
+		mkdir(t, dir, "new")
+		mountTmpfs(t, mkdir(t, dir, "old"))
+		fifos := mkdir(t, t.TempDir(), "f")
+		for _, name := range []string{"ready", "go"} {
+			if err := unix.Mkfifo(fifos+"/"+name, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out := make(chan string)
+		go func() {
+			text, err := try(t, Space{Layers: []Layer{Bind{Source: dir, Target: "/data", Propagation: p}, Bind{Source: fifos, Target: "/fifos"}}}, `
+				echo > /fifos/ready; cat /fifos/go; grep -o " /data/[a-z]* " /proc/self/mountinfo || true
+				echo old in the host\'s view: $(grep -c "`+dir+`/old " /proc/self/mountinfo || true)`)
+			out <- fmt.Sprint(text, err)
+		}()
+		if _, err := os.ReadFile(fifos + "/ready"); err != nil {
+			t.Fatal(err)
+		}
+		mountTmpfs(t, dir+"/new")
+		if err := unix.Unmount(dir+"/old", 0); err != nil {
+			t.Fatal(err)
+		}
+		write(t, "", fifos, "go")
+		text := <-out
+		if got := strings.Contains(text, "/data/new") && !strings.Contains(text, "/data/old"); got != follows {
+			t.Errorf("propagation %d: the task has %q", p, text)
+		}
+		// A copy that stayed in the space would keep the device busy that the host believes to be free.
+		if !strings.Contains(text, "view: 0") {
+			t.Errorf("propagation %d: the host's unmount did not reach the task: %q", p, text)
+		}
+	}
+}
+
+func TestReadOnlyBind(t *testing.T) {
+	dir := sharedDir(t)
+	write(t, "kept", dir, "file")
+	mountTmpfs(t, mkdir(t, dir, "sub"))
+	for _, p := range []Propagation{Private, Slave, Bidirectional} {
+		sh(t, Space{Layers: []Layer{Bind{Source: dir, Target: "/data", ReadOnly: true, Propagation: p}}}, `
+			grep -q kept /data/file
+			if echo x > /data/file; then exit 1; fi
+			if touch /data/new; then exit 1; fi
+			if touch /data/sub/new; then exit 1; fi`)
+	}
+	write(t, "the host may write", dir, "sub", "new")
+}
+
+func TestFilesAndDevicesAreBound(t *testing.T) {
+	dir := tempDir(t)
+	write(t, "a file", dir, "file")
+	out := sh(t, Space{Layers: []Layer{
+		Bind{Source: dir + "/file", Target: "/files/deep/config"},
+		Bind{Source: "/dev/null", Target: "/dev/mine/null"},
+	}}, `cat /files/deep/config; echo x > /dev/mine/null; cat /dev/mine/null; test -c /dev/zero; test -e /dev/fd`)
+	if out != "a file" {
+		t.Errorf("the task reads %q", out)
+	}
+	if exists(t, "/dev/mine") || exists(t, "/files") {
+		t.Error("the host got the task's paths")
+	}
+}
+
+// A target that the host lacks is made without the host: not in its file system, not in its mount table.
+func TestTheTasksOwnPathsNeverAppearOnTheHost(t *testing.T) {
+	dir := tempDir(t)
+	write(t, "in the bind", mkdir(t, dir, "src"), "file")
+	view := mkdir(t, dir, "view", "inner")
+	write(t, "host's", dir, "view", "inner", "there")
+	only := "/" + filepath.Base(dir)
+	sh(t, Space{Layers: []Layer{
+		Bind{Source: dir + "/src", Target: view + "/deep/target"},
+		Bind{Source: dir + "/src", Target: only + "/here"},
+		Dir{Path: only + "/own/dir", Mode: 0o1777},
+		Tmpfs{Path: only + "/secrets", Mode: 0o700},
+	}}, `
+		cat `+view+`/deep/target/file `+view+`/there `+only+`/here/file >&2
+		test "$(stat -c %a `+only+`/own/dir)" = 1777
+		touch `+only+`/secrets/key
+		if touch /new; then exit 1; fi
+		if touch `+view+`/new; then exit 1; fi`)
+	if n := mentions(t, dir); n != 0 {
+		t.Errorf("the host has %d of the task's mounts", n)
+	}
+	for _, path := range []string{view + "/deep", only} {
+		if exists(t, path) {
+			t.Errorf("%s is on the host", path)
+		}
+	}
+}
+
+func TestReadOnlyHost(t *testing.T) {
+	dir := tempDir(t)
+	write(t, "kept", dir, "file")
+	sh(t, Space{ReadOnly: true, Layers: []Layer{Bind{Source: dir, Target: "/data"}}}, `
+		if echo x > `+dir+`/file; then exit 1; fi
+		echo written > /data/file; echo > /dev/null`)
+	if b, _ := os.ReadFile(dir + "/file"); string(b) != "written\n" {
+		t.Errorf("the host reads %q", b)
+	}
+}
+
+func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
+	dir := tempDir(t)
+	local, outside := mkdir(t, dir, "local"), mkdir(t, dir, "outside")
+	if err := os.Symlink(outside, local+"/csi"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := try(t, Space{Layers: []Layer{Bind{Source: local, Target: "/local"}, Dir{Path: "/local/csi/made", Mode: 0o755}}}, `true`)
+	if err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("got %v", err)
+	}
+	if names, _ := os.ReadDir(outside); len(names) > 0 {
+		t.Errorf("made outside: %v", names)
+	}
+	// The host's own links are: /bin is one on most machines.
+	if err := os.Symlink(outside, dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	sh(t, Space{Layers: []Layer{Tmpfs{Path: dir + "/link/inner", Mode: 0o755}}}, `touch `+outside+`/inner/file`)
+	if names, _ := os.ReadDir(outside); len(names) > 0 {
+		t.Errorf("made outside: %v", names)
+	}
+}
+
+func TestSpacesThatCannotBeKeptApartAreRefused(t *testing.T) {
+	dir := sharedDir(t)
+	private := tempDir(t)
+	mountTmpfs(t, private)
+	if err := unix.Mount("", private, "", unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	both := Bind{Source: dir, Target: "/csi", Propagation: Bidirectional}
+	for what, c := range map[string]struct {
+		layers []Layer
+		want   string
+	}{
+		"below a bidirectional bind":    {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}}, "would appear on the host"},
+		"on a bidirectional bind":       {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
+		"a source that is not shared":   {[]Layer{Bind{Source: private, Target: "/csi", Propagation: Bidirectional}}, ErrNotShared.Error()},
+		"the root as target":            {[]Layer{Bind{Source: dir, Target: "/"}}, "below /"},
+		"a relative target":             {[]Layer{Bind{Source: dir, Target: "csi"}}, "below /"},
+		"a source that does not exist":  {[]Layer{Bind{Source: dir + "/none", Target: "/csi"}}, "no such file"},
+		"one target twice":              {[]Layer{both, Bind{Source: private, Target: "/csi"}}, "two binds"},
+		"a file where a directory is":   {[]Layer{Bind{Source: "/dev/null", Target: private}}, "directory"},
+		"a target below something else": {[]Layer{Dir{Path: "/dev/null/x", Mode: 0o755}}, "not a directory"},
+	} {
+		_, err := try(t, Space{Layers: c.layers}, `true`)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if points := raw(t, dir); len(points) != 1 {
+		t.Errorf("the host has %q", points)
+	}
+	if err := (Space{Scratch: dir + "/none"}).Run(func() error { return nil }); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("without a scratch directory: %v", err)
+	}
+}
+
+// The calling process is not moved: its other threads keep the namespace, the root and the directory that they had.
+func TestRunLeavesTheProcessWhereItIs(t *testing.T) {
+	dir := tempDir(t)
+	host, _ := os.Readlink("/proc/self/ns/mnt")
+	var inner string
+	err := Space{Scratch: dir}.Run(func() (err error) {
+		inner, err = os.Readlink("/proc/thread-self/ns/mnt")
+		return err
+	})
+	if err != nil || inner == host {
+		t.Fatalf("inside %s, outside %s, %v", inner, host, err)
+	}
+	for range 8 {
+		if err := OnThread(func() error {
+			if now, _ := os.Readlink("/proc/thread-self/ns/mnt"); now != host {
+				return fmt.Errorf("a thread is in %s", now)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}

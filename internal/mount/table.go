@@ -1,0 +1,245 @@
+package mount
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// Mount is one line of mountinfo (proc_pid_mountinfo(5)), its escapes resolved.
+type Mount struct {
+	ID     int    // may be reused after an unmount
+	Parent int    // the mount that this one is mounted on
+	Major  int    // of the device
+	Minor  int    // of the device
+	Root   string // the directory of the file system that is mounted; ends in "//deleted" once it was removed
+	Point  string // where, as seen from the reader's root
+	FSType string //
+	Source string // a device, or what the file system says
+	Flags  string // of this mount: "rw,nosuid"
+	Super  string // of the file system: "rw,size=64k"; may hold secrets
+	Group  int    // peer group that it shares mounts with; 0: none
+	Master int    // peer group that it receives mounts from; 0: none
+}
+
+// Shared says whether mounts below m travel to its peers.
+func (m Mount) Shared() bool { return m.Group != 0 }
+
+// ReadOnly says whether m, or the file system itself, refuses writes.
+func (m Mount) ReadOnly() bool { return hasFlag(m.Flags, "ro") || hasFlag(m.Super, "ro") }
+
+// Propagation is m's propagation in the words of mount(8).
+func (m Mount) Propagation() string {
+	switch {
+	case m.Shared() && m.Master != 0:
+		return "shared and slave"
+	case m.Shared():
+		return "shared"
+	case m.Master != 0:
+		return "slave"
+	}
+	return "private"
+}
+
+func (m Mount) String() string {
+	return fmt.Sprintf("%s (%s of %s, %s, %s)", m.Point, m.FSType, m.Source, m.Flags, m.Propagation())
+}
+
+func hasFlag(list, flag string) bool { return slices.Contains(strings.Split(list, ","), flag) }
+
+// Mounts is a mount table at one moment.
+type Mounts []Mount
+
+// Table is the mount table of a process; pid 0 is the calling thread.
+func Table(pid int) (Mounts, error) {
+	if pid == 0 {
+		infos, err := mountinfo.GetMounts(nil)
+		if err != nil {
+			return nil, fmt.Errorf("read the mount table: %w", err)
+		}
+		return mountsOf(infos), nil
+	}
+	return tableFrom("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+}
+
+func tableFrom(file string) (Mounts, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	return tableIn(f)
+}
+
+// tableIn closes the file.
+func tableIn(f *os.File) (Mounts, error) {
+	defer f.Close()
+	infos, err := mountinfo.GetMountsFromReader(bufio.NewReader(f), nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table %s: %w", f.Name(), err)
+	}
+	return mountsOf(infos), nil
+}
+
+func mountsOf(infos []*mountinfo.Info) Mounts {
+	ms := make(Mounts, 0, len(infos))
+	for _, i := range infos {
+		ms = append(ms, Mount{
+			ID: i.ID, Parent: i.Parent, Major: i.Major, Minor: i.Minor, Root: i.Root, Point: i.Mountpoint, FSType: i.FSType,
+			Source: i.Source, Flags: i.Options, Super: i.VFSOptions,
+			Group: optional(i.Optional, "shared:"), Master: optional(i.Optional, "master:"),
+		})
+	}
+	return ms
+}
+
+// optional is the number behind one of mountinfo's optional fields; 0: it is not there.
+func optional(fields, tag string) int {
+	for f := range strings.FieldsSeq(fields) {
+		if n, found := strings.CutPrefix(f, tag); found {
+			group, _ := strconv.Atoi(n)
+			return group
+		}
+	}
+	return 0
+}
+
+// At is the mount that a path lookup of exactly this path ends in, in the calling thread's namespace.
+func At(path string) (Mount, bool, error) {
+	ms, err := Table(0)
+	if err != nil {
+		return Mount{}, false, err
+	}
+	m, found := ms.At(path)
+	return m, found, nil
+}
+
+// Below lists the mounts at root or below it, in the calling thread's namespace.
+func Below(root string) (Mounts, error) {
+	ms, err := Table(0)
+	return ms.Below(root), err
+}
+
+// At is the mount on top of those at path. A mount that a later one at a parent directory hides is not there. The path is taken
+// as it stands: absolute, its symbolic links not resolved.
+func (ms Mounts) At(path string) (Mount, bool) {
+	m, found := ms.Holding(path)
+	return m, found && m.Point == filepath.Clean(path)
+}
+
+// Holding is the mount in which a lookup of path ends: the one that a file of this path lies on.
+func (ms Mounts) Holding(path string) (Mount, bool) {
+	root, found := ms.root()
+	if !found || !filepath.IsAbs(path) {
+		return Mount{}, false
+	}
+	return ms.climb(root, filepath.Clean(path), ms.on), true
+}
+
+// Visible is what At says of each mount point at root or below it, for many at once.
+func (ms Mounts) Visible(root string) map[string]Mount {
+	type seat struct {
+		parent int
+		point  string
+	}
+	seats, found := make(map[seat]Mount, len(ms)), map[string]Mount{}
+	for _, m := range ms {
+		if m.Parent != m.ID {
+			seats[seat{m.Parent, m.Point}] = m
+		}
+	}
+	on := func(parent Mount, point string) (Mount, bool) {
+		m, is := seats[seat{parent.ID, point}]
+		return m, is
+	}
+	lowest, rooted := ms.root()
+	for _, m := range ms.Below(root) {
+		if top := ms.climb(lowest, m.Point, on); rooted && top.Point == m.Point {
+			found[m.Point] = top
+		}
+	}
+	return found
+}
+
+// climb goes from a mount along a path, up each stack of mounts on the way, with a function that says what is mounted on one at a point.
+func (ms Mounts) climb(at Mount, path string, on func(Mount, string) (Mount, bool)) Mount {
+	for end := 1; end <= len(path); end++ {
+		if end > 1 && end < len(path) && path[end] != '/' {
+			continue
+		}
+		for range ms { // a stack is not higher
+			upper, more := on(at, path[:end])
+			if !more {
+				break
+			}
+			at = upper
+		}
+	}
+	return at
+}
+
+// on is the mount on another at a point.
+func (ms Mounts) on(parent Mount, point string) (Mount, bool) {
+	i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == parent.ID && m.ID != parent.ID && m.Point == point })
+	if i < 0 {
+		return Mount{}, false
+	}
+	return ms[i], true
+}
+
+// root is the lowest mount at /.
+func (ms Mounts) root() (Mount, bool) {
+	ids := make(map[int]bool, len(ms))
+	for _, m := range ms {
+		ids[m.ID] = true
+	}
+	i := slices.IndexFunc(ms, func(m Mount) bool { return m.Point == "/" && (m.Parent == m.ID || !ids[m.Parent]) })
+	if i < 0 {
+		return Mount{}, false
+	}
+	return ms[i], true
+}
+
+// Stack lists all mounts at exactly this path, those that are hidden too.
+func (ms Mounts) Stack(path string) Mounts {
+	path = filepath.Clean(path)
+	return ms.filter(func(m Mount) bool { return m.Point == path })
+}
+
+// Below lists the mounts at root or below it, those that are hidden too.
+func (ms Mounts) Below(root string) Mounts {
+	return ms.filter(func(m Mount) bool { return within(root, m.Point) })
+}
+
+// SelfBind says whether m is a bind of a directory onto itself, as MakeShared makes it.
+func (ms Mounts) SelfBind(m Mount) bool {
+	for _, parent := range ms {
+		if parent.ID != m.Parent {
+			continue
+		}
+		rel, err := filepath.Rel(parent.Point, m.Point)
+		return err == nil && parent.Major == m.Major && parent.Minor == m.Minor && filepath.Join(parent.Root, rel) == m.Root
+	}
+	return false
+}
+
+func (ms Mounts) filter(keep func(Mount) bool) Mounts {
+	var out Mounts
+	for _, m := range ms {
+		if keep(m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// within says whether path is root or lies below it, by their texts.
+func within(root, path string) bool {
+	root, path = filepath.Clean(root), filepath.Clean(path)
+	return root == path || root == "/" || strings.HasPrefix(path, root+"/")
+}

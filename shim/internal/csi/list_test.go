@@ -1,0 +1,96 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"holdfast/shim/internal/doctor"
+)
+
+// A page is what the plugin answers, whatever that is, and the token that it gets is the one that it gave.
+func TestListPage(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	var asked []*csi.ListVolumesRequest
+	replies := []*csi.ListVolumesResponse{
+		{NextToken: "more", Entries: []*csi.ListVolumesResponse_Entry{
+			{Volume: &csi.Volume{VolumeId: "vol-1"}, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{"n1", "n2"}}},
+			{Volume: &csi.Volume{VolumeId: "vol-2"}},
+		}},
+		{Entries: []*csi.ListVolumesResponse_Entry{nil, {}}},
+	}
+	fake.On("ListVolumes").Answer(func(_ context.Context, req, _ proto.Message, _ error) (proto.Message, error) {
+		asked = append(asked, proto.CloneOf(req.(*csi.ListVolumesRequest)))
+		return replies[len(asked)-1], nil
+	})
+	first, err := f.ListPage(patient(t), controllerKey, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []doctor.Entry{{Volume: "vol-1", Nodes: []registry.NodeID{"n1", "n2"}}, {Volume: "vol-2"}}
+	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b doctor.Entry) bool {
+		return a.Volume == b.Volume &&
+			slices.Equal(a.Nodes, b.Nodes)
+	}) {
+		t.Errorf("got %+v", first)
+	}
+	second, err := f.ListPage(patient(t), controllerKey, first.Next)
+	if err != nil || second.Next != "" || len(second.Entries) != 2 {
+		t.Errorf("got %+v, %v", second, err)
+	}
+	if len(asked) != 2 || asked[0].StartingToken != "" || asked[1].StartingToken != "more" || asked[0].MaxEntries != pageSize {
+		t.Errorf("asked %v", asked)
+	}
+}
+
+// A token that does not hold any more is told from other failures, and what the plugin was sent does not come back in a text.
+func TestListPageFails(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	f.memory("disk").learn([]word{{"", canarySecret}})
+	fake.On("ListVolumes").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+		return nil, status.Error(codes.Aborted, "bad token, and "+canarySecret)
+	})
+	_, err := f.ListPage(patient(t), controllerKey, "old")
+	call, is := errors.AsType[*registry.CallError](err)
+	if !is || call.Code != "ABORTED" || call.RPC != listRPC {
+		t.Fatalf("got %v", err)
+	}
+	without(t, "its text", err.Error(), canarySecret)
+}
+
+func TestListPageTellsDeathFromAnswer(t *testing.T) {
+	for what, c := range map[string]struct {
+		rule csifake.Rule
+		lost bool
+	}{
+		"it dies":                       {csifake.Rule{RPC: "ListVolumes", Crash: true}, true},
+		"it answers UNAVAILABLE":        {csifake.Rule{RPC: "ListVolumes", Code: "UNAVAILABLE"}, false},
+		"it does not answer in time":    {csifake.Rule{RPC: "ListVolumes", Hang: csifake.ForEver}, false},
+		"it panics after its last page": {csifake.Rule{RPC: "ListVolumes", When: csifake.After, Crash: true}, true},
+	} {
+		fake, f := start(t, csifake.Config{Caps: []string{"LIST_VOLUMES"}})
+		if err := fake.Script(c.rule); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(patient(t), time.Second)
+		_, err := f.ListPage(ctx, controllerKey, "")
+		cancel()
+		call, is := errors.AsType[*registry.CallError](err)
+		if !is || call.Lost != c.lost {
+			t.Errorf("%s: %+v", what, err)
+		}
+	}
+	_, err := fleetFor(t, "/no/such/socket").ListPage(patient(t), controllerKey, "")
+	if call, is := errors.AsType[*registry.CallError](err); !is || call.Lost {
+		t.Errorf("nobody is there: %+v", err)
+	}
+}

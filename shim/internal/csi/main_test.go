@@ -1,0 +1,190 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/registry"
+)
+
+// TestMain lets the test binary be a plugin process that can be killed.
+func TestMain(m *testing.M) {
+	if socket := os.Getenv("DRIVER_TEST_PLUGIN"); socket != "" {
+		p, err := csifake.New(csifake.Config{Socket: socket, Blind: true, Caps: csifake.AllCaps})
+		if err == nil {
+			err = p.Run(context.Background())
+		}
+		fmt.Fprintln(os.Stderr, "plugin:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// patience is more than anything here takes: a test that needs it has failed.
+const patience = 30 * time.Second
+
+func patient(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// socketDir is a directory whose path leaves room for a socket's name.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// process runs a plugin as a process of its own. kill is SIGKILL and waits for its death.
+func process(t *testing.T, socket string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "DRIVER_TEST_PLUGIN="+socket)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill = sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(kill)
+	return kill
+}
+
+// answers waits until the plugin at the socket answers a probe.
+func answers(t *testing.T, c *Conn) {
+	t.Helper()
+	ctx := patient(t)
+	for {
+		if ready, err := c.Probe(ctx); err == nil && ready {
+			return
+		} else if ctx.Err() != nil {
+			t.Fatalf("no good probe: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// table is the instances that a fleet may look up.
+type table map[registry.InstanceKey]registry.Instance
+
+func (t table) Get(k registry.InstanceKey) (registry.Instance, bool) { in, ok := t[k]; return in, ok }
+
+var taskKey = registry.TaskKey{Alloc: "alloc", Task: "plugin"}
+
+func instanceKey(role registry.Role) registry.InstanceKey {
+	return registry.InstanceKey{Role: role, Plugin: "disk", Alloc: taskKey.Alloc, Task: taskKey.Task}
+}
+
+var nodeKey, controllerKey = instanceKey(registry.RoleNode), instanceKey(registry.RoleController)
+
+// fleetFor is a fleet in which one monolith is registered at the socket.
+func fleetFor(t *testing.T, socket string) *Fleet {
+	t.Helper()
+	at := registry.Endpoint{Host: socket, Task: "/csi/csi.sock"}
+	instances := table{}
+	for _, k := range []registry.InstanceKey{nodeKey, controllerKey} {
+		instances[k] = registry.Instance{InstanceKey: k, Endpoint: at}
+	}
+	f := New(instances)
+	t.Cleanup(f.CloseAll)
+	register(f, instances)
+	return f
+}
+
+// register has the plugin say what it is, if one listens, as a supervisor does.
+func register(f *Fleet, instances table) {
+	for k, in := range instances {
+		c, err := f.Open(k.Plugin, taskKey, in.Endpoint)
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		said, err := c.Describe(ctx, []registry.Role{k.Role})
+		cancel()
+		if err == nil {
+			in.Fingerprint = said[k.Role]
+			instances[k] = in
+		}
+	}
+}
+
+// met has the fleet take it that the plugin, which is none, has said what it is.
+func met(t *testing.T, f *Fleet) *Fleet {
+	t.Helper()
+	c := open(t, f)
+	if err := c.ready(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	c.hasSaid([]registry.Role{registry.RoleNode, registry.RoleController}, c.made.Load())
+	return f
+}
+
+// open is the connection of the fleet's one task.
+func open(t *testing.T, f *Fleet) *Conn {
+	t.Helper()
+	c, _, err := f.of(nodeKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start is a plugin in this process, in a directory that outlives it, and a fleet that knows it.
+func start(t *testing.T, cfg csifake.Config) (*csifake.Plugin, *Fleet) {
+	t.Helper()
+	cfg.Blind = true
+	if cfg.Caps == nil {
+		cfg.Caps = csifake.AllCaps
+	}
+	cfg.AnyVolume = true
+	if cfg.Socket == "" {
+		cfg.Socket = filepath.Join(socketDir(t), "csi.sock")
+	}
+	fake := csifake.Start(t, cfg)
+	return fake, fleetFor(t, fake.Socket())
+}
+
+// calls is how many calls of the RPCs have reached the plugin, as it noted itself; of all but those by which it says what it is, for none.
+func calls(t *testing.T, fake *csifake.Plugin, rpcs ...string) int {
+	t.Helper()
+	return len(callsOf(t, fake, rpcs...))
+}
+
+var introductions = []string{"GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo"}
+
+func callsOf(t *testing.T, fake *csifake.Plugin, rpcs ...string) []journal.Call {
+	t.Helper()
+	all, err := fake.Calls(rpcs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rpcs) == 0 {
+		all = slices.DeleteFunc(all, func(c journal.Call) bool { return slices.Contains(introductions, c.RPC) })
+	}
+	return all
+}
+
+// without fails if s has one of the words.
+func without(t *testing.T, what, s string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if strings.Contains(s, w) {
+			t.Errorf("%s shows %q: %s", what, w, s)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"holdfast/shim/internal/node"
+)
+
+func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
+	report, err := askReport(ctx, f)
+	return report.Usage, err
+}
+
+func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
+	return f.Stats(ctx, nodeKey, node.StatsRequest{
+		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
+		Private: func(context.Context) node.Private { return node.Private{Secrets: secrets} },
+	})
+}
+
+// told has the plugin answer so, and keeps what it was asked.
+func told(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.NodeGetVolumeStatsRequest) {
+	asked = &csi.NodeGetVolumeStatsRequest{}
+	fake.ClearScript()
+	fake.On(string(statsRPC)).Answer(func(_ context.Context, req, _ proto.Message, _ error) (proto.Message, error) {
+		proto.Merge(asked, req)
+		return reply, err
+	})
+	return asked
+}
+
+func TestStatsAsTheyAreTold(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	big := make([]*csi.VolumeUsage, 10_000)
+	for i := range big {
+		big[i] = &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: int64(i + 1)}
+	}
+	for what, c := range map[string]struct {
+		answer []*csi.VolumeUsage
+		want   []registry.VolumeUsage
+		broken string
+	}{
+		"both units": {
+			[]*csi.VolumeUsage{
+				{Unit: csi.VolumeUsage_BYTES, Total: 9, Used: 4, Available: 5}, {Unit: csi.VolumeUsage_INODES, Total: 3, Used: 1, Available: 2},
+			},
+			[]registry.VolumeUsage{{Unit: "bytes", Total: 9, Used: 4, Available: 5}, {Unit: "inodes", Total: 3, Used: 1, Available: 2}}, "",
+		},
+		"a block device": {
+			[]*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: math.MaxInt64}},
+			[]registry.VolumeUsage{{Unit: "bytes", Total: math.MaxInt64}}, "",
+		},
+		"an empty volume": {[]*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES}}, []registry.VolumeUsage{{Unit: "bytes"}}, ""},
+		"nothing":         {nil, nil, ""},
+		"nil entries": {
+			[]*csi.VolumeUsage{nil, {Unit: csi.VolumeUsage_BYTES, Total: 1}, {}, nil}, []registry.VolumeUsage{{Unit: "bytes", Total: 1}}, "",
+		},
+		"no unit":      {[]*csi.VolumeUsage{{Total: 7}}, []registry.VolumeUsage{{Unit: "unknown", Total: 7}}, ""},
+		"another unit": {[]*csi.VolumeUsage{{Unit: 77, Used: 7}}, []registry.VolumeUsage{{Unit: "unknown-77", Used: 7}}, ""},
+		"negative": {
+			[]*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: 1}, {Unit: csi.VolumeUsage_INODES, Used: -1}}, nil,
+			"used -1, available 0 inodes",
+		},
+		"most negative":  {[]*csi.VolumeUsage{{Available: math.MinInt64}}, nil, "none may be negative"},
+		"negative total": {[]*csi.VolumeUsage{{Total: -1, Used: 1}}, nil, "total -1"},
+		"too many":       {big, usagesTo(maxUnits), ""},
+	} {
+		asked := told(fake, &csi.NodeGetVolumeStatsResponse{Usage: c.answer}, nil)
+		got, err := askStats(patient(t), f)
+		if call, is := errors.AsType[*registry.CallError](err); (c.broken != "") != is || is && (!strings.Contains(call.Detail, c.broken) ||
+			call.Code != "OK" || call.Outcome != registry.OutcomeFailed || !errors.Is(err, registry.ErrInternal)) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %d units, %.200s, want %.200s", what, len(got), fmt.Sprint(got), fmt.Sprint(c.want))
+		}
+		if want := (&csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: "/t", StagingTargetPath: "/s"}); !proto.Equal(asked, want) {
+			t.Errorf("%s: the plugin got %v, want %v", what, asked, want)
+		}
+	}
+	if _, err := usages([]*csi.VolumeUsage{nil}); err != nil {
+		t.Error(err)
+	}
+}
+
+func usagesTo(n int) (out []registry.VolumeUsage) {
+	for i := range n {
+		out = append(out, registry.VolumeUsage{Unit: "bytes", Total: int64(i + 1)})
+	}
+	return out
+}
+
+// Nothing is uncertain after a call that changes nothing, and it is judged and redacted like all others.
+func TestStatsThatFail(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	for _, code := range codesTable {
+		told(fake, nil, status.Error(code.code, "it says: "+canarySecret))
+		_, err := askStats(patient(t), f)
+		wantCallError(t, code.name, err, call{rpc: statsRPC}, registry.OutcomeFailed, code.name, code.kind)
+		without(t, code.name, err.Error(), canarySecret)
+	}
+	fake.ClearScript()
+	fake.On(string(statsRPC)).Hang()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := askStats(ctx, f)
+	wantCallError(t, "hangs", err, call{rpc: statsRPC}, registry.OutcomeFailed, "DEADLINE_EXCEEDED", registry.ErrUnavailable)
+	told(fake, &csi.NodePublishVolumeResponse{}, nil) // no field at all
+	if got, err := askStats(patient(t), f); got != nil || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// What a plugin announced and then does not know is asked for again, as what it says of itself may have changed.
+func TestUnimplementedIsNews(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	c := open(t, f)
+	for _, code := range []codes.Code{codes.Unimplemented, codes.NotFound} {
+		if _, err := c.Describe(patient(t), []registry.Role{registry.RoleNode}); err != nil || c.Outdated() {
+			t.Fatalf("%v, outdated: %v", err, c.Outdated())
+		}
+		for what, ask := range map[string]func() error{
+			"stats": func() error { _, err := askStats(patient(t), f); return err },
+			"stage": func() error { return mutating[4].do(patient(t), f) },
+		} {
+			c.known.Store(c.news.Load())
+			fake.ClearScript()
+			for _, rpc := range []string{string(statsRPC), "NodeStageVolume"} {
+				fake.On(rpc).Code(code, "unknown")
+			}
+			if err := ask(); err == nil || c.Outdated() != (code == codes.Unimplemented) {
+				t.Errorf(fmt.Sprint(what, " ", code)+": %v, outdated: %v", err, c.Outdated())
+			}
+		}
+	}
+}

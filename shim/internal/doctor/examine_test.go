@@ -1,0 +1,343 @@
+package doctor
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"holdfast/registry"
+)
+
+// sound is a node on which all is as it is recorded: one volume, published for one alloc.
+func sound() Facts {
+	return Facts{
+		Layout: layout, Boot: boot, Now: noon,
+		Records: Records{
+			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Refs: []registry.Ref{ref()},
+			Claims:    []registry.Claim{claim()},
+			Instances: instances(),
+		},
+		Mounts: []Mount{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"}, {Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
+		Dirs:   []Dir{{root().Host + "/publish", 2}, {root().Host + "/stage", 1}, {root().Host, 2}},
+	}
+}
+
+// bare is the same node without any use of the volume.
+func bare() Facts {
+	f := sound()
+	f.Records.Placements, f.Records.Refs, f.Records.Claims, f.Mounts = nil, nil, nil, nil
+	return f
+}
+
+func mounted(f *Facts, paths ...string) {
+	for _, p := range paths {
+		f.Mounts = append(f.Mounts, Mount{Point: p, FSType: "ext4", Source: "/dev/loop7"})
+	}
+}
+
+func unmounted(f *Facts, paths ...string) {
+	f.Mounts = slices.DeleteFunc(f.Mounts, func(m Mount) bool { return slices.Contains(paths, m.Point) })
+}
+
+func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
+	f.Listings = []Listing{{Plugin: "ebs", Node: "i-1", Published: true, Volumes: volumes, Before: f.Records.mentions()}}
+}
+
+// here is a volume that is attached to this node.
+var here = Listed{Here: true, Nodes: map[registry.NodeID]bool{"i-1": true}}
+
+// judgements are every judgement that there is: what is there, and what is found, as kind, action and place.
+var judgements = []struct {
+	name  string
+	from  func() Facts
+	but   func(*Facts)
+	found []string
+	says  []string // somewhere in the texts
+}{
+	{"a sound node", sound, func(*Facts) {}, nil, nil},
+	{"an empty one", bare, func(*Facts) {}, nil, nil},
+	{"a plugin that mounts nothing where it stages", sound, func(f *Facts) { unmounted(f, stagedAt()) }, nil, nil},
+
+	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) }, []string{"lost mark " + publishedAt()},
+		[]string{"alloc a1"}},
+	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
+		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
+	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Fleeting = nil, []string{publishedAt()} }, nil, nil},
+	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
+		f.Records.Placements[0].StageMounts = false
+		f.Records.Refs, f.Mounts = nil, nil
+	}, nil, nil},
+	{"the same in a running shim", sound, func(f *Facts) {
+		f.Records.Placements[0].StageMounts = false
+		f.Records.Refs, f.Mounts, f.Live = nil, nil, true
+	}, nil, nil},
+	{"a mount on the directory of a socket", sound, func(f *Facts) {
+		f.Sockets = []Mount{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
+	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs of by-hand", "umount /run/h/t/x"}},
+	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil }, []string{"lost mark " + stagedAt()}, nil},
+	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] },
+		nil, nil},
+	{"a block device that is gone", sound, func(f *Facts) {
+		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
+		f.Sights = map[string]Sight{publishedAt(): {}}
+	}, []string{"lost mark " + publishedAt()}, []string{"no block device"}},
+	{"a block device that was looked at", sound, func(f *Facts) {
+		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
+		f.Sights = map[string]Sight{publishedAt(): {Block: true}}
+	}, nil, nil},
+
+	{"another boot", sound, func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
+		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, []string{"before the machine was started anew"}},
+	{"another boot, and something is mounted already", sound, func(f *Facts) { f.Boot = "boot-2" },
+		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, nil},
+	{"what was sent is not certain anyway", sound, func(f *Facts) {
+		f.Boot, f.Mounts = "boot-2", nil
+		f.Records.Refs[0].Publish, f.Records.Placements[0].Stage = registry.MarkSent, registry.MarkSent
+	}, nil, nil},
+
+	{"a server that is gone", sound, func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {Trouble: "its server is gone"}} },
+		[]string{"dead " + publishedAt()}, []string{"its server is gone", "stop alloc a1"}},
+	{"well looked at", sound, func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {}} }, nil, nil},
+
+	{"an open call", sound, func(f *Facts) {
+		f.Records.Intents = []registry.Intent{{Volume: key, Name: data.VolumeName(), RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomeUncertain, Code: "ABORTED"}}
+	}, []string{"uncertain ebs:ext-1"}, []string{"NodeStageVolume"}},
+	{"a call that was just sent", sound, func(f *Facts) {
+		f.Live = true
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
+			Since: noon.Add(-time.Second)}}
+	}, nil, nil},
+	{"a call that hangs", sound, func(f *Facts) {
+		f.Live = true
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
+			Since: noon.Add(-time.Hour)}}
+	}, []string{"uncertain ebs:ext-1"}, nil},
+
+	{"staged, and nobody claims it", sound, func(f *Facts) {
+		f.Records.Refs, f.Records.Claims = nil, nil
+		unmounted(f, publishedAt())
+	}, []string{"unowned undo " + stagedAt()}, []string{"staged", "plugin ebs"}},
+	{"attached, and nobody claims it", sound, func(f *Facts) {
+		f.Records.Refs, f.Records.Claims, f.Mounts = nil, nil, nil
+		f.Records.Placements[0].Stage, f.Records.Placements[0].StagedAt = registry.MarkNone, registry.Tree{}
+	}, []string{"unowned undo ebs:ext-1"}, []string{"attached"}},
+
+	{"a mount that nobody knows", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
+		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 of /dev/loop7"}},
+	{"two of one volume", bare, func(f *Facts) {
+		mounted(f, stray("stage", "x"), stray("publish", "x"))
+		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("publish", "x")}}}
+	}, []string{"orphan unmount " + stray("publish", "x"), "orphan unmount " + stray("stage", "x")}, nil},
+	{"stacked ones", bare, func(f *Facts) { mounted(f, stray("stage", "x"), stray("stage", "x"), stray("stage", "x")) },
+		[]string{"orphan unmount " + stray("stage", "x")}, []string{"on top of 2 more"}},
+	{"a used one", bare, func(f *Facts) {
+		mounted(f, stray("stage", "x"))
+		f.Users = map[string][]User{stray("stage", "x"): {{Text: "process 7 (sh) works in it"}, {Text: "b"}, {Text: "c"}, {Text: "d"}}}
+	}, []string{"used " + stray("stage", "x")}, []string{"process 7 (sh) works in it; b; c; and 1 more"}},
+	{"one that is used through another that is used", bare, func(f *Facts) {
+		mounted(f, stray("stage", "x"), stray("publish", "x"))
+		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("publish", "x")}}, stray("publish", "x"): {{Text: "process 7"}}}
+	}, []string{"used " + stray("publish", "x"), "used " + stray("stage", "x")}, nil},
+	{"one that a known mount was made from", sound, func(f *Facts) {
+		mounted(f, stray("stage", "x"))
+		f.Users = map[string][]User{stray("stage", "x"): {{Mount: publishedAt()}}}
+	}, []string{"used " + stray("stage", "x")}, nil},
+	{"something is mounted inside it", bare, func(f *Facts) {
+		mounted(f, stray("stage", "x"), stray("stage", "x")+"/inner")
+		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner", Text: "something is mounted inside it"}}}
+	}, []string{"used " + stray("stage", "x")}, nil},
+	{"nobody can say who uses it", bare, func(f *Facts) {
+		mounted(f, stray("stage", "x"))
+		f.Unasked = "no helper"
+	}, []string{"used " + stray("stage", "x")}, []string{"no helper"}},
+	{"a plugin's own mount", bare, func(f *Facts) { mounted(f, root().Host+"/cache", root().Host) },
+		[]string{"orphan " + root().Host, "orphan " + root().Host + "/cache"}, []string{"no place for volumes"}},
+	{"what is mounted in a known volume is part of it", sound, func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
+		nil, nil},
+	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil, nil},
+
+	{"a known volume is staged, and no record says so", bare, func(f *Facts) { mounted(f, stagedAt()) },
+		[]string{"orphan adopt " + stagedAt()}, []string{"volume data"}},
+	{"the same, used", bare, func(f *Facts) {
+		mounted(f, stagedAt())
+		f.Users = map[string][]User{stagedAt(): {{Text: "process 7"}}}
+	}, []string{"used " + stagedAt()}, nil},
+	{"the same, while a call is open", bare, func(f *Facts) {
+		mounted(f, stagedAt())
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.DeleteVolumeRPC, Outcome: registry.OutcomePending, Since: noon}}
+		f.Live = true
+	}, []string{"orphan " + stagedAt()}, []string{"wait for the call"}},
+
+	{"directories that nobody knows", bare, func(f *Facts) {
+		f.Dirs = append([]Dir{{stray("stage", "x"), 0}, {stray("publish", "x"), 0}, {root().Host + "/publish/x", 1}}, f.Dirs...)
+	}, []string{
+		"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"), "empty remove " + stray("stage", "x"),
+	}, nil},
+	{"one with something in it", bare, func(f *Facts) {
+		f.Dirs = append([]Dir{{stray("publish", "x") + "/deep", 0}, {stray("publish", "x"), 2}, {root().Host + "/publish/x", 1}}, f.Dirs...)
+	}, []string{"left " + stray("publish", "x")}, []string{"2 entries"}},
+	{"the directories of what is known", sound, func(f *Facts) {
+		unmounted(f, stagedAt())
+		f.Dirs = append([]Dir{{stagedAt() + "/stage", 0}, {stagedAt(), 1}}, f.Dirs...)
+	}, nil, nil},
+	{"a directory that a claim is about to use", bare, func(f *Facts) {
+		f.Records.Claims, f.Live = []registry.Claim{claim()}, true
+		f.Dirs = append([]Dir{{stagedAt(), 0}}, f.Dirs...)
+	}, nil, nil},
+	{"the same at start, when nobody is about to do anything", bare, func(f *Facts) {
+		f.Records.Claims = []registry.Claim{claim()}
+		f.Dirs = append([]Dir{{stagedAt(), 0}, {filepath.Dir(publishedAt()), 0}}, f.Dirs...)
+	}, []string{"empty remove " + filepath.Dir(publishedAt()), "empty remove " + stagedAt()}, nil},
+	{"a plugin's own directories", bare, func(f *Facts) { f.Dirs = append([]Dir{{root().Host + "/cache", 0}}, f.Dirs...) }, nil, nil},
+	{"the directory above a mount that nobody knows", bare, func(f *Facts) {
+		mounted(f, stray("publish", "x"))
+		f.Dirs = append([]Dir{{root().Host + "/publish/x", 1}}, f.Dirs...)
+	}, []string{"orphan unmount " + stray("publish", "x")}, nil},
+
+	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil, nil},
+	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"},
+		[]string{"holdfast volume deregister --namespace=default data"}},
+	{"a plugin that has it attached elsewhere only", sound, func(f *Facts) {
+		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
+	}, []string{"detached mark ebs:ext-1"}, []string{"node i-1"}},
+	{"a plugin that does not say where", sound, func(f *Facts) {
+		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
+		f.Listings[0].Published = false
+	}, nil, nil},
+	{"a plugin that has a known one attached", bare, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) },
+		[]string{"attached ebs:ext-1"}, []string{`"data"`}},
+	{"a plugin that has another one attached", sound, func(f *Facts) {
+		listed(f, map[registry.ExternalID]Listed{"ext-1": here, "ext-9": here})
+	}, []string{"attached ebs:ext-9"}, nil},
+	{"what has changed since the plugin was asked", sound, func(f *Facts) {
+		listed(f, nil)
+		f.Records.Volumes[0].ModifyIndex, f.Records.Placements[0].ModifyIndex = 9, 9
+	}, nil, nil},
+	{"what is being changed", sound, func(f *Facts) {
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.ControllerUnpublishRPC, Outcome: registry.OutcomePending, Since: noon}}
+		f.Live = true
+		listed(f, nil)
+	}, nil, nil},
+	{"another plugin's volumes", sound, func(f *Facts) {
+		listed(f, nil)
+		f.Listings[0].Plugin = "nfs"
+	}, nil, nil},
+
+	{"an unhealthy volume", sound, func(f *Facts) {
+		f.Records.Volumes[0].Health.Node = registry.VolumeCondition{Abnormal: true, Message: "source path doesn't exist"}
+	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
+
+	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()},
+		[]string{"a ref has no claim"}},
+	{"what could not be examined", sound, func(f *Facts) {
+		f.Unseen = []Blind{{Detail: "no helper", Advice: "look again"}, {Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
+	}, []string{"unseen :", "skipped ebs:"}, []string{"no helper", "turned off"}},
+}
+
+func TestEveryJudgement(t *testing.T) {
+	kinds, actions := map[registry.FindingKind]bool{}, map[registry.FindingAction]bool{}
+	for _, c := range judgements {
+		f := c.from()
+		c.but(&f)
+		found := Examine(f)
+		same(t, c.name, brief(found), c.found)
+		text := ""
+		for _, one := range found {
+			text += one.Detail + "\n" + one.Advice + "\n"
+			kinds[one.Kind], actions[one.Action] = true, true
+			if one.Detail == "" || one.Advice == "" {
+				t.Errorf("%s: %s says nothing: %+v", c.name, one.Kind, one)
+			}
+			if one.Kind == registry.FoundUsed && one.Action != registry.ActNothing {
+				t.Errorf("%s: what is used is touched: %+v", c.name, one)
+			}
+		}
+		for _, want := range c.says {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: does not say %q:\n%s", c.name, want, text)
+			}
+		}
+		again := c.from()
+		c.but(&again)
+		if Digest(Examine(again)) != Digest(found) || (Digest(found) == "") != !slices.ContainsFunc(found, acts) {
+			t.Errorf("%s: digest %q", c.name, Digest(found))
+		}
+	}
+	for _, k := range order {
+		if !kinds[k] {
+			t.Errorf("no case finds %q", k)
+		}
+	}
+	if len(kinds) != len(order) || len(actions) != 6 {
+		t.Errorf("%d kinds are found, %d are known, and there are %d actions", len(kinds), len(order), len(actions))
+	}
+}
+
+func acts(f registry.Finding) bool { return f.Action != registry.ActNothing }
+
+// A plan with another kind, action or place in it has another digest; another text has not.
+func TestDigestNamesThePlan(t *testing.T) {
+	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key, Alloc: "a", Request: "r",
+		Detail: "x"}
+	base := Digest([]registry.Finding{one})
+	for what, edit := range map[string]func(*registry.Finding){
+		"kind": func(f *registry.Finding) { f.Kind = registry.FoundUsed }, "action": func(f *registry.Finding) { f.Action = registry.ActRemove },
+		"path": func(f *registry.Finding) { f.Path = "/b" }, "volume": func(f *registry.Finding) { f.Volume.External = "y" },
+		"alloc": func(f *registry.Finding) { f.Alloc = "b" }, "request": func(f *registry.Finding) { f.Request = "s" },
+	} {
+		other := one
+		edit(&other)
+		if Digest([]registry.Finding{other}) == base || Digest([]registry.Finding{one, other}) == base {
+			t.Errorf("%s: the digest is the same", what)
+		}
+	}
+	told := one
+	told.Detail, told.Advice, told.Result = "y", "z", "done"
+	idle := registry.Finding{Kind: registry.FoundDead, Path: "/c"}
+	if Digest([]registry.Finding{idle, told}) != base || Digest([]registry.Finding{idle}) != "" || base == "" {
+		t.Error("what is not done changes the digest")
+	}
+}
+
+// Ten thousand mounts are judged in a moment.
+func TestManyMounts(t *testing.T) {
+	f := bare()
+	for i := range 10_000 {
+		mounted(&f, stray("publish", strings.Repeat("x", i%7)+string(rune('a'+i%26))+time.Duration(i).String()))
+	}
+	begin := time.Now()
+	if n := len(Examine(f)); n != 10_000 {
+		t.Errorf("%d are found", n)
+	}
+	if took := time.Since(begin); took > 5*time.Second { // a fraction of a second on a quiet machine
+		t.Errorf("it took %v", took)
+	}
+}
+
+// What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
+func TestPlaces(t *testing.T) {
+	shape := placesOf(layout)
+	rapid.Check(t, func(t *rapid.T) {
+		id := func(name string) string { return rapid.String().Draw(t, name) }
+		c := registry.ClaimKey{
+			Volume: registry.VolumeKey{Plugin: registry.PluginID(id("plugin")), External: registry.ExternalID(id("external"))},
+			Alloc:  registry.AllocID(id("alloc")), Request: registry.RequestName(id("request")),
+		}
+		root := registry.Tree{Host: layout.PluginRoot(c.Volume.Plugin)}
+		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c, root).Host, layout.TargetParent(c, root).Host
+		for path, want := range map[string]place{
+			stage: staging, publish: target, above: parent, root.Host: elsewhere, layout.MountRoot(): elsewhere, filepath.Dir(stage): elsewhere,
+			filepath.Dir(above): elsewhere, stage + "/v": elsewhere, publish + "/v": elsewhere, publish + "x": elsewhere,
+			"/elsewhere" + stage: elsewhere,
+		} {
+			if got := shape.of(path); got != want {
+				t.Fatalf("%s is %d, want %d", path, got, want)
+			}
+		}
+	})
+}

@@ -1,0 +1,291 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+)
+
+// pages is a plugin with these pages; the token of one is its number.
+type pages []Page
+
+func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string) (Page, error) {
+	n := 0
+	if token != "" {
+		_, _ = fmt.Sscan(token, &n)
+	}
+	page := p[n]
+	if n+1 < len(p) && page.Next == "" {
+		page.Next = fmt.Sprint(n + 1)
+	}
+	return page, nil
+}
+
+// answers is a plugin that answers each call with the next of these.
+type answers []func(token string) (Page, error)
+
+func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token string) (Page, error) {
+	next := (*a)[0]
+	*a = (*a)[1:]
+	return next(token)
+}
+
+func abort(string) (Page, error) { return Page{}, &registry.CallError{Code: "ABORTED"} }
+
+func known() Records {
+	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Instances: instances(registry.ListVolumes,
+		registry.ListPublished)}
+}
+
+func askAll(t *testing.T, l Lister) (Listing, error) {
+	t.Helper()
+	return ask(t.Context(), l, known().Instances[0], known(), listLimit)
+}
+
+func TestListingKeepsWhatMatters(t *testing.T) {
+	l, err := askAll(t, pages{
+		{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}}, {Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
+		{Entries: []Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "not UTF-8 \xff",
+			Nodes: []registry.NodeID{"i-1"}}}},
+	})
+	must(t, err)
+	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] || len(l.Volumes["ext-1"].Nodes) != 1 ||
+		!l.Volumes["strange"].Here {
+		t.Errorf("%+v", l.Volumes)
+	}
+	if l.Node != "i-1" || !l.Published {
+		t.Errorf("%+v", l)
+	}
+}
+
+// What a plugin answers has no end, or none that is told: nothing is concluded.
+func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
+	loop := pages{{Next: "1"}, {Next: "0"}, {}}
+	long := make(pages, maxPages+5)
+	for what, l := range map[string]Lister{
+		"a loop of tokens": loop, "too many pages": long, "the token of the page itself": pages{{}, {Next: "1"}, {}},
+		"a failure": &answers{func(string) (Page, error) { return Page{}, errors.New("no") }},
+		"a failure later": &answers{func(string) (Page, error) { return Page{Next: "1"}, nil }, func(string) (Page, error) {
+			return Page{},
+				errors.New("no")
+		}},
+		"four expired pages": &answers{abort, abort, abort, abort},
+	} {
+		w := newWorld(t, data, placement(), claim(), ref())
+		w.mount(stagedAt(), publishedAt())
+		w.put(records(known().Instances)...)
+		if _, err := askAll(t, l); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		if a, is := l.(*answers); is && len(*a) > 0 {
+			t.Errorf("%s: %d answers were not asked for", what, len(*a))
+		}
+		if _, is := l.(*answers); is {
+			continue // has answered
+		}
+		w.build(Options{Live: true, Lister: l})
+		found := w.examine().Findings
+		same(t, what, brief(found), []string{"unseen ebs:"})
+	}
+}
+
+// A token that does not hold any more begins the pages anew, three times at most.
+func TestExpiredTokensBeginAnew(t *testing.T) {
+	first := func(token string) (Page, error) {
+		if token != "" {
+			return Page{}, fmt.Errorf("began with %q", token)
+		}
+		return Page{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-1"}}}, Next: "2"}, nil
+	}
+	last := func(string) (Page, error) { return Page{}, nil }
+	l, err := askAll(t, &answers{first, abort, abort, first, abort, first, last})
+	if err != nil || len(l.Volumes) != 1 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// A plugin that tells of endless volumes attached here costs a bounded number of findings.
+func TestEndlessVolumesAreBounded(t *testing.T) {
+	p := make(pages, 50)
+	for i := range p {
+		for n := range 100 {
+			p[i].Entries = append(p[i].Entries, Entry{Volume: registry.ExternalID(fmt.Sprint("v", i, "-", n)), Nodes: []registry.NodeID{"i-1"}})
+		}
+	}
+	l, err := askAll(t, p)
+	must(t, err)
+	f := bare()
+	f.Listings = []Listing{l}
+	f.Records.Volumes = nil
+	f.Listings[0].Before = f.Records.mentions()
+	if found := Examine(f); len(l.Volumes) > maxFound || len(found) > maxFound || len(found) == 0 {
+		t.Errorf("%d are kept, %d found", len(l.Volumes), len(found))
+	}
+}
+
+// slow is a plugin that does not answer.
+type slow struct{}
+
+func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (Page, error) {
+	<-ctx.Done()
+	return Page{}, context.Cause(ctx)
+}
+
+// by is a lister that is another one for each plugin.
+type by map[registry.PluginID]Lister
+
+func (b by) ListPage(ctx context.Context, at registry.InstanceKey, token string) (Page, error) {
+	return b[at.Plugin].ListPage(ctx, at, token)
+}
+
+// Each controller is asked once whenever it has become healthy, one that hangs holds up no other, and what was told is not told again.
+func TestRollcall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, data, placement(), claim(), ref())
+		hung := instances(registry.ListVolumes)[0]
+		hung.Plugin = "nfs"
+		w.put(append(records(known().Instances), hung)...)
+		asked := 0
+		w.build(Options{Live: true, Lister: by{"nfs": slow{}, "ebs": counted{pages{{}}, &asked}}})
+		ctx, cancel := context.WithCancel(t.Context())
+		bell := NewBell()
+		done := make(chan error, 1)
+		go func() { done <- NewRollcall(w.Doctor, bell).Run(ctx) }()
+		synctest.Wait()
+		told := w.events(registry.EventReconciled)
+		if asked != 1 || len(told) != 1 || !strings.HasPrefix(told[0], "missing: ") {
+			t.Errorf("asked %d times, told %q", asked, told)
+		}
+		bell.Ring() // nothing has become healthy
+		synctest.Wait()
+		if asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+		again := known().Instances[0]
+		again.Health.Since = noon.Add(time.Hour)
+		w.put(again)
+		bell.Ring()
+		synctest.Wait()
+		if told := w.events(registry.EventReconciled); asked != 2 || len(told) != 1 {
+			t.Errorf("asked %d times, told %q", asked, told)
+		}
+		w.view(func(v registry.View) {
+			if p, _ := v.Placement(key); p.Attach != registry.MarkDone {
+				t.Errorf("a roll call has changed %+v", p)
+			}
+		})
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}
+
+// What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the controller declares it.
+func TestListedConditionIsRecorded(t *testing.T) {
+	list := func(message string) pages {
+		c := func() *registry.VolumeCondition {
+			return &registry.VolumeCondition{Abnormal: message != "", Message: message}
+		}
+		return pages{{Entries: []Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()}, {Volume: "ext-1"}}}}
+	}
+	w := newWorld(t, data, placement(), claim(), ref())
+	for i, c := range []struct {
+		message  string
+		declared bool
+		told     int
+	}{
+		{"degraded", false, 0}, {"degraded", true, 1}, {"degraded", true, 1}, {"worse", true, 1}, {"", true, 2}, {"degraded", true, 3},
+		{"", false, 3}, // an update that does not tell it any more
+	} {
+		caps := []registry.Capability{registry.ListVolumes}
+		if c.declared {
+			caps = append(caps, registry.ListCondition)
+		}
+		w.put(records(instances(caps...))...)
+		w.build(Options{Live: true, Lister: list(c.message)})
+		if _, err := w.Doctor.Examine(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		told := append(w.events(registry.EventVolumeUnhealthy), w.events(registry.EventVolumeHealthy)...)
+		if len(told) != c.told {
+			t.Errorf("%d: told %q", i, told)
+		}
+		w.view(func(v registry.View) {
+			vol, _ := v.VolumeByKey(key)
+			want := registry.VolumeCondition{}
+			if c.declared {
+				want.Abnormal, want.Message = c.message != "", c.message
+			}
+			if got := vol.Health.Controller; got.Abnormal != want.Abnormal || got.Message != want.Message || vol.Health.Node.Abnormal {
+				t.Errorf("%d: recorded %+v", i, vol.Health)
+			}
+		})
+	}
+}
+
+// Who is healthy from the beginning is asked within the spread, who becomes healthy meanwhile at once.
+func TestRollcallSpreadsItsFirstCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, data, placement(), claim(), ref())
+		lists := instances(registry.ListVolumes)[0]
+		at := map[registry.PluginID]time.Duration{}
+		lister := by{}
+		begin := time.Now()
+		for i := range 40 {
+			id := registry.PluginID(fmt.Sprintf("early-%d", i))
+			lister[id] = noted{func() { at[id] = time.Since(begin) }}
+			lists.Plugin = id
+			w.put(lists)
+		}
+		lister["late"] = noted{func() { at["late"] = time.Since(begin) }}
+		w.build(Options{Live: true, Lister: lister})
+		ctx, cancel := context.WithCancel(t.Context())
+		bell := NewBell()
+		done := make(chan error, 1)
+		call := NewRollcall(w.Doctor, bell)
+		call.Spread = time.Minute
+		go func() { done <- call.Run(ctx) }()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		lists.Plugin = "late"
+		w.put(lists)
+		bell.Ring()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		cancel()
+		<-done
+		moments := map[time.Duration]bool{}
+		for _, when := range at {
+			moments[when] = true
+		}
+		if len(at) != 41 || at["late"] != time.Second || len(moments) < 35 {
+			t.Errorf("asked: %v", at)
+		}
+	})
+}
+
+// noted is a plugin without volumes that tells when it is asked.
+type noted struct{ asked func() }
+
+func (n noted) ListPage(context.Context, registry.InstanceKey, string) (Page, error) {
+	n.asked()
+	return Page{}, nil
+}
+
+// counted counts what is asked.
+type counted struct {
+	Lister
+	n *int
+}
+
+func (c counted) ListPage(ctx context.Context, at registry.InstanceKey, token string) (Page, error) {
+	*c.n++
+	return c.Lister.ListPage(ctx, at, token)
+}

@@ -1,0 +1,127 @@
+package doctor
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+)
+
+func partAt(path string) string { return layout.Part(claimed, path) }
+
+// strayPart is where a part of nobody is mounted.
+func strayPart(name string) string { return filepath.Join(layout.MountRoot(), "parts", name, "v") }
+
+// parted is a sound node of whose volume a part is mounted.
+func parted() Facts {
+	f := sound()
+	f.Records.Refs[0].Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
+	mounted(&f, partAt("a/b"))
+	f.Dirs = append([]Dir{{filepath.Dir(partAt("a/b")), 1}}, f.Dirs...)
+	return f
+}
+
+func TestJudgementsOfParts(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		but   func(*Facts)
+		found []string
+		says  string
+	}{
+		{"a sound node", func(*Facts) {}, nil, ""},
+		{"a part without its mount", func(f *Facts) { unmounted(f, partAt("a/b")) }, []string{"lost " + partAt("a/b")}, `"a/b" of volume data`},
+		{"one that came or went meanwhile", func(f *Facts) { unmounted(f, partAt("a/b")); f.Fleeting = []string{partAt("a/b")} }, nil, ""},
+		{"one that is not certain anyway", func(f *Facts) {
+			unmounted(f, partAt("a/b"))
+			f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
+		}, nil, ""},
+		{"all is gone", func(f *Facts) { f.Mounts = nil }, []string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, ""},
+		{"another boot", func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
+			[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, ""},
+		{"a dead volume", func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {Trouble: "its server is gone"}} },
+			[]string{"dead " + publishedAt()}, ""},
+		{"its directory alone, between two steps", func(f *Facts) {
+			unmounted(f, partAt("a/b"))
+			f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
+			f.Dirs = append([]Dir{{partAt("a/b"), 0}}, f.Dirs...)
+		}, nil, ""},
+		{"what its task has mounted in it", func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, ""},
+		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) }, []string{"orphan unmount " + strayPart("x")}, "no record knows it"},
+		{"a used one", func(f *Facts) {
+			mounted(f, strayPart("x"))
+			f.Users = map[string][]User{strayPart("x"): {{Text: "process 7"}}}
+		}, []string{"used " + strayPart("x")}, "process 7"},
+		{"an empty directory of nobody", func(f *Facts) {
+			f.Dirs = append([]Dir{{strayPart("x"), 0}, {filepath.Dir(strayPart("x")), 1}}, f.Dirs...)
+		}, []string{"empty remove " + filepath.Dir(strayPart("x")), "empty remove " + strayPart("x")}, ""},
+		{"one with something in it", func(f *Facts) {
+			f.Dirs = append([]Dir{{strayPart("x"), 3}, {filepath.Dir(strayPart("x")), 1}}, f.Dirs...)
+		}, []string{"left " + strayPart("x")}, "3 entries"},
+	} {
+		f := parted()
+		c.but(&f)
+		found := Examine(f)
+		same(t, c.name, brief(found), c.found)
+		text := ""
+		for _, one := range found {
+			text += one.Detail + one.Advice
+		}
+		if !strings.Contains(text, c.says) {
+			t.Errorf("%s: does not say %q: %s", c.name, c.says, text)
+		}
+	}
+}
+
+func TestPlacesOfParts(t *testing.T) {
+	shape := placesOf(layout)
+	dir := filepath.Dir(partAt("a"))
+	for path, want := range map[string]place{
+		partAt("a"): part, dir: parent, partAt("a") + "/v": elsewhere, dir + "/w": elsewhere, filepath.Dir(dir): elsewhere,
+		layout.MountRoot() + "/parts/stage/x": elsewhere, layout.MountRoot() + "/parts/publish/x": elsewhere,
+		layout.MountRoot() + "/parts/publish/x/v": elsewhere, layout.MountRoot() + "/other/x/v": elsewhere,
+	} {
+		if got := shape.of(path); got != want {
+			t.Errorf("%s is %d, want %d", path, got, want)
+		}
+	}
+}
+
+// Parts of nobody go before what they were made of, with their directories.
+func TestRepairUnmountsPartsFirst(t *testing.T) {
+	w := newWorld(t)
+	w.mount(stray("stage", "x"), stray("publish", "x"), strayPart("y"))
+	w.machine.users[stray("stage", "x")] = []User{{Mount: stray("publish", "x")}}
+	w.machine.users[stray("publish", "x")] = []User{{Mount: strayPart("y")}}
+	w.repair()
+	same(t, "acts", w.acts, []string{
+		"unmount " + strayPart("y"), "rmdir " + strayPart("y"), "rmdir " + filepath.Dir(strayPart("y")),
+		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"), "rmdir " + filepath.Dir(stray("publish", "x")),
+		"unmount " + stray("stage", "x"), "rmdir " + stray("stage", "x"),
+	})
+	w.dir(strayPart("z"))
+	w.machine.acts = nil
+	w.repair()
+	same(t, "acts", w.acts, []string{"rmdir " + strayPart("z"), "rmdir " + filepath.Dir(strayPart("z"))})
+}
+
+// A part that vanishes is trouble of its alloc, as the whole would be.
+func TestPartsThatVanishAreTold(t *testing.T) {
+	r := ref()
+	r.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
+	watching(t, []registry.Record{data, placement(), claim(), r}, func(w *world, bell Bell) {
+		if r := w.ref(); !strings.Contains(r.Trouble, `"a/b" of it is not mounted any more`) {
+			t.Errorf("%+v", r)
+		}
+		w.mu.Lock()
+		w.mount(partAt("a/b"))
+		w.mu.Unlock()
+		time.Sleep(watchEvery)
+		synctest.Wait()
+		if r := w.ref(); r.Trouble != "" || len(r.Parts) != 1 {
+			t.Errorf("%+v", r)
+		}
+	})
+}

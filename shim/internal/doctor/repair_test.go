@@ -1,0 +1,393 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"holdfast/registry"
+)
+
+func (w *world) examine() registry.Diagnosis {
+	w.t.Helper()
+	diagnosis, err := w.Examine(context.Background())
+	must(w.t, err)
+	return diagnosis
+}
+
+// repair carries out what an examination says, and gives each result.
+func (w *world) repair() (results []string) {
+	w.t.Helper()
+	diagnosis, err := w.Repair(context.Background(), w.examine().Digest)
+	must(w.t, err)
+	if !diagnosis.Repaired {
+		w.t.Error("it does not say that it was a repair")
+	}
+	for i, f := range diagnosis.Findings {
+		results = append(results, brief(diagnosis.Findings)[i]+": "+f.Result)
+	}
+	return results
+}
+
+// An examination changes nothing, neither a record nor a mount nor a directory.
+func TestExamineChangesNothing(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.mount(stray("stage", "x"))
+	w.dir(stray("publish", "y"))
+	before := w.index()
+	if len(w.examine().Findings) != 5 {
+		t.Errorf("found %q", brief(w.examine().Findings))
+	}
+	if len(w.acts) > 0 || w.index() != before {
+		t.Errorf("it did %q, and the index went from %d to %d", w.acts, before, w.index())
+	}
+}
+
+func (w *world) index() (at registry.Seq) {
+	w.view(func(v registry.View) { at = v.Index() })
+	return at
+}
+
+// What is recorded as done and is not there is marked, in one commit that tells it.
+func TestRepairMarks(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	before := w.index()
+	same(t, "results", w.repair(), []string{"lost mark " + publishedAt() + ": done", "lost mark " + stagedAt() + ": done"})
+	w.view(func(v registry.View) {
+		p, _ := v.Placement(key)
+		r := v.Refs(key)[0]
+		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent || p.ModifyIndex != r.ModifyIndex ||
+			p.ModifyIndex != before+1 {
+			t.Errorf("%+v %+v", p, r)
+		}
+	})
+	if told := w.events(registry.EventReconciled); len(told) != 2 || !strings.HasPrefix(told[0], "lost: "+publishedAt()) {
+		t.Errorf("told %q", told)
+	}
+	if left := w.examine(); len(left.Findings) > 0 {
+		t.Errorf("found again: %q", brief(left.Findings))
+	}
+}
+
+// After another boot all marks of the node are in doubt, and the controller's are not.
+func TestRepairAfterABoot(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.boot = "boot-2"
+	w.repair()
+	w.view(func(v registry.View) {
+		p, _ := v.Placement(key)
+		if r := v.Refs(key)[0]; p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent {
+			t.Errorf("%+v %+v", p, r)
+		}
+	})
+}
+
+// What a plugin says to be detached is in doubt.
+func TestRepairMarksWhatIsDetached(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
+	w.build(Options{Live: true, Lister: pages{{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-2"}}}}}})
+	w.mount(stagedAt(), publishedAt())
+	same(t, "results", w.repair(), []string{"detached mark " + key.String() + ": done"})
+	w.view(func(v registry.View) {
+		if p, _ := v.Placement(key); p.Attach != registry.MarkSent || p.Stage != registry.MarkDone {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+func records(instances []registry.Instance) (list []registry.Record) {
+	for _, in := range instances {
+		list = append(list, in)
+	}
+	return list
+}
+
+// Unused mounts of nobody go, publishes before what they were made of, stacks as a whole, and their directories after them.
+func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
+	w := newWorld(t)
+	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
+	w.machine.users[stray("stage", "x")] = []User{{Mount: stray("publish", "x")}}
+	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage",
+		"x") + ": done"})
+	same(t, "acts", w.acts, []string{
+		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"), "rmdir " + filepath.Dir(stray("publish", "x")),
+		"unmount " + stray("stage", "x"), "unmount " + stray("stage", "x"), "rmdir " + stray("stage", "x"),
+	})
+	if left := w.examine(); len(left.Findings) > 0 || len(w.mounts) > 0 {
+		t.Errorf("left: %q, %v", brief(left.Findings), w.mounts)
+	}
+	if told := w.events(registry.EventReconciled); len(told) != 2 || !strings.Contains(told[0], "repair: done") {
+		t.Errorf("told %q", told)
+	}
+}
+
+// Of a hundred mounts of nobody, the half that is used stays as it is. The machine reports it if one of those is unmounted.
+func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
+	w := newWorld(t)
+	for i := range 100 {
+		path := stray([]string{"stage", "publish"}[i/2%2], fmt.Sprint("v", i))
+		w.mount(path)
+		if i%2 == 0 {
+			w.machine.users[path] = []User{{Text: "process 7"}}
+		}
+	}
+	w.repair()
+	if len(w.mounts) != 50 {
+		t.Errorf("%d mounts are left", len(w.mounts))
+	}
+	for _, m := range w.mounts {
+		if len(w.machine.users[m.Point]) == 0 {
+			t.Errorf("%s is left, and nobody uses it", m.Point)
+		}
+	}
+}
+
+// The control: an examination that takes no notice of users would unmount what is used, and is found out.
+func TestIgnoredUsersAreFoundOut(t *testing.T) {
+	f := bare()
+	mounted(&f, stray("stage", "x"))
+	f.Users = map[string][]User{stray("stage", "x"): {{Text: "process 7"}}}
+	careless := f
+	careless.Users = map[string][]User{}
+	if slices.Equal(brief(Examine(f)), brief(Examine(careless))) || Digest(Examine(careless)) == "" {
+		t.Error("the users make no difference")
+	}
+	used := newMachine(shrug{t})
+	used.mount(stray("stage", "x"))
+	used.users[stray("stage", "x")] = []User{{Text: "process 7"}}
+	if err := used.Unmount(t.Context(), stray("stage", "x")); err == nil {
+		t.Error("the machine lets go what is used")
+	}
+}
+
+// shrug is a test in which a machine's reports are no failure.
+type shrug struct{ testing.TB }
+
+func (shrug) Errorf(string, ...any) {}
+
+// What comes to be used between the plan and the unmount stays.
+func TestUsersAreLookedForAgain(t *testing.T) {
+	w := newWorld(t)
+	w.mount(stray("publish", "x"), stray("publish", "y"))
+	w.before = func(act string) {
+		if strings.HasPrefix(act, "unmount") { // of x: y is used from now on
+			w.machine.users[stray("publish", "y")] = []User{{Text: "process 9 (sh) works in it"}}
+		}
+	}
+	got := w.repair()
+	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1], "not done: it is used by now: process 9 (sh)") {
+		t.Errorf("%q, left %v", got, w.mounts)
+	}
+}
+
+// A record that comes to know a mount between the plan and the unmount keeps it.
+func TestRecordsAreLookedAtAgain(t *testing.T) {
+	w := newWorld(t, data)
+	w.mount(stray("publish", "x"), stray("stage", "y"))
+	w.before = func(act string) {
+		if strings.HasPrefix(act, "unmount "+stray("publish", "x")) {
+			p := placement()
+			p.StagedAt.Host = stray("stage", "y")
+			w.put(p)
+		}
+	}
+	got := w.repair()
+	if len(w.mounts) != 1 || !strings.Contains(got[1], "a record knows it by now") {
+		t.Errorf("%q, left %v", got, w.mounts)
+	}
+}
+
+// Another plan than the one that was shown is not carried out.
+func TestAnotherPlanIsRefused(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
+	digest := w.examine().Digest
+	w.mount(stray("stage", "y"))
+	for what, change := range map[string]func(){
+		"another mount":  func() {},
+		"it is used now": func() { w.machine.users[stray("stage", "x")] = []User{{Text: "process 7"}} },
+		"no plan at all": func() { w.mounts = w.mounts[:2] },
+	} {
+		change()
+		before := w.index()
+		_, err := w.Repair(t.Context(), digest)
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "look again") || len(w.acts) > 0 || w.index() != before {
+			t.Errorf("%s: %v, and %q was done", what, err, w.acts)
+		}
+	}
+}
+
+// The records of the moment of the commit count: a plan that they overtake is refused, and nothing is written.
+func TestPlanIsComparedInTheCommit(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	digest := w.examine().Digest
+	w.Doctor.machine = late{w.machine, func() { // the last that is looked at, after the records
+		r := ref()
+		r.Publish = registry.MarkSent
+		w.put(r)
+	}}
+	if _, err := w.Repair(t.Context(), digest); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("got %v", err)
+	}
+	w.view(func(v registry.View) {
+		if p, _ := v.Placement(key); p.Stage != registry.MarkDone {
+			t.Errorf("%+v", p)
+		}
+	})
+}
+
+// late is a machine whose records change when it is looked at its mounts.
+type late struct {
+	*machine
+	change func()
+}
+
+func (l late) Look(ctx context.Context, paths ...string) (map[string]Sight, error) {
+	l.change()
+	return l.machine.Look(ctx, paths...)
+}
+
+// A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its plugin is asked.
+func TestRepairAdopts(t *testing.T) {
+	w := newWorld(t, data)
+	w.put(records(instances(registry.AttachDetach))...)
+	w.mount(stagedAt(), stray("publish", "x"))
+	w.machine.users[stagedAt()] = []User{{Mount: stray("publish", "x")}}
+	w.undo = func() {
+		if w.covered(stray("publish", "x")) {
+			t.Error("what stands on it is still mounted")
+		}
+		w.view(func(v registry.View) {
+			p, _ := v.Placement(key)
+			want := registry.Placement{
+				Volume: key, Name: data.VolumeName(), Attach: registry.MarkSent, Attaches: true, Node: "i-1", Stage: registry.MarkSent, Stages: true,
+				StagedAt: layout.Staging(key, root()), Boot: boot,
+			}
+			want.CreateIndex, want.ModifyIndex = p.CreateIndex, p.ModifyIndex
+			if p.Volume != key || fmt.Sprint(p) != fmt.Sprint(want) {
+				t.Errorf("adopted as %+v", p)
+			}
+		})
+		w.mounts = nil
+		w.drop(key.PlacementRecord())
+	}
+	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan adopt " + stagedAt() + ": done"})
+}
+
+// What stands on a staged volume and cannot be unmounted keeps it from being taken down.
+func TestNothingIsTakenFromBelow(t *testing.T) {
+	w := newWorld(t, data)
+	w.mount(stagedAt(), stray("publish", "x"))
+	w.machine.users[stagedAt()] = []User{{Mount: stray("publish", "x"), Text: "it is mounted at x as well"}}
+	digest := w.examine().Digest
+	w.Doctor.machine = stuck{w.machine}
+	diagnosis, err := w.Repair(t.Context(), digest)
+	must(t, err)
+	for _, f := range diagnosis.Findings {
+		if !strings.HasPrefix(f.Result, "not done: ") {
+			t.Errorf("%s: %s", f, f.Result)
+		}
+	}
+	w.view(func(v registry.View) {
+		if _, placed := v.Placement(key); placed {
+			t.Error("it was adopted")
+		}
+	})
+}
+
+// stuck is a machine that unmounts nothing.
+type stuck struct{ *machine }
+
+func (stuck) Unmount(context.Context, string) error { return errors.New("it is in use") }
+
+// What nobody claims is taken down by its plugin, if it runs, or waits for it.
+func TestRepairUndoes(t *testing.T) {
+	for what, c := range map[string]struct {
+		live, answers bool
+		want          string
+	}{
+		"a plugin that answers": {true, true, "done"},
+		"no shim runs":          {false, false, "recorded: the next shim asks plugin ebs"},
+	} {
+		w := newWorld(t, data, placement())
+		w.mount(stagedAt())
+		w.build(Options{Live: c.live})
+		w.undo = func() { w.drop(key.PlacementRecord()); w.mounts = nil }
+		got := slices.DeleteFunc(w.repair(), func(s string) bool { return strings.HasPrefix(s, "unseen ") })
+		if len(got) != 1 || !strings.HasPrefix(got[0], "unowned undo "+stagedAt()+": "+c.want) {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+// A repair does not wait for a plugin that does not come.
+func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
+	w := newWorld(t, data, placement())
+	w.mount(stagedAt())
+	ctx, cancel := context.WithCancel(t.Context())
+	w.undo = cancel
+	diagnosis, err := w.Repair(ctx, "")
+	if !errors.Is(err, context.Canceled) || !strings.HasPrefix(diagnosis.Findings[0].Result, "begun: plugin ebs") {
+		t.Errorf("%v, %+v", err, diagnosis)
+	}
+}
+
+// Empty directories go; one that is full by now stays.
+func TestRepairRemovesEmptyDirectories(t *testing.T) {
+	w := newWorld(t, data)
+	w.dir(stray("publish", "x"))
+	w.dir(stagedAt())
+	w.dir(stray("stage", "full"))
+	w.files[stray("stage", "full")] = 1
+	same(t, "results", w.repair(), []string{
+		"left " + stray("stage", "full") + ": ",
+		"empty remove " + filepath.Dir(stray("publish", "x")) + ": done", "empty remove " + stray("publish", "x") + ": done",
+		"empty remove " + stagedAt() + ": done",
+	})
+	if _, there := w.files[filepath.Dir(stray("publish", "x"))]; there || w.files[stray("stage", "full")] != 1 {
+		t.Errorf("left %v", w.files)
+	}
+}
+
+// The directory of a volume in whose lane something happens is left alone.
+func TestBusyVolumesAreLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, data)
+		w.dir(stagedAt())
+		leave, err := w.Lanes.Enter(t.Context(), key, "a test")
+		must(t, err)
+		defer leave()
+		if got := w.repair(); len(got) != 1 || !strings.Contains(got[0], "a test") || len(w.acts) > 0 {
+			t.Errorf("%q, %q", got, w.acts)
+		}
+	})
+}
+
+func TestOneRepairAtATime(t *testing.T) {
+	w := newWorld(t)
+	w.mount(stray("stage", "x"))
+	w.before = func(string) {
+		if _, err := w.Repair(t.Context(), ""); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("a second one: %v", err)
+		}
+	}
+	w.repair()
+}
+
+// A helper that fails makes nothing unused and nothing well.
+func TestBlindnessIsSaid(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
+	w.blind = errors.New("no helper")
+	found := w.examine()
+	same(t, "found", brief(found.Findings), []string{"unseen :", "used " + stray("stage", "x")})
+	if found.Digest != "" {
+		t.Error("there is a plan")
+	}
+}

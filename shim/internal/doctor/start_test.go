@@ -1,0 +1,91 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"holdfast/registry"
+)
+
+// start is the start of a shim.
+func (w *world) start(t *testing.T) ([]registry.Finding, error) {
+	t.Helper()
+	around, err := Surveyed(w.machine, layout.MountRoot())
+	must(t, err)
+	return w.Start(t.Context(), around)
+}
+
+// At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is anybody asked.
+func TestStart(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.mount(stagedAt(), stray("publish", "x"))
+	w.dir(stray("stage", "empty"))
+	w.dir(stray("stage", "full"))
+	w.files[stray("stage", "full")] = 1
+	findings, err := w.start(t)
+	must(t, err)
+	same(t, "found", brief(findings), []string{
+		"lost mark " + publishedAt(), "orphan unmount " + stray("publish", "x"), "left " + stray("stage",
+			"full"), "empty remove " + stray("stage", "empty"),
+	})
+	same(t, "acts", w.acts, []string{"rmdir " + stray("stage", "empty")})
+	if len(w.asked) > 0 || len(w.mounts) != 2 {
+		t.Errorf("asked about %q, mounted %v", w.asked, w.mounts)
+	}
+	if told := w.events(registry.EventReconciled); len(told) != 3 {
+		t.Errorf("told %q", told)
+	}
+	w.view(func(v registry.View) {
+		if r := v.Refs(key)[0]; r.Publish != registry.MarkSent {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A shim may die between making a directory and recording the call that it is for. The next one removes it, though the claim stands: who
+// goes on with that makes it again, and if nobody does, nobody else would remove it.
+func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
+	w := newWorld(t, data, claim())
+	made := []string{filepath.Dir(publishedAt()), stagedAt()}
+	for _, dir := range made {
+		w.dir(dir)
+	}
+	if d, err := w.Examine(t.Context()); err != nil || len(d.Findings) > 0 {
+		t.Errorf("a running shim may be about to record it: %q, %v", brief(d.Findings), err)
+	}
+	_, err := w.start(t)
+	must(t, err)
+	slices.Sort(w.acts)
+	same(t, "acts", w.acts, []string{"rmdir " + made[0], "rmdir " + made[1]})
+}
+
+// A full disk keeps nobody from starting. Any other failure does.
+func TestStartOnAFullDisk(t *testing.T) {
+	w := newWorld(t, data, placement(), claim(), ref())
+	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))
+	findings, err := w.start(t)
+	if err != nil || len(findings) != 2 {
+		t.Errorf("%q, %v", brief(findings), err)
+	}
+	w.log.Fail(registry.Errorf(registry.ErrFenced, "another one"))
+	if _, err := w.start(t); !errors.Is(err, registry.ErrFenced) {
+		t.Errorf("fenced: %v", err)
+	}
+}
+
+// However much is found, the log of events keeps what was in it.
+func TestEventsOfAStartAreBounded(t *testing.T) {
+	w := newWorld(t)
+	for i := range 300 {
+		w.mount(stray("stage", fmt.Sprint(i)))
+	}
+	_, err := w.start(t)
+	must(t, err)
+	told := w.events(registry.EventReconciled)
+	if len(told) != maxEvents+1 || told[maxEvents] != "and 200 more: see holdfast doctor" {
+		t.Errorf("%d are told, the last is %q", len(told), told[len(told)-1])
+	}
+}

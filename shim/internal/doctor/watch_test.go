@@ -1,0 +1,231 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/registry"
+)
+
+// watching runs a watch over the world in a bubble, and gives the test the bell.
+func watching(t *testing.T, records []registry.Record, test func(w *world, bell Bell)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, records...)
+		w.mount(stagedAt(), publishedAt())
+		bell := NewBell()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		watch := NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger())
+		go func() { done <- watch.Run(ctx) }()
+		synctest.Wait()
+		time.Sleep(watchGap) // it looks at once, and then takes its breath
+		test(w, bell)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("the watch ended with %v", err)
+		}
+	})
+}
+
+func used() []registry.Record { return []registry.Record{data, placement(), claim(), ref()} }
+
+func (w *world) ref() (r registry.Ref) {
+	w.view(func(v registry.View) { r = v.Refs(key)[0] })
+	return r
+}
+
+// sees changes what is seen of the published volume, and waits for the next look.
+func (w *world) sees(s Sight, bell Bell) {
+	w.mu.Lock()
+	w.sights[publishedAt()] = s
+	w.mu.Unlock()
+	bell.Ring()
+	synctest.Wait()
+	time.Sleep(watchGap)
+	synctest.Wait()
+}
+
+// A mount that dies is recorded and told once, with the volume and the alloc, and so is its recovery.
+func TestMountsThatDieAreTold(t *testing.T) {
+	watching(t, used(), func(w *world, bell Bell) {
+		before := w.index()
+		w.sees(Sight{}, bell)
+		if w.index() != before {
+			t.Error("a mount that is well is written about")
+		}
+		begin := time.Now()
+		w.sees(Sight{Trouble: "its server is gone"}, bell)
+		r := w.ref()
+		if r.Trouble != "its server is gone" || !r.Troubled.Equal(begin) || r.Publish != registry.MarkDone {
+			t.Errorf("%+v", r)
+		}
+		lost := w.events(registry.EventMountLost)
+		if len(lost) != 1 || !strings.Contains(lost[0], "its server is gone: stop the alloc") {
+			t.Errorf("told %q", lost)
+		}
+		w.view(func(v registry.View) {
+			all, _ := v.Events(0, registry.MaxEvents)
+			if e := all[len(all)-1]; e.Volume != data.VolumeName() || e.Alloc != "a1" || e.Request != "vol" || e.Plugin != "ebs" {
+				t.Errorf("%+v", e)
+			}
+		})
+		after := w.index()
+		w.sees(Sight{Trouble: "its server is gone"}, bell)
+		if w.index() != after {
+			t.Error("the same is written again")
+		}
+		w.sees(Sight{Trouble: "it hangs"}, bell)
+		if r := w.ref(); r.Trouble != "it hangs" || !r.Troubled.Equal(begin) {
+			t.Errorf("another trouble: %+v", r)
+		}
+		w.sees(Sight{}, bell)
+		if r := w.ref(); r.Trouble != "" || !r.Troubled.IsZero() || len(w.events(registry.EventMountBack)) != 1 {
+			t.Errorf("well again: %+v", r)
+		}
+	})
+}
+
+// Without any bell, what is gone from the mount table is seen within half a minute, and nobody looks at it.
+func TestMountsThatVanishAreTold(t *testing.T) {
+	watching(t, used(), func(w *world, _ Bell) {
+		w.mu.Lock()
+		w.mounts = w.mounts[:1]
+		w.mu.Unlock()
+		time.Sleep(watchEvery)
+		synctest.Wait()
+		if r := w.ref(); !strings.Contains(r.Trouble, "not mounted any more") {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A block device is looked at, mounted or not.
+func TestBlockDevicesAreWatched(t *testing.T) {
+	block := ref()
+	block.Usage.Attachment = registry.BlockDevice
+	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *world, bell Bell) {
+		w.sees(Sight{Block: true}, bell)
+		if r := w.ref(); r.Trouble != "" {
+			t.Errorf("%+v", r)
+		}
+		w.sees(Sight{}, bell)
+		if r := w.ref(); !strings.Contains(r.Trouble, "no block device") {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// What is not confirmed, of another boot, or being changed is not looked at: a look is a use.
+func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
+	sent, old := ref(), ref()
+	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
+	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol", Outcome: registry.OutcomePending}
+	for what, list := range map[string][]registry.Record{
+		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old}, "with an open call": append(used(),
+			open),
+	} {
+		w := newWorld(t, list...)
+		w.mount(publishedAt())
+		w.looked = make(chan []string, 1)
+		watch := NewWatch(w.log, w.machine, layout, NewBell(), time.Now, hclog.NewNullLogger())
+		must(t, watch.look(t.Context()))
+		if len(w.looked) > 0 {
+			t.Errorf("%s: it is looked at", what)
+		}
+	}
+}
+
+// A helper that fails says nothing about a mount: neither that it is ill nor that it is well again.
+func TestAFailedLookChangesNothing(t *testing.T) {
+	watching(t, used(), func(w *world, bell Bell) {
+		w.sees(Sight{Trouble: "it hangs"}, bell)
+		before := w.index()
+		w.mu.Lock()
+		w.blind = errors.New("no helper")
+		w.mu.Unlock()
+		w.sees(Sight{}, bell)
+		if w.index() != before || w.ref().Trouble == "" {
+			t.Errorf("%+v", w.ref())
+		}
+	})
+}
+
+// What has changed while it was looked at is left for the next look.
+func TestALateLookChangesNothing(t *testing.T) {
+	w := newWorld(t, used()...)
+	w.mount(publishedAt())
+	w.sights[publishedAt()] = Sight{Trouble: "it hangs"}
+	r := ref()
+	r.Publish = registry.MarkSent
+	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, NewBell(), time.Now, hclog.NewNullLogger())
+	must(t, watch.look(t.Context()))
+	if got := w.ref(); got.Trouble != "" || got.Publish != registry.MarkSent {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A look that hangs delays the next one, and its bell never blocks who rings it.
+func TestAHungLookHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, used()...)
+		w.mount(publishedAt())
+		w.hang = make(chan struct{})
+		bell := NewBell()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger()).Run(ctx) }()
+		for range 100 {
+			bell.Ring()
+			w.put(data) // and commits go on
+		}
+		begin := time.Now()
+		time.Sleep(lookLimit + watchGap)
+		synctest.Wait()
+		cancel()
+		<-done
+		if took := time.Since(begin); took > lookLimit+2*watchGap {
+			t.Errorf("it ended after %v", took)
+		}
+	})
+}
+
+// A first look that is put off is made at once when the bell rings.
+func TestTheFirstLookMayBePutOff(t *testing.T) {
+	for what, c := range map[string]struct {
+		ring bool
+		at   time.Duration // from the beginning
+	}{"in time": {false, time.Hour}, "when it is rung for": {true, time.Minute}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, used()...)
+			w.mount(stagedAt(), publishedAt())
+			w.sights[publishedAt()] = Sight{Trouble: "its server is gone"}
+			bell := NewBell()
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			watch := NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger())
+			watch.First = time.Hour
+			go func() { done <- watch.Run(ctx) }()
+			time.Sleep(c.at - time.Second)
+			synctest.Wait()
+			if r := w.ref(); r.Trouble != "" {
+				t.Errorf("%s: seen too early: %q", what, r.Trouble)
+			}
+			time.Sleep(time.Second)
+			if c.ring {
+				bell.Ring()
+			}
+			synctest.Wait()
+			if r := w.ref(); r.Trouble == "" {
+				t.Errorf("%s: not seen", what)
+			}
+			cancel()
+			<-done
+		})
+	}
+}

@@ -1,0 +1,134 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// happen commits events.
+func (p *process) happen(kind registry.EventKind, n int) {
+	p.t.Helper()
+	_, err := p.current().store.Commit(p.t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Events: slices.Repeat([]registry.Event{{Kind: kind}}, n)}, nil
+	})
+	must(p.t, err)
+}
+
+// listen is told events after a number until one is of kind "end", or the stream ends. It returns their numbers, without those of bookmarks.
+func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
+	ctx, cancel := context.WithCancel(p.t.Context())
+	defer cancel()
+	stream, err := pb.NewEventsClient(p.conn).Watch(ctx, &pb.WatchRequest{After: after})
+	if err != nil {
+		return nil, false, err
+	}
+	for {
+		reply, err := stream.Recv()
+		if err != nil {
+			return told, false, err
+		}
+		if e := reply.GetEvent(); e != nil {
+			told = append(told, e.GetSeq())
+			if e.GetKind() == "end" {
+				return told, true, nil
+			}
+		}
+	}
+}
+
+// TestWatchersGoOnInThePast: watchers of all ages, which go on at their cursor whenever a shim lets go of the state, are told each event once, those of
+// before the shim that they ask like all others. What ends their streams says that another shim is to be asked.
+func TestWatchersGoOnInThePast(t *testing.T) {
+	p := newProcess(t)
+	l := dirs(t)
+	p.activate(l)
+	const apart = 250 // the watchers' cursors
+	told := make([][]uint64, 8)
+	p.happen("early", len(told)*apart)
+	var swapping sync.RWMutex // locked while no shim is active
+	var watching sync.WaitGroup
+	for w := range told {
+		watching.Go(func() {
+			for over := false; !over; {
+				swapping.RLock()
+				after := uint64(w) * apart
+				if n := len(told[w]); n > 0 {
+					after = told[w][n-1]
+				}
+				swapping.RUnlock()
+				more, ended, err := p.listen(after)
+				if over = ended; err != nil && status.Code(err) != codes.Unavailable {
+					t.Error(err)
+					return
+				}
+				told[w] = append(told[w], more...)
+			}
+		})
+	}
+	for range 5 {
+		p.happen("later", 30)
+		swapping.Lock()
+		mustRelease(t, p)
+		p.activate(l)
+		swapping.Unlock()
+	}
+	p.happen("end", 1)
+	watching.Wait()
+	must(t, p.current().store.View(t.Context(), func(v registry.View) error {
+		for w, got := range told {
+			var want []uint64
+			events, _ := v.Events(registry.Seq(w)*apart, registry.MaxEvents)
+			for _, e := range events {
+				want = append(want, uint64(e.Seq))
+			}
+			if !slices.Equal(got, want) || len(want) < apart {
+				t.Errorf("who began after %d was told %d events of %d: %v", w*apart, len(got), len(want), got)
+			}
+		}
+		return nil
+	}))
+}
+
+// Who is told old events, and takes its time over one, does not hold up the release; when it comes back for more it is told that the state is gone.
+func TestReleaseDoesNotWaitForThePast(t *testing.T) {
+	p := newProcess(t)
+	l := dirs(t)
+	p.activate(l)
+	p.happen("early", 1000)
+	mustRelease(t, p)
+	p.activate(l)
+	feed := p.current().feed
+	ended, busy, resume := make(chan error, 1), make(chan struct{}), make(chan struct{})
+	go func() {
+		ended <- feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
+			if e.Seq == 1 {
+				close(busy)
+				<-resume
+			}
+			return nil
+		})
+	}()
+	<-busy
+	released := make(chan error, 1)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	select {
+	case err := <-released:
+		must(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("the state is not released while somebody is told of the past")
+	}
+	close(resume)
+	if err := <-ended; !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("the watch ended with %v", err)
+	}
+}

@@ -1,0 +1,120 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/internal/mount"
+	"holdfast/registry"
+	"holdfast/shim/internal/disk"
+)
+
+// fuse mounts a file system whose server answers nothing. Who asks it hangs; once it has died, there is ENOTCONN.
+func fuse(t *testing.T, at string) (dies func()) {
+	t.Helper()
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("there is no FUSE for this user: %v", err)
+	}
+	must(t, os.MkdirAll(at, 0o700))
+	must(t, unix.Mount("test", at, "fuse.test", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)))
+	dies = sync.OnceFunc(func() { _ = unix.Close(dev) })
+	t.Cleanup(dies)
+	return dies
+}
+
+// A mount whose server dies, or hangs, under its user is noticed by the shim, which tells which alloc is affected, and goes on as ever.
+func TestMountsWithoutTheirServerAreNoticed(t *testing.T) {
+	for what, c := range map[string]struct {
+		dies bool
+		says string
+	}{"it dies": {true, "ENOTCONN"}, "it hangs": {false, "hangs"}} {
+		t.Run(what, func(t *testing.T) {
+			l := shared(t)
+			boot, err := mount.BootID()
+			must(t, err)
+			records, at := inUse(l, boot)
+			recorded(t, l, records...)
+			dies := fuse(t, at.Host)
+			if c.dies {
+				dies()
+			}
+			p := newProcess(t)
+			begin := time.Now()
+			p.activate(l)
+			must(t, p.starting("other"))
+			if took := time.Since(begin); took > 4*time.Second {
+				t.Errorf("the shim was held up for %v", took)
+			}
+			lost := p.waitFor(registry.EventMountLost)
+			if lost.Alloc != "a1" || lost.Volume.ID != "data" || !strings.Contains(lost.Detail, c.says) {
+				t.Errorf("told %s", lost)
+			}
+			if mounted(t, l)[at.Host] != 1 {
+				t.Error("it was unmounted")
+			}
+			begin = time.Now()
+			mustRelease(t, p)
+			if took := time.Since(begin); took > 4*time.Second {
+				t.Errorf("the release was held up for %v", took)
+			}
+			dies()
+		})
+	}
+}
+
+// waitFor is the next event of a kind.
+func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
+	p.t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && found.Seq == 0; time.Sleep(20 * time.Millisecond) {
+		must(p.t, p.reign.store.View(p.t.Context(), func(v registry.View) error {
+			events, _ := v.Events(0, 1000)
+			for _, e := range events {
+				if e.Kind == kind {
+					found = e
+				}
+			}
+			return nil
+		}))
+	}
+	if found.Seq == 0 {
+		p.t.Fatalf("there is no event %q", kind)
+	}
+	return found
+}
+
+// What is seen of each kind of path. What may not be looked at says nothing.
+func TestWhatIsSeen(t *testing.T) {
+	l := shared(t)
+	d, err := disk.New(l)
+	must(t, err)
+	m := newMachine(d)
+	dead, hung, fine, device := staged(l, "dead"), staged(l, "hung"), staged(l, "fine"), staged(l, "device")
+	fuse(t, dead)()
+	dies := fuse(t, hung)
+	defer dies()
+	tmpfs(t, fine)
+	must(t, unix.Mknod(device, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	seen, err := m.Look(ctx, dead, hung, fine, device, staged(l, "none"))
+	must(t, err)
+	for path, want := range map[string]string{dead: "ENOTCONN", hung: "hangs", fine: "", device: "", staged(l, "none"): ""} {
+		got, looked := seen[path]
+		if !looked || (want == "") != (got.Trouble == "") || !strings.Contains(got.Trouble, want) || got.Block != (path == device) {
+			t.Errorf("%s: %+v, %v", path, got, looked)
+		}
+	}
+	blocks, err := m.devices(t.Context(), device)
+	if err != nil || !blocks[device].Block || blocks[device].Device != (hooks.DeviceNumber{Major: 7, Minor: 250}) {
+		t.Errorf("%+v, %v", blocks, err)
+	}
+}

@@ -1,0 +1,200 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/disk"
+	"holdfast/shim/internal/doctor"
+	"holdfast/shim/internal/store"
+	"holdfast/shim/internal/suspend"
+)
+
+// Visit is a look at a node by a program of its own, while no shim runs there. Plugins are not asked.
+type Visit struct {
+	State  string // state directory
+	Run    string // directory of sockets; empty: the usual one
+	Logger hclog.Logger
+}
+
+// Diagnosis is what a Visit finds.
+type Diagnosis = registry.Diagnosis
+
+// Limits of a visit.
+const (
+	lockLimit = 2 * time.Second
+	copyTries = 3
+)
+
+// Examine works on a copy of the state: nothing is changed.
+func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
+	layout, err := v.layout()
+	if err != nil {
+		return Diagnosis{}, err
+	}
+	dir, err := os.MkdirTemp("", "holdfast-doctor-")
+	if err != nil {
+		return Diagnosis{}, fmt.Errorf("copy the state: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	copied := filepath.Join(dir, filepath.Base(layout.Database()))
+	used, err := wholeCopy(layout, copied)
+	if err != nil {
+		return Diagnosis{}, err
+	}
+	var out Diagnosis
+	err = v.with(ctx, layout, copied, used, func(d *doctor.Doctor) error {
+		out, err = d.Examine(ctx)
+		return err
+	})
+	if refused := store.Usable(layout.Database()); err == nil && errors.Is(refused, registry.ErrDenied) {
+		out.Findings = append(out.Findings, registry.Finding{
+			Kind: registry.FoundDamage, Path: layout.Database(), Detail: fmt.Sprintf("no shim opens this file: %v", refused),
+			Advice: "do as the error says, then start the agent",
+		})
+	}
+	if used && err == nil {
+		out.Findings = append(out.Findings, registry.Finding{
+			Kind: registry.FoundUnseen, Path: layout.Database(), Detail: "a shim runs with this state: what it does now may look wrong from outside",
+			Advice: "ask it instead, through its agent: holdfast doctor",
+		})
+	}
+	return out, err
+}
+
+// Repair works on the state itself. Its lock refuses when a shim runs.
+func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
+	layout, err := v.layout()
+	if err == nil {
+		err = sound(layout)
+	}
+	if err != nil {
+		return Diagnosis{}, err
+	}
+	var out Diagnosis
+	err = v.with(ctx, layout, layout.Database(), false, func(d *doctor.Doctor) error {
+		out, err = d.Repair(ctx, digest)
+		return err
+	})
+	return out, err
+}
+
+// layout is that of the two directories, as the mount table shows them.
+func (v Visit) layout() (l hooks.Layout, err error) {
+	if l.State, err = filepath.Abs(v.State); err == nil {
+		l.State, err = filepath.EvalSymlinks(l.State)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return l, nowhere(v.State)
+	}
+	if err != nil {
+		return l, fmt.Errorf("state directory: %w", err)
+	}
+	l.Run = v.Run
+	if l.Run == "" {
+		l.Run = hooks.DefaultRun(l.State, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
+	}
+	return l, l.Check()
+}
+
+func nowhere(state string) error {
+	return registry.Errorf(registry.ErrNotFound, "%s is no state directory of Holdfast: nothing of it was ever there; name another one", state)
+}
+
+// sound is nil if the state file is there and whole.
+func sound(l hooks.Layout) error {
+	err := store.Sound(l.Database())
+	if errors.Is(err, registry.ErrNotFound) {
+		return registry.Errorf(registry.ErrNotFound, "%w: there is nothing to repair; start an agent, which makes one, and ask it", err)
+	}
+	return err
+}
+
+// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is made. A state that is
+// gone is an empty one, if there are mounts of it.
+func wholeCopy(l hooks.Layout, to string) (used bool, err error) {
+	for range copyTries {
+		if used, err = lockedCopy(l.Database(), to); err == nil {
+			err = store.Sound(to)
+		}
+		if !used || !errors.Is(err, registry.ErrDamaged) {
+			break
+		}
+	}
+	_, mounts := os.Lstat(l.MountRoot())
+	switch {
+	case errors.Is(err, registry.ErrDamaged):
+		return used, store.Sound(l.Database()) // by its own name
+	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nowhere(l.State)
+	}
+	return used, err
+}
+
+// lockedCopy copies a file that nobody writes to meanwhile, or says that somebody may.
+func lockedCopy(from, to string) (used bool, err error) {
+	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false, err
+	}
+	defer in.Close()
+	used = errors.Is(unix.Flock(int(in.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return used, err
+	}
+	_, err = io.Copy(out, in)
+	return used, errors.Join(err, out.Close())
+}
+
+// with opens the state for as long as use lasts.
+func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error) (err error) {
+	d, err := disk.New(l)
+	if err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, lockLimit)
+	defer cancel()
+	s, err := store.Open(waiting, store.Options{Path: file, Boot: d.Boot(), Now: time.Now, Logger: v.Logger.Named("store")})
+	if errors.Is(err, registry.ErrConflict) {
+		return registry.Errorf(registry.ErrConflict,
+			"%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first", err)
+	}
+	if err != nil {
+		return err
+	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var writer sync.WaitGroup
+	writer.Go(func() { _ = s.Run(running) }) // what it cannot write is an error of who wants it written
+	defer func() {
+		stop()
+		writer.Wait()
+		err = errors.Join(err, s.Close())
+	}()
+	return use(doctor.New(s, newMachine(d), doctor.Options{
+		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: suspend.New(l.Suspensions()),
+		Check: func() []string { return contradictions(s) },
+	}))
+}
+
+// contradictions is what a state says against itself, for people.
+func contradictions(s *store.Store) (texts []string) {
+	for err := range s.Check() {
+		texts = append(texts, err.Error())
+	}
+	return texts
+}

@@ -1,0 +1,360 @@
+package lifecycle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/internal/mount"
+	"holdfast/internal/mount/mounttest"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+	"holdfast/shim/internal/disk"
+	"holdfast/shim/internal/store"
+)
+
+// TestMain lets the test binary be the helper that it starts itself, and gives the mounts of these tests a namespace of their own.
+func TestMain(m *testing.M) {
+	Helper()
+	os.Exit(mounttest.Run(m))
+}
+
+// needsRoot says which machine can run the test.
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("mounts need root")
+	}
+}
+
+func visitOf(l hooks.Layout) Visit {
+	return Visit{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
+}
+
+// recorded is a state with these records, left by a shim.
+func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
+	t.Helper()
+	s, err := store.Open(t.Context(), store.Options{Path: l.Database(), Boot: "the boot of that time"})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	_, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	must(t, err)
+	cancel()
+	<-done
+	must(t, s.Close())
+}
+
+// tmpfs mounts one at a new directory, with a file in it.
+func tmpfs(t *testing.T, at string) {
+	t.Helper()
+	must(t, os.MkdirAll(at, 0o700))
+	must(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=64k"))
+	must(t, os.WriteFile(filepath.Join(at, "mark"), nil, 0o600))
+}
+
+// running is a process that lasts as long as the test.
+func running(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil { // it says when it is there
+		t.Fatal(err)
+	}
+}
+
+func sleeper() *exec.Cmd { return exec.Command("sh", "-c", "echo; exec sleep 1000") }
+
+func staged(l hooks.Layout, name string) string {
+	return filepath.Join(l.PluginRoot("ebs"), "stage", name)
+}
+
+// mounted is how many mounts are at each path below the mount root.
+func mounted(t *testing.T, l hooks.Layout) map[string]int {
+	t.Helper()
+	all, err := mount.Below(l.MountRoot())
+	must(t, err)
+	found := map[string]int{}
+	for _, m := range all {
+		if m.Point != l.MountRoot() {
+			found[m.Point]++
+		}
+	}
+	return found
+}
+
+// shared is a layout whose mount root is as a shim leaves it.
+func shared(t *testing.T) hooks.Layout {
+	t.Helper()
+	needsRoot(t)
+	l := dirs(t)
+	d, err := disk.New(l)
+	must(t, err)
+	must(t, d.Share())
+	return l
+}
+
+// uses are ways to use a mount; each returns when it is used.
+var uses = map[string]func(t *testing.T, at string){
+	"working directory": func(t *testing.T, at string) {
+		cmd := sleeper()
+		cmd.Dir = at
+		running(t, cmd)
+	},
+	"open file": func(t *testing.T, at string) {
+		f, err := os.Open(filepath.Join(at, "mark"))
+		must(t, err)
+		defer f.Close()
+		cmd := sleeper()
+		cmd.Stdin = f
+		running(t, cmd)
+	},
+	"mount inside": func(t *testing.T, at string) { tmpfs(t, filepath.Join(at, "inner")) },
+}
+
+// A hundred mounts that no record knows, some of them stacks, half of them used in every way: exactly the others are unmounted.
+func TestOrphansThatAreUsedStay(t *testing.T) {
+	l := shared(t)
+	recorded(t, l)
+	var used []string
+	for i := range 11 { // another mount namespace holds what is mounted by now
+		used = append(used, staged(l, fmt.Sprint("namespace-", i)))
+		tmpfs(t, used[i])
+	}
+	running(t, exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"))
+	for name, use := range uses {
+		for i := range 13 {
+			at := staged(l, strings.ReplaceAll(name, " ", "-")+fmt.Sprint(i))
+			tmpfs(t, at)
+			use(t, at)
+			used = append(used, at)
+		}
+	}
+	before := mounted(t, l)
+	for i := range 50 {
+		for range 1 + i%10/9*2 {
+			tmpfs(t, filepath.Join(l.PluginRoot("ebs"), "publish", fmt.Sprint("free-", i), "v"))
+		}
+	}
+	all := mounted(t, l)
+
+	found, err := visitOf(l).Examine(t.Context())
+	must(t, err)
+	var isUsed []string
+	for _, f := range found.Findings {
+		if f.Kind == registry.FoundUsed {
+			isUsed = append(isUsed, f.Path)
+		}
+	}
+	slices.Sort(used)
+	if !slices.Equal(isUsed, used) || len(found.Findings) != 100 {
+		t.Errorf("%d findings, used are\n%s\nwant\n%s", len(found.Findings), strings.Join(isUsed, "\n"), strings.Join(used, "\n"))
+	}
+	if now := mounted(t, l); !maps.Equal(now, all) {
+		t.Fatal("an examination has changed the mount table")
+	}
+
+	repaired, err := visitOf(l).Repair(t.Context(), found.Digest)
+	must(t, err)
+	for _, f := range repaired.Findings {
+		if f.Action == registry.ActUnmount && f.Result != registry.RepairDone {
+			t.Errorf("%s: %s", f, f.Result)
+		}
+	}
+	if now := mounted(t, l); !maps.Equal(now, before) {
+		t.Errorf("mounted is %v, want %v", now, before)
+	}
+	for _, at := range used {
+		if _, err := os.Lstat(filepath.Join(at, "mark")); err != nil {
+			t.Errorf("what is used was touched: %v", err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(l.PluginRoot("ebs"), "publish", "*")); len(left) > 0 {
+		t.Errorf("directories are left: %v", left)
+	}
+}
+
+// inUse is a volume that is published for one alloc, as its records say.
+func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.Tree) {
+	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
+		External: "ext-1"}}
+	key := registry.ClaimKey{Volume: v.VolumeKey(), Alloc: "a1", Request: "vol"}
+	root := registry.Tree{Host: l.PluginRoot("ebs"), Task: "/csi"}
+	at = l.Target(key, root)
+	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
+	return []registry.Record{
+		v, registry.Claim{Volume: key.Volume, Name: v.VolumeName(), Alloc: "a1", Request: "vol", Usage: u},
+		registry.Placement{Volume: key.Volume, Name: v.VolumeName(), Stage: registry.MarkDone, Stages: true, Staged: u,
+			StagedAt: l.Staging(key.Volume, root), Boot: boot},
+		registry.Ref{Volume: key.Volume, Alloc: "a1", Request: "vol", Usage: u, Target: at, Publish: registry.MarkDone, Boot: boot},
+	}, at
+}
+
+func TestDoctorSaysThatTheStateIsRefused(t *testing.T) {
+	l := shared(t)
+	recorded(t, l)
+	if found, err := visitOf(l).Examine(t.Context()); err != nil || len(found.Findings) > 0 {
+		t.Errorf("found %v, %v", found.Findings, err)
+	}
+	must(t, os.Chmod(l.Database(), 0o644))
+	found, err := visitOf(l).Examine(t.Context())
+	must(t, err)
+	if len(found.Findings) != 1 || found.Findings[0].Kind != registry.FoundDamage ||
+		!strings.Contains(found.Findings[0].Detail, "chmod 600 "+l.Database()) {
+		t.Errorf("found %v", found.Findings)
+	}
+}
+
+func TestDoctorFindsAMountOnASocketDirectory(t *testing.T) {
+	l := shared(t)
+	recorded(t, l)
+	at := l.SocketDir(registry.TaskKey{Alloc: "a1", Task: "p"})
+	tmpfs(t, at)
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	found, err := visitOf(l).Examine(t.Context())
+	must(t, err)
+	if len(found.Findings) != 1 || found.Findings[0].Path != at || found.Findings[0].Action != registry.ActNothing {
+		t.Errorf("found %v", found.Findings)
+	}
+}
+
+// After the machine was started anew, nothing is recorded as mounted any more, whoever looks first.
+func TestARebootIsNoticedOffline(t *testing.T) {
+	l := shared(t)
+	records, _ := inUse(l, "the boot of that time")
+	recorded(t, l, records...)
+	before, err := os.ReadFile(l.Database())
+	must(t, err)
+	found, err := visitOf(l).Examine(t.Context())
+	must(t, err)
+	unseen := found.Unexamined()
+	if rest := found.Findings[len(unseen):]; len(rest) != 2 || rest[0].Kind != registry.FoundRebooted || rest[1].Kind != registry.FoundRebooted {
+		t.Errorf("found %v", found.Findings)
+	}
+	if after, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("an examination has written to the state (%v)", err)
+	}
+	repaired, err := visitOf(l).Repair(t.Context(), found.Digest)
+	must(t, err)
+	if !repaired.Sound() {
+		t.Errorf("%+v", repaired.Findings)
+	}
+	if again, err := visitOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) || len(unseen) != 1 {
+		t.Errorf("found again: %v, %v", again.Findings, err)
+	}
+	if _, err := visitOf(l).Repair(t.Context(), found.Digest); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("the old plan: %v", err)
+	}
+}
+
+// Who cannot look says why, and touches nothing: a damaged state, a place where nothing ever was, a state that is gone, a shim that runs.
+func TestAVisitThatCannotBe(t *testing.T) {
+	l := shared(t)
+	stray := staged(l, "stray")
+	tmpfs(t, stray)
+	rubbish := bytes.Repeat([]byte("rubbish "), 8192)
+	must(t, os.WriteFile(l.Database(), rubbish, 0o600))
+	names := listing(t, l.State)
+	for what, look := range map[string]func() error{
+		"examine": func() error { _, err := visitOf(l).Examine(t.Context()); return err },
+		"repair":  func() error { _, err := visitOf(l).Repair(t.Context(), ""); return err },
+	} {
+		if err := look(); !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), l.Database()+" is damaged") {
+			t.Errorf("%s of a damaged state: %v", what, err)
+		}
+	}
+	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) || !slices.Equal(listing(t, l.State), names) ||
+		mounted(t, l)[stray] != 1 {
+		t.Errorf("something was touched: %v, %v, %v", err, listing(t, l.State), mounted(t, l))
+	}
+
+	must(t, os.Remove(l.Database()))
+	if d, err := visitOf(l).Examine(t.Context()); err != nil || len(d.Findings) != 1 || d.Findings[0].Kind != registry.FoundOrphan {
+		t.Errorf("a state that is gone: %v, %v", d.Findings, err)
+	}
+	if _, err := visitOf(l).Repair(t.Context(), ""); !errors.Is(err, registry.ErrNotFound) || len(listing(t, l.State)) != len(names)-1 {
+		t.Errorf("repair of a state that is gone: %v", err)
+	}
+	empty := dirs(t)
+	for _, state := range []string{empty.State, filepath.Join(empty.State, "none")} {
+		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err, registry.ErrNotFound) ||
+			!strings.Contains(err.Error(), state) {
+			t.Errorf("%s: %v", state, err)
+		}
+	}
+
+	p := newProcess(t)
+	p.activate(l)
+	d, err := visitOf(l).Examine(t.Context())
+	if err != nil || !slices.ContainsFunc(d.Findings, func(f registry.Finding) bool { return strings.Contains(f.Detail, "a shim runs") }) {
+		t.Errorf("while a shim runs: %v, %v", d.Findings, err)
+	}
+	if _, err := visitOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) ||
+		!strings.Contains(err.Error(), "a shim runs with this state") {
+		t.Errorf("repair while a shim runs: %v", err)
+	}
+	if mounted(t, l)[stray] != 1 {
+		t.Error("something was unmounted")
+	}
+}
+
+func listing(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// A running shim looks and repairs too. Its start has told what it found, and unmounted nothing.
+func TestARunningShimIsADoctor(t *testing.T) {
+	l := shared(t)
+	recorded(t, l)
+	tmpfs(t, staged(l, "free"))
+	tmpfs(t, staged(l, "used"))
+	uses["working directory"](t, staged(l, "used"))
+	p := newProcess(t)
+	p.activate(l)
+	if len(mounted(t, l)) != 2 {
+		t.Fatalf("the start has changed what is mounted: %v", mounted(t, l))
+	}
+	told := 0
+	must(t, p.reign.store.View(t.Context(), func(v registry.View) error {
+		events, _ := v.Events(0, 100)
+		for _, e := range events {
+			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "no record knows it") {
+				told++
+			}
+		}
+		return nil
+	}))
+	if told != 2 {
+		t.Errorf("%d are told", told)
+	}
+	client := pb.NewControlClient(p.conn)
+	found, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{}})
+	must(t, err)
+	repaired, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "repair-1"}, Repair: true,
+		Digest: found.GetDigest()})
+	must(t, err)
+	if len(repaired.GetFindings()) != 2 || !maps.Equal(mounted(t, l), map[string]int{staged(l, "used"): 1}) {
+		t.Errorf("%v, mounted %v", repaired, mounted(t, l))
+	}
+}

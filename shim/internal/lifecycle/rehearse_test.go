@@ -1,0 +1,123 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/store"
+)
+
+// copyWith is a copy of a state that holds the records.
+func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
+	t.Helper()
+	path := filepath.Join(l.State, "copy.db")
+	s, err := store.Open(t.Context(), store.Options{Path: path})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	_, err = s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	must(t, err)
+	cancel()
+	<-ended
+	must(t, s.Close())
+	return path
+}
+
+// TestRehearsalRefusesWhatItCouldNotStart: a task or an alloc that only a newer shim could start again is named, with what to do. Those that
+// this one knows are no reason, whatever fields they have besides.
+func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
+	sealed := func(version string) []byte {
+		return []byte(`{"version":` + version + `,"later":1,"task":{"csi_plugin":{"id":"p","type":"node","later":1}}}`)
+	}
+	key := registry.TaskKey{Alloc: "alloc-1", Task: "plugin"}
+	for _, c := range []struct {
+		what   string
+		record registry.Record
+		says   []string // empty: it is no reason
+	}{
+		{"a task of this version", registry.Task{TaskKey: key, Sealed: sealed("1")}, nil},
+		{"a task of a later one", registry.Task{TaskKey: key, Sealed: sealed("99")},
+			[]string{"task alloc-1/plugin", "version 99", "stop its job"}},
+		{"an alloc of a later one", registry.Alloc{ID: "alloc-2", Sealed: []byte(`{"version":99,"group":{}}`)},
+			[]string{"alloc alloc-2", "version 99", "stop its job"}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			l := dirs(t)
+			p := newProcess(t)
+			_, err := p.Hello(t.Context(), hello(l))
+			must(t, err)
+			path := copyWith(t, l, c.record)
+			_, err = p.Rehearse(t.Context(), path)
+			if (err != nil) != (len(c.says) > 0) || err != nil && !errors.Is(err, registry.ErrUnsupported) {
+				t.Errorf("the rehearsal says %v", err)
+			}
+			for _, want := range c.says {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v does not say %q", err, want)
+				}
+			}
+			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the copy is left: %v", err)
+			}
+		})
+	}
+}
+
+// TestRehearsalTellsWhoCouldReadTheState: before the migrations and after them.
+func TestRehearsalTellsWhoCouldReadTheState(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	_, err := p.Hello(t.Context(), hello(l))
+	must(t, err)
+	got, err := p.Rehearse(t.Context(), copyWith(t, l))
+	must(t, err)
+	if got.Schema != store.Newest || got.Readable != store.Oldest {
+		t.Errorf("a state of schema %d has schema %d, and is readable by %d", store.Newest, got.Schema, got.Readable)
+	}
+}
+
+// TestRehearsalReadsTheNewestEvents: it tries events as a watcher would be told them, and few of ten thousand.
+func TestRehearsalReadsTheNewestEvents(t *testing.T) {
+	for _, n := range []int{0, 1, triedEvents, registry.MaxEvents} {
+		log := registrytest.NewLog(time.Now)
+		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Events: make([]registry.Event, n)}, nil
+		})
+		must(t, err)
+		read := &eventsRead{State: log}
+		must(t, (&rehearsal{learnt: &learnt{}}).read(t.Context(), read))
+		if want := min(n, triedEvents); len(read.events) != want || want > 0 && read.events[want-1].Seq != registry.Seq(n) {
+			t.Errorf("of %d events %d are read: %v", n, len(read.events), read.events)
+		}
+	}
+}
+
+// eventsRead is a log that knows which events were read.
+type eventsRead struct {
+	registry.State
+	events []registry.Event
+}
+
+func (l *eventsRead) View(ctx context.Context, read func(registry.View) error) error {
+	return l.State.View(ctx, func(v registry.View) error { return read(eventsView{v, l}) })
+}
+
+type eventsView struct {
+	registry.View
+	log *eventsRead
+}
+
+func (v eventsView) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+	events, floor := v.View.Events(after, limit)
+	v.log.events = append(v.log.events, events...)
+	return events, floor
+}

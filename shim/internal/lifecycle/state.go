@@ -1,0 +1,59 @@
+package lifecycle
+
+import (
+	"fmt"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// State is where in its life a shim is.
+type State string
+
+const (
+	Candidate  State = "candidate"
+	Activating State = "activating"
+	Active     State = "active"
+	Quiesced   State = "quiesced" // active, but takes no new mutating calls
+	Releasing  State = "releasing"
+	Released   State = "released" // a candidate again
+	Gone       State = "gone"
+)
+
+// next lists the legal moves. Any state may become Gone.
+var next = map[State][]State{
+	Candidate:  {Activating},
+	Activating: {Active, Candidate, Released}, // back to where it came from, if activation fails
+	Active:     {Quiesced, Releasing},
+	Quiesced:   {Quiesced, Active, Releasing}, // active again: the hand-over is given up
+	Releasing:  {Released},
+	Released:   {Activating},
+}
+
+// move is to, if the move is legal.
+func (s State) move(to State) (State, error) {
+	if to == Gone {
+		return Gone, nil
+	}
+	for _, legal := range next[s] {
+		if legal == to {
+			return to, nil
+		}
+	}
+	return s, registry.Errorf(registry.ErrConflict, "this shim is %s; it cannot become %s", s, to)
+}
+
+// proto is the state as the API tells it: what is between two states counts as the one before.
+func (s State) proto() pb.Tenure {
+	switch s {
+	case Candidate, Activating:
+		return pb.Tenure_TENURE_CANDIDATE
+	case Active, Quiesced, Releasing:
+		return pb.Tenure_TENURE_ACTIVE
+	case Released:
+		return pb.Tenure_TENURE_RELEASED
+	case Gone:
+		return pb.Tenure_TENURE_GONE
+	}
+	panic(fmt.Sprintf("tenure: no such state: %q", string(s)))
+}

@@ -1,0 +1,585 @@
+package lifecycle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"holdfast/hooks"
+	"holdfast/internal/mount"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/rpc"
+	"holdfast/shim/internal/store"
+)
+
+// process is a tenure as main runs it, but within this process, and the host's connection to it.
+type process struct {
+	*Tenure
+	t     *testing.T
+	conn  *grpc.ClientConn
+	ended chan error // what Run returned
+	stop  context.CancelFunc
+}
+
+func newProcess(t *testing.T) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	p := &process{Tenure: New("test", hclog.NewNullLogger()), t: t, ended: make(chan error, 1), stop: cancel}
+	listener := bufconn.Listen(1 << 20)
+	g := grpc.NewServer(grpc.WaitForHandlers(true))
+	p.Register(ctx, g)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = g.Serve(listener) })
+	wg.Go(func() { p.ended <- p.Run(ctx) })
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
+	conn, err := grpc.NewClient("passthrough:shim", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	p.conn = conn
+	t.Cleanup(func() {
+		cancel()
+		g.Stop()
+		wg.Wait()
+		if r := p.take(); r != nil { // of a process that has failed: its end would have taken that along
+			_ = r.close()
+		}
+		_ = conn.Close()
+	})
+	return p
+}
+
+// dirs are a layout's two directories. What is mounted there is taken down at the end.
+func dirs(t *testing.T) hooks.Layout {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "h-")
+	must(t, err)
+	t.Cleanup(func() {
+		mounts, err := mount.Below(dir)
+		must(t, err)
+		for _, m := range slices.Backward(mounts) {
+			must(t, unix.Unmount(m.Point, 0))
+		}
+		must(t, os.RemoveAll(dir))
+	})
+	l := hooks.Layout{Run: filepath.Join(dir, "run"), State: filepath.Join(dir, "state")}
+	must(t, os.Mkdir(l.Run, 0o700))
+	must(t, os.Mkdir(l.State, 0o700))
+	return l
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func hello(l hooks.Layout) rpc.Hello {
+	return rpc.Hello{Node: "node-1", StateDir: l.State, RunDir: l.Run, Operations: hooks.Operations}
+}
+
+// activate greets and activates.
+func (p *process) activate(l hooks.Layout) {
+	p.t.Helper()
+	_, err := p.Hello(p.t.Context(), hello(l))
+	must(p.t, err)
+	must(p.t, p.Activate(p.t.Context(), rpc.Handover{}))
+}
+
+// starting records the start of a plugin's task.
+func (p *process) starting(alloc string) error {
+	text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"x\"\n type = \"node\"\n }\n}\n"
+	job, err := pb.NewJobsClient(p.conn).Parse(p.t.Context(), &pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(text)}})
+	if err != nil {
+		return err
+	}
+	_, err = pb.NewTasksClient(p.conn).Starting(p.t.Context(), &pb.TaskStartingRequest{
+		Call: &pb.Call{OperationId: "start-" + alloc},
+		Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: alloc, Task: "plugin"}, Attempt: 1, Sealed: job.GetJob().GetGroups()[0].GetTasks()[0].GetSealed()},
+	})
+	return err
+}
+
+// tasks are the plugins' tasks that the shim knows.
+func (p *process) tasks() (allocs []string) {
+	p.t.Helper()
+	reply, err := pb.NewPluginsClient(p.conn).List(p.t.Context(), &pb.ListPluginsRequest{})
+	must(p.t, err)
+	for _, task := range reply.GetTasks() {
+		allocs = append(allocs, task.GetTask().GetAlloc())
+	}
+	return allocs
+}
+
+// goroutines are those that run our code or a library's, each by the function that made it.
+func goroutines() (list []string) {
+	buf := make([]byte, 1<<20)
+	made := regexp.MustCompile(`(?m)^created by (\S+)`)
+	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if m := made.FindStringSubmatch(stack); m != nil && !strings.HasPrefix(m[1], "testing.") && !strings.Contains(m[1], "google.golang.org/grpc") {
+			list = append(list, m[1])
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// becomes waits a moment for what is about to end by itself.
+func becomes(t *testing.T, what string, list func() []string, want []string) {
+	t.Helper()
+	got := list()
+	for end := time.Now().Add(2 * time.Second); !slices.Equal(got, want) && time.Now().Before(end); got = list() {
+		runtime.Gosched()
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// openFiles are the files that this process has open below the layout's directories, and its inotify instances.
+func openFiles(l hooks.Layout) (list []string) {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		to, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+		if strings.HasPrefix(to, filepath.Dir(l.State)) || strings.Contains(to, "inotify") {
+			list = append(list, to)
+		}
+	}
+	return list
+}
+
+// One process is active three times over. The generation rises each time, nothing is lost, and between its lives nothing of it runs, is
+// open, or is answered.
+func TestActiveAgainInOneProcess(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE || st.Generation != 0 {
+		t.Errorf("at first: %+v", st)
+	}
+	_, err := pb.NewPluginsClient(p.conn).List(t.Context(), &pb.ListPluginsRequest{}) // and the connection is there
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("a candidate lists: %v", err)
+	}
+	before := goroutines()
+	var want []string
+	for life := 1; life <= 3; life++ {
+		p.activate(l)
+		if st := p.Status(); st.Tenure != pb.Tenure_TENURE_ACTIVE || int(st.Generation) != life {
+			t.Errorf("life %d: %+v", life, st)
+		}
+		if len(openFiles(l)) == 0 || len(goroutines()) <= len(before) {
+			t.Error("this test sees no open file or no goroutine of an active shim") // its own control
+		}
+		if got := p.tasks(); !slices.Equal(got, want) {
+			t.Errorf("life %d knows %v, want %v", life, got, want)
+		}
+		must(t, p.starting(fmt.Sprint("a", life)))
+		want = append(want, fmt.Sprint("a", life))
+		_, err := p.Quiesce(t.Context(), 0)
+		must(t, err)
+		if err := p.starting("late"); status.Code(err) != codes.Unavailable {
+			t.Errorf("a quiesced shim takes a call: %v", err)
+		}
+		if got := p.tasks(); !slices.Equal(got, want) {
+			t.Errorf("a quiesced shim reads %v", got)
+		}
+		mustRelease(t, p)
+		if st := p.Status(); st.Tenure != pb.Tenure_TENURE_RELEASED {
+			t.Errorf("released: %+v", st)
+		}
+		becomes(t, fmt.Sprintf("runs after life %d", life), goroutines, before)
+		becomes(t, fmt.Sprintf("open after life %d", life), func() []string { return openFiles(l) }, nil)
+	}
+}
+
+// A hand-over that is given up before Release leaves the shim active, under its own generation.
+// A Quiesce that was called off and is served late, after the Activate that took its place, leaves the shim as it is.
+func TestLateQuiesceIsCalledOff(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true}))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("it was called off, and ended with %v", err)
+	}
+	must(t, p.starting("a"))
+}
+
+func TestQuiescedShimGoesOn(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	_, err := p.Quiesce(t.Context(), 0)
+	must(t, err)
+	must(t, p.Activate(t.Context(), rpc.Handover{}))
+	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true})) // is true already
+	must(t, p.starting("a"))
+	if st := p.Status(); st.Generation != 1 || st.Tenure != pb.Tenure_TENURE_ACTIVE {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestMovesOutOfTurnAreRefused(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	if err := p.Activate(t.Context(), rpc.Handover{}); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "Hello") {
+		t.Errorf("before Hello: %v", err)
+	}
+	if _, err := p.Release(t.Context()); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("Release of a candidate: %v", err)
+	}
+	if _, err := p.Quiesce(t.Context(), 0); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("Quiesce of a candidate: %v", err)
+	}
+	p.activate(l)
+	if err := p.Activate(t.Context(), rpc.Handover{}); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("Activate twice: %v", err)
+	}
+	must(t, p.starting("a"))
+}
+
+// The directories and the node of an active shim do not change.
+func TestHelloOfAnotherHostIsRefused(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	for _, change := range []func(*rpc.Hello){
+		func(h *rpc.Hello) { h.StateDir = "/elsewhere" }, func(h *rpc.Hello) { h.RunDir = "/elsewhere" }, func(h *rpc.Hello) { h.Node = "node-2" },
+	} {
+		h := hello(l)
+		change(&h)
+		if _, err := p.Hello(t.Context(), h); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), l.State) {
+			t.Errorf("%+v: %v", h, err)
+		}
+	}
+	if _, err := p.Hello(t.Context(), hello(l)); err != nil {
+		t.Errorf("the same again: %v", err)
+	}
+	mustRelease(t, p)
+	other := dirs(t)
+	if _, err := p.Hello(t.Context(), hello(other)); err != nil {
+		t.Errorf("a released shim: %v", err)
+	}
+}
+
+// A damaged file is told as such and stays as it is, and so does the shim. Once it is put right, the same shim takes it.
+func TestDamagedStateLeavesACandidate(t *testing.T) {
+	l := dirs(t)
+	rubbish := bytes.Repeat([]byte("rubbish "), 8192)
+	must(t, os.WriteFile(l.Database(), rubbish, 0o600))
+	p := newProcess(t)
+	_, err := p.Hello(t.Context(), hello(l))
+	must(t, err)
+	before := goroutines()
+	err = p.Activate(t.Context(), rpc.Handover{})
+	if !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), l.Database()) {
+		t.Errorf("got %v", err)
+	}
+	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE {
+		t.Errorf("%+v", st)
+	}
+	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) {
+		t.Errorf("the file has changed: %v", err)
+	}
+	becomes(t, "open after the refusal", func() []string { return openFiles(l) }, nil)
+	becomes(t, "runs after the refusal", goroutines, before)
+	must(t, os.Remove(l.Database()))
+	must(t, p.Activate(t.Context(), rpc.Handover{}))
+}
+
+// Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked meanwhile. It takes over
+// when the first lets go.
+func TestOneWriter(t *testing.T) {
+	l := dirs(t)
+	first, second := newProcess(t), newProcess(t)
+	first.activate(l)
+	_, err := second.Hello(t.Context(), hello(l))
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- second.Activate(ctx, rpc.Handover{}) }()
+	for second.at() != Activating {
+		runtime.Gosched()
+	}
+	if st := second.Status(); st.Tenure != pb.Tenure_TENURE_CANDIDATE || st.Generation != 0 {
+		t.Errorf("while it waits: %+v", st)
+	}
+	must(t, first.starting("a"))
+	cancel()
+	if err := <-done; !errors.Is(err, registry.ErrConflict) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), l.Database()) {
+		t.Errorf("the second: %v", err)
+	}
+	if st := first.Status(); st.Generation != 1 {
+		t.Errorf("the first: %+v", st)
+	}
+	go func() { done <- second.Activate(t.Context(), rpc.Handover{}) }()
+	mustRelease(t, first)
+	must(t, <-done)
+	if got := second.tasks(); !slices.Equal(got, []string{"a"}) || second.Status().Generation != 2 {
+		t.Errorf("the second knows %v, %+v", got, second.Status())
+	}
+}
+
+func (p *process) at() State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+// The end of the host ends a shim also while it waits for its state.
+func TestLifeEndsAnActivationThatWaits(t *testing.T) {
+	l := dirs(t)
+	first, second := newProcess(t), newProcess(t)
+	first.activate(l)
+	_, err := second.Hello(t.Context(), hello(l))
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- second.Activate(context.WithoutCancel(t.Context()), rpc.Handover{}) }()
+	for second.at() != Activating {
+		runtime.Gosched()
+	}
+	second.stop()
+	must(t, <-second.ended)
+	if err := <-done; err == nil {
+		t.Error("it was activated after its end")
+	}
+	if st := second.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A store that fails ends the process, and the call that met it is nobody's answer: the next shim is asked.
+func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	must(t, p.starting("a"))
+	must(t, os.Remove(l.Database()))
+	err := p.starting("b")
+	if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) > 0 {
+		t.Errorf("the call: %v", err)
+	}
+	if err := <-p.ended; !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), "start over") {
+		t.Errorf("Run: %v", err)
+	}
+	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
+		t.Errorf("%+v", st)
+	}
+}
+
+// The end of the host takes an active shim down.
+func TestEndOfLife(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	p.stop()
+	must(t, <-p.ended)
+	becomes(t, "open", func() []string { return openFiles(l) }, nil)
+	if err := p.Activate(t.Context(), rpc.Handover{}); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("Activate of one that is gone: %v", err)
+	}
+}
+
+// A snapshot is a whole state that a store opens.
+func TestSnapshotOpens(t *testing.T) {
+	l := dirs(t)
+	p := newProcess(t)
+	if _, err := p.Snapshot(t.Context(), func([]byte) error { return nil }); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("of a candidate: %v", err)
+	}
+	p.activate(l)
+	must(t, p.starting("a"))
+	stream, err := pb.NewControlClient(p.conn).Snapshot(t.Context(), &pb.SnapshotRequest{})
+	must(t, err)
+	var copied []byte
+	for {
+		chunk, err := stream.Recv()
+		if err != nil {
+			break
+		}
+		copied = append(copied, chunk.GetData()...)
+	}
+	other := dirs(t)
+	must(t, os.WriteFile(other.Database(), copied, 0o600))
+	s, err := store.Open(t.Context(), store.Options{Path: other.Database(), Generation: 1})
+	must(t, err)
+	defer s.Close()
+	if s.Index() != p.Status().Index {
+		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
+	}
+}
+
+// The shim writes a copy to a file that its host has made, and to nothing else.
+func TestSnapshotIsWrittenToAFile(t *testing.T) {
+	l, other := dirs(t), dirs(t)
+	p := newProcess(t)
+	p.activate(l)
+	must(t, p.starting("a"))
+	write := func(path string) error {
+		stream, err := pb.NewControlClient(p.conn).Snapshot(t.Context(), &pb.SnapshotRequest{File: path})
+		must(t, err)
+		for {
+			chunk, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if len(chunk.GetData()) > 0 {
+				t.Errorf("%s: it was sent as well", path)
+			}
+		}
+	}
+	linked, pipe := filepath.Join(other.Run, "linked"), filepath.Join(other.Run, "pipe")
+	must(t, os.WriteFile(other.Database(), []byte("what was there before, which is longer than nothing"), 0o600))
+	must(t, os.Symlink(other.Database(), linked))
+	must(t, unix.Mkfifo(pipe, 0o600))
+	for what, path := range map[string]string{"missing": filepath.Join(other.Run, "missing"), "linked": linked, "a pipe": pipe, "a directory": other.Run} {
+		if err := write(path); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	must(t, write(other.Database()))
+	s, err := store.Open(t.Context(), store.Options{Path: other.Database(), Generation: 1})
+	must(t, err)
+	defer s.Close()
+	if s.Index() != p.Status().Index {
+		t.Errorf("index %d, want %d", s.Index(), p.Status().Index)
+	}
+}
+
+// A shim that is quiesced for a swap begins no CSI call, until it is to go on; one that is quiesced for good lets all calls come to their end.
+func TestNoCallBeginsWhileQuiesced(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	drive := func() (waits, sent chan struct{}) {
+		waits, sent = make(chan struct{}, 1), make(chan struct{})
+		r := p.current()
+		ctx := intent.Observing(t.Context(), &r.recess, func(begins bool) {
+			if begins {
+				waits <- struct{}{}
+			}
+		})
+		go func() {
+			err := intent.Drive(ctx, registrytest.NewLog(time.Now), time.Now, intent.Call{
+				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"}, RPC: registry.NodeStageRPC, Hash: "h"},
+				Do:     func(context.Context) error { close(sent); return nil },
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		return waits, sent
+	}
+	quiesce := func(long time.Duration) {
+		_, err := p.Quiesce(t.Context(), long)
+		must(t, err)
+	}
+	quiesce(time.Millisecond)
+	waits, sent := drive()
+	<-waits
+	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true}))
+	<-sent
+	quiesce(time.Millisecond)
+	waits, sent = drive()
+	<-waits
+	quiesce(0)
+	<-sent
+}
+
+// Who only watches is told to end and does not hold up the release; who changes something does.
+func TestReleaseDoesNotWaitForWatches(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	r := p.current()
+	end, told := make(chan struct{}), make(chan struct{})
+	defer close(end)
+	r.eyes.Go(func() { <-r.watching.Done(); close(told); <-end })
+	worked := false
+	r.work.Go(func() { <-r.ctx.Done(); runtime.Gosched(); worked = r.watching.Err() == nil })
+	released := make(chan error, 1)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	select {
+	case err := <-released:
+		must(t, err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("the state is not released while somebody watches")
+	}
+	if !worked {
+		t.Error("the state was released before, or the watches were ended before, who changes something had ended")
+	}
+	<-told
+}
+
+// A shim that lets go of the state answers what changes nothing until it has; after that, and asked to change something, it says that it is not active.
+func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
+	p := newProcess(t)
+	p.activate(dirs(t))
+	was := p.Status()
+	list := func() error {
+		_, err := pb.NewVolumesClient(p.conn).List(t.Context(), &pb.ListVolumesRequest{Call: &pb.Call{}})
+		return err
+	}
+	nobody := func(err error) bool {
+		st := status.Convert(err)
+		return st.Code() == codes.Unavailable && len(st.Details()) == 0
+	}
+	_, err := p.Quiesce(t.Context(), time.Millisecond)
+	must(t, err)
+	end := make(chan struct{})
+	p.current().work.Go(func() { <-end })
+	released := make(chan error, 1)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	for state, _ := p.greeted(); state != Releasing; state, _ = p.greeted() {
+		runtime.Gosched()
+	}
+	if err := list(); err != nil {
+		t.Errorf("volumes are not listed while the state is let go: %v", err)
+	}
+	if is := p.Status(); is.Generation != was.Generation || is.Index != was.Index || is.Schema != was.Schema {
+		t.Errorf("while the state is let go the shim says %+v, and said %+v", is, was)
+	}
+	_, err = pb.NewAllocsClient(p.conn).Release(t.Context(), &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}, Alloc: "a"})
+	if !nobody(err) {
+		t.Errorf("an alloc is released while the state is let go: %v", err)
+	}
+	close(end)
+	must(t, <-released)
+	if err := list(); !nobody(err) {
+		t.Errorf("volumes are listed by a shim that has let the state go: %v", err)
+	}
+	if is := p.Status(); is.Generation != 0 || is.Index != 0 || is.Tenure != pb.Tenure_TENURE_RELEASED {
+		t.Errorf("a shim that has let the state go says %+v", is)
+	}
+}
+
+func mustRelease(t *testing.T, p *process) {
+	t.Helper()
+	_, err := p.Release(t.Context())
+	must(t, err)
+}

@@ -1,0 +1,264 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Publish has the plugin publish the volume for one request of an alloc, and returns where. What is published already for an equal
+// usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
+func (s *Stager) Publish(
+	ctx context.Context, call registry.Call, v registry.Volume, key registry.ClaimKey, u registry.Usage,
+) (hooks.Published, error) {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return hooks.Published{}, err
+	}
+	r, _ := st.ref(key)
+	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.kernel.Boot() {
+		if at, stands, err := s.published(ctx, r); err != nil || stands {
+			return at, err
+		}
+	}
+	inst, err := s.await(ctx, v.Plugin)
+	if err != nil {
+		return hooks.Published{}, err
+	}
+	if err := demands(inst, u); err != nil {
+		return hooks.Published{}, err
+	}
+	if r.Publish == registry.MarkNone {
+		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request, Target: s.Layout.Target(key, inst.Volumes)}
+		if err := s.vacant(r.Target.Host); err != nil {
+			return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+		}
+	}
+	r.Usage = u
+	at, err := s.publish(ctx, call, v, r, st, inst)
+	if err != nil {
+		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+	}
+	return at, nil
+}
+
+// published asks whether what was published is there: the mount table for a file system, the node itself for a block device, which may be one
+// that the plugin has made.
+func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
+	at = hooks.Published{Target: r.Target, Usage: r.Usage}
+	if r.Usage.Attachment != registry.BlockDevice {
+		stands, err = s.mounted(r.Target.Host, true)
+		return at, stands, err
+	}
+	if !s.Check || s.Look == nil {
+		return at, true, nil
+	}
+	seen, err := s.Look(ctx, r.Target.Host)
+	if err != nil {
+		return at, false, err
+	}
+	at.Device = seen[r.Target.Host].Device
+	return at, seen[r.Target.Host].Block, nil
+}
+
+func (s *Stager) publish(
+	ctx context.Context, call registry.Call, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
+) (at hooks.Published, err error) {
+	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
+	stages := !v.Ephemeral && (st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
+	secrets, err := s.resolve(ctx, v)
+	if err != nil {
+		return at, err
+	}
+	request := PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
+	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
+		return at, err
+	}
+	open := s.intent(registry.NodePublishRPC, call, r, v.VolumeName())
+	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
+	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
+	err = s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, v.Plugin)
+			if err != nil {
+				return err
+			}
+			request.TargetPath = pathAt(inst, r.Target)
+			if stages {
+				request.StagingPath = pathAt(inst, st.place.StagedAt)
+			}
+			if err := s.node.Publish(ctx, inst.InstanceKey, request); err != nil {
+				return err
+			}
+			at, err = s.appeared(ctx, inst.InstanceKey, r)
+			return err
+		},
+		Done: func(view registry.View) registry.Change {
+			done := r
+			done.Publish = registry.MarkDone
+			put := []registry.Record{done}
+			if !stages && !s.publishedElse(view, r) {
+				put = append(put, anew(view, r.Volume)...)
+			}
+			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
+		},
+	})
+	return at, err
+}
+
+// publishedElse says whether the volume is, or may be, published for somebody else too since the machine was started.
+func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
+	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
+		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.kernel.Boot()
+	})
+}
+
+// unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage then.
+func unstagedUsers(st state) bool {
+	return st.place.Stage == registry.MarkNone && len(st.refs) > 0
+}
+
+// inlineKey tells a plugin that a volume is an inline one, as plugins know it from other orchestrators.
+const inlineKey = "csi.storage.k8s.io/ephemeral"
+
+// contextOf is volume_context. CSI has no field that says that a volume is inline.
+func contextOf(v registry.Volume) map[string]string {
+	if !v.Ephemeral {
+		return v.Context
+	}
+	out := maps.Clone(v.Context)
+	if out == nil {
+		out = map[string]string{}
+	}
+	out[inlineKey] = "true"
+	return out
+}
+
+// appeared returns what the plugin has published, once it is there.
+func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r registry.Ref) (at hooks.Published, err error) {
+	stands, err := soon(ctx, func() (stands bool, err error) {
+		at, stands, err = s.published(ctx, r)
+		return stands, err
+	})
+	switch {
+	case err != nil || stands:
+	case r.Usage.Attachment == registry.BlockDevice:
+		err = lied(registry.NodePublishRPC, by,
+			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
+			r.Target.Host, mountWait)
+	default:
+		err = lied(registry.NodePublishRPC, by, "the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
+			"either its mount failed or takes longer (see its log), "+
+			"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",
+			r.Target.Host, mountWait, filepath.Dir(r.Target.Host))
+	}
+	return at, err
+}
+
+// publishing makes the ref a record, unless it contradicts what is.
+func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Ref, stages bool) (registry.Change, error) {
+	st := stateOf(view, r.Volume)
+	p := st.place
+	old, found := st.ref(r.ClaimKey())
+	switch {
+	case !st.claimed(r.ClaimKey()):
+		return registry.Change{}, conflict("volume %s is not claimed for it", v.VolumeName())
+	case s.unattached(view, st, v):
+		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
+	case stages && (p.Stage != registry.MarkDone || p.Boot != s.kernel.Boot()):
+		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
+	case stages && p.Staged != r.Usage.Staging():
+		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Staged, r.Usage)
+	case found && old.Usage != r.Usage:
+		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s",
+			v.VolumeName(), old.Usage, r.Usage)
+	}
+	return registry.Change{Put: []registry.Record{r}}, nil
+}
+
+// Unpublish has the plugin unpublish what was published for the claim, and forgets it. Without a ref there is nothing to do.
+func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry.ClaimKey) error {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return err
+	}
+	r, found := st.ref(key)
+	if !found {
+		return nil
+	}
+	if _, err := s.await(ctx, key.Volume.Plugin); err != nil {
+		return err
+	}
+	if err := s.unpublish(ctx, call, r, st.volume.VolumeName()); err != nil {
+		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request, err)
+	}
+	return nil
+}
+
+func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {
+	if err := s.unmountParts(ctx, r); err != nil {
+		return err
+	}
+	r.Parts = nil
+	request := UnpublishRequest{
+		VolumeID: r.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, r.Volume) },
+	}
+	open := s.intent(registry.NodeUnpublishRPC, call, r, name)
+	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
+	left := ""
+	return s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) {
+			r.Publish = registry.MarkSent
+			return registry.Change{Put: []registry.Record{r}}, nil
+		},
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, r.Volume.Plugin)
+			if err != nil {
+				return err
+			}
+			request.TargetPath = pathAt(inst, r.Target)
+			answer := s.node.Unpublish(ctx, inst.InstanceKey, request)
+			if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
+				return err
+			}
+			left = s.tidyTarget(r)
+			return nil
+		},
+		Done: func(view registry.View) registry.Change {
+			change := registry.Change{
+				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open, left)},
+			}
+			if st := stateOf(view, r.Volume); len(st.refs) == 1 && st.place.Stage == registry.MarkNone {
+				change.Put = withoutCondition(view, r.Volume)
+			}
+			return change
+		},
+	})
+}
+
+// tidyTarget removes the target's parent. A plugin should have removed the target; many leave an empty directory.
+func (s *Stager) tidyTarget(r registry.Ref) string {
+	parent := filepath.Dir(r.Target.Host)
+	if s.kernel.RemoveDir(parent) == nil {
+		return ""
+	}
+	return s.tidy(r.Target.Host, parent)
+}
+
+// intent is the intent of a call for one publish.
+func (s *Stager) intent(rpc registry.RPC, call registry.Call, r registry.Ref, name registry.VolumeName) registry.Intent {
+	return registry.Intent{
+		Volume: r.Volume, Name: name, RPC: rpc, Alloc: r.Alloc, Request: r.Request, Operation: call.ID,
+	}
+}

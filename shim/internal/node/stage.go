@@ -1,0 +1,275 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one. What is staged already for an equal usage
+// stays as it is. The volume has a claim and, where its plugin attaches, is attached. ErrConflict says who uses it otherwise.
+func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error {
+	if v.Ephemeral {
+		return nil
+	}
+	st, err := s.state(ctx, v.VolumeKey())
+	if err != nil {
+		return err
+	}
+	stands, err := s.stands(st)
+	if err != nil {
+		return err
+	}
+	if stands && st.place.Staged == u.Staging() {
+		return nil
+	}
+	inst, err := s.await(ctx, v.Plugin)
+	if err != nil {
+		return err
+	}
+	if st.place.Stage == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
+		return nil // it does not stage, or did not when the volume was put up
+	}
+	if err := demands(inst, u); err != nil {
+		return err
+	}
+	if st.place.Stage == registry.MarkNone {
+		if err := s.vacant(s.Layout.Staging(v.VolumeKey(), inst.Volumes).Host); err != nil {
+			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+		}
+	}
+	if err := s.undoOpenPublish(ctx, call, st); err != nil {
+		return err
+	}
+	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
+		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
+	}
+	return nil
+}
+
+// undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to be sent before the
+// same publish could be.
+func (s *Stager) undoOpenPublish(ctx context.Context, call registry.Call, st state) error {
+	var open registry.Intent
+	err := s.log.View(ctx, func(view registry.View) error {
+		open, _ = view.Intent(st.place.Volume)
+		return nil
+	})
+	r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
+	if err != nil || open.RPC != registry.NodePublishRPC || !found {
+		return err
+	}
+	if err := s.unpublish(ctx, call, r, open.Name); err != nil {
+		return fmt.Errorf("undo the publish of volume %s for alloc %s as %q: %w", open.Name, r.Alloc, r.Request, err)
+	}
+	return nil
+}
+
+// stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a missing
+// mount there counts only if no publish stands on it.
+func (s *Stager) stands(st state) (bool, error) {
+	if st.place.Stage != registry.MarkDone || st.place.Boot != s.kernel.Boot() {
+		return false, nil
+	}
+	mounted, err := s.mounted(st.place.StagedAt.Host, true)
+	for i := 0; err == nil && !mounted && i < len(st.refs); i++ {
+		if st.refs[i].Publish == registry.MarkDone {
+			mounted, err = s.mounted(st.refs[i].Target.Host, true)
+		}
+	}
+	return mounted, err
+}
+
+func (s *Stager) stage(
+	ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance,
+) error {
+	at := p.StagedAt
+	if p.Stage == registry.MarkNone {
+		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
+	}
+	secrets, err := s.resolve(ctx, v)
+	if err != nil {
+		return err
+	}
+	request := StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
+	if err := s.makeDir(at.Host); err != nil {
+		return err
+	}
+	open := registry.Intent{
+		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: call.ID,
+		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
+	}
+	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
+	mounts := false
+	return s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, v.Plugin)
+			if err != nil {
+				return err
+			}
+			request.StagingPath = pathAt(inst, at)
+			if err := s.node.Stage(ctx, inst.InstanceKey, request); err != nil {
+				return err
+			}
+			mounts, _ = s.mounted(at.Host, false) // what cannot be looked at now is never said to be lost
+			return nil
+		},
+		Done: func(view registry.View) registry.Change {
+			p, _ := view.Placement(v.VolumeKey())
+			p.Stage, p.StageMounts = registry.MarkDone, mounts
+			return registry.Change{
+				Put: append(anew(view, v.VolumeKey()), p), Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
+			}
+		},
+	})
+}
+
+// staging marks the volume's stage as sent, unless it contradicts what is.
+func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage, at registry.Tree) (registry.Change, error) {
+	st := stateOf(view, v.VolumeKey())
+	p := st.place
+	switch {
+	case len(st.claims) == 0:
+		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
+	case s.unattached(view, st, v):
+		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
+	case p.Stage != registry.MarkNone && p.Staged != u && len(st.refs) > 0:
+		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
+			v.VolumeName(), p.Staged, st.users())
+	case p.Stage != registry.MarkNone && p.Staged != u:
+		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
+			v.VolumeName(), p.Staged)
+	}
+	p.Volume, p.Name = v.VolumeKey(), v.VolumeName()
+	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
+	return registry.Change{Put: []registry.Record{p}}, nil
+}
+
+// unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away cannot be asked. What
+// was put up by a plugin that did not attach then stays as it is.
+func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
+	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
+		return p.Attaches && p.Attach != registry.MarkDone
+	}
+	if inst, found := s.plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
+		return inst.Fingerprint.Has(registry.AttachDetach)
+	}
+	if v.Unattached || v.Ephemeral {
+		return false
+	}
+	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)
+}
+
+// Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
+// unstages it.
+func (s *Stager) Unstage(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
+	st, err := s.state(ctx, key)
+	if err != nil || st.place.Stage == registry.MarkNone || len(st.refs) > 0 {
+		return err
+	}
+	if _, err := s.await(ctx, key.Plugin); err != nil {
+		return err
+	}
+	if err := s.unstage(ctx, call, st.place); err != nil {
+		return fmt.Errorf("unstage volume %s: %w", st.place.Name, err)
+	}
+	return nil
+}
+
+func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Placement) error {
+	request := UnstageRequest{
+		VolumeID: p.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, p.Volume) },
+	}
+	open := registry.Intent{
+		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: call.ID,
+		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),
+	}
+	left := ""
+	return s.drive(ctx, intent.Call{
+		Intent: open,
+		Before: func(view registry.View) (registry.Change, error) {
+			st := stateOf(view, p.Volume)
+			if len(st.refs) > 0 {
+				return registry.Change{}, conflict("volume %s is still used by %s", p.Name, st.users())
+			}
+			st.place.Stage = registry.MarkSent
+			return registry.Change{Put: []registry.Record{st.place}}, nil
+		},
+		Do: func(ctx context.Context) error {
+			inst, err := s.await(ctx, p.Volume.Plugin)
+			if err != nil {
+				return err
+			}
+			request.StagingPath = pathAt(inst, p.StagedAt)
+			answer := s.node.Unstage(ctx, inst.InstanceKey, request)
+			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
+				return err
+			}
+			left = s.tidy(p.StagedAt.Host)
+			return nil
+		},
+		Done: func(view registry.View) registry.Change {
+			return unstaged(view, p.Volume).And(registry.Change{Events: []registry.Event{s.told(registry.EventUnstaged, open, left)}})
+		},
+	})
+}
+
+// unstaged is the placement without its stage; without an attachment too there is nothing left to record.
+func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
+	p, _ := view.Placement(key)
+	change := registry.Change{Put: withoutCondition(view, key)}
+	if p.Attach == registry.MarkNone {
+		return change.And(registry.Change{Delete: []registry.Key{key.PlacementRecord()}})
+	}
+	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
+	return change.And(registry.Change{Put: []registry.Record{p}})
+}
+
+// vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as far as we know, and a
+// plugin that finds something mounted may take it for its own.
+func (s *Stager) vacant(path string) error {
+	mounted, err := s.mounted(path, false)
+	if err == nil && mounted {
+		err = conflict("something is mounted at %s, and no record knows it; `holdfast doctor` says what it is, and with --repair takes it down if nobody uses it", path)
+	}
+	return err
+}
+
+// makeDir makes a directory of ours. One that a plugin has mounted on exists, and is not to be touched.
+func (s *Stager) makeDir(path string) error {
+	if mounted, err := s.kernel.Mounted(path); err != nil || mounted {
+		return err
+	}
+	return s.kernel.MakeDir(path)
+}
+
+// tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it was sent. What cannot
+// be removed now is found by package reconcile.
+func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
+	st, err := s.state(context.WithoutCancel(ctx), key)
+	known := st.place.Stage != registry.MarkNone && st.place.StagedAt.Host == dir
+	for _, r := range st.refs {
+		known = known || filepath.Dir(r.Target.Host) == dir
+	}
+	if err == nil && !known {
+		_ = s.kernel.RemoveDir(dir)
+	}
+}
+
+// tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what
+// somebody wrote into it, is no reason to keep a volume; package reconcile reports it.
+func (s *Stager) tidy(paths ...string) string {
+	left := ""
+	for _, path := range paths {
+		if err := s.kernel.RemoveDir(path); err != nil {
+			left += fmt.Sprintf("left %s behind: %v; ", path, err)
+		}
+	}
+	return left
+}

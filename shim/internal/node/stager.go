@@ -1,0 +1,271 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/suspend"
+)
+
+// Options of a Stager.
+type Options struct {
+	Layout hooks.Layout
+	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there is: for
+	// plugins that share no mounts with us.
+	Check bool
+	// Look says what lies at each of the paths, as another process sees it, for a limited time: a dead mount freezes nobody. nil: nobody can.
+	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
+	// Parts mounts parts of what is published. nil: nobody can.
+	Parts Parts
+	// Lanes are shared with whoever calls Stage and its like. nil: nobody does but the caller.
+	Lanes *lane.Lanes
+	// Suspended are the optional calls during which plugins died. nil: none is recorded.
+	Suspended *suspend.Calls
+	// Now tells the wall time, for people.
+	Now func() time.Time
+	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
+	Expected func(registry.View, registry.Role, registry.PluginID) bool
+}
+
+// Stager stages and publishes volumes.
+type Stager struct {
+	log     registry.State
+	node    Node
+	plugins Plugins
+	kernel  Kernel
+	secrets Secrets
+	Options
+}
+
+// New is a stager over log.
+func New(log registry.State, node Node, plugins Plugins, kernel Kernel, secrets Secrets, o Options) *Stager {
+	return &Stager{log, node, plugins, kernel, secrets, o}
+}
+
+// state is all that is recorded of one volume.
+type state struct {
+	volume registry.Volume // zero: it is not known any more
+	place  registry.Placement
+	refs   []registry.Ref
+	claims []registry.Claim
+}
+
+func stateOf(view registry.View, key registry.VolumeKey) state {
+	v, _ := view.VolumeByKey(key)
+	p, _ := view.Placement(key)
+	return state{v, p, view.Refs(key), view.Claims(key)}
+}
+
+func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
+	err = s.log.View(ctx, func(view registry.View) error {
+		st = stateOf(view, key)
+		return nil
+	})
+	return st, err
+}
+
+func (st state) ref(key registry.ClaimKey) (registry.Ref, bool) {
+	for _, r := range st.refs {
+		if r.ClaimKey() == key {
+			return r, true
+		}
+	}
+	return registry.Ref{}, false
+}
+
+func (st state) claimed(key registry.ClaimKey) bool {
+	for _, c := range st.claims {
+		if c.ClaimKey() == key {
+			return true
+		}
+	}
+	return false
+}
+
+// users names the refs, for people.
+func (st state) users() string {
+	var users []string
+	for _, r := range st.refs {
+		users = append(users, fmt.Sprintf("alloc %s as %q (%s)", r.Alloc, r.Request, r.Usage))
+	}
+	return strings.Join(users, ", ")
+}
+
+// await is the plugin's active node instance.
+func (s *Stager) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	ctx, cancel := intent.Waiting(ctx)
+	defer cancel()
+	inst, err := s.plugins.Await(ctx, registry.RoleNode, id)
+	if err != nil {
+		return inst, fmt.Errorf("node plugin %s: %w", id, err)
+	}
+	return inst, nil
+}
+
+// pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than the one
+// of that time may know the root by another name.
+func pathAt(inst registry.Instance, t registry.Tree) string {
+	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
+	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
+		return t.Task
+	}
+	return filepath.Join(inst.Volumes.Task, rel)
+}
+
+// demands is nil if the node plugin can be asked for the usage.
+func demands(inst registry.Instance, u registry.Usage) error {
+	newer := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
+	switch {
+	case newer && !inst.Fingerprint.Has(registry.SingleNodeMulti):
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s does not know the access mode %s (it lacks %s); use %s",
+			inst.Plugin, u.Access, registry.SingleNodeMulti, registry.SingleNodeWriter)
+	case u.MountGroup != "" && !inst.Fingerprint.Has(registry.VolumeMountGroup):
+		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot give a volume to a group (it lacks %s); remove mount_group",
+			inst.Plugin, registry.VolumeMountGroup)
+	}
+	return nil
+}
+
+func (s *Stager) resolve(ctx context.Context, v registry.Volume) (map[string]registry.SecretValue, error) {
+	if len(v.Secrets) == 0 {
+		return nil, nil
+	}
+	values, err := s.secrets.Resolve(ctx, v.Secrets)
+	if err != nil {
+		return nil, fmt.Errorf("secrets of volume %s: %w", v.VolumeName(), err)
+	}
+	return values, nil
+}
+
+// renewed is the secrets for a further try of a call: those of now, as one that was refused may have been replaced, or the same again if
+// nobody can be asked.
+func (s *Stager) renewed(ctx context.Context, v registry.Volume, last map[string]registry.SecretValue) map[string]registry.SecretValue {
+	values, err := s.resolve(ctx, v)
+	if err != nil {
+		return last
+	}
+	return values
+}
+
+// askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
+const askLimit = time.Second
+
+// private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to answer.
+func (s *Stager) private(ctx context.Context, key registry.VolumeKey) Private {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
+	defer cancel()
+	var v registry.Volume
+	var st state
+	known := false
+	err := s.log.View(ctx, func(view registry.View) error {
+		v, known = view.VolumeByKey(key)
+		st = stateOf(view, key)
+		return nil
+	})
+	p := Private{Contexts: []map[string]string{v.Context, st.place.Publish}}
+	flags := append(v.MountFlags.List(), st.place.Staged.MountFlags.List()...)
+	for _, r := range st.refs {
+		flags = append(flags, r.Usage.MountFlags.List()...)
+	}
+	p.MountFlags = registry.FlagsOf(flags)
+	if err == nil && known {
+		p.Secrets, err = s.resolve(ctx, v)
+	}
+	p.Unknown = err != nil || !known
+	return p
+}
+
+// mounted asks the mount table; without Check it says what is expected.
+func (s *Stager) mounted(path string, expected bool) (bool, error) {
+	if !s.Check {
+		return expected, nil
+	}
+	return s.kernel.Mounted(path)
+}
+
+// gone judges the answer of a call that takes a mount away, by whether the mount goes away.
+func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
+	if answer != nil && !isNotFound(answer) {
+		return answer
+	}
+	gone, err := soon(ctx, func() (bool, error) {
+		still, err := s.mounted(path, false)
+		return !still, err
+	})
+	switch {
+	case err != nil:
+		return err
+	case gone:
+		return nil
+	case answer != nil:
+		return stillMounted(answer, path)
+	}
+	return lied(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path, mountWait)
+}
+
+// stillMounted is the plugin's answer that it does not know the volume, with the mount that stays. The path comes
+// first: what a plugin says may hold an id of 4 KiB.
+func stillMounted(answer error, path string) error {
+	call, ok := errors.AsType[*registry.CallError](answer)
+	if !ok {
+		return fmt.Errorf("%s is still mounted: %w", path, answer)
+	}
+	told := *call
+	told.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, call.Detail)
+	return &told
+}
+
+// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have another process mount,
+// and answer before it has done so.
+const mountWait = time.Second
+
+// soon polls until holds is true, for mountWait at most. It fails if ctx ends first: what became of the call is then not known.
+func soon(ctx context.Context, holds func() (bool, error)) (bool, error) {
+	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
+	end := time.Now().Add(mountWait)
+	for pause := first; ; pause = min(2*pause, most) {
+		if ok, err := holds(); ok || err != nil || !time.Now().Before(end) {
+			return ok, err
+		}
+		select {
+		case <-time.After(min(pause, time.Until(end))):
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+func isNotFound(err error) bool {
+	call, ok := errors.AsType[*registry.CallError](err)
+	return ok && call.Code == "NOT_FOUND"
+}
+
+// lied is the error of a call that the plugin answered OK, while the mount table disagrees.
+func lied(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal, Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+func conflict(format string, args ...any) error {
+	return registry.Errorf(registry.ErrConflict, format, args...)
+}
+
+func (s *Stager) drive(ctx context.Context, c intent.Call) error {
+	return intent.Drive(ctx, s.log, s.Now, c)
+}
+
+// told is the event of a call that is done.
+func (s *Stager) told(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
+	e := intent.Event(kind, i, s.Now())
+	e.Detail = detail
+	return e
+}

@@ -1,0 +1,172 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/lane"
+)
+
+// statsLimit bounds the wait for the volume's lane and for the plugin's answer.
+const statsLimit = 10 * time.Second
+
+// Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit, and records what the
+// plugin says of the volume's health. CSI wants at most one call in flight per volume, so Stats holds the volume's
+// lane. It changes nothing, so it is cancelled as soon as another call needs the lane: a plugin that hangs delays no
+// mount and no unmount.
+//
+// ErrConflict means that nothing of the volume is mounted here, or that another call for it is open or came meanwhile.
+// ErrUnsupported means that the plugin does not report statistics.
+func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, statsLimit,
+		registry.Errorf(context.DeadlineExceeded, "the plugin has not answered within %v", statsLimit))
+	defer cancel()
+	asking, leave, err := s.turn(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	st, err := s.measurable(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	inst, err := s.measurer(st.volume.Plugin)
+	if err != nil {
+		return nil, err
+	}
+	at, mount, err := s.spot(st)
+	if err != nil {
+		return nil, err
+	}
+	report, err := s.node.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
+	if err != nil && errors.Is(context.Cause(asking), lane.ErrYielded) {
+		return nil, conflict("volume %s was not measured, as it is being mounted, unmounted or changed; ask again", name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask how full volume %s is: %w", name, err)
+	}
+	if err := s.stillThere(name, at, mount); err != nil {
+		return nil, err
+	}
+	if c := report.Condition; c != nil && inst.Fingerprint.Has(registry.NodeCondition) {
+		return report.Usage, s.judged(ctx, st.volume.VolumeKey(), *c)
+	}
+	return report.Usage, nil
+}
+
+// turn waits for the volume's lane. The returned context ends when another call waits for it. Without lanes there are no other calls.
+func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
+	if s.Lanes == nil {
+		return ctx, func() {}, nil
+	}
+	var key registry.VolumeKey
+	err = s.log.View(ctx, func(view registry.View) error {
+		v, found := view.Volume(name)
+		if !found {
+			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+		}
+		key = v.VolumeKey()
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return s.Lanes.EnterYielding(ctx, key, "the question how full it is")
+}
+
+// statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI
+// NodeGetVolumeStatsRequest).
+func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) StatsRequest {
+	r := StatsRequest{
+		VolumeID: st.volume.External, Path: pathAt(inst, at),
+		Private: func(ctx context.Context) Private { return s.private(ctx, st.volume.VolumeKey()) },
+	}
+	if inst.Fingerprint.Has(registry.StageUnstage) && st.place.Stage != registry.MarkNone {
+		r.StagingPath = pathAt(inst, st.place.StagedAt)
+	}
+	return r
+}
+
+// measurable is what is recorded of the volume, unless a call for it is open: until that has an end, no other is sent.
+func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st state, err error) {
+	err = s.log.View(ctx, func(view registry.View) error {
+		v, found := view.Volume(name)
+		if !found {
+			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+		}
+		if open, found := view.Intent(v.VolumeKey()); found {
+			return conflict("how full volume %s is cannot be asked now: %s", name, intent.Describe(open))
+		}
+		st = stateOf(view, v.VolumeKey())
+		st.volume = v
+		return nil
+	})
+	return st, err
+}
+
+// measurer is the plugin's node instance, if it can say how full a volume is. One that is away is not waited for: what
+// counts is now.
+func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
+	inst, found := s.plugins.Find(registry.RoleNode, id)
+	switch {
+	case !found:
+		return inst, registry.Errorf(registry.ErrUnavailable, "plugin %s has no node instance here (see holdfast plugin status)", id)
+	case inst.Health.State == registry.Unhealthy:
+		return inst, registry.Errorf(registry.ErrUnavailable, "node plugin %s is not healthy: %s (see holdfast plugin status %s)",
+			id, inst.Health.Cause, id)
+	case !inst.Fingerprint.Has(registry.VolumeStats):
+		return inst, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df", id, registry.VolumeStats)
+	}
+	return inst, nil
+}
+
+// spot is where the volume can be asked about: a place where it is published, else the one where it is staged. mount:
+// something has to be mounted there, else the plugin would measure what lies below.
+func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
+	sick := ""
+	for _, r := range st.refs {
+		if r.Publish != registry.MarkDone || r.Boot != s.kernel.Boot() {
+			continue
+		}
+		if r.Trouble != "" {
+			sick = fmt.Sprintf("its mount for alloc %s is in trouble since %s: %s", r.Alloc, r.Troubled.UTC().Format(time.RFC3339), r.Trouble)
+			continue
+		}
+		mount = r.Usage.Attachment != registry.BlockDevice
+		if there, err := s.isThere(r.Target, mount); err != nil || there {
+			return r.Target, mount, err
+		}
+	}
+	if sick != "" {
+		return at, false, registry.Errorf(registry.ErrUnavailable, "volume %s cannot be measured: %s", st.volume.VolumeName(), sick)
+	}
+	if p := st.place; p.Stage == registry.MarkDone && p.Boot == s.kernel.Boot() {
+		if there, err := s.isThere(p.StagedAt, true); err != nil || there {
+			return p.StagedAt, true, err
+		}
+	}
+	return at, false, conflict("volume %s is not mounted here: only what is mounted on this node can be measured", st.volume.VolumeName())
+}
+
+// isThere says whether at can be asked about; mount: only if something is mounted there.
+func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
+	if !mount {
+		return true, nil
+	}
+	return s.mounted(at.Host, true)
+}
+
+// stillThere is nil if what was measured is there after it, too: a plugin that was asked while the volume went away may
+// have measured what lies below.
+func (s *Stager) stillThere(name registry.VolumeName, at registry.Tree, mount bool) error {
+	there, err := s.isThere(at, mount)
+	if err == nil && !there {
+		err = conflict("volume %s was taken from %s while its plugin was asked how full it is; ask again", name, at.Host)
+	}
+	return err
+}

@@ -1,0 +1,119 @@
+package rpc
+
+import (
+	"context"
+
+	"holdfast/hooks"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+	"holdfast/shim/internal/alloc"
+)
+
+type allocs struct {
+	pb.UnimplementedAllocsServer
+	s *Server
+}
+
+// synced is the answer to Sync.
+type synced struct {
+	Allocs []registry.AllocID
+	Tasks  alloc.Synced
+}
+
+// Sync takes down allocs before plugin tasks are forgotten: what is released may still need them.
+func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
+	allocIDs, living, err := livingOf(req)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	done, err := once(ctx, s.s, "Allocs.Sync", req, func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
+		gone, err := a.Allocs.Sync(ctx, allocIDs)
+		if err != nil {
+			return synced{}, err
+		}
+		tasks, err := a.Tasks.Sync(ctx, living)
+		return synced{gone, tasks}, err
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	reply := &pb.SyncReply{Answer: s.s.orLatest(ctx, nil)}
+	for _, id := range done.Allocs {
+		reply.ReleasedAllocs = append(reply.ReleasedAllocs, string(id))
+	}
+	for _, k := range done.Tasks.Removed {
+		reply.RemovedTasks = append(reply.RemovedTasks, wire.TaskKeyProto(k))
+	}
+	for _, r := range done.Tasks.Refused {
+		reply.Refused = append(reply.Refused, &pb.RefusedTask{Task: wire.TaskKeyProto(r.Task), Reason: r.Why})
+	}
+	return reply, nil
+}
+
+func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []alloc.LivingTask, err error) {
+	for _, m := range req.GetAllocs() {
+		g, err := wire.AllocGroup(m)
+		if err != nil {
+			return nil, nil, err
+		}
+		ids = append(ids, g.Alloc)
+	}
+	for _, m := range req.GetTasks() {
+		t, err := wire.AllocTask(m.GetTask())
+		if err != nil {
+			return nil, nil, err
+		}
+		living = append(living, alloc.LivingTask{Task: t, Running: m.GetRunning(), Started: wire.BootTime(m.GetStarted())})
+	}
+	return ids, living, nil
+}
+
+func (s *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.PrepareReply, error) {
+	g, err := wire.AllocGroup(req.GetAlloc())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	plans, err := once(ctx, s.s, "Allocs.Prepare", req, func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
+		return a.Allocs.Prepare(ctx, call, g)
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.PrepareReply{Answer: s.s.orLatest(ctx, nil), Plans: wire.PlansProto(plans)}, nil
+}
+
+func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.ReleaseAllocReply, error) {
+	id, err := registry.ParseAllocID(req.GetAlloc())
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	_, err = once(ctx, s.s, "Allocs.Release", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+		return struct{}{}, a.Allocs.Release(ctx, call, id)
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.ReleaseAllocReply{Answer: s.s.orLatest(ctx, nil)}, nil
+}
+
+func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
+	a, err := s.s.now(req)
+	if err != nil {
+		return nil, err
+	}
+	only, err := optional(req.GetAlloc(), registry.ParseAllocID)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	list, at, err := a.Allocs.Status(ctx, only)
+	if err != nil {
+		return nil, a.status(ctx, err)
+	}
+	key := func(al registry.AllocStatus) string { return al.Key().Path }
+	part, next, err := paged(list, req.GetPage(), key, wire.AllocProto)
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	return &pb.ListAllocsReply{Answer: a.answer(at), Allocs: part, NextToken: next}, nil
+}

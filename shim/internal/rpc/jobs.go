@@ -1,0 +1,44 @@
+package rpc
+
+import (
+	"context"
+
+	"holdfast/config"
+	"holdfast/hooks"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+type jobs struct {
+	pb.UnimplementedJobsServer
+	s *Server
+}
+
+// Parse needs no state: a candidate serves it too.
+func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply, error) {
+	opts := j.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
+	for _, op := range req.GetOperations() {
+		opts.Operations = append(opts.Operations, hooks.Operation(op))
+	}
+	job, diags := config.ParseJob(source(req.GetSource()), opts)
+	reply := &pb.ParseReply{Answer: j.s.orLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
+	if diags.Err() == nil {
+		reply.Job = wire.JobProto(job)
+	}
+	return reply, nil
+}
+
+func source(m *pb.Source) config.Source { return config.Source{Name: m.GetName(), Text: m.GetText()} }
+
+// options are the host's variables, blocks and files for one parse.
+func (s *Server) options(ctx context.Context, vars map[string]string, files []*pb.Source, validate bool) config.Options {
+	opts := config.Options{Variables: vars, UnsetUnknown: validate}
+	for _, f := range files {
+		opts.VariableFiles = append(opts.VariableFiles, source(f))
+	}
+	opts.ReadFile = func(path string) ([]byte, error) { return s.callbacks.File(ctx, path) }
+	if h := s.hello.Load(); h != nil {
+		opts.Blocks, opts.Operations = h.Blocks, h.Operations
+	}
+	return opts
+}

@@ -1,0 +1,45 @@
+package rpc
+
+import (
+	"cmp"
+	"encoding/base64"
+	"slices"
+	"sort"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// A page ends after so many records, or so many bytes, whichever comes first: it stays well below the message limit.
+const (
+	pageSize  = 500
+	pageBytes = 4 << 20
+)
+
+// paged is the part of a list that was asked for, in the order of key, which no two records share. A token is the key of the last record
+// that was sent: what is there all the time is seen once, whatever comes and goes between two pages.
+func paged[T any, M proto.Message](list []T, p *pb.Page, key func(T) string, message func(T) M) (part []M, next string, err error) {
+	list = slices.SortedFunc(slices.Values(list), func(x, y T) int { return cmp.Compare(key(x), key(y)) })
+	if p.GetToken() != "" {
+		after, err := base64.RawURLEncoding.DecodeString(p.GetToken())
+		if err != nil || len(after) == 0 {
+			return nil, "", registry.Invalid("page token %q is not one of ours; begin with an empty one", p.GetToken())
+		}
+		list = list[sort.Search(len(list), func(i int) bool { return key(list[i]) > string(after) }):]
+	}
+	limit := int(p.GetSize())
+	if limit == 0 || limit > pageSize {
+		limit = pageSize
+	}
+	bytes := 0
+	for i, record := range list {
+		m := message(record)
+		if bytes += proto.Size(m); i == limit || i > 0 && bytes > pageBytes {
+			return part, base64.RawURLEncoding.EncodeToString([]byte(key(list[i-1]))), nil
+		}
+		part = append(part, m)
+	}
+	return part, "", nil
+}

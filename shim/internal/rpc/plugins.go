@@ -1,0 +1,169 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	"holdfast/hooks"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+type plugins struct {
+	pb.UnimplementedPluginsServer
+	s *Server
+}
+
+func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
+	a, err := p.s.now(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+		return nil, wire.Status(err)
+	}
+	snap := a.Table.All()
+	list := slices.DeleteFunc(slices.Clone(snap.Instances), func(i registry.Instance) bool {
+		return !wanted(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
+	})
+	part, next, err := paged(list, req.GetPage(), newestFirst, func(i registry.Instance) *pb.Instance {
+		m := wire.InstanceProto(i)
+		active, ok := a.Table.Find(i.Role, i.Plugin)
+		m.Active = ok && active.InstanceKey == i.InstanceKey
+		return m
+	})
+	if err != nil {
+		return nil, wire.Status(err)
+	}
+	reply := &pb.ListPluginsReply{Answer: a.answer(snap.Index), Instances: part, NextToken: next}
+	if req.GetPage().GetToken() == "" {
+		tasks, _, err := a.Tasks.Plugins(ctx, registry.PluginID(req.GetPlugin()))
+		if err != nil {
+			return nil, a.status(ctx, err)
+		}
+		for _, t := range tasks {
+			reply.Tasks = append(reply.Tasks, wire.PluginTaskProto(t))
+		}
+	}
+	return reply, nil
+}
+
+// newestFirst orders instances by role and plugin, the newest first. None of it changes while an instance is there.
+func newestFirst(i registry.Instance) string {
+	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
+}
+
+func wanted(role, plugin string, r registry.Role, p registry.PluginID) bool {
+	return (role == "" || role == string(r)) && (plugin == "" || plugin == string(p))
+}
+
+// served is what a fingerprint is of.
+type served struct {
+	role   registry.Role
+	plugin registry.PluginID
+}
+
+// Fingerprints sends a snapshot, and then what has changed whenever an instance or a task has.
+func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
+	a, err := p.s.now(req)
+	if err != nil {
+		return err
+	}
+	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+		return wire.Status(err)
+	}
+	ctx, cancel := a.bound(stream.Context())
+	defer cancel()
+	last := map[served]registry.PluginFingerprint{}
+	for first := true; ; first = false {
+		seen := a.Pulse.Count()
+		now, at, err := fingerprints(ctx, a, req.GetRole(), req.GetPlugin())
+		if err != nil {
+			return wire.Status(err)
+		}
+		if err := send(stream, a.answer(at), difference(last, now), first); err != nil {
+			return err
+		}
+		last = now
+		if err := a.Pulse.Wait(ctx, seen); err != nil {
+			return wire.Status(err)
+		}
+	}
+}
+
+// send sends what has changed, in parts. The last part of a snapshot is marked complete, and is sent though it be empty.
+func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint, snapshot bool) error {
+	for len(changed) > 0 || snapshot {
+		part := changed[:min(len(changed), pageSize)]
+		changed = changed[len(part):]
+		reply := &pb.FingerprintsReply{Answer: at, Complete: snapshot && len(changed) == 0}
+		for _, f := range part {
+			reply.Plugins = append(reply.Plugins, wire.PluginFingerprintProto(f))
+		}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+		snapshot = snapshot && !reply.Complete
+	}
+	return nil
+}
+
+// fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task should serve.
+func fingerprints(ctx context.Context, a *Active, role, plugin string) (map[served]registry.PluginFingerprint, registry.Seq, error) {
+	tasks, at, err := a.Tasks.Plugins(ctx, registry.PluginID(plugin))
+	if err != nil {
+		return nil, 0, err
+	}
+	out := map[served]registry.PluginFingerprint{}
+	for _, t := range tasks {
+		for _, r := range hooks.PluginType(t.Type).Roles() {
+			if wanted(role, plugin, r, t.Plugin) {
+				f := out[served{r, t.Plugin}]
+				f.Role, f.Plugin, f.Gone = r, t.Plugin, true
+				f.Expected++
+				out[served{r, t.Plugin}] = f
+			}
+		}
+	}
+	snap := a.Table.All()
+	for _, i := range snap.Instances {
+		if !wanted(role, plugin, i.Role, i.Plugin) {
+			continue
+		}
+		k := served{i.Role, i.Plugin}
+		f := out[k]
+		f.Role, f.Plugin, f.Gone = i.Role, i.Plugin, false
+		if i.Health.State == registry.Healthy {
+			f.Healthy++
+		}
+		f.Active, _ = a.Table.Find(i.Role, i.Plugin)
+		out[k] = f
+	}
+	return out, min(at, snap.Index), nil // what is true of both is true for the earlier of the two
+}
+
+// difference is what now has that last had not, or had otherwise, and what is gone; in one order.
+func difference(last, now map[served]registry.PluginFingerprint) []registry.PluginFingerprint {
+	var out []registry.PluginFingerprint
+	for k, f := range now {
+		was, known := last[k]
+		if !known || was.Gone != f.Gone || was.Healthy != f.Healthy || was.Expected != f.Expected ||
+			was.Active.InstanceKey != f.Active.InstanceKey || was.Active.ModifyIndex != f.Active.ModifyIndex {
+			out = append(out, f)
+		}
+	}
+	for k := range last {
+		if _, still := now[k]; !still {
+			out = append(out, registry.PluginFingerprint{Role: k.role, Plugin: k.plugin, Gone: true})
+		}
+	}
+	slices.SortFunc(out, func(x, y registry.PluginFingerprint) int {
+		return cmp.Or(cmp.Compare(x.Plugin, y.Plugin), cmp.Compare(x.Role, y.Role))
+	})
+	return out
+}

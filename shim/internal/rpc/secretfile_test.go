@@ -1,0 +1,80 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
+)
+
+func threads(t *testing.T) int {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	must(t, err)
+	return len(tasks)
+}
+
+// A mount that hangs costs one thread for all secrets on it, however often they are asked for. Secrets elsewhere are read meanwhile, and those
+// on the mount again once it answers.
+func TestHungSecretFileCostsOneThread(t *testing.T) {
+	dir := t.TempDir()
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("there is no FUSE for this user: %v", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", dev, os.Getuid(), os.Getgid())
+	must(t, unix.Mount("hung", dir, "fuse.test", unix.MS_NOSUID|unix.MS_NODEV, options))
+	mounted := true
+	defer func() {
+		if mounted {
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+			_ = unix.Close(dev)
+		}
+	}()
+	fine := filepath.Join(t.TempDir(), "fine")
+	must(t, os.WriteFile(fine, []byte("v"), 0o600))
+	var c Callbacks
+	before := threads(t)
+	for i := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		_, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: filepath.Join(dir, fmt.Sprint("secret-", i/2))}})
+		cancel()
+		if !errors.Is(err, registry.ErrUnavailable) {
+			t.Fatalf("read %d: %v", i, err)
+		}
+	}
+	if n := threads(t) - before; n > 20 {
+		t.Errorf("100 reads keep %d threads", n)
+	}
+	link := filepath.Join(filepath.Dir(fine), "link")
+	must(t, os.Symlink(filepath.Join(dir, "linked"), link))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if _, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: link}}); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a link to the mount that hangs: %v", err)
+	}
+	if got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: fine}}); err != nil || got["k"] != "v" {
+		t.Errorf("a file on another mount: %q, %v", string(got["k"]), err)
+	}
+	must(t, unix.Unmount(dir, unix.MNT_DETACH))
+	must(t, unix.Close(dev)) // what hangs ends
+	mounted = false
+	again := filepath.Join(dir, "secret-0")
+	must(t, os.WriteFile(again, []byte("w"), 0o600))
+	for deadline := time.Now().Add(time.Minute); ; {
+		got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: again}})
+		if err == nil && got["k"] == "w" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it answers again: %q, %v", string(got["k"]), err)
+		}
+	}
+}

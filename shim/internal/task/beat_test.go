@@ -1,0 +1,343 @@
+package task
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// begin is a world with a registered plugin that has just had a heartbeat.
+func begin(t *testing.T, s hooks.PluginSpec) (w *world, task registry.Task, p *plugin, stop func() error) {
+	w = newWorld(t)
+	task, p = w.start("plugin")
+	stop = w.run(task, s)
+	after(s.Heartbeat.Interval)
+	w.story()
+	return w, task, p, stop
+}
+
+// A change of health is one event of the task, and one of each of its roles, in one commit; what is no change is none.
+func TestOneEventPerChange(t *testing.T) {
+	for _, c := range []struct {
+		cause registry.Cause
+		sick  func(*plugin)
+		lasts time.Duration // at most, of one heartbeat
+	}{
+		{registry.CauseNotReady, func(p *plugin) { p.ready = false }, 0},
+		{registry.CauseMissed, func(p *plugin) { p.broken = errors.New("INTERNAL") }, 0},
+		{registry.CauseMissed, func(p *plugin) { p.hangs = true }, hooks.DefaultHeartbeatTimeout},
+		{registry.CauseGone, func(p *plugin) { p.up = false }, 0},
+	} {
+		t.Run(string(c.cause), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, _, p, stop := begin(t, spec(hooks.TypeMonolith))
+				for range 3 {
+					p.set(c.sick)
+					after(time.Hour)
+					w.wantStory("sick for an hour", "unhealthy, unhealthy, task unhealthy ("+string(c.cause)+")")
+					w.wantHealth("sick", registry.Unhealthy, c.cause)
+					p.set(func(p *plugin) { p.up, p.ready, p.hangs, p.broken = true, true, false, nil })
+					after(time.Hour)
+					w.wantStory("well for an hour", "healthy, healthy, task healthy (probed)")
+					w.wantHealth("well", registry.Healthy, registry.CauseProbed)
+				}
+				_ = stop()
+			})
+		})
+	}
+}
+
+// Only failures in a row count.
+func TestMissesBelowFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := spec(hooks.TypeNode)
+		w, _, p, stop := begin(t, s)
+		for range 5 {
+			p.set(func(p *plugin) { p.broken = errors.New("INTERNAL") })
+			after(time.Duration(s.Heartbeat.Failures-1) * s.Heartbeat.Interval)
+			p.set(func(p *plugin) { p.broken = nil })
+			after(s.Heartbeat.Interval)
+		}
+		w.wantStory("two misses at a time")
+		p.set(func(p *plugin) { p.broken = errors.New("INTERNAL") })
+		after(time.Duration(s.Heartbeat.Failures)*s.Heartbeat.Interval - 1)
+		w.wantStory("a moment before the third")
+		after(1)
+		w.wantStory("the third", nodeSick(registry.CauseMissed))
+		_ = stop()
+	})
+}
+
+// A lost connection needs no heartbeat to be noticed, and its return no more than the back-off.
+func TestGoneAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		after(time.Second)
+		p.set(func(p *plugin) { p.up = false })
+		after(0)
+		w.wantStory("its end", nodeSick(registry.CauseGone))
+		if detail := w.instances()[0].Health.Detail; detail != errRefused.Error() {
+			t.Errorf("detail is %q", detail)
+		}
+		before, _ := p.seen()
+		after(time.Minute)
+		if now, _ := p.seen(); len(now)-len(before) > int(time.Minute/dialMost)+10 {
+			t.Errorf("it was looked for %d times in a minute", len(now)-len(before))
+		}
+		p.set(func(p *plugin) { p.up = true })
+		after(dialMost)
+		w.wantStory("its return", nodeRecovers)
+		_ = stop()
+	})
+}
+
+// What comes back under the socket of one that was gone may be another plugin: it has to tell what it is first.
+func TestComesBackAsAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		p.set(func(p *plugin) { p.up = false })
+		after(time.Minute)
+		w.story()
+		p.set(func(p *plugin) { p.up, p.unknown = true, errors.New("node id is empty") })
+		after(time.Minute)
+		w.wantStory("it does not tell what it is")
+		w.wantHealth("it does not tell what it is", registry.Unhealthy, registry.CauseGone)
+		p.set(func(p *plugin) { p.unknown, p.version = nil, "2" })
+		after(dialMost)
+		w.wantStory("it does", "updated, healthy, task healthy (probed)")
+		if v := w.instances()[0].Fingerprint.Version; v != "2" {
+			t.Errorf("version is %q", v)
+		}
+		_ = stop()
+	})
+}
+
+// A plugin that comes and goes every 10 ms is never restarted, and its events are few.
+func TestFlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, task, p, stop := begin(t, spec(hooks.TypeNode))
+		const lasts = time.Minute
+		for range lasts / (23 * time.Millisecond) { // not in step with the back-off
+			p.set(func(p *plugin) { p.up = false })
+			after(10 * time.Millisecond)
+			p.set(func(p *plugin) { p.up = true })
+			after(13 * time.Millisecond)
+		}
+		commits := w.story()
+		if most := 2 * int(lasts/dialMost); len(commits) > most+2 || len(commits) < 2 {
+			t.Errorf("%d commits in %v", len(commits), lasts)
+		}
+		if w.task(task.TaskKey).Restart != nil {
+			t.Error("a restart was asked for")
+		}
+		probes, _ := p.seen()
+		if len(probes) > 10*int(lasts/dialMost) {
+			t.Errorf("%d probes in %v", len(probes), lasts)
+		}
+		after(2 * dialMost)
+		w.wantHealth("in the end", registry.Healthy, registry.CauseProbed)
+		_ = stop()
+	})
+}
+
+// A new shim finds the plugin as the old one left it: alive, nothing happens; dead meanwhile, it is gone at once.
+func TestShimRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, task, p, stop := begin(t, spec(hooks.TypeMonolith))
+		_ = stop()
+		for what, is := range map[string]struct {
+			outdated      bool
+			early, within time.Duration
+		}{
+			"a shim that has not asked it": {true, 0, spread},
+			"a shim that has rehearsed":    {false, spread, hooks.DefaultHeartbeatInterval},
+		} {
+			w.restart()
+			after(time.Minute)
+			p.set(func(p *plugin) { p.outdated = is.outdated })
+			stop = w.run(task, spec(hooks.TypeMonolith))
+			probes, _ := p.seen()
+			after(is.early)
+			if now, _ := p.seen(); len(now) != len(probes) {
+				t.Errorf("%s: %d probes in the first %v", what, len(now)-len(probes), is.early)
+			}
+			after(is.within - is.early)
+			if now, _ := p.seen(); len(now) != len(probes)+1 {
+				t.Errorf("%s: %d probes in the first %v", what, len(now)-len(probes), is.within)
+			}
+			_ = stop()
+		}
+		w.restart()
+		stop = w.run(task, spec(hooks.TypeMonolith))
+		after(time.Hour)
+		w.wantStory("a shim after another")
+		_ = stop()
+		w.restart()
+		p.set(func(p *plugin) { p.up = false })
+		after(time.Minute)
+		w.wantHealth("before the next shim", registry.Healthy, registry.CauseProbed)
+		stop = w.run(task, spec(hooks.TypeMonolith))
+		after(0)
+		w.wantStory("dead meanwhile", "unhealthy, unhealthy, task unhealthy (gone)")
+		_ = stop()
+		w.restart()
+		p.set(func(p *plugin) { p.up, p.version = true, "2" })
+		stop = w.run(task, spec(hooks.TypeMonolith))
+		after(0)
+		w.wantStory("back meanwhile", "updated, healthy, updated, healthy, task healthy (probed)")
+		_ = stop()
+	})
+}
+
+// Heartbeats of tasks that start together spread, and stay within a tenth of the interval.
+func TestJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		values := []float64{0, 0.999999, 0.25, 0.75, 0.5}
+		w := newWorld(t)
+		n := 0
+		w.random = func() float64 { n++; return values[n%len(values)] }
+		task, p := w.start("plugin")
+		s := spec(hooks.TypeNode)
+		stop := w.run(task, s)
+		after(time.Hour)
+		_ = stop()
+		probes, _ := p.seen()
+		shortest, longest := time.Hour, time.Duration(0)
+		for i := range len(probes) - 1 {
+			gap := probes[i+1].Sub(probes[i])
+			shortest, longest = min(shortest, gap), max(longest, gap)
+		}
+		every := s.Heartbeat.Interval
+		if shortest != every-every/10 || longest <= every || longest > every+every/10 {
+			t.Errorf("heartbeats come every %v to %v", shortest, longest)
+		}
+	})
+}
+
+// What a plugin says of itself is asked for every ten minutes, and when the connection says that it is outdated.
+func TestRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := spec(hooks.TypeMonolith)
+		w, _, p, stop := begin(t, s)
+		_, before := p.seen()
+		p.set(func(p *plugin) { p.version = "2" })
+		after(refreshEvery - 2*s.Heartbeat.Interval)
+		w.wantStory("before it is time")
+		after(2 * s.Heartbeat.Interval)
+		w.wantStory("every ten minutes", "updated, updated")
+		p.set(func(p *plugin) { p.version, p.outdated = "3", true })
+		after(s.Heartbeat.Interval)
+		w.wantStory("outdated", "updated, updated")
+		if _, now := p.seen(); now != before+2 {
+			t.Errorf("asked %d times", now-before)
+		}
+		p.set(func(p *plugin) { p.outdated, p.unknown = true, errors.New("metadata service is away") })
+		after(time.Hour)
+		w.wantStory("a refresh in vain is no sickness")
+		p.set(func(p *plugin) { p.version, p.unknown = "4", nil })
+		after(s.Heartbeat.Interval)
+		w.wantStory("asked again at each heartbeat", "updated, updated")
+		_, before = p.seen()
+		after(refreshEvery - 2*s.Heartbeat.Interval)
+		if _, now := p.seen(); now != before {
+			t.Errorf("asked %d times without need", now-before)
+		}
+		_ = stop()
+	})
+}
+
+// An instance that somebody removed is not put back by a heartbeat.
+func TestRemovedInstanceStaysAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		_, err := w.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+			return registry.RemoveChange(v, time.Now(), w.instances()[0].InstanceKey), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.set(func(p *plugin) { p.outdated = true })
+		after(time.Minute)
+		p.set(func(p *plugin) { p.up = false })
+		after(time.Minute)
+		w.wantStory("only the removal", "deregistered")
+		if len(w.instances()) != 0 {
+			t.Errorf("instances are %+v", w.instances())
+		}
+		_ = stop()
+	})
+}
+
+// The back-off with which one that is gone is looked for grows to its bound and stays there, however long that lasts.
+func TestBackOff(t *testing.T) {
+	h := heart{away: true}
+	last := time.Duration(0)
+	for try := range 1_000_000 {
+		next := h.next()
+		if next < max(last, dialFirst) || next > dialMost {
+			t.Fatalf("try %d: %v after %v", try, next, last)
+		}
+		last = next
+	}
+	if last != dialMost {
+		t.Errorf("it stays at %v", last)
+	}
+}
+
+// A watch that ends while the plugin is gone leaves it so.
+func TestEndWhileGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		p.set(func(p *plugin) { p.up = false })
+		after(1500 * time.Millisecond)
+		w.story()
+		began := time.Now()
+		if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
+			t.Errorf("Run returned %v after %v", err, time.Since(began))
+		}
+		w.wantStory("the end")
+		w.wantHealth("the end", registry.Unhealthy, registry.CauseGone)
+	})
+}
+
+// A plugin whose socket was removed is unhealthy though it answers on the connection that it has, and its task is restarted: at once if the
+// directory is gone, else if the plugin does not make the socket anew within its health timeout. One that does is well again.
+func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
+	const asks = "restart asked (socket gone)"
+	sick := nodeSick(registry.CauseSocketGone)
+	for what, c := range map[string]struct {
+		dir, answers bool
+		lasts        time.Duration
+		want         []string
+	}{
+		"the directory is swept":        {true, true, time.Minute, []string{sick, asks}},
+		"it is, and the connection too": {true, false, time.Minute, []string{nodeSick(registry.CauseGone), asks}},
+		"the socket is removed":         {false, true, time.Hour, []string{sick, asks}},
+		"it is made anew":               {false, true, hooks.DefaultHealthTimeout, []string{sick, nodeRecovers}},
+		"it is made anew at once":       {false, true, socketGrace / 2, nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, task, p, stop := begin(t, spec(hooks.TypeNode))
+				w.sockets.remove(true, c.dir)
+				p.set(func(p *plugin) { p.up = c.answers })
+				after(c.lasts)
+				if len(c.want) < 2 || c.want[1] != asks {
+					w.sockets.remove(false, false)
+				}
+				after(time.Hour)
+				w.wantStory(what, c.want...)
+				_ = stop()
+				w.restart()
+				stop = w.run(task, spec(hooks.TypeNode))
+				after(time.Hour)
+				w.wantStory("at the next shim")
+				_ = stop()
+			})
+		})
+	}
+}

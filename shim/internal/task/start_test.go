@@ -1,0 +1,383 @@
+package task
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+// All roles of a monolith and what the task's events tell become true in one commit.
+func TestHealthyStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, _ := w.start("plugin")
+		stop := w.run(task, spec(hooks.TypeMonolith))
+		after(0)
+		w.wantStory("start", monolithStarts)
+		all := w.instances()
+		if len(all) != 2 || all[0].CreateIndex != all[1].CreateIndex {
+			t.Fatalf("instances are %+v", all)
+		}
+		for i, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+			in, prep := all[i], preparation(task)
+			if in.Role != role || in.Plugin != "disk" || in.TaskKey() != task.TaskKey || in.Attempt != 1 || in.Endpoint != prep.Endpoint ||
+				in.Volumes != prep.Volumes || in.Fingerprint.NodeID != registry.NodeID("node of "+role) || in.Fingerprint.Version != "1" {
+				t.Errorf("instance is %+v", in)
+			}
+		}
+		w.wantHealth("start", registry.Healthy, registry.CauseProbed)
+		if err := stop(); !errors.Is(err, errStopped) {
+			t.Errorf("Run returned %v", err)
+		}
+		if len(w.instances()) != 2 || w.fleet.open != 0 {
+			t.Errorf("after the end: %d instances, %d connections", len(w.instances()), w.fleet.open)
+		}
+	})
+}
+
+func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, _ := w.start("plugin")
+		off := spec(hooks.TypeMonolith)
+		off.NoListVolumes = true
+		stop := w.run(task, off)
+		after(time.Minute)
+		for _, in := range w.instances() {
+			if in.Options[registry.OptionListVolumes] != registry.OptionOff {
+				t.Errorf("instance is %+v", in)
+			}
+		}
+		if len(w.instances()) != 2 {
+			t.Errorf("%d instances", len(w.instances()))
+		}
+		_ = stop()
+	})
+}
+
+// One that listens and says that it is not ready for a while.
+func TestSlowStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.ready = false })
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(20 * time.Second)
+		w.wantStory("while it starts")
+		p.set(func(p *plugin) { p.ready = true })
+		after(dialMost)
+		w.wantStory("once it is ready", nodeStarts)
+		_ = stop()
+	})
+}
+
+// The health timeout counts from the start of the task, not from that of the watch; the request is made once and stands.
+func TestHealthTimeoutFromTaskStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.ready = false })
+		after(12 * time.Second)
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(18*time.Second - 1)
+		w.wantStory("a moment before the timeout")
+		after(1)
+		w.wantStory("at the timeout", asksRestart)
+		r := w.task(task.TaskKey).Restart
+		if r == nil || r.Attempt != 1 || r.Cause != registry.CauseStartTimeout || !strings.Contains(r.Detail, "not ready") {
+			t.Fatalf("request is %+v", r)
+		}
+		p.set(func(p *plugin) { p.ready = true })
+		after(24 * time.Hour)
+		w.wantStory("afterwards")
+		if again := w.task(task.TaskKey).Restart; again == nil || *again != *r || len(w.instances()) != 0 {
+			t.Errorf("request is %+v, was %+v", again, r)
+		}
+		_ = stop()
+	})
+}
+
+// A new shim goes on with the health timeout of the old one, and does not ask twice.
+func TestHealthTimeoutOverRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.up = false })
+		for range 3 {
+			stop := w.run(task, spec(hooks.TypeNode))
+			after(9 * time.Second)
+			_ = stop()
+			w.restart()
+			after(time.Second / 2)
+		}
+		w.wantStory("28.5 s after the start")
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(1500*time.Millisecond - 1)
+		w.wantStory("a moment before the timeout")
+		after(1)
+		w.wantStory("at the timeout", asksRestart)
+		_ = stop()
+		w.restart()
+		p.set(func(p *plugin) { p.up = true })
+		probes, _ := p.seen()
+		stop = w.run(task, spec(hooks.TypeNode))
+		after(time.Hour)
+		w.wantStory("the shim after that")
+		if now, _ := p.seen(); len(now) != len(probes) {
+			t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
+		}
+		_ = stop()
+	})
+}
+
+// A shim that comes after the timeout was not there to see the plugin healthy: it looks before it asks.
+func TestLateShimLooksFirst(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		up   bool
+		want string
+	}{{"healthy", true, nodeStarts}, {"gone", false, asksRestart}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				task, p := w.start("plugin")
+				p.set(func(p *plugin) { p.up = c.up })
+				after(time.Hour)
+				stop := w.run(task, spec(hooks.TypeNode))
+				after(hooks.DefaultHeartbeatTimeout)
+				w.wantStory(c.name, c.want)
+				_ = stop()
+			})
+		})
+	}
+}
+
+// The clock of another boot says nothing about this one.
+func TestHealthTimeoutOfAnotherBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.up = false })
+		w.boot = "boot-2"
+		after(time.Hour)
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(hooks.DefaultHealthTimeout - 1)
+		w.wantStory("before the timeout")
+		after(1)
+		w.wantStory("at the timeout", asksRestart)
+		_ = stop()
+	})
+}
+
+// The host has reported a newer attempt meanwhile: the old one asks for nothing and registers nothing.
+func TestOldAttemptAsksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		newer := task
+		newer.Attempt = 2
+		w.put(newer)
+		p.set(func(p *plugin) { p.up = false })
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(time.Hour)
+		w.wantStory("an old attempt")
+		_ = stop()
+		p.set(func(p *plugin) { p.up = true })
+		task.Started = w.bootTime()
+		stop = w.run(task, spec(hooks.TypeNode))
+		after(time.Hour)
+		w.wantStory("an old attempt that is healthy")
+		if err := stop(); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+}
+
+func TestWrongIdentity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.unknown = errors.New("NodeGetInfo: node id is empty") })
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(hooks.DefaultHealthTimeout)
+		w.wantStory("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
+		if r := w.task(task.TaskKey).Restart; r == nil || r.Cause != registry.CauseIdentity || !strings.Contains(r.Detail, "node id is empty") {
+			t.Errorf("request is %+v", r)
+		}
+		_ = stop()
+	})
+}
+
+// A plugin that hangs has one probe at a time, each with its deadline, and nobody else waits for it.
+func TestHangingProbeDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		stuck, p := w.start("stuck")
+		p.set(func(p *plugin) { p.hangs = true })
+		stopStuck := w.run(stuck, spec(hooks.TypeNode))
+		after(0)
+		task, _ := w.start("plugin")
+		stop := w.run(task, spec(hooks.TypeController))
+		after(0)
+		w.wantStory("the other", nodeStarts)
+		after(hooks.DefaultHealthTimeout)
+		w.wantStory("the one that hangs", asksRestart)
+		probes, _ := p.seen()
+		for i := range len(probes) - 1 {
+			if gap := probes[i+1].Sub(probes[i]); gap < hooks.DefaultHeartbeatTimeout || gap > hooks.DefaultHeartbeatTimeout+dialMost {
+				t.Errorf("probe %d comes %v after the one before it", i+1, gap)
+			}
+		}
+		if p.atOnce != 1 || len(probes) < 5 {
+			t.Errorf("%d probes, %d at a time", len(probes), p.atOnce)
+		}
+		if r := w.task(stuck.TaskKey).Restart; r == nil || !strings.Contains(r.Detail, "deadline") {
+			t.Errorf("request is %+v", r)
+		}
+		_, _ = stop(), stopStuck()
+	})
+}
+
+// The socket's appearance wakes the watch, at whatever point of its back-off; the back-off alone would take longer.
+func TestSocketIsNoticedAsItAppears(t *testing.T) {
+	took := func(t *testing.T, listens time.Duration, tell bool) (d time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			task, p := w.start("plugin")
+			p.set(func(p *plugin) { p.up = false })
+			stop := w.run(task, spec(hooks.TypeNode))
+			after(20*time.Second + 330*time.Millisecond)
+			began := time.Now()
+			if tell {
+				w.sockets.change()
+			}
+			after(listens) // bind(2) makes the file, listen(2) comes later
+			p.set(func(p *plugin) { p.up = true })
+			for after(0); len(w.instances()) == 0; after(time.Millisecond) {
+			}
+			d = time.Since(began)
+			_ = stop()
+		})
+		return d
+	}
+	for _, listens := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond} {
+		if told, blind := took(t, listens, true), took(t, listens, false); told > listens+2*dialFirst || blind < 10*told {
+			t.Errorf("a plugin that listens %v after its socket appears is registered after %v; without inotify after %v", listens, told, blind)
+		}
+	}
+}
+
+// A directory that changes without end is no reason to dial without end.
+func TestFloodOfChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		p.set(func(p *plugin) { p.up = false })
+		w.sockets.flood = true
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(time.Second)
+		if probes, _ := p.seen(); len(probes) > int(time.Second/dialGap)+1 {
+			t.Errorf("%d probes in a second", len(probes))
+		}
+		_ = stop()
+	})
+}
+
+// A full disk delays a registration and a request, and no more.
+func TestFullDisk(t *testing.T) {
+	full := registry.Errorf(registry.ErrExhausted, "disk full")
+	for _, c := range []struct {
+		name string
+		up   bool
+		want string
+	}{{"registration", true, nodeStarts}, {"request", false, asksRestart}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				task, p := w.start("plugin")
+				p.set(func(p *plugin) { p.up = c.up })
+				w.log.Fail(full)
+				stop := w.run(task, spec(hooks.TypeNode))
+				after(hooks.DefaultHealthTimeout + 2*dialMost)
+				w.wantStory(c.name, c.want)
+				w.log.Fail(full)
+				p.set(func(p *plugin) { p.up = false })
+				after(2 * dialMost)
+				if c.up {
+					w.wantStory("its end", nodeSick(registry.CauseGone))
+				}
+				_ = stop()
+			})
+		})
+	}
+}
+
+// A store whose outcome is not known ends the watch: the shim starts over.
+func TestLostCommitEndsTheWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, _ := w.start("plugin")
+		w.log.Lose(true)
+		stop := w.run(task, spec(hooks.TypeNode))
+		after(0)
+		if err := stop(); !errors.Is(err, registry.ErrUncertain) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+}
+
+// Whatever a watch is doing when its context ends: it returns at once, with everything that it started, and leaves the table alone.
+func TestEnd(t *testing.T) {
+	for name, prepare := range map[string]func(p *plugin) time.Duration{
+		"waiting for the socket": func(p *plugin) time.Duration { p.up = false; return 3 * time.Second },
+		"in a probe":             func(p *plugin) time.Duration { p.hangs = true; return time.Second },
+		"beating":                func(*plugin) time.Duration { return 25 * time.Second },
+		"restart asked":          func(p *plugin) time.Duration { p.ready = false; return time.Minute },
+		"in a full disk's way":   func(p *plugin) time.Duration { return -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				task, p := w.start("plugin")
+				var d time.Duration
+				p.set(func(p *plugin) { d = prepare(p) })
+				if d < 0 {
+					w.log.Fail(registry.Errorf(registry.ErrExhausted, "disk full"))
+				}
+				stop := w.run(task, spec(hooks.TypeNode))
+				after(max(d, 0))
+				before := len(w.instances())
+				w.story()
+				began := time.Now()
+				if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
+					t.Errorf("Run returned %v after %v", err, time.Since(began))
+				}
+				w.wantStory("the end")
+				if len(w.instances()) != before || w.fleet.open != 0 {
+					t.Errorf("%d instances, were %d; %d connections", len(w.instances()), before, w.fleet.open)
+				}
+			})
+		})
+	}
+}
+
+// A spec that was stored without times gets the defaults, and no endless loop.
+func TestSpecWithoutTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		task, p := w.start("plugin")
+		stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode})
+		after(time.Hour)
+		w.wantStory("an hour", nodeStarts)
+		probes, _ := p.seen()
+		if want := int(time.Hour/hooks.DefaultHeartbeatInterval) + 1; len(probes) != want {
+			t.Errorf("%d probes, want %d", len(probes), want)
+		}
+		_ = stop()
+	})
+}

@@ -1,0 +1,346 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+)
+
+// world is a supervisor over a log, plugins and socket directories in memory. It lives in a bubble.
+type world struct {
+	t       *testing.T
+	log     *registrytest.Log
+	fleet   *fleet
+	sockets *sockets
+	base    time.Time // when the machine booted
+	boot    string
+	random  func() float64
+	mu      sync.Mutex
+	applied []registry.Applied
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{
+		t: t, fleet: &fleet{plugins: map[registry.TaskKey]*plugin{}}, sockets: &sockets{}, base: time.Now().Add(-time.Hour), boot: "boot-1",
+		random: func() float64 { return 0.5 },
+	}
+	w.log = registrytest.NewLog(time.Now)
+	w.log.OnApplied(w.told)
+	return w
+}
+
+func (w *world) told(a registry.Applied) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.applied = append(w.applied, a)
+}
+
+// restart is a new process of the shim: it finds what is durable.
+func (w *world) restart() {
+	w.log = w.log.Reopen()
+	w.log.OnApplied(w.told)
+}
+
+func (w *world) bootTime() registry.BootTime {
+	return registry.BootTime{Boot: w.boot, At: time.Since(w.base)}
+}
+
+// start records a task that starts now, with a plugin that listens.
+func (w *world) start(name registry.TaskName) (registry.Task, *plugin) {
+	w.t.Helper()
+	task := registry.Task{
+		TaskKey: registry.TaskKey{Alloc: "alloc", Task: name}, Attempt: 1, Phase: registry.TaskRunning, Started: w.bootTime(),
+	}
+	w.put(task)
+	p := &plugin{up: true, ready: true, down: make(chan struct{}), version: "1"}
+	w.fleet.plugins[task.TaskKey] = p
+	return task, p
+}
+
+func (w *world) put(r registry.Record) {
+	w.t.Helper()
+	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{r}}, nil
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.applied = nil
+}
+
+func spec(t hooks.PluginType) hooks.PluginSpec {
+	return hooks.PluginSpec{
+		ID: "disk", Type: t, HealthTimeout: hooks.DefaultHealthTimeout,
+		Heartbeat: hooks.Heartbeat{Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout, Failures: hooks.DefaultHeartbeatFailures},
+	}
+}
+
+func preparation(task registry.Task) hooks.Preparation {
+	socket := "/run/" + string(task.Task) + "/csi.sock"
+	return hooks.Preparation{
+		Socket: socket, Endpoint: registry.Endpoint{Host: socket, Task: "/csi/csi.sock"}, Volumes: registry.Tree{Host: "/state/mnt", Task: "/local/csi"},
+	}
+}
+
+// run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's duty.
+func (w *world) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	sup := New(w.log, w.fleet, w.sockets, Clock{Now: time.Now, Boot: w.bootTime}, func() float64 { return w.random() }, hclog.NewNullLogger())
+	ended := make(chan error, 1)
+	go func() { ended <- sup.Run(ctx, task, s, preparation(task)) }()
+	return func() error {
+		cancel(errStopped)
+		err := <-ended
+		sup.Exited(task.TaskKey)
+		return err
+	}
+}
+
+var errStopped = errors.New("the test has ended")
+
+// after lets the time pass, and all that is due then happen.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// story is the commits since the last call of story: the kinds of their events and the causes of those of the task.
+func (w *world) story() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []string
+	for _, a := range w.applied {
+		var kinds []string
+		for _, e := range a.Change.Events {
+			kind := string(e.Kind)
+			if e.Cause != "" && e.Role == "" {
+				kind += " (" + string(e.Cause) + ")"
+			}
+			kinds = append(kinds, kind)
+		}
+		out = append(out, strings.Join(kinds, ", "))
+	}
+	w.applied = nil
+	return out
+}
+
+func (w *world) wantStory(what string, want ...string) {
+	w.t.Helper()
+	if got := w.story(); !slices.Equal(got, want) {
+		w.t.Errorf("%s: commits are\n\t%s\nwant\n\t%s", what, strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+func (w *world) instances() (all []registry.Instance) {
+	_ = w.log.View(context.Background(), func(v registry.View) error { all = v.AllInstances(); return nil })
+	return all
+}
+
+func (w *world) task(k registry.TaskKey) (task registry.Task) {
+	_ = w.log.View(context.Background(), func(v registry.View) error { task, _ = v.Task(k); return nil })
+	return task
+}
+
+// wantHealth is the state and cause of every instance there is.
+func (w *world) wantHealth(what string, state registry.HealthState, cause registry.Cause) {
+	w.t.Helper()
+	all := w.instances()
+	if len(all) == 0 {
+		w.t.Errorf("%s: no instance", what)
+	}
+	for _, in := range all {
+		if in.Health.State != state || in.Health.Cause != cause {
+			w.t.Errorf("%s: %s is %s (%s: %s), want %s (%s)", what, in.InstanceKey, in.Health.State, in.Health.Cause, in.Health.Detail, state, cause)
+		}
+	}
+}
+
+// The commits that happen to one plugin task of one role, and to a monolith.
+const (
+	nodeStarts     = "registered, activated, task healthy (probed), task registered"
+	monolithStarts = "registered, registered, activated, activated, task healthy (probed), task registered"
+	asksRestart    = "task unhealthy (start timeout), restart asked (start timeout)"
+	nodeRecovers   = "healthy, task healthy (probed)"
+)
+
+func nodeSick(cause registry.Cause) string {
+	return fmt.Sprintf("unhealthy, task unhealthy (%s)", cause)
+}
+
+// fleet is connections to plugins in memory.
+type fleet struct {
+	mu      sync.Mutex
+	plugins map[registry.TaskKey]*plugin
+	open    int
+}
+
+func (f *fleet) Connect(_ registry.PluginID, t registry.TaskKey, _ registry.Endpoint) (Plugin, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open++
+	return f.plugins[t], nil
+}
+
+func (f *fleet) Close(registry.TaskKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open--
+}
+
+// plugin is a plugin and the connection to it.
+type plugin struct {
+	mu        sync.Mutex
+	up        bool // it listens
+	ready     bool
+	hangs     bool
+	broken    error         // of Probe
+	version   string        //
+	unknown   error         // of Describe
+	down      chan struct{} // closed as it ends
+	outdated  bool
+	probes    []time.Time
+	described int
+	running   int // probes now
+	atOnce    int // at most
+}
+
+var errRefused = errors.New("connection refused")
+
+// set changes what the plugin does from now on.
+func (p *plugin) set(f func(*plugin)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.up
+	f(p)
+	switch {
+	case was && !p.up:
+		close(p.down)
+	case !was && p.up:
+		p.down, p.outdated = make(chan struct{}), true
+	}
+}
+
+func (p *plugin) Probe(ctx context.Context) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.probes = append(p.probes, time.Now())
+	p.running++
+	p.atOnce = max(p.atOnce, p.running)
+	defer func() { p.running-- }()
+	if p.up && p.hangs {
+		p.mu.Unlock()
+		<-ctx.Done()
+		p.mu.Lock()
+		return false, ctx.Err()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case !p.up:
+		return false, errRefused
+	}
+	return p.ready && p.broken == nil, p.broken
+}
+
+func (p *plugin) Describe(_ context.Context, roles []registry.Role) (map[registry.Role]registry.Fingerprint, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.described++
+	switch {
+	case !p.up:
+		return nil, errRefused
+	case p.unknown != nil:
+		return nil, p.unknown
+	}
+	p.outdated = false
+	out := map[registry.Role]registry.Fingerprint{}
+	for _, role := range roles {
+		out[role] = registry.Fingerprint{Provider: "disk.example.org", Version: p.version, NodeID: registry.NodeID("node of " + role)}
+	}
+	return out, nil
+}
+
+func (p *plugin) Outdated() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.outdated
+}
+
+func (p *plugin) Lost(ctx context.Context) error {
+	p.mu.Lock()
+	down := p.down
+	p.mu.Unlock()
+	select {
+	case <-down:
+		return errRefused
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func (p *plugin) seen() (probes []time.Time, described int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.probes), p.described
+}
+
+// sockets is a directory that everybody waits for.
+type sockets struct {
+	mu      sync.Mutex
+	changed chan struct{}
+	flood   bool // it changes all the time
+	file    bool // that of the socket is missing
+	dir     bool // it is missing itself
+}
+
+func (s *sockets) Missing(string) (file, dir bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.file, s.dir
+}
+
+func (s *sockets) remove(file, dir bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.file, s.dir = file, dir
+}
+
+func (s *sockets) Changed(ctx context.Context, _ string) {
+	s.mu.Lock()
+	if s.flood {
+		s.mu.Unlock()
+		return
+	}
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	changed := s.changed
+	s.mu.Unlock()
+	select {
+	case <-changed:
+	case <-ctx.Done():
+	}
+}
+
+func (s *sockets) change() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
