@@ -90,7 +90,8 @@ func rules() []rule {
 		{of: "holdfast/shim/internal/intent", only: append(shim("chain"), "holdfast/registry"), why: "an intent knows records only, and what is written together with others"},
 		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
 		{of: "holdfast/shim/internal/chain", only: []string{"holdfast/registry"}, why: "a chain knows commits only"},
-		{of: "holdfast/internal/mount", only: []string{}, why: "mnt is a tool of host, shim, driver and plugins: it knows none of them"},
+		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
+		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc"}, why: "mount is a tool of host, shim, driver and plugins: it knows none of them"},
 	}
 	for _, u := range useCases {
 		others := slices.DeleteFunc(slices.Clone(useCases), func(o string) bool { return o == u })

@@ -1,0 +1,215 @@
+// Package proc reads /proc: processes, their open files and locks, and the identity of the current boot.
+//
+// It never follows a link that a process holds open: the file may lie on a file system that hangs. Callers that call
+// os.Stat on FD.Path's entry first compare the base name (see Opens).
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// BootID returns the ID of the current boot. Mounts, processes and BootTime do not outlive it.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// BootTime returns the time since boot, suspend included (CLOCK_BOOTTIME). It is the same in all processes.
+func BootTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic(fmt.Sprintf("CLOCK_BOOTTIME: %v", err)) // Linux has it since 2.6.39
+	}
+	return time.Duration(t.Nano())
+}
+
+// Stat holds the fields of /proc/PID/stat that Holdfast uses (proc_pid_stat(5)).
+type Stat struct {
+	PID     int
+	Comm    string // at most 15 bytes, any bytes
+	State   byte   // 'R', 'S', 'D', 'Z', ...
+	Parent  int
+	Session int
+	TTY     int
+	Start   uint64 // start time in clock ticks since boot; with PID it names a process for as long as the boot lasts
+}
+
+// Exited reports whether only the entry of the process is left.
+func (s Stat) Exited() bool { return s.State == 'Z' || s.State == 'X' }
+
+// ReadStat reads /proc/pid/stat. The error wraps os.ErrNotExist or unix.ESRCH if there is no such process.
+func ReadStat(pid int) (Stat, error) {
+	b, err := readOnce(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return Stat{}, err
+	}
+	return parseStat(pid, b)
+}
+
+func parseStat(pid int, b []byte) (Stat, error) {
+	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')') // comm may hold anything, parentheses too
+	if open < 0 || end < open {
+		return Stat{}, fmt.Errorf("/proc/%d/stat has no name", pid)
+	}
+	f := strings.Fields(string(b[end+1:]))
+	if len(f) < 20 {
+		return Stat{}, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(f))
+	}
+	s := Stat{PID: pid, Comm: string(b[open+1 : end]), State: f[0][0]}
+	var err error
+	for i, to := range map[int]*int{1: &s.Parent, 3: &s.Session, 4: &s.TTY} {
+		if *to, err = strconv.Atoi(f[i]); err != nil {
+			return Stat{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		}
+	}
+	if s.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
+		return Stat{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+	}
+	return s, nil
+}
+
+// readOnce reads a short file with one read(2), so that its content is of one moment.
+func readOnce(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 4096)
+	n, err := unix.Read(fd, b)
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: path, Err: err}
+	}
+	return b[:n], nil
+}
+
+// PIDs lists the processes that are visible in /proc, in no order.
+func PIDs() ([]int, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	var pids []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// Comm returns the name of a process, or "" if it cannot be read.
+func Comm(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSuffix(string(b), "\n")
+}
+
+// Name returns "process PID (comm)" for messages.
+func Name(pid int) string {
+	if pid == os.Getpid() {
+		return fmt.Sprintf("this process (pid %d)", pid)
+	}
+	if comm := Comm(pid); comm != "" {
+		return fmt.Sprintf("process %d (%q)", pid, comm)
+	}
+	return fmt.Sprintf("process %d", pid)
+}
+
+// FD is an open file of a process.
+type FD struct {
+	Entry string // path of the link, such as /proc/12/fd/3
+	Path  string // its target as the kernel names it: a path, or for example pipe:[123]
+}
+
+// FDs lists the open files of a process. It is empty if the process is gone or may not be examined by this user.
+func FDs(pid int) []FD {
+	entries, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	var fds []FD
+	for _, e := range entries {
+		if to, err := os.Readlink(e); err == nil {
+			fds = append(fds, FD{Entry: e, Path: to})
+		}
+	}
+	return fds
+}
+
+// Opens reports whether a process has file open, by device and inode. Only files of the same base name are examined.
+func Opens(pid int, file string) bool {
+	want, err := os.Stat(file)
+	if err != nil {
+		return false
+	}
+	for _, fd := range FDs(pid) {
+		if filepath.Base(fd.Path) != filepath.Base(file) {
+			continue
+		}
+		if open, err := os.Stat(fd.Entry); err == nil && os.SameFile(want, open) {
+			return true
+		}
+	}
+	return false
+}
+
+// FlockHolders lists the processes that took a flock(2) on file, as /proc/locks has them. A process that has exited is
+// listed as long as a child of it keeps the lock's file open.
+func FlockHolders(file string) []int {
+	var st unix.Stat_t
+	if unix.Stat(file, &st) != nil {
+		return nil
+	}
+	table, _ := os.ReadFile("/proc/locks")
+	return flockHolders(string(table), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+}
+
+func flockHolders(table, inode string) (pids []int) {
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 4711 fe:00:12345 0 EOF
+		if len(f) < 6 || f[1] != "FLOCK" || f[5] != inode {
+			continue
+		}
+		if pid, err := strconv.Atoi(f[4]); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Sleeping returns why a process does not exit, for messages: the state of a thread that sleeps uninterruptibly and the
+// kernel function it waits in, else the state of the process.
+func Sleeping(pid int) string {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	for _, dir := range threads {
+		if state := status(dir, "State"); strings.HasPrefix(state, "D") {
+			wchan, _ := os.ReadFile(filepath.Join(dir, "wchan"))
+			return fmt.Sprintf("state %s in %s", state, wchan)
+		}
+	}
+	if state := status(fmt.Sprintf("/proc/%d", pid), "State"); state != "" {
+		return "state " + state
+	}
+	return "state unknown"
+}
+
+// status returns a field of the file status in a directory of /proc, or "".
+func status(dir, field string) string {
+	text, _ := os.ReadFile(filepath.Join(dir, "status"))
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
