@@ -16,12 +16,10 @@ import (
 // Close ends a swap that is under way, in whatever it waits for, and waits for it; a closed host swaps nothing.
 func TestCloseEndsASwap(t *testing.T) {
 	w := newWorld(t)
-	program, err := fault.Build(w.dir, raceFlag...)
-	must(t, err)
 	reached := filepath.Join(w.dir, "reached")
 	swapped := make(chan error, 1)
 	go func() {
-		_, err := w.host.Swap(w.ctx(), host.Binary{Path: fault.Binary(t, program, w.dir, "hangs", "Rehearse before touch "+reached, "Rehearse before hang")})
+		_, err := w.host.Swap(w.ctx(), host.Binary{Path: fault.Binary(t, faultyShim, w.dir, "hangs", "Rehearse before touch "+reached, "Rehearse before hang")})
 		swapped <- err
 	}()
 	awaitFile(t, reached)
@@ -60,10 +58,8 @@ func awaitFile(t *testing.T, path string) {
 // Whoever wants a swap may go while the old shim is asked to be quiet: it takes calls again.
 func TestSwapThatNobodyWaitsForIsGivenUp(t *testing.T) {
 	w := at(t)
-	program, err := fault.Build(w.dir, raceFlag...)
-	must(t, err)
 	reached, goOn := filepath.Join(w.dir, "reached"), filepath.Join(w.dir, "go-on")
-	w.config.Shim = host.Binary{Path: fault.Binary(t, program, w.dir, "waits", "Quiesce before touch "+reached, "Quiesce before wait-for "+goOn)}
+	w.config.Shim = host.Binary{Path: fault.Binary(t, faultyShim, w.dir, "waits", "Quiesce before touch "+reached, "Quiesce before wait-for "+goOn)}
 	w.config.SwapBudget = patience
 	w.open()
 	before := w.pid()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,26 +20,21 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/internal/mount"
+	"holdfast/internal/testbin"
 )
 
-// shimBinary is built once for all tests.
-var shimBinary string
+// The programs that all tests use, the second one for fault.Binary.
+var shimBinary, faultyShim string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "h-bin-")
+	dir, err := testbin.Build(testbin.Shim("shim"), testbin.FaultyShim("faulty"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	shimBinary = filepath.Join(dir, "holdfast-shim")
-	cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-ldflags=-s -w", "-o", shimBinary, "../shim")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
-		return 1
-	}
+	shimBinary, faultyShim = filepath.Join(dir, "shim"), filepath.Join(dir, "faulty")
 	return m.Run()
 }
 

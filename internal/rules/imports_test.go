@@ -200,7 +200,7 @@ func (r rule) breaks(dep string) string {
 func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
 		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mount/mounttest",
-		"holdfast/internal/installed", "holdfast/internal/fault", "holdfast/shim/internal/faulty",
+		"holdfast/internal/installed", "holdfast/internal/testbin", "holdfast/internal/fault", "holdfast/shim/internal/faulty",
 	}
 	for path, p := range all(t) {
 		if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", path) }) {

@@ -1,5 +1,5 @@
 //go:build !race
 
-package host_test
+package testbin
 
 var raceFlag []string
