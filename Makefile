@@ -8,8 +8,8 @@ LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
 # With -race, which makes them take twice as long: what is told, and to whom, while everything changes.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$
-# The tests of two releases, and the hosts that they are run with: of this release and of the next.
-HOSTS ?= now next
+# Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
+NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
 
 # How many packages are tested at a time: one more than there are processors, as tests also wait for processes and for disks.
@@ -43,13 +43,15 @@ test: ## every test, with -race, but for the suites of minutes: those are long, 
 	$(GO) test -race -short -vet=off -timeout 12m -p $(PACKAGES) ./...
 	$(GO) test -vet=off -run TestHistories ./shim/internal/alloc
 
-compat: ## two releases that follow each other, swapped in turn under load, with the host of either; bin/holdfast-shim-next is the later one
-	@mkdir -p $(BIN)
-	$(GO) build -tags next -o $(BIN)/holdfast-shim-next ./shim
+compat: ## swap between this release and the next in turn under load, with the host of either; builds bin/holdfast-shim-next
+	@mkdir -p $(BIN) $(dir $(NEXT))
+	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
+	$(GO) build -overlay $(NEXT) -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
-	$(GO) vet -tags next ./...
-	$(GO) test -timeout 8m -tags next ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
-	for tags in $(HOSTS); do $(GO) test -race -count=1 -timeout 8m -tags $$tags -run '$(COMPAT)' ./e2e || exit 1; done
+	$(GO) vet -overlay $(NEXT) ./...
+	$(GO) test -timeout 8m -overlay $(NEXT) ./config ./hooks ./proto/... ./shim/internal/store ./shim/internal/lifecycle
+	$(GO) test -race -count=1 -timeout 8m -run '$(COMPAT)' ./e2e
+	$(GO) test -race -count=1 -timeout 8m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
 
 long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
@@ -79,7 +81,6 @@ vet: ## go vet
 
 lint: $(TOOLS)/staticcheck ## staticcheck
 	$(TOOLS)/staticcheck ./...
-	$(TOOLS)/staticcheck -tags next ./config ./hooks ./proto/bootstrap ./shim/internal/store
 
 generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## make generated code and golden documents anew (needs protoc)
 	PATH=$(TOOLS):$$PATH protoc -I proto --go_out=. --go_opt=module=holdfast --go-grpc_out=. --go-grpc_opt=module=holdfast \

@@ -9,9 +9,7 @@ import (
 
 var (
 	pluginShape = shape{
-		attrs: append([]string{
-			"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout", "list_volumes",
-		}, nextPluginAttrs...),
+		attrs:  []string{"id", "type", "mount_dir", "stage_publish_base_dir", "health_timeout", "list_volumes"},
 		blocks: []string{"heartbeat"},
 	}
 	heartbeatShape = shape{attrs: []string{"interval", "timeout", "failures"}}
@@ -49,7 +47,6 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	if list, ok := at.truth("list_volumes"); ok {
 		p.NoListVolumes = !list
 	}
-	f.nextPlugin(at, &p)
 	f.checkDirs(at, p)
 	if beat, ok := at.one("heartbeat"); ok {
 		f.heartbeat(f.open(beat, heartbeatShape), &p.Heartbeat)

@@ -15,6 +15,7 @@ import (
 const (
 	firstVersion    = 1
 	subPathsVersion = 2 // a task that is to see a part of a volume must not be given all of it
+	sealedVersion   = subPathsVersion
 )
 
 // sealed is the form of hooks.Sealed: JSON, exactly one of the parts.
@@ -36,7 +37,7 @@ func seal(s sealed) hooks.Sealed {
 // least is the oldest version whose readers know all that matters of s.
 func (s sealed) least() int {
 	if s.Group == nil {
-		return max(firstVersion, leastNext(s))
+		return firstVersion
 	}
 	for _, mounts := range s.Group.Mounts {
 		if slices.ContainsFunc(mounts, func(m hooks.VolumeMount) bool { return m.SubPath != "" }) {

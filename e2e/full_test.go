@@ -115,7 +115,7 @@ func TestDiskFullAtActivation(t *testing.T) {
 // was, under its own generation, and once there is room the next swap migrates it.
 func TestDiskTooFullToMigrate(t *testing.T) {
 	slow(t)
-	program, err := fault.Build(t.TempDir(), append(raceFlag, "-tags=next")...)
+	program, err := buildNextFaulty(t)
 	if err != nil {
 		t.Fatal(err)
 	}

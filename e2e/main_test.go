@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"holdfast/internal/fault"
+	"holdfast/internal/nextrelease"
 )
 
 // bin is the directory with the binaries that all tests use.
@@ -24,7 +25,7 @@ type source struct {
 	next bool
 }
 
-// programs are built once, with the race detector if this test has it. Whether this test is built with -tags next makes no difference.
+// programs are built once, with the race detector if this test has it.
 var programs = map[string]source{
 	"holdfast": {pkg: "../host/cmd/holdfast"}, "holdfast-shim": {pkg: "../shim"}, "holdfast-shim-next": {pkg: "../shim", next: true},
 	"loopfs": {pkg: "../examples/loopfs"}, "csifake": {pkg: "../internal/csifake/cmd/csifake"},
@@ -51,7 +52,12 @@ func run(m *testing.M) int {
 	for name, p := range programs {
 		args := append([]string{"build", "-ldflags=-s -w"}, raceFlag...) // what is smaller is linked, copied and hashed sooner
 		if p.next {
-			args = append(args, "-tags=next")
+			overlay, err := nextrelease.Flag(dir)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				return 1
+			}
+			args = append(args, overlay)
 		}
 		if out, err := exec.Command("go", append(args, "-o", filepath.Join(dir, name), p.pkg)...).CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", name, err, out)

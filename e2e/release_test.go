@@ -12,10 +12,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"testing"
 
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/host"
+	"holdfast/internal/fault"
+	"holdfast/internal/nextrelease"
 	"holdfast/proto/bootstrap"
 )
 
@@ -27,7 +30,17 @@ type release struct {
 	protocol int    // that it and the host of this test agree on
 }
 
-// releases are this one and the one after it. A host that speaks the next one's protocol is a test with -tags next.
+// buildNextFaulty builds the faulty shim of the next release.
+func buildNextFaulty(t *testing.T) (string, error) {
+	overlay, err := nextrelease.Flag(t.TempDir())
+	if err != nil {
+		return "", err
+	}
+	return fault.Build(t.TempDir(), append(slices.Clone(raceFlag), overlay)...)
+}
+
+// releases are this one and the one after it. A host that speaks the next one's protocol is a test built with the overlay
+// of package nextrelease.
 func releases() (now, next release) {
 	now = release{"this release", host.Binary{Path: filepath.Join(bin, "holdfast-shim")}, 1, 1}
 	next = release{"the next release", host.Binary{Path: filepath.Join(bin, "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}

@@ -277,7 +277,7 @@ func TestStateBeyondTheWindow(t *testing.T) {
 	w.must(w.host.Close())
 	w.config.SwapBudget = patience
 	w.open()
-	program, err := fault.Build(t.TempDir(), append(raceFlag, "-tags=next")...)
+	program, err := buildNextFaulty(t)
 	w.must(err)
 	p := w.plugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())

@@ -47,7 +47,6 @@ type PluginSpec struct {
 	HealthTimeout       time.Duration     `json:"health_timeout"`         // from the task's start to its first good probe
 	Heartbeat           Heartbeat         `json:"heartbeat"`
 	NoListVolumes       bool              `json:"no_list_volumes,omitempty"` // list_volumes = false: ListVolumes is never called
-	NextFields
 }
 
 // Heartbeat is a csi_plugin's heartbeat block.

@@ -1,7 +1,6 @@
 package hooks
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
 
@@ -51,7 +50,6 @@ func Starting(l Layout, t AllocTask, s TaskSpec) (Preparation, error) {
 	if !slices.Contains(s.Env, EndpointEnv) {
 		p.Plan.Env = []Env{{Name: EndpointEnv, Value: "unix://" + p.Endpoint.Task, Default: true}}
 	}
-	spec.prepareNext(l, t, &p)
 	return p, nil
 }
 
@@ -87,7 +85,7 @@ func checkStart(l Layout, t registry.TaskKey, spec PluginSpec) error {
 	case spec.Type.Roles() == nil:
 		return registry.Invalid("plugin %q: type %q is unknown; use \"node\", \"controller\" or \"monolith\"", spec.ID, spec.Type)
 	}
-	if err := errors.Join(spec.checkDirs(), spec.checkNext(spec)); err != nil {
+	if err := spec.checkDirs(); err != nil {
 		return err
 	}
 	return l.Check()

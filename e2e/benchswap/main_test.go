@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"holdfast/internal/fault"
+	"holdfast/internal/nextrelease"
 )
 
 // roles are what this program is as another process.
@@ -39,9 +40,18 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	for i, tags := range []string{"", "next"} { // the second one has another protocol number and another schema
+	overlay, err := nextrelease.Flag(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	for i, release := range []string{"", overlay} { // the second one has another protocol number and another schema
 		binaries[i] = filepath.Join(dir, fmt.Sprint("shim-", i+1))
-		cmd := exec.Command("go", append(append([]string{"build"}, raceFlag...), "-tags", tags, "-o", binaries[i], "../../shim")...)
+		args := append([]string{"build"}, raceFlag...)
+		if release != "" {
+			args = append(args, release)
+		}
+		cmd := exec.Command("go", append(args, "-o", binaries[i], "../../shim")...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
 			return 1

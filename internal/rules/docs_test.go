@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -41,8 +42,24 @@ func declared(t *testing.T) (names, tests map[string]bool) {
 			}
 		}
 	}
+	next := filepath.Join(root, "e2e", "testdata", "next") // tests of the next release: see package nextrelease
+	err := filepath.WalkDir(next, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range testFunc.FindAllSubmatch(text, -1) {
+			tests[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return names, tests
 }
+
+var testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(`)
 
 func namesOf(d ast.Decl) (names []string) {
 	switch d := d.(type) {

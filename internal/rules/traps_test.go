@@ -87,7 +87,7 @@ func TestBanCatches(t *testing.T) {
 		}
 		return bannedIn(file)
 	}
-	const head = "//go:build next\n\npackage p\n\nimport gp \"github.com/hashicorp/go-plugin\"\n\n"
+	const head = "//go:build linux\n\npackage p\n\nimport gp \"github.com/hashicorp/go-plugin\"\n\n"
 	for _, text := range []string{
 		"var c = gp.ClientConfig{Reattach: nil}", "var c gp.ReattachConfig", "func f() { defer gp.CleanupClients() }",
 		"var c = gp.ClientConfig{Managed: true}", "func f(c *gp.ClientConfig) { c.Managed = true }", "var c = gp.ClientConfig{GRPCBrokerMultiplex: true}",

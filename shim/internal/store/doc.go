@@ -43,7 +43,7 @@
 // build that does not know it has committed since. If so, Open makes it anew, in the transaction that takes the file over. In a file that cannot be
 // written to, and then by nobody, such a list is not read, and none of its lacks is damage: TestNamesAreListedAnew, TestNamesInAReadOnlyFile.
 //
-// TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two with -tags next.
+// TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two in the next release (package nextrelease).
 //
 // # How the file is verified
 //

@@ -1,11 +1,9 @@
-//go:build next
-
 package hooks
 
 import "testing"
 
 func scratch(at string) TaskSpec {
-	return TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode, NextFields: NextFields{ScratchDir: at}}}
+	return TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode, ScratchDir: at}}
 }
 
 // TestScratch: the plan has one more mount and one more variable; without isolation the variable names the host's directory.

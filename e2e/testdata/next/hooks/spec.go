@@ -1,0 +1,99 @@
+package hooks
+
+import (
+	"time"
+
+	"holdfast/registry"
+)
+
+// PluginType is the type field of a csi_plugin stanza.
+type PluginType string
+
+const (
+	TypeNode       PluginType = "node"
+	TypeController PluginType = "controller"
+	TypeMonolith   PluginType = "monolith" // both; registers twice
+)
+
+// Roles that an instance of the type registers.
+func (t PluginType) Roles() []registry.Role {
+	switch t {
+	case TypeNode:
+		return []registry.Role{registry.RoleNode}
+	case TypeController:
+		return []registry.Role{registry.RoleController}
+	case TypeMonolith:
+		return []registry.Role{registry.RoleController, registry.RoleNode}
+	}
+	return nil
+}
+
+// Defaults of the csi_plugin stanza.
+const (
+	DefaultMountDir            = "/csi"
+	DefaultStagePublishBaseDir = "/local/csi"
+	DefaultHealthTimeout       = 30 * time.Second
+	DefaultHeartbeatInterval   = 10 * time.Second
+	DefaultHeartbeatTimeout    = 5 * time.Second
+	DefaultHeartbeatFailures   = 3
+)
+
+// PluginSpec is a csi_plugin stanza.
+type PluginSpec struct {
+	ID                  registry.PluginID `json:"id"`
+	Type                PluginType        `json:"type"`
+	MountDir            string            `json:"mount_dir"`              // in the task: the socket csi.sock lies in it
+	StagePublishBaseDir string            `json:"stage_publish_base_dir"` // in the task: volumes are staged and published below
+	HealthTimeout       time.Duration     `json:"health_timeout"`         // from the task's start to its first good probe
+	Heartbeat           Heartbeat         `json:"heartbeat"`
+	NoListVolumes       bool              `json:"no_list_volumes,omitempty"` // list_volumes = false: ListVolumes is never called
+	ScratchDir          string            `json:"scratch_dir,omitempty"`     // in the task: a directory of its own, kept over restarts
+}
+
+// Heartbeat is a csi_plugin's heartbeat block.
+type Heartbeat struct {
+	Interval time.Duration `json:"interval"` // between two probes of a healthy plugin, jittered
+	Timeout  time.Duration `json:"timeout"`  // of one probe
+	Failures int           `json:"failures"` // misses in a row that make it unhealthy
+}
+
+// VolumeRequest is a group's volume block.
+type VolumeRequest struct {
+	Name     registry.RequestName `json:"name"`   // the block's label
+	Type     string               `json:"type"`   // "csi"
+	Source   string               `json:"source"` // the volume's id; with PerAlloc "[n]" is appended
+	Usage    registry.Usage       `json:"usage"`  // FSType and MountFlags empty: the volume's
+	PerAlloc bool                 `json:"per_alloc,omitempty"`
+	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty then.
+	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
+}
+
+// Ephemeral is a volume block's ephemeral block: a volume that its plugin makes when it is published and deletes when it is unpublished
+// (CSI ephemeral inline volumes). It is neither created by CreateVolume, nor attached, nor staged.
+type Ephemeral struct {
+	Plugin  registry.PluginID          `json:"plugin_id"`
+	Context map[string]string          `json:"context,omitempty"` // volume_context
+	Secrets map[string]registry.Secret `json:"secrets,omitempty"` // references only, never values
+}
+
+// VolumeMount is a task's volume_mount block.
+type VolumeMount struct {
+	Volume      registry.RequestName `json:"volume"`
+	Destination string               `json:"destination"`        // absolute, in the task
+	SubPath     string               `json:"sub_path,omitempty"` // the part of the volume that is mounted; empty: all of it. See WrongSubPath
+	ReadOnly    bool                 `json:"read_only,omitempty"`
+	Propagation Propagation          `json:"propagation_mode"`
+	SELinux     string               `json:"selinux_label,omitempty"`
+}
+
+// GroupSpec is what is ours of a group. It travels sealed.
+type GroupSpec struct {
+	Volumes []VolumeRequest          `json:"volumes,omitempty"`
+	Mounts  map[string][]VolumeMount `json:"mounts,omitempty"` // by task name
+}
+
+// TaskSpec is what is ours of a task that runs a plugin. It travels sealed.
+type TaskSpec struct {
+	Plugin PluginSpec `json:"csi_plugin"`
+	Env    []string   `json:"env,omitempty"` // names that the task sets itself
+}
