@@ -181,9 +181,9 @@ func (w *world) eventually(what string, so func() bool) {
 func (w *world) reopened(plugins []*pluginTask, allocs ...host.AllocGroup) {
 	w.t.Helper()
 	w.must(w.host.Close())
-	w.config.Living = host.Living{Allocs: allocs}
+	w.config.Workload = host.Workload{Allocs: allocs}
 	for _, p := range plugins {
-		w.config.Living.Tasks = append(w.config.Living.Tasks, host.LivingTask{AllocTask: p.task, Running: true, Started: w.bootTime()})
+		w.config.Workload.Tasks = append(w.config.Workload.Tasks, host.WorkloadTask{AllocTask: p.task, Running: true, Started: w.bootTime()})
 	}
 	w.open()
 }

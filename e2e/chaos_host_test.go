@@ -33,11 +33,11 @@ func newTenancy(h *host.Host) *tenancy {
 // account is what an orchestrator keeps of what runs.
 type account struct {
 	allocs map[host.AllocID]host.AllocGroup
-	tasks  map[host.TaskKey]host.LivingTask
+	tasks  map[host.TaskKey]host.WorkloadTask
 }
 
 func newAccount() account {
-	return account{map[host.AllocID]host.AllocGroup{}, map[host.TaskKey]host.LivingTask{}}
+	return account{map[host.AllocID]host.AllocGroup{}, map[host.TaskKey]host.WorkloadTask{}}
 }
 
 func (m *mess) now() *tenancy {
@@ -82,7 +82,7 @@ func (m *mess) reopen() {
 		m.t.Errorf("close: %v", err)
 	}
 	m.mu.Lock()
-	m.config.Living = host.Living{Allocs: slices.Collect(maps.Values(m.living.allocs)), Tasks: slices.Collect(maps.Values(m.living.tasks))}
+	m.config.Workload = host.Workload{Allocs: slices.Collect(maps.Values(m.living.allocs)), Tasks: slices.Collect(maps.Values(m.living.tasks))}
 	m.mu.Unlock()
 	h, err := host.Open(m.ctx(), m.config)
 	for try := 0; err != nil && try < 20; try++ {

@@ -101,7 +101,7 @@ func (s *seat) next() {
 func (s *seat) start() {
 	s.task.Attempt++
 	task := s.task
-	s.m.keep(func(a *account) { a.tasks[task.Key()] = host.LivingTask{AllocTask: task} })
+	s.m.keep(func(a *account) { a.tasks[task.Key()] = host.WorkloadTask{AllocTask: task} })
 	var plan host.Plan
 	s.report("starting", func(h *host.Host) (err error) { plan, err = h.TaskStarting(s.m.ctx(), task); return err })
 	p, err := csifake.New(csifake.Config{
@@ -125,7 +125,7 @@ func (s *seat) start() {
 	s.up = p
 	s.mu.Unlock()
 	at := s.m.sinceBoot()
-	s.m.keep(func(a *account) { a.tasks[task.Key()] = host.LivingTask{AllocTask: task, Running: true, Started: at} })
+	s.m.keep(func(a *account) { a.tasks[task.Key()] = host.WorkloadTask{AllocTask: task, Running: true, Started: at} })
 	s.report("started", func(h *host.Host) error { return h.TaskStarted(s.m.ctx(), task.Key(), task.Attempt) })
 }
 
@@ -143,7 +143,7 @@ func (s *seat) end(kill, final bool) {
 	<-s.done
 	task := s.task
 	s.m.keep(func(a *account) {
-		a.tasks[task.Key()] = host.LivingTask{AllocTask: task}
+		a.tasks[task.Key()] = host.WorkloadTask{AllocTask: task}
 		if final {
 			delete(a.tasks, task.Key())
 		}

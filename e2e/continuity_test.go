@@ -79,7 +79,7 @@ func TestEventContinuity(t *testing.T) {
 	m := s.mess()
 	p := s.plugin("alloc-p", csifake.Monolith)
 	m.keep(func(a *account) {
-		a.tasks[p.task.Key()] = host.LivingTask{AllocTask: p.task, Running: true, Started: m.sinceBoot()}
+		a.tasks[p.task.Key()] = host.WorkloadTask{AllocTask: p.task, Running: true, Started: m.sinceBoot()}
 	})
 	ctx, stop := context.WithCancel(s.ctx())
 	defer stop()

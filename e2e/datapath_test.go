@@ -65,7 +65,7 @@ func startTime(pid int) string {
 }
 
 // swapped has the agent replace its shim, again if it took longer than calls may be held.
-func (s *station) swapped(n int) (report host.Swapped) {
+func (s *station) swapped(n int) (report host.SwapReport) {
 	s.t.Helper()
 	binaries, err := twins()
 	s.must(err)

@@ -22,7 +22,7 @@ type atActivation struct {
 	disk    *volatileDisk
 	plugin  *pluginTask
 	swapped <-chan error
-	report  host.Swapped
+	report  host.SwapReport
 	goOn    string
 }
 
@@ -121,7 +121,7 @@ func TestDiskTooFullToMigrate(t *testing.T) {
 	}
 	a := newAtActivation(t, program, (*atActivation).large)
 	db := filepath.Join(a.config.StateDir, "shim.db")
-	metas, old := a.metas(db), a.host.Standing().PID
+	metas, old := a.metas(db), a.host.ShimState().PID
 	free := a.disk.fill()
 	err = a.goesOn()
 	if !errors.Is(err, host.ErrExhausted) || a.report.Outcome != host.SwapRolledBack {
@@ -148,9 +148,9 @@ func TestDiskTooFullToMigrate(t *testing.T) {
 // large makes the records that the next release migrates larger than any reserve.
 func (a *atActivation) large() {
 	a.t.Helper()
-	a.config.Living = host.Living{
+	a.config.Workload = host.Workload{
 		Allocs: []host.AllocGroup{a.group("user", "one", oneWriter)},
-		Tasks:  []host.LivingTask{{AllocTask: a.plugin.task, Running: true, Started: a.bootTime()}},
+		Tasks:  []host.WorkloadTask{{AllocTask: a.plugin.task, Running: true, Started: a.bootTime()}},
 	}
 	a.must(a.host.Close())
 	a.enlarge("instances", 6<<20)

@@ -50,16 +50,16 @@ func (s *swaps) heldInQuiesce() {
 	old := s.faulty("Quiesce before touch DIR/reached times 1", "Quiesce before wait-for DIR/go times 1")
 	files := filepath.Join(s.dir, fmt.Sprint("of-shim-", s.count))
 	s.good(old)
-	swapped := make(chan host.Swapped, 1)
+	swapped := make(chan host.SwapReport, 1)
 	go func() {
-		report, err := s.host.Swap(host.As(s.ctx(), "tester"), s.next())
+		report, err := s.host.SwapAs(s.ctx(), s.next(), "tester")
 		if err != nil {
 			s.t.Errorf("the swap: %v", err)
 		}
 		swapped <- report
 	}()
 	s.eventually("calls are held", func() bool { _, err := os.Stat(filepath.Join(files, "reached")); return err == nil })
-	if is := s.host.Standing(); is.Swap == nil || is.Swap.Step != host.SwapQuiesce || is.Swap.By != "tester" || !is.Serving {
+	if is := s.host.ShimState(); is.Swap == nil || is.Swap.Step != host.SwapQuiesce || is.Swap.By != "tester" || !is.Serving {
 		s.t.Errorf("while calls are held: %+v, %+v", is, is.Swap)
 	}
 	for range 20 {

@@ -29,7 +29,7 @@ type errand struct {
 	StateDir, RunDir string
 	Shim, Next       string // Next is swapped in
 	Bake             time.Duration
-	Living           host.Living
+	Living           host.Workload
 }
 
 // word is one line of what such a host says: what it was told, as soon as it was told it.
@@ -53,7 +53,7 @@ func hostMain(path string) int {
 func (o errand) carryOut() error {
 	ctx := context.Background()
 	h, err := host.Open(ctx, host.Config{
-		StateDir: o.StateDir, RunDir: o.RunDir, Shim: host.Binary{Path: o.Shim}, Node: "node-1", Living: o.Living, Bake: o.Bake, SwapBudget: patience,
+		StateDir: o.StateDir, RunDir: o.RunDir, Shim: host.Binary{Path: o.Shim}, Node: "node-1", Workload: o.Living, Bake: o.Bake, SwapBudget: patience,
 	})
 	if err != nil {
 		return err
@@ -110,7 +110,7 @@ type stranger struct {
 }
 
 // away has a host process of its own take the world's state.
-func (s *succession) away(bake time.Duration, living host.Living) *stranger {
+func (s *succession) away(bake time.Duration, living host.Workload) *stranger {
 	s.t.Helper()
 	binaries, err := twins()
 	s.must(err)
@@ -165,9 +165,9 @@ func TestHostRestart(t *testing.T) {
 			s.asksFor(pending)
 			was, _ := s.mounted(path)
 			stop := s.writes(filepath.Join(path, "log"))
-			living := host.Living{Allocs: []host.AllocGroup{user}}
+			living := host.Workload{Allocs: []host.AllocGroup{user}}
 			for _, task := range []host.AllocTask{p.task, pending} {
-				living.Tasks = append(living.Tasks, host.LivingTask{AllocTask: task, Running: true, Started: s.sinceBoot()})
+				living.Tasks = append(living.Tasks, host.WorkloadTask{AllocTask: task, Running: true, Started: s.sinceBoot()})
 			}
 			s.must(s.host.Close())
 
@@ -178,7 +178,7 @@ func TestHostRestart(t *testing.T) {
 				t.Errorf("the user's mount was %+v and is %+v", was, now)
 			}
 
-			s.config.Living = living
+			s.config.Workload = living
 			s.open()
 			if sockets, err := filepath.Glob(filepath.Join(s.config.RunDir, "shim-*")); err != nil || len(sockets) != 1 {
 				t.Errorf("directories of sockets of shims: %v, %v", sockets, err)

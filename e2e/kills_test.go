@@ -118,9 +118,9 @@ func (m moment) round(s *siege, victim string) {
 }
 
 // swapTo has another shim serve. On a busy machine a swap may be given up.
-func (s *siege) swapTo(path string) host.Swapped {
+func (s *siege) swapTo(path string) host.SwapReport {
 	s.t.Helper()
-	var report host.Swapped
+	var report host.SwapReport
 	s.must(s.insist("swap to "+path, func() (err error) {
 		report, err = s.client.Swap(s.ctx(), control.Replacement{Path: path})
 		return err
@@ -144,9 +144,9 @@ func (s *siege) attempts(path string) {
 
 // right are the binaries that may serve after the attempt, by what is told of it: the new one if it went well, else the old one, unless that
 // was young itself and its death has led back to the one before. A host that died may have told nobody how far it had come.
-func (a attempt) right(history []host.Swapped, victim string) (sums []string) {
-	at := func(h host.Swapped) bool { return h.To == a.to && h.Began.After(a.began) }
-	before := func(h host.Swapped) bool { return h.To == a.from && h.Began.Before(a.began) }
+func (a attempt) right(history []host.SwapReport, victim string) (sums []string) {
+	at := func(h host.SwapReport) bool { return h.To == a.to && h.Began.After(a.began) }
+	before := func(h host.SwapReport) bool { return h.To == a.from && h.Began.Before(a.began) }
 	sums = []string{a.from}
 	if i := slices.IndexFunc(history, before); i >= 0 && history[i].Outcome == host.SwapRolledBack {
 		sums = []string{history[i].From}
@@ -163,7 +163,7 @@ func (a attempt) right(history []host.Swapped, victim string) (sums []string) {
 // served: the binary that should serve does.
 func (s *siege) served(victim string) {
 	s.t.Helper()
-	var history []host.Swapped
+	var history []host.SwapReport
 	s.wait("the right shim serves", func() bool {
 		var err error
 		if history, err = s.client.Swaps(s.ctx()); err != nil {

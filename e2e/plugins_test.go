@@ -92,7 +92,7 @@ func TestHostComesBack(t *testing.T) {
 	w.must(err)
 	w.must(w.host.Close())
 
-	w.config.Living = host.Living{Allocs: []host.AllocGroup{kept}, Tasks: []host.LivingTask{{AllocTask: p.task, Running: true, Started: w.bootTime()}}}
+	w.config.Workload = host.Workload{Allocs: []host.AllocGroup{kept}, Tasks: []host.WorkloadTask{{AllocTask: p.task, Running: true, Started: w.bootTime()}}}
 	w.open()
 	w.must(w.release("alloc-lost")) // waits for what goes on by itself
 	if err := w.delete("lost"); err != nil {

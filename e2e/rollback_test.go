@@ -191,7 +191,7 @@ func (s *swaps) rollsBack(t *testing.T, c rollback) {
 	if c.first != nil {
 		c.first(s)
 	}
-	report, err := s.host.Swap(host.As(s.ctx(), "tester"), c.candidate(s))
+	report, err := s.host.SwapAs(s.ctx(), c.candidate(s), "tester")
 	t.Log(err)
 	if c.step == host.SwapBake {
 		report, err = s.diedYoung(report, err)
@@ -220,7 +220,7 @@ func (c rollback) candidate(s *swaps) host.Binary {
 }
 
 // judges compares what a swap says with what it should.
-func (s *swaps) judges(c rollback, report host.Swapped, err error) {
+func (s *swaps) judges(c rollback, report host.SwapReport, err error) {
 	s.t.Helper()
 	if c.step == "" {
 		if err != nil || report.Outcome != host.SwapBaking || report.Failed != "" {
@@ -250,7 +250,7 @@ func (s *swaps) judges(c rollback, report host.Swapped, err error) {
 }
 
 // diedYoung is what the history says of a swap that went well, once it has been taken back.
-func (s *swaps) diedYoung(report host.Swapped, err error) (host.Swapped, error) {
+func (s *swaps) diedYoung(report host.SwapReport, err error) (host.SwapReport, error) {
 	s.t.Helper()
 	s.must(err)
 	s.eventually("the old shim takes over", func() bool { return s.host.Swaps()[0].Outcome == host.SwapRolledBack })
@@ -262,7 +262,7 @@ func (s *swaps) diedYoung(report host.Swapped, err error) (host.Swapped, error) 
 }
 
 // isServed compares who serves with who should.
-func (s *swaps) isServed(by server, was host.ShimStatus, report host.Swapped) {
+func (s *swaps) isServed(by server, was host.ShimStatus, report host.SwapReport) {
 	s.t.Helper()
 	st := s.serves()
 	right := map[server]bool{

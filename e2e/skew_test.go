@@ -261,7 +261,7 @@ func TestStateOutsideTheWindow(t *testing.T) {
 }
 
 // refusedAtPrepare judges a swap that was refused before anything was held, as no shim would have been able to read the state; its error has the words.
-func (w *world) refusedAtPrepare(report host.Swapped, err error, words ...string) {
+func (w *world) refusedAtPrepare(report host.SwapReport, err error, words ...string) {
 	w.t.Helper()
 	w.says("the swap", err, append(words, "prepare")...)
 	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {

@@ -96,15 +96,15 @@ func (s *succession) serves() host.ShimStatus {
 }
 
 // swap replaces the shim, and says what that came to.
-func (s *succession) swap() host.Swapped {
+func (s *succession) swap() host.SwapReport {
 	s.t.Helper()
 	return s.swapWhile(func() {})
 }
 
 // swapWhile replaces the shim while something is done.
-func (s *succession) swapWhile(done func()) host.Swapped {
+func (s *succession) swapWhile(done func()) host.SwapReport {
 	s.t.Helper()
-	var report host.Swapped
+	var report host.SwapReport
 	ctx, next := s.ctx(), s.turns[s.swaps%2]
 	swapped := goes(func() (err error) { report, err = s.host.Swap(ctx, next); return err })
 	done()

@@ -37,7 +37,7 @@ func (w *world) mountTable() string {
 }
 
 // took is how long steps of a swap took together.
-func took(report host.Swapped, steps ...host.SwapStep) (sum time.Duration) {
+func took(report host.SwapReport, steps ...host.SwapStep) (sum time.Duration) {
 	for _, s := range report.Steps {
 		if slices.Contains(steps, s.Step) {
 			sum += s.Took

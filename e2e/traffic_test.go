@@ -376,7 +376,7 @@ func (tr *traffic) reader(int) {
 		"Allocs":   func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
 		"Plugins":  func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
 		"Swaps":    func(context.Context) error { h.Swaps(); return nil },
-		"Standing": func(context.Context) error { h.Standing(); return nil },
+		"Standing": func(context.Context) error { h.ShimState(); return nil },
 		"Doctor":   func(ctx context.Context) error { return second(h.Doctor(ctx, false, "")) },
 	} {
 		tr.call(method, nil, look)
@@ -409,7 +409,7 @@ func (tr *traffic) alone(int) {
 	defer tr.calling.Unlock()
 	tr.lives.Lock()
 	defer tr.lives.Unlock()
-	living := host.Living{Tasks: []host.LivingTask{{AllocTask: tr.plugin.task, Running: true, Started: tr.sinceBoot()}}}
+	living := host.Workload{Tasks: []host.WorkloadTask{{AllocTask: tr.plugin.task, Running: true, Started: tr.sinceBoot()}}}
 	tr.call("Sync", nil, func(ctx context.Context) error { return tr.host.Sync(ctx, living) })
 	var found host.Diagnosis
 	if tr.call("Doctor", nil, func(ctx context.Context) (err error) { found, err = tr.host.Doctor(ctx, false, ""); return err }) {

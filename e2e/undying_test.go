@@ -161,7 +161,7 @@ func (u *undying) thaws() {
 	u.t.Helper()
 	u.thaw()
 	u.t.Logf("the call in which it hung: %v", u.ends("the call in which it hung", u.late))
-	u.eventually("the next shim serves", func() bool { st := u.host.Standing(); return st.Serving && st.PID != u.pids[0] })
+	u.eventually("the next shim serves", func() bool { st := u.host.ShimState(); return st.Serving && st.PID != u.pids[0] })
 	u.goesOn()
 }
 
@@ -206,7 +206,7 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 	inEachDisk(t, func(u *undying) {
 		here, goOn := filepath.Join(u.dir, "here"), filepath.Join(u.dir, "go-on")
 		path := fault.Binary(u.t, faulty, u.dir, "waits", "Rehearse after touch "+here, "Rehearse after wait-for "+goOn)
-		var report host.Swapped
+		var report host.SwapReport
 		swap := func() (err error) { report, err = u.host.Swap(u.ctx(), host.Binary{Path: path}); return err }
 		swapped := goes(swap)
 		u.eventually("the new shim has rehearsed", func() bool { return exists(here) })
@@ -217,7 +217,7 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 		because := []string{"does not die", fmt.Sprintf("shim %d", u.pids[0]), "state D (disk sleep)", "by itself"}
 		u.refused(report, host.SwapRolledBack, host.SwapFence, err, because)
 		u.waits(2*time.Second, append(because, "no shim is active")...)
-		if st := u.host.Standing(); st.Serving || !strings.Contains(st.Reason, because[1]) {
+		if st := u.host.ShimState(); st.Serving || !strings.Contains(st.Reason, because[1]) {
 			u.t.Errorf("it stands thus: %+v", st)
 		}
 		err = u.ends("another swap", goes(swap))
@@ -228,7 +228,7 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 }
 
 // refused: a swap has ended thus, and says why.
-func (u *undying) refused(r host.Swapped, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
+func (u *undying) refused(r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
 	u.t.Helper()
 	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
 		u.t.Errorf("the swap is %s at %s: %v", r.Outcome, r.Failed, err)
@@ -242,7 +242,7 @@ func TestKilledShimThatCannotDie(t *testing.T) {
 		u.hangs()
 		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
 		u.waits(8*time.Second, "no shim is active", "given no answer")
-		u.eventually("it is known not to die", func() bool { return strings.Contains(u.host.Standing().Reason, "does not die") })
+		u.eventually("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not die") })
 		u.waits(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
 		u.thaws()
 	})
@@ -267,8 +267,8 @@ func TestNextHostWaitsForAShimThatCannotDie(t *testing.T) {
 	if text := fmt.Sprint(err); !errors.Is(err, host.ErrUnavailable) || !strings.Contains(text, is) || !strings.Contains(text, "start the host again") {
 		t.Errorf("the next host: %v", err)
 	}
-	u.config.Living = host.Living{
-		Allocs: []host.AllocGroup{u.user}, Tasks: []host.LivingTask{{AllocTask: u.plugin.task, Running: true, Started: u.bootTime()}},
+	u.config.Workload = host.Workload{
+		Allocs: []host.AllocGroup{u.user}, Tasks: []host.WorkloadTask{{AllocTask: u.plugin.task, Running: true, Started: u.bootTime()}},
 	}
 	u.thaw()
 	u.open()

@@ -32,8 +32,8 @@ func TestDeadlineSaysWhatIsWaitedFor(t *testing.T) {
 func TestOneOddTaskHoldsUpNothing(t *testing.T) {
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
-	odd := host.LivingTask{AllocTask: host.AllocTask{Alloc: "alloc-odd", Task: "plugin", Attempt: 1, Sealed: []byte("of nobody")}, Running: true}
-	w.must(w.host.Sync(w.ctx(), host.Living{Tasks: []host.LivingTask{odd, {AllocTask: p.task, Running: true, Started: w.bootTime()}}}))
+	odd := host.WorkloadTask{AllocTask: host.AllocTask{Alloc: "alloc-odd", Task: "plugin", Attempt: 1, Sealed: []byte("of nobody")}, Running: true}
+	w.must(w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{odd, {AllocTask: p.task, Running: true, Started: w.bootTime()}}}))
 	w.killShim()
 	w.must(w.story())
 	w.exit(p)
@@ -46,7 +46,7 @@ func TestAnotherRunDirectory(t *testing.T) {
 	w.must(w.create("vol"))
 	w.must(w.host.Close())
 	first := w.config.RunDir
-	w.config.Living = host.Living{Tasks: []host.LivingTask{{AllocTask: p.task, Running: true, Started: w.bootTime()}}}
+	w.config.Workload = host.Workload{Tasks: []host.WorkloadTask{{AllocTask: p.task, Running: true, Started: w.bootTime()}}}
 	w.config.RunDir = w.dir + "/run2"
 	w.open()
 	_, err := w.prepare(w.group("alloc-1", "vol", "single-node-writer"))

@@ -73,7 +73,7 @@ func TestRefusedBinariesPushNoneOut(t *testing.T) {
 	w := at(t)
 	w.config.SwapBudget, w.config.Bake = patience, time.Millisecond
 	w.open()
-	var last host.Swapped
+	var last host.SwapReport
 	for _, name := range []string{"one", "two"} {
 		var err error
 		last, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, name)})

@@ -24,8 +24,8 @@ type Config struct {
 	Operations []Operation // plan operations that this orchestrator can apply; default all
 	Blocks     []string    // block types of job files that it carries, beside the usual ones
 
-	// Living is what still runs of an earlier life of this host. What it does not name is taken down.
-	Living Living
+	// Workload is what still runs of an earlier life of this host. What it does not name is taken down.
+	Workload Workload
 
 	// What the shim asks. Each function is called on goroutines of its own, any number at once, and has to return soon after its ctx
 	// ends: Close waits for it.
@@ -55,14 +55,14 @@ type Binary struct {
 	SHA256 string // hex; empty: from the file Path+".sha256", else what is found on first use is trusted
 }
 
-// Living is what of plugin tasks and allocs with volumes still runs.
-type Living struct {
+// Workload is what of plugin tasks and allocs with volumes still runs.
+type Workload struct {
 	Allocs []AllocGroup // that hold, or wait for, volumes
-	Tasks  []LivingTask // that run a plugin
+	Tasks  []WorkloadTask // that run a plugin
 }
 
-// LivingTask is a task that runs a plugin. One that was reported to be stopping goes on being so; TaskStarted takes that back.
-type LivingTask struct {
+// WorkloadTask is a task that runs a plugin. One that was reported to be stopping goes on being so; TaskStarted takes that back.
+type WorkloadTask struct {
 	AllocTask
 	Running bool     // false: it is about to be started
 	Started BootTime // if it runs

@@ -92,7 +92,7 @@ func TestFrozenShimThatStandsByIsNotWaitedFor(t *testing.T) {
 	w.kill()
 	_, err = w.host.TaskStarting(w.ctx(), w.task("a"))
 	must(t, err)
-	if s := w.host.Standing(); s.SHA256 != report.From || s.PID == old {
+	if s := w.host.ShimState(); s.SHA256 != report.From || s.PID == old {
 		t.Errorf("%+v serves", s)
 	}
 	if err := syscall.Kill(old, 0); !errors.Is(err, syscall.ESRCH) {

@@ -17,7 +17,7 @@ type history struct {
 	path string
 	pen  pen
 	mu   sync.Mutex // guards all; held for no longer than a look
-	all  []Swapped  // oldest first
+	all  []SwapReport  // oldest first
 }
 
 func openHistory(dir string) *history {
@@ -43,15 +43,15 @@ func (h *history) settle(running string) {
 }
 
 // add adds a swap, or replaces what is known of it.
-func (h *history) add(s Swapped) {
+func (h *history) add(s SwapReport) {
 	h.note(s)
 	_ = h.pen.write(h.save)
 }
 
-func (h *history) note(s Swapped) {
+func (h *history) note(s SwapReport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	i := slices.IndexFunc(h.all, func(o Swapped) bool { return o.Began.Equal(s.Began) })
+	i := slices.IndexFunc(h.all, func(o SwapReport) bool { return o.Began.Equal(s.Began) })
 	if i >= 0 {
 		h.all[i] = s
 	} else {
@@ -75,7 +75,7 @@ func (h *history) save() error {
 	return os.Rename(temp, h.path)
 }
 
-func (h *history) list() []Swapped {
+func (h *history) list() []SwapReport {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := slices.Clone(h.all)

@@ -98,15 +98,15 @@ func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
 	const deaths = 6
 	var waits [deaths]time.Duration
 	for i := range waits {
-		was := w.host.Standing()
+		was := w.host.ShimState()
 		must(t, syscall.Kill(was.PID, syscall.SIGKILL))
-		for now := was; !now.Serving || now.PID == was.PID; now = w.host.Standing() {
+		for now := was; !now.Serving || now.PID == was.PID; now = w.host.ShimState() {
 			if !now.Serving && !now.Next.IsZero() {
 				waits[i] = max(waits[i], now.Next.Sub(now.Since))
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if now := w.host.Standing(); now.Failures != i+1 || !strings.Contains(now.Reason, "killed") {
+		if now := w.host.ShimState(); now.Failures != i+1 || !strings.Contains(now.Reason, "killed") {
 			t.Errorf("after %d deaths: %+v", i+1, now)
 		}
 	}
@@ -162,7 +162,7 @@ func TestWrongIdsKeepNoShimFromStarting(t *testing.T) {
 			_, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"})
 			return err
 		},
-		"list": func() error { return w.host.Sync(w.ctx(), host.Living{Tasks: []host.LivingTask{{AllocTask: bad}}}) },
+		"list": func() error { return w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{{AllocTask: bad}}}) },
 	} {
 		if err := call(); !errors.Is(err, host.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
@@ -194,7 +194,7 @@ func TestSyncTakesDownWhatItDoesNotName(t *testing.T) {
 	if got := known(); !slices.Equal(got, []string{"kept", "lost"}) {
 		t.Errorf("after a crash: %v", got)
 	}
-	must(t, w.host.Sync(w.ctx(), host.Living{Tasks: []host.LivingTask{{AllocTask: kept}}}))
+	must(t, w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{{AllocTask: kept}}}))
 	if got := known(); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("after Sync: %v", got)
 	}

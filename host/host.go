@@ -51,7 +51,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	h := &Host{config: c, gate: newGate(), living: newLiving(c.Living), swaps: make(chan *ask), swapping: make(chan struct{}, 1)}
+	h := &Host{config: c, gate: newGate(), living: newLiving(c.Workload), swaps: make(chan *ask), swapping: make(chan struct{}, 1)}
 	if err := h.take(ctx); err != nil {
 		return nil, errors.Join(err, h.drop())
 	}

@@ -52,7 +52,7 @@ type kept interface {
 
 // bake is a swap whose old shim stands by.
 type bake struct {
-	swapped Swapped
+	swapped SwapReport
 	parked  kept // nil: it has died since
 	digest  digest
 	began   time.Time
@@ -63,7 +63,7 @@ type bake struct {
 
 // step notes that a step of the swap has ended.
 func (b *bake) step(name SwapStep, began time.Time) {
-	b.swapped.Steps = append(b.swapped.Steps, SwapTook{name, time.Since(began)})
+	b.swapped.Steps = append(b.swapped.Steps, SwapStepTime{name, time.Since(began)})
 }
 
 // ask is a swap that is prepared: its candidate has rehearsed.

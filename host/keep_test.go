@@ -115,7 +115,7 @@ func (h *house) swapped() {
 }
 
 func (h *house) swap(fresh *tenant) error {
-	s := &swap{fresh: fresh, doors: h.doors(), limits: within(defaultBudget), tell: func(Swapped, SwapStep) {}, report: Swapped{Began: time.Now()}}
+	s := &swap{fresh: fresh, doors: h.doors(), limits: within(defaultBudget), tell: func(SwapReport, SwapStep) {}, report: SwapReport{Began: time.Now()}}
 	a := &ask{ctx: h.t.Context(), swap: s, fresh: fresh, done: make(chan error, 1)}
 	h.host.swaps <- a
 	return <-a.done
@@ -213,12 +213,12 @@ func TestRollbackRevivesTheOldShimFirst(t *testing.T) {
 				synctest.Wait()
 				began := time.Now()
 				_ = h.second.kill(t.Context())
-				if synctest.Wait(); h.open.Load() != h.first || !h.host.Standing().Serving || time.Since(began) > 0 {
+				if synctest.Wait(); h.open.Load() != h.first || !h.host.ShimState().Serving || time.Since(began) > 0 {
 					t.Errorf("%v serves after %v", h.open.Load(), time.Since(began))
 				}
 				close(until)
 				time.Sleep(time.Minute)
-				if st := h.host.Standing(); h.outcome() != SwapRolledBack || st.Reason != errNo.Error() {
+				if st := h.host.ShimState(); h.outcome() != SwapRolledBack || st.Reason != errNo.Error() {
 					t.Errorf("the swap is %s: %+v", h.outcome(), st)
 				}
 				h.host.history.pen.rest()
@@ -237,8 +237,8 @@ func TestOldShimEndsBesideTheKeeper(t *testing.T) {
 		"the active one dies": func(h *house) {
 			_ = h.second.kill(h.t.Context())
 			synctest.Wait()
-			if at := h.open.Load(); at != nil || h.host.Standing().Serving {
-				h.t.Errorf("%v serves: %+v", at, h.host.Standing())
+			if at := h.open.Load(); at != nil || h.host.ShimState().Serving {
+				h.t.Errorf("%v serves: %+v", at, h.host.ShimState())
 			}
 		},
 		"the next swap": func(h *house) {
@@ -293,8 +293,8 @@ func TestNobodyIsStartedBesideTheUndead(t *testing.T) {
 				h.isOutlived(failures)
 				close(h.first.gone)
 				time.Sleep(time.Minute)
-				if synctest.Wait(); h.host.Standing().Failures < 2 {
-					t.Errorf("no start is tried: %+v", h.host.Standing())
+				if synctest.Wait(); h.host.ShimState().Failures < 2 {
+					t.Errorf("no start is tried: %+v", h.host.ShimState())
 				}
 			})
 		})
@@ -311,7 +311,7 @@ func (h *house) isOutlived(failures int) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if st := h.host.Standing(); h.open.Load() != nil || st.Serving || st.Failures != failures || !st.Next.IsZero() {
+		if st := h.host.ShimState(); h.open.Load() != nil || st.Serving || st.Failures != failures || !st.Next.IsZero() {
 			h.t.Errorf("%v serves: %+v", h.open.Load(), st)
 		}
 	}

@@ -16,17 +16,17 @@ import (
 type living struct {
 	mu     *sync.Mutex // guards both; held for no longer than a look-up
 	allocs map[registry.AllocID]AllocGroup
-	tasks  map[registry.TaskKey]LivingTask
+	tasks  map[registry.TaskKey]WorkloadTask
 }
 
-func newLiving(l Living) living {
-	out := living{&sync.Mutex{}, map[registry.AllocID]AllocGroup{}, map[registry.TaskKey]LivingTask{}}
+func newLiving(l Workload) living {
+	out := living{&sync.Mutex{}, map[registry.AllocID]AllocGroup{}, map[registry.TaskKey]WorkloadTask{}}
 	out.replace(l)
 	return out
 }
 
 // check says what a shim could not be told of.
-func (l Living) check() error {
+func (l Workload) check() error {
 	for _, g := range l.Allocs {
 		if _, err := wire.AllocGroup(wire.AllocGroupProto(g)); err != nil {
 			return err
@@ -40,7 +40,7 @@ func (l Living) check() error {
 	return nil
 }
 
-func (l living) replace(all Living) {
+func (l living) replace(all Workload) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.allocs)
@@ -87,7 +87,7 @@ func (l living) putTask(t AllocTask) (undo func()) {
 	if known && was.Attempt >= t.Attempt {
 		return func() {}
 	}
-	l.tasks[t.Key()] = LivingTask{AllocTask: t}
+	l.tasks[t.Key()] = WorkloadTask{AllocTask: t}
 	return func() { restore(l, l.tasks, t.Key(), was, known) }
 }
 

@@ -72,7 +72,7 @@ func TestOpenRefusesBadDirectories(t *testing.T) {
 		"a run directory of a long name":     {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
 		"a node that is no name":             {func(c *host.Config) { c.Node = "../x" }, "node name"},
 		"a file in place of the directory":   {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
-		"what lives that is no alloc at all": {func(c *host.Config) { c.Living.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
+		"what lives that is no alloc at all": {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
 	} {
 		config := w.config
 		c.change(&config)

@@ -177,7 +177,7 @@ func TestSwapProtocol(t *testing.T) {
 				}
 				defer cancel()
 				var held, opened time.Time
-				s := &swap{old: &old, fresh: &fresh, tell: func(Swapped, SwapStep) {}, limits: within(defaultBudget), report: Swapped{Outcome: SwapRefused}, doors: doors{
+				s := &swap{old: &old, fresh: &fresh, tell: func(SwapReport, SwapStep) {}, limits: within(defaultBudget), report: SwapReport{Outcome: SwapRefused}, doors: doors{
 					holdWrites: func() { script, held = append(script, "hold writes"), time.Now() },
 					holdAll:    func(error) { script = append(script, "hold all") },
 					held:       func() int { return 7 },

@@ -11,20 +11,15 @@ import (
 	"holdfast/registry"
 )
 
-// operatorKey is the context's key of who acts, a string.
-type operatorKey struct{}
-
-// As is ctx for what a person wants: swaps remember who.
-func As(ctx context.Context, who string) context.Context {
-	return context.WithValue(ctx, operatorKey{}, who)
-}
-
 // Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It returns when the new shim
 // serves; the old one stands by for Config.Bake after that, and takes over again if the new one dies. An error names the step that failed and
 // why; unless it says that nobody is active, the old shim, or its binary, serves on. One swap at a time.
-func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
+func (h *Host) Swap(ctx context.Context, b Binary) (SwapReport, error) { return h.SwapAs(ctx, b, "") }
+
+// SwapAs is Swap for an operator, whose name is in the report and in the history.
+func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapReport, error) {
 	if h.closing.Err() != nil {
-		return Swapped{}, errClosed
+		return SwapReport{}, errClosed
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -33,10 +28,9 @@ func (h *Host) Swap(ctx context.Context, b Binary) (Swapped, error) {
 	case h.swapping <- struct{}{}:
 		defer func() { <-h.swapping }()
 	default:
-		return Swapped{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
+		return SwapReport{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
 	}
-	s := &swap{tell: h.standing.swaps, report: Swapped{Began: time.Now(), Path: b.Path, From: h.running.now().SHA256, Outcome: SwapRefused}}
-	s.report.By, _ = ctx.Value(operatorKey{}).(string)
+	s := &swap{tell: h.standing.swaps, report: SwapReport{By: operator, Began: time.Now(), Path: b.Path, From: h.running.now().SHA256, Outcome: SwapRefused}}
 	err := h.swap(ctx, s, b)
 	if s.report.Failed == SwapActivate && errors.Is(err, errLate) {
 		if slow := h.slowDisk(); slow != "" {
@@ -188,4 +182,4 @@ func (h *Host) predecessor(ctx context.Context) (*shim, error) {
 }
 
 // Swaps is what earlier swaps came to, the newest first.
-func (h *Host) Swaps() []Swapped { return h.history.list() }
+func (h *Host) Swaps() []SwapReport { return h.history.list() }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Standing is how the shim stands, as the host knows it without asking the shim.
-type Standing struct {
+// ShimState is how the shim stands, as the host knows it without asking the shim.
+type ShimState struct {
 	Serving  bool         `json:"serving"`            // false: calls are held
 	Since    time.Time    `json:"since"`              // that it serves, or that none does
 	SHA256   string       `json:"sha256"`             // of the binary that serves, or is to be started next
@@ -28,15 +28,15 @@ type SwapRunning struct {
 }
 
 // Standing tells how the shim stands. It waits for nobody.
-func (h *Host) Standing() Standing { return h.standing.now() }
+func (h *Host) ShimState() ShimState { return h.standing.now() }
 
 // standing is the Standing of now.
 type standing struct {
 	mu sync.Mutex // guards is; held for no longer than a look-up
-	is Standing
+	is ShimState
 }
 
-func (s *standing) now() Standing {
+func (s *standing) now() ShimState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	is := s.is
@@ -50,7 +50,7 @@ func (s *standing) now() Standing {
 	return is
 }
 
-func (s *standing) set(f func(is *Standing)) {
+func (s *standing) set(f func(is *ShimState)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f(&s.is)
@@ -58,14 +58,14 @@ func (s *standing) set(f func(is *Standing)) {
 
 // serves notes the shim that calls go to.
 func (s *standing) serves(pid int, binary digest) {
-	s.set(func(is *Standing) {
+	s.set(func(is *ShimState) {
 		is.Serving, is.Since, is.PID, is.SHA256, is.Next = true, time.Now(), pid, binary.SHA256, time.Time{}
 	})
 }
 
 // fails notes that no shim serves, or still none, why, and when the next one is started.
 func (s *standing) fails(why error, failures int, binary digest, next time.Time) {
-	s.set(func(is *Standing) {
+	s.set(func(is *ShimState) {
 		if is.Serving {
 			is.Since = time.Now()
 		}
@@ -75,7 +75,7 @@ func (s *standing) fails(why error, failures int, binary digest, next time.Time)
 }
 
 // explains records how the previous shim ended, once that is known.
-func (s *standing) explains(why error) { s.set(func(is *Standing) { is.Reason = text(why) }) }
+func (s *standing) explains(why error) { s.set(func(is *ShimState) { is.Reason = text(why) }) }
 
 func text(err error) string {
 	if err == nil {
@@ -85,11 +85,11 @@ func text(err error) string {
 }
 
 // bakes notes until when a replaced shim stands by; zero: none does.
-func (s *standing) bakes(until time.Time) { s.set(func(is *Standing) { is.Bakes = until }) }
+func (s *standing) bakes(until time.Time) { s.set(func(is *ShimState) { is.Bakes = until }) }
 
 // swaps notes the step that a swap has come to; "": it has ended.
-func (s *standing) swaps(r Swapped, step SwapStep) {
-	s.set(func(is *Standing) {
+func (s *standing) swaps(r SwapReport, step SwapStep) {
+	s.set(func(is *ShimState) {
 		is.Swap = nil
 		if step != "" {
 			is.Swap = &SwapRunning{By: r.By, Path: r.Path, Began: r.Began, Step: step, Since: time.Now()}

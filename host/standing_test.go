@@ -31,15 +31,15 @@ func (w *world) fragile(name string) (b host.Binary, broken func(bool)) {
 }
 
 // until waits for the shim to stand as wanted.
-func (w *world) until(what string, is func(host.Standing) bool) host.Standing {
+func (w *world) until(what string, is func(host.ShimState) bool) host.ShimState {
 	w.t.Helper()
 	for ctx := w.ctx(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		if s := w.host.Standing(); is(s) {
+		if s := w.host.ShimState(); is(s) {
 			return s
 		}
 	}
-	w.t.Fatalf("never %s: %+v", what, w.host.Standing())
-	return host.Standing{}
+	w.t.Fatalf("never %s: %+v", what, w.host.ShimState())
+	return host.ShimState{}
 }
 
 // A crash loop is told with its reason and the time of the next start, and a binary that is swapped in ends it, at once.
@@ -48,13 +48,13 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	binary, broken := w.fragile("loops")
 	w.config.Shim = binary
 	w.open()
-	before := w.host.Standing()
+	before := w.host.ShimState()
 	if !before.Serving || before.PID != w.pid() || before.Failures != 0 {
 		t.Errorf("at first: %+v", before)
 	}
 	broken(true)
 	w.kill()
-	loop := w.until("in a crash loop", func(s host.Standing) bool { return s.Failures >= 5 && !s.Next.IsZero() })
+	loop := w.until("in a crash loop", func(s host.ShimState) bool { return s.Failures >= 5 && !s.Next.IsZero() })
 	if loop.Serving || loop.PID != 0 || !strings.Contains(loop.Reason, "loops is broken") || loop.SHA256 != before.SHA256 || !loop.Since.After(before.Since) {
 		t.Errorf("in the loop: %+v", loop)
 	}
@@ -66,7 +66,7 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "without having tried that") {
 		t.Errorf("warnings: %q", report.Warnings)
 	}
-	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.PID != w.pid() || !s.Next.IsZero() {
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || s.PID != w.pid() || !s.Next.IsZero() {
 		t.Errorf("after the swap: %+v", s)
 	}
 }
@@ -82,13 +82,13 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 	task := w.task("a")
 	must(t, os.WriteFile(hangs+".now", nil, 0o600))
 	w.kill()
-	w.until("without a shim", func(s host.Standing) bool { return !s.Serving })
+	w.until("without a shim", func(s host.ShimState) bool { return !s.Serving })
 	call := make(chan error, 1)
 	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
 	must(t, err)
 	must(t, <-call)
-	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(children()) != 1 {
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(children()) != 1 {
 		t.Errorf("%+v serves, of the processes %v", s, children())
 	}
 }
@@ -113,7 +113,7 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, 5*time.Second
 	w.open()
 	task := w.task("a")
-	if s := w.host.Standing(); s.Swap != nil || !s.Bakes.IsZero() {
+	if s := w.host.ShimState(); s.Swap != nil || !s.Bakes.IsZero() {
 		t.Errorf("at first: %+v", s)
 	}
 	frozen := w.pid()
@@ -121,15 +121,15 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 	call := make(chan error, 1)
 	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
 	next := host.Binary{Path: another(t, w.dir, "next")}
-	var report host.Swapped
+	var report host.SwapReport
 	swapped := make(chan error, 1)
 	go func() {
 		var err error
-		report, err = w.host.Swap(host.As(w.ctx(), "tester"), next)
+		report, err = w.host.SwapAs(w.ctx(), next, "tester")
 		swapped <- err
 	}()
 	for _, step := range []host.SwapStep{host.SwapPrepare, host.SwapQuiesce, host.SwapFence} {
-		s := w.until("at "+string(step), func(s host.Standing) bool { return s.Swap != nil && s.Swap.Step == step })
+		s := w.until("at "+string(step), func(s host.ShimState) bool { return s.Swap != nil && s.Swap.Step == step })
 		if s.Swap.By != "tester" || s.Swap.Path != next.Path || s.Swap.Began.IsZero() || s.Swap.Since.Before(s.Swap.Began) || !s.Serving {
 			t.Errorf("at %s: %+v, %+v", step, s, s.Swap)
 		}
@@ -142,7 +142,7 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 		t.Errorf("the frozen shim: %v", err)
 	}
 	must(t, <-call)
-	if s := w.host.Standing(); !s.Serving || s.SHA256 != report.To || s.Swap != nil || time.Until(s.Bakes) < time.Hour/2 {
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || s.Swap != nil || time.Until(s.Bakes) < time.Hour/2 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -154,7 +154,7 @@ func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
 		t.Helper()
 		must(t, w.host.Close())
 		w.open()
-		return w.host.Standing().SHA256
+		return w.host.ShimState().SHA256
 	}
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
 	must(t, err)
@@ -196,7 +196,7 @@ func TestNextHostFindsWhatWasSwappedBackTo(t *testing.T) {
 	must(t, err)
 	must(t, w.host.Close())
 	w.open()
-	if got := w.host.Standing().SHA256; got != report.To {
+	if got := w.host.ShimState().SHA256; got != report.To {
 		t.Errorf("%s was swapped back to, and %s is run", report.To, got)
 	}
 }
@@ -212,7 +212,7 @@ func TestNextHostRollsBack(t *testing.T) {
 	must(t, w.host.Close())
 	broken(true)
 	w.open()
-	if s := w.host.Standing(); s.SHA256 != report.From {
+	if s := w.host.ShimState(); s.SHA256 != report.From {
 		t.Errorf("%s is run", s.SHA256)
 	}
 	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake || last.Reason == "" {

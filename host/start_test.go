@@ -86,7 +86,7 @@ func TestShimKilledAtItsStartIsStartedAgain(t *testing.T) {
 		}
 		a.kill(kills)
 		w.kill()
-		w.until("started again", func(s host.Standing) bool { return s.Serving && s.Failures >= kills-1 })
+		w.until("started again", func(s host.ShimState) bool { return s.Serving && s.Failures >= kills-1 })
 		if err := w.host.ReleaseAlloc(w.ctx(), "some"); err != nil {
 			t.Errorf("after crashes: %v", err)
 		}

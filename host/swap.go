@@ -29,8 +29,8 @@ const (
 	SwapCommit   SwapStep = "commit"   // the old one ends
 )
 
-// SwapTook is how long a step took.
-type SwapTook struct {
+// SwapStepTime is how long a step took.
+type SwapStepTime struct {
 	Step SwapStep      `json:"step"`
 	Took time.Duration `json:"took"`
 }
@@ -45,16 +45,16 @@ const (
 	SwapRolledBack SwapOutcome = "rolled back" // the old shim serves again, or its binary is started again
 )
 
-// Swapped is what a swap came to.
-type Swapped struct {
-	By         string        `json:"by,omitempty"` // who wanted it: As
+// SwapReport is what a swap came to.
+type SwapReport struct {
+	By         string        `json:"by,omitempty"` // the operator, as SwapAs was told
 	Began      time.Time     `json:"began"`
 	Path       string        `json:"path"` // of the new binary, as it was given
 	From       string        `json:"from"` // SHA-256, hex
 	To         string        `json:"to,omitempty"`
 	Protocol   int           `json:"protocol,omitempty"`   // that the new shim and this host have agreed on
 	Generation uint64        `json:"generation,omitempty"` // that began with it
-	Steps      []SwapTook    `json:"steps"`
+	Steps      []SwapStepTime    `json:"steps"`
 	Held       int           `json:"held"`                // calls that had to wait
 	HeldSince  time.Time     `json:"held_since,omitzero"` // the first moment in which one would have had to; zero: none
 	Hold       time.Duration `json:"hold"`                // at most, from quiesce to resume
@@ -128,8 +128,8 @@ type swap struct {
 	limits limits
 	began  time.Time // that calls were held
 	left   left
-	report Swapped
-	tell   func(Swapped, SwapStep) // of each step as it begins
+	report SwapReport
+	tell   func(SwapReport, SwapStep) // of each step as it begins
 }
 
 // errNobody is why no shim is active: one that was is to be dead, and does not die.
@@ -141,7 +141,7 @@ func (s *swap) step(name SwapStep, do func() error) error {
 	s.tell(s.report, name)
 	began := time.Now()
 	err := do()
-	s.report.Steps = append(s.report.Steps, SwapTook{name, time.Since(began)})
+	s.report.Steps = append(s.report.Steps, SwapStepTime{name, time.Since(began)})
 	if err != nil {
 		s.report.Failed, s.report.Reason = name, err.Error()
 		return fmt.Errorf("swap: %s: %w", name, err)

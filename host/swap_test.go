@@ -78,7 +78,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
 	var worst time.Duration
 	for i := range 10 {
-		report, err := w.host.Swap(host.As(w.ctx(), "tester"), host.Binary{Path: binaries[i%2]})
+		report, err := w.host.SwapAs(w.ctx(), host.Binary{Path: binaries[i%2]}, "tester")
 		if err != nil {
 			t.Fatalf("swap %d: %v", i, err)
 		}

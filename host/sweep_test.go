@@ -90,7 +90,7 @@ func TestSweptRunDirectoryIsMadeAnew(t *testing.T) {
 		p := w.attempt(task, 1)
 		w.health(registry.Healthy)
 		if reopened {
-			w.config.Living = host.Living{Tasks: []host.LivingTask{{AllocTask: task, Running: true}}}
+			w.config.Workload = host.Workload{Tasks: []host.WorkloadTask{{AllocTask: task, Running: true}}}
 			must(t, w.host.Close())
 		}
 		out, err := exec.Command("rm", "-rf", "--one-file-system", w.config.RunDir).CombinedOutput()

@@ -158,7 +158,7 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 // Sync tells the shim the complete list of what runs. What it does not name is taken down. Open has done so with Config.Living, and each
 // new shim is told what the calls since then add up to, so this is for hosts that keep a better account. A task that the shim cannot take
 // over is left alone, and logged.
-func (h *Host) Sync(ctx context.Context, all Living) error {
+func (h *Host) Sync(ctx context.Context, all Workload) error {
 	if err := all.check(); err != nil {
 		return err
 	}

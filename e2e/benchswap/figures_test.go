@@ -218,7 +218,7 @@ func coincidence(strokes []stroke, ws windows) string {
 }
 
 // steps are the times of each step over all swaps.
-func (r *report) steps(all []host.Swapped) {
+func (r *report) steps(all []host.SwapReport) {
 	by := map[host.SwapStep][]time.Duration{}
 	for _, s := range all {
 		for _, step := range s.Steps {

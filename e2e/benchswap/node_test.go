@@ -33,7 +33,7 @@ type node struct {
 	config  host.Config
 	host    *host.Host
 	plugins *plugins
-	tasks   []host.LivingTask
+	tasks   []host.WorkloadTask
 	allocs  []host.AllocGroup // that use the volumes which stay
 	spare   []host.AllocGroup // one for each plugin: what callers prepare and release over and over, under ids of their own
 	slow    []host.AllocGroup // one for each slow caller
@@ -189,7 +189,7 @@ func (n *node) startPlugin(i int) {
 	}
 	must(n.t, n.plugins.add(spec))
 	must(n.t, n.host.TaskStarted(n.ctx(), task.Key(), 1))
-	n.tasks = append(n.tasks, host.LivingTask{AllocTask: task, Running: true, Started: bootTime(n.t)})
+	n.tasks = append(n.tasks, host.WorkloadTask{AllocTask: task, Running: true, Started: bootTime(n.t)})
 }
 
 func bootTime(t testing.TB) host.BootTime {

@@ -76,7 +76,7 @@ func (n *node) swapped(t *testing.T, r *report) {
 	must(t, err)
 	l := startLoad(n, x)
 	n.rest()
-	var done []host.Swapped
+	var done []host.SwapReport
 	var holds, swaps windows
 	refused := 0
 	for i := range n.sizes.swaps {
@@ -147,7 +147,7 @@ func (n *node) sent() (calls int) {
 }
 
 // times are how long calls took.
-func (l *load) times(r *report, done []host.Swapped, holds, swaps windows) {
+func (l *load) times(r *report, done []host.SwapReport, holds, swaps windows) {
 	all := tell(l.calls, holds, swaps)
 	target := limit{p50: 10 * time.Millisecond, p99: 50 * time.Millisecond, max: 500 * time.Millisecond}
 	var hold []time.Duration
@@ -242,7 +242,7 @@ func (n *node) fails(t *testing.T, r *report, when string, aim limit, want host.
 func (n *node) killed(t *testing.T, r *report) {
 	t.Helper()
 	var took []time.Duration
-	n.config.Living = host.Living{Allocs: n.allocs, Tasks: n.tasks}
+	n.config.Workload = host.Workload{Allocs: n.allocs, Tasks: n.tasks}
 	for range n.sizes.kills {
 		must(t, n.host.Close())
 		n.open()

@@ -22,7 +22,7 @@ func contextWithTimeout(w *world, d time.Duration) (context.Context, context.Can
 }
 
 // again is a new agent on what the old one has left; between happens while there is none.
-func (w *world) again(between func()) host.Living {
+func (w *world) again(between func()) host.Workload {
 	w.Helper()
 	w.kill()
 	if between != nil {

@@ -10,8 +10,8 @@ import (
 
 // Living is what runs of an earlier agent's life, for host.Config. It refuses, or recovers, allocs that the
 // ledger does not know, and those whose volumes the shim does not know. Tasks that have ended meanwhile are told as about to be started, until Run says how they ended.
-func (a *Agent) Living(ctx context.Context) (host.Living, error) {
-	var out host.Living
+func (a *Agent) Living(ctx context.Context) (host.Workload, error) {
+	var out host.Workload
 	if err := a.recoverLost(ctx); err != nil {
 		return out, err
 	}
@@ -34,7 +34,7 @@ func (a *Agent) Living(ctx context.Context) (host.Living, error) {
 			if err != nil {
 				return out, fmt.Errorf("task %q of alloc %s: %w", t.Name, r.ID, err)
 			}
-			living := host.LivingTask{AllocTask: r.allocTask(t, rec.Attempt, a.isolated(t.Driver)), Running: running}
+			living := host.WorkloadTask{AllocTask: r.allocTask(t, rec.Attempt, a.isolated(t.Driver)), Running: running}
 			if running {
 				living.Started = rec.Started
 			}

@@ -54,12 +54,12 @@ func (w *world) lose(damage func(path string, old []byte) error) (users, plugins
 }
 
 // reopen is open with a way to recover; it returns what keeps the agent from starting.
-func (w *world) reopen(how Recovery) (host.Living, error) {
+func (w *world) reopen(how Recovery) (host.Workload, error) {
 	a, err := New(Config{
 		StateDir: w.dir, Name: "node1", Recover: how, Drivers: []taskdriver.Driver{w.machine}, Find: w.machine.find, Parents: w.machine.parents,
 	})
 	if err != nil {
-		return host.Living{}, err
+		return host.Workload{}, err
 	}
 	w.agent = a
 	living, err := a.Living(w.Context())

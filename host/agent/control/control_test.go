@@ -60,7 +60,7 @@ type shim struct {
 	events  []host.Event
 	lull    time.Duration // before each event, and before it is known that there is none
 	early   error         // ends a watch when its events are told
-	swapped []host.Swapped
+	swapped []host.SwapReport
 }
 
 func (s *shim) Restarts(ctx context.Context, _ func([]host.PendingRestart) error) error {

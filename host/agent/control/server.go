@@ -52,9 +52,9 @@ type Doctors interface {
 
 // Swaps replaces the shim.
 type Swaps interface {
-	Swap(ctx context.Context, b host.Binary) (host.Swapped, error)
-	Swaps() []host.Swapped
-	Standing() host.Standing
+	SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error)
+	Swaps() []host.SwapReport
+	ShimState() host.ShimState
 }
 
 // Host is the part of a *host.Host that the API serves.
@@ -189,7 +189,7 @@ func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
 // getShim asks the shim what it is, if there is one; else it does not wait for one.
 func (s *Server) getShim(r *http.Request) (any, error) {
-	out := Shim{Standing: s.host.Standing()}
+	out := Shim{ShimState: s.host.ShimState()}
 	if !out.Serving {
 		return out, nil
 	}

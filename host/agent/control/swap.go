@@ -20,24 +20,24 @@ func (s *Server) postSwap(r *http.Request) (any, error) {
 	if err := readBody(r, &ask); err != nil {
 		return nil, err
 	}
-	return s.host.Swap(host.As(r.Context(), ask.By), host.Binary{Path: ask.Path, SHA256: ask.SHA256})
+	return s.host.SwapAs(r.Context(), host.Binary{Path: ask.Path, SHA256: ask.SHA256}, ask.By)
 }
 
 func (s *Server) getSwaps(*http.Request) (any, error) {
 	list := s.host.Swaps()
 	if list == nil {
-		list = []host.Swapped{}
+		list = []host.SwapReport{}
 	}
 	return list, nil
 }
 
 // Swap replaces the shim, and returns when the new one serves.
-func (c *Client) Swap(ctx context.Context, ask Replacement) (out host.Swapped, err error) {
+func (c *Client) Swap(ctx context.Context, ask Replacement) (out host.SwapReport, err error) {
 	err = c.do(ctx, http.MethodPost, "/shim/swap", ask, &out)
 	return out, err
 }
 
 // Swaps is what earlier swaps came to, the newest first.
-func (c *Client) Swaps(ctx context.Context) ([]host.Swapped, error) {
-	return get[[]host.Swapped](ctx, c, "/shim/history")
+func (c *Client) Swaps(ctx context.Context) ([]host.SwapReport, error) {
+	return get[[]host.SwapReport](ctx, c, "/shim/history")
 }

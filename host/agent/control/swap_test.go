@@ -7,18 +7,18 @@ import (
 	"holdfast/host"
 )
 
-func (s *shim) Swap(ctx context.Context, b host.Binary) (host.Swapped, error) {
-	s.swapped = append(s.swapped, host.Swapped{Path: b.Path, To: b.SHA256, Outcome: host.SwapBaking})
+func (s *shim) SwapAs(ctx context.Context, b host.Binary, operator string) (host.SwapReport, error) {
+	s.swapped = append(s.swapped, host.SwapReport{By: operator, Path: b.Path, To: b.SHA256, Outcome: host.SwapBaking})
 	return s.swapped[len(s.swapped)-1], s.refuse
 }
 
-func (s *shim) Swaps() []host.Swapped { return s.swapped }
+func (s *shim) Swaps() []host.SwapReport { return s.swapped }
 
 func TestSwapIsPassedOn(t *testing.T) {
 	s := &shim{}
 	_, c := serve(t, s)
-	got, err := c.Swap(t.Context(), Replacement{Path: "/next", SHA256: "ab"})
-	if err != nil || got.Path != "/next" || got.To != "ab" || got.Outcome != host.SwapBaking {
+	got, err := c.Swap(t.Context(), Replacement{Path: "/next", SHA256: "ab", By: "operator"})
+	if err != nil || got.Path != "/next" || got.To != "ab" || got.By != "operator" || got.Outcome != host.SwapBaking {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if list, err := c.Swaps(t.Context()); err != nil || len(list) != 1 || list[0].Path != "/next" {

@@ -199,7 +199,7 @@ type Consultation struct {
 
 // Shim is the shim of the agent, and how it stands. What only the shim itself knows is there if it serves.
 type Shim struct {
-	host.Standing
+	host.ShimState
 	Version     string   `json:"version,omitempty"`
 	Generation  uint64   `json:"generation,omitempty"`
 	Index       host.Seq `json:"index,omitempty"`

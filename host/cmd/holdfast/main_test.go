@@ -119,18 +119,18 @@ func TestTables(t *testing.T) {
 		v.Usage, v.Unmeasured = nil, "waited 1.8s: its plugin has not answered\n(see holdfast plugin status)"
 		return writeVolume(w, v)
 	})
-	serving := host.Standing{Serving: true, Since: noon, PID: 5, SHA256: "ab"}
+	serving := host.ShimState{Serving: true, Since: noon, PID: 5, SHA256: "ab"}
 	golden(t, "shim", func(w io.Writer) error {
-		return writeShim(w, control.Shim{Standing: serving, Version: "1", Generation: 3})
+		return writeShim(w, control.Shim{ShimState: serving, Version: "1", Generation: 3})
 	})
 	golden(t, "shim_swapping", func(w io.Writer) error {
 		swapping := serving
 		swapping.Bakes = noon
 		swapping.Swap = &host.SwapRunning{By: "root (uid 0)", Path: "/opt/shim", Began: noon, Step: host.SwapPrepare, Since: noon}
-		return writeShim(w, control.Shim{Standing: swapping, Version: "1", Generation: 3})
+		return writeShim(w, control.Shim{ShimState: swapping, Version: "1", Generation: 3})
 	})
 	golden(t, "shim_gone", func(w io.Writer) error {
-		return writeShim(w, control.Shim{Standing: host.Standing{Since: noon, SHA256: "ab", Failures: 7, Reason: "it exited with code 3", Next: noon}})
+		return writeShim(w, control.Shim{ShimState: host.ShimState{Since: noon, SHA256: "ab", Failures: 7, Reason: "it exited with code 3", Next: noon}})
 	})
 	golden(t, "nothing", func(w io.Writer) error { return writePlugins(w, nil) })
 	golden(t, "json", func(w io.Writer) error { return writeJSON(w, []any{job, plugin, volume()}) })

@@ -32,7 +32,7 @@ func newShimStatus(io streams, p *places) *cobra.Command {
 }
 
 func writeShim(to writer, s control.Shim) error {
-	list := standing(s.Standing)
+	list := standing(s.ShimState)
 	if s.Serving {
 		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
 			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
@@ -41,7 +41,7 @@ func writeShim(to writer, s control.Shim) error {
 }
 
 // standing is how the shim stands, as names and values.
-func standing(s host.Standing) []any {
+func standing(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
 		serves = "no, since " + when(s.Since) + ": calls wait"
@@ -104,7 +104,7 @@ func newShimRollback(io streams, p *places) *cobra.Command {
 }
 
 // beforeLast is the digest of the binary that the last swap that came to something has replaced. The list begins with the newest.
-func beforeLast(list []host.Swapped) (string, error) {
+func beforeLast(list []host.SwapReport) (string, error) {
 	for _, s := range list {
 		if s.Outcome == host.SwapBaking || s.Outcome == host.SwapCommitted {
 			return s.From, nil
@@ -132,12 +132,12 @@ func newShimHistory(io streams, p *places) *cobra.Command {
 	}
 }
 
-func writeSwapped(to writer, s host.Swapped) error {
+func writeSwapped(to writer, s host.SwapReport) error {
 	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol, "Generation", s.Generation,
 		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
 }
 
-func stepsText(steps []host.SwapTook) string {
+func stepsText(steps []host.SwapStepTime) string {
 	list := make([]string, len(steps))
 	for i, s := range steps {
 		list[i] = fmt.Sprintf("%s %s", s.Step, s.Took.Round(100*time.Microsecond))
@@ -145,7 +145,7 @@ func stepsText(steps []host.SwapTook) string {
 	return strings.Join(list, ", ")
 }
 
-func writeSwaps(to writer, list []host.Swapped) error {
+func writeSwaps(to writer, list []host.SwapReport) error {
 	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
 	for _, s := range list {
 		t.add(when(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held), s.Hold.Round(100*time.Microsecond),

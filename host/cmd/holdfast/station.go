@@ -105,7 +105,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	living, err := st.agent.Living(ctx)
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
-			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Living: living, Logger: log, File: readForJob,
+			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log, File: readForJob,
 			Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
