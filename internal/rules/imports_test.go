@@ -87,9 +87,8 @@ func rules() []rule {
 		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
 		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/lifecycle"}, why: "main is flags, then lifecycle"},
 		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...), why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
-		{of: "holdfast/shim/internal/intent", only: append(shim("chain"), "holdfast/registry"), why: "an intent knows records only, and what is written together with others"},
+		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
 		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
-		{of: "holdfast/shim/internal/chain", only: []string{"holdfast/registry"}, why: "a chain knows commits only"},
 		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
 		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc"}, why: "mount is a tool of host, shim, driver and plugins: it knows none of them"},
 	}

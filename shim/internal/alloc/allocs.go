@@ -15,7 +15,6 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/lane"
 )
 
@@ -149,44 +148,28 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	return a.prepare(ctx, call, g, spec)
 }
 
-// prepare is Prepare of who has its turn. It is one chain of steps: the alloc is recorded with its first claim, and is ready with its last volume.
-func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec) (plans map[string]hooks.Plan, err error) {
-	ctx, steps := chain.Begin(ctx, a.log)
-	defer steps.End(ctx, &err)
+// prepare brings the volumes of an alloc up, one after the other, and records that the alloc is ready.
+func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec) (map[string]hooks.Plan, error) {
 	if err := a.admit(ctx, g); err != nil {
 		return nil, err
 	}
-	published, requests := map[registry.RequestName]hooks.Published{}, inVolumeOrder(spec.Volumes)
-	finish := func() {
-		if plans, err = plansOf(g, spec, published, a.host); err == nil {
-			err = a.ready(ctx, call, g.Alloc, plans)
-		}
-	}
-	for i, r := range requests {
+	published := map[registry.RequestName]hooks.Published{}
+	for _, r := range inVolumeOrder(spec.Volumes) {
 		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
-		failed := h.up(ctx, g, r, func(at hooks.Published) {
-			if published[r.Name] = at; i == len(requests)-1 {
-				finish()
-			}
-		})
-		if failed != nil {
+		at, err := h.up(ctx, g, r)
+		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more
-				h.failed(ctx, failed, time.Time{})
+				h.failed(ctx, err, time.Time{})
 			}
-			failed = fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, failed)
-			if err != nil {
-				failed = errors.Join(failed, err)
-			}
-			return nil, failed
+			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
 		}
+		published[r.Name] = at
 	}
-	if len(requests) == 0 {
-		finish()
-	}
+	plans, err := plansOf(g, spec, published, a.host)
 	if err != nil {
 		return nil, err
 	}
-	return plans, nil
+	return plans, a.ready(ctx, call, g.Alloc, plans)
 }
 
 // plansOf is what to apply to the alloc's tasks.
@@ -203,10 +186,9 @@ func plansOf(g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.Re
 	return plans, nil
 }
 
-// admit has the alloc recorded with what follows, unless it is known. Who was stopped before is not recorded after it: nobody would take back what it
-// does.
+// admit records the alloc, unless it is known. An alloc that was stopped before is not recorded after that: its volumes would never be taken back.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
-	decide := func(v registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, a.log, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
 		switch {
 		case ctx.Err() != nil:
@@ -220,16 +202,7 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 			ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: a.host.Node, Sealed: g.Sealed,
 			State: registry.AllocPreparing, Since: a.clock.Now(),
 		}}}, nil
-	}
-	known := false
-	err := a.log.View(ctx, func(v registry.View) error {
-		change, err := decide(v)
-		known = change.Empty()
-		return err
 	})
-	if err == nil && !known && !chain.Leave(ctx, decide) {
-		_, err = a.log.Commit(ctx, decide)
-	}
 	if err != nil {
 		return fmt.Errorf("record alloc %s: %w", g.Alloc, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/intent"
 )
 
@@ -32,20 +31,17 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 }
 
 // back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
-// a round of tries it gives the volume's lane back. The steps are a chain, and what done commits is written with the end of the claim.
-func (h *hold) back(ctx context.Context, done func(context.Context) error) (err error) {
-	if released, err := h.light(ctx); err != nil {
+// a round of tries it gives the volume's lane back.
+func (h *hold) back(ctx context.Context) error {
+	if released, err := h.light(ctx); err != nil || released {
 		return err
-	} else if released {
-		return done(ctx)
 	}
 	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
-	defer steps.End(ctx, &err)
+	ctx = intent.Round(ctx, roundLimit)
 	u, err := h.use(ctx)
 	if err != nil {
 		return err
@@ -68,10 +64,8 @@ func (h *hold) back(ctx context.Context, done func(context.Context) error) (err 
 		}
 	}
 	h.step = registry.StepClaim
-	if _, err := h.claims.Release(ctx, h.key); err != nil {
-		return err
-	}
-	return done(ctx)
+	_, err = h.claims.Release(ctx, h.key)
+	return err
 }
 
 // light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:

@@ -94,17 +94,12 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 		err := a.log.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil })
 		return a.unreleased(id, pause, err)
 	})
-	forget := func(ctx context.Context) error { return a.forget(ctx, id) }
-	done := func(context.Context) error { return nil }
-	if len(claims) == 1 { // the alloc ends with it
-		done = forget
-	}
 	var all sync.WaitGroup
 	for _, c := range claims {
-		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.takeBack(ctx, c, done, pause) }) })
+		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.takeBack(ctx, c, pause) }) })
 	}
 	all.Wait()
-	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, forget(ctx)) })
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
 }
 
 // forget forgets an alloc that holds nothing any more.
@@ -124,9 +119,9 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 }
 
 // takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
-func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, done func(context.Context) error, pause time.Duration) error {
+func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
 	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
-	err := h.back(ctx, done)
+	err := h.back(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

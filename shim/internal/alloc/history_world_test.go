@@ -28,7 +28,6 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/alloc"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
@@ -243,7 +242,7 @@ func (n *node) startShim() {
 	s.fleet = csi.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
-	lanes, log := &lane.Lanes{}, chain.Over(n.log)
+	lanes, log := &lane.Lanes{}, n.log
 	stager := stager.New(log, s.fleet, s.table, kernel{n.boot, n.mounts}, noSecrets{}, stager.Options{
 		Layout: layout, Check: n.mounts != nil, Lanes: lanes, Now: time.Now,
 	})

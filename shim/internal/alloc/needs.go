@@ -10,10 +10,9 @@ import (
 // Claims is who may use which volume.
 type Claims interface {
 	// Take is idempotent by the claim's key. What the usage does not say of mount options becomes the volume's. ErrConflict names the
-	// holders. What ctx's chain has left, such as the alloc's record, is written with a claim that
-	// is new, or before it.
+	// holders.
 	Take(ctx context.Context, c registry.Claim) (registry.Claim, error)
-	// Release refuses while something of the claim may be published. It may leave what it writes to ctx's chain.
+	// Release refuses while something of the claim may be published.
 	Release(ctx context.Context, k registry.ClaimKey) (existed bool, err error)
 }
 

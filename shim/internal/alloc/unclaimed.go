@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/intent"
 )
 
@@ -80,8 +79,7 @@ func (h *hold) clear(ctx context.Context) (err error) {
 	if err != nil || !still {
 		return err
 	}
-	ctx, steps := chain.Begin(intent.Round(ctx, roundLimit), h.log)
-	defer steps.End(ctx, &err)
+	ctx = intent.Round(ctx, roundLimit)
 	if p.Stage != registry.MarkNone {
 		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
 			return err

@@ -6,45 +6,38 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 )
 
-// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish. done is told
-// where, while the volume's lane is still ours: what it commits is written with what became of the publish.
-func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest, done func(hooks.Published)) (err error) {
+// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish.
+func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (at hooks.Published, err error) {
 	h.step = registry.StepClaim
 	vol, err := h.volume(ctx, g, r)
 	if err != nil {
-		return err
+		return at, err
 	}
 	h.name, h.key.Volume = vol.VolumeName(), vol.VolumeKey()
 	claim, err := h.claims.Take(ctx, registry.Claim{
 		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node, Usage: r.Usage,
 	})
 	if err != nil {
-		return err
+		return at, err
 	}
 	node, err := h.awaitNode(ctx, vol.Plugin)
 	if err != nil {
-		return err
+		return at, err
 	}
 	if err := h.awaitAttach(ctx, vol); err != nil {
-		return err
+		return at, err
 	}
 	leave, err := h.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
 	if err != nil {
-		return err
+		return at, err
 	}
 	defer leave()
-	defer chain.Write(ctx, &err)
 	if err := h.settle(ctx, func(open registry.Intent) bool { return h.own(open) && open.RPC == registry.NodePublishRPC }); err != nil {
-		return err
+		return at, err
 	}
-	at, err := h.mount(ctx, vol, claim.Usage, node)
-	if err == nil {
-		done(at)
-	}
-	return err
+	return h.mount(ctx, vol, claim.Usage, node)
 }
 
 // awaitAttach waits until the volume's plugin can be asked to attach it, if it has to be.

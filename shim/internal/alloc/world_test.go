@@ -16,7 +16,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/lane"
 )
 
@@ -112,14 +111,10 @@ func (p *parts) commit(records []registry.Record, keys ...registry.Key) error {
 	return err
 }
 
-func (p *parts) Take(ctx context.Context, c registry.Claim) (registry.Claim, error) {
+func (p *parts) Take(_ context.Context, c registry.Claim) (registry.Claim, error) {
 	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf("claim %s %s", c.Name, c.Alloc))
 	p.mu.Unlock()
-	var unwritten error
-	if chain.Write(ctx, &unwritten); unwritten != nil {
-		return c, unwritten
-	}
 	return c, p.commit([]registry.Record{c})
 }
 
@@ -236,7 +231,7 @@ func (p *parts) allocs() (a *Allocs, end func()) { return p.allocsAfter(0) }
 
 // allocsAfter is one that goes on with releases after a breath.
 func (p *parts) allocsAfter(breath time.Duration) (a *Allocs, end func()) {
-	a = NewAllocs(chain.Over(p.log), p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
+	a = NewAllocs(p.log, p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
 	a.Breath = breath
 	return a, running(a.Run)
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 )
 
 // Ledger takes and releases claims.
@@ -131,20 +130,10 @@ func admits(claims []registry.Claim, c registry.Claim) error {
 		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
-// Release gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet. In a chain (package chain) it is
-// given up with what the next step commits, or at the chain's end.
+// Release gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet.
 func (l *Ledger) Release(ctx context.Context, key registry.ClaimKey) (existed bool, err error) {
-	decide := func(view registry.View) (registry.Change, error) { return l.release(view, key) }
-	err = l.log.View(ctx, func(view registry.View) error {
-		change, err := decide(view)
-		existed = err == nil && !change.Empty()
-		return err
-	})
-	if err != nil || !existed || chain.Leave(ctx, decide) {
-		return existed, err
-	}
-	_, err = l.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		change, err := decide(view)
+	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
+		change, err := l.release(view, key)
 		existed = err == nil && !change.Empty()
 		return change, err
 	})

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/chain"
 )
 
 // Grace is how long an outcome may take to be stored after its caller has gone, and what Renew waits for before the last known has to do.
@@ -35,7 +34,7 @@ type Call struct {
 	// Renew makes anew what may have changed since the last try, such as a secret, before each further one. Its context ends after Grace. It
 	// may be nil.
 	Renew func(context.Context)
-	// Done is part of the commit that closes the intent after Do returned nil. In a chain it may be asked more than once. It may be nil.
+	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
 	Done func(registry.View) registry.Change
 	// Failed is part of the commit that closes the intent after the call failed for certain; clean: no earlier try of it may have
 	// had an effect either. It may be nil.
@@ -48,8 +47,8 @@ type Call struct {
 }
 
 // Drive opens the intent, sends the call, tries it again as its policy says until ctx or its Round ends, and stores what became of it. It
-// returns nil when the call is done; in a chain (package chain) its outcome may then still be left to be written with what follows. Any error that is
-// not ErrUncertain means that the call does not run any more or never ran.
+// returns nil when the call is done and its outcome is stored. Any error that is not ErrUncertain means that the call does not run any more or
+// never ran.
 func Drive(ctx context.Context, log registry.State, now func() time.Time, c Call) error {
 	if why := resumed(ctx); why != nil {
 		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, why)
@@ -71,7 +70,7 @@ func Drive(ctx context.Context, log registry.State, now func() time.Time, c Call
 		}
 		err := d.send(ctx)
 		if err == nil {
-			return d.settle(ctx)
+			return d.store(ctx, d.done)
 		}
 		row := d.Policy.Row(err.Code)
 		answered[err.Code]++
@@ -237,21 +236,6 @@ func (d *drive) mine(view registry.View) bool {
 func (d *drive) forgotten() error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s was under way, and the volume was forgotten meanwhile: the call is not sent again, and what it may have done is not recorded",
 		d.Intent.RPC, d.Intent.Name)
-}
-
-// settle closes the intent of a call that is done. In a chain that is written with the intent of the next call, unless that has to wait for the
-// end of a recess.
-func (d *drive) settle(ctx context.Context) error {
-	left := !inRecess(ctx) && chain.Leave(ctx, func(view registry.View) (registry.Change, error) {
-		if !d.mine(view) {
-			return registry.Change{}, d.forgotten()
-		}
-		return d.done(view), nil
-	})
-	if left {
-		return nil
-	}
-	return d.store(ctx, d.done)
 }
 
 // done is the change that closes the intent of a call that is done.

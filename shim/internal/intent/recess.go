@@ -3,8 +3,6 @@ package intent
 import (
 	"context"
 	"sync"
-
-	"holdfast/shim/internal/chain"
 )
 
 // Recess is a time in which no CSI call is begun that changes something, as the shim is about to let go of the state: one that would begin waits for
@@ -60,23 +58,13 @@ func Observing(ctx context.Context, r *Recess, waits func(bool)) context.Context
 	return context.WithValue(ctx, recessKey{}, observer{r, waits})
 }
 
-// inRecess says whether ctx keeps a recess that is going on.
-func inRecess(ctx context.Context) bool {
-	o, observes := ctx.Value(recessKey{}).(observer)
-	return observes && o.recess.end() != nil
-}
-
-// resumed returns when there is no recess, or with the cause of ctx's end. What the call before has left to be written is written before it waits.
+// resumed returns when there is no recess, or with the cause of ctx's end.
 func resumed(ctx context.Context) error {
 	o, observes := ctx.Value(recessKey{}).(observer)
 	for observes {
 		over := o.recess.end()
 		if over == nil {
 			break
-		}
-		var unwritten error
-		if chain.Write(ctx, &unwritten); unwritten != nil {
-			return unwritten
 		}
 		o.waits(true)
 		select {

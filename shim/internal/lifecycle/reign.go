@@ -13,7 +13,6 @@ import (
 	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/alloc"
-	"holdfast/shim/internal/chain"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
@@ -177,7 +176,7 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := task.New(r.store, r.fleet, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
-	lanes, log := &lane.Lanes{}, chain.Over(r.store)
+	lanes, log := &lane.Lanes{}, r.store
 	suspended := suspend.New(layout.Suspensions())
 	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
 		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
