@@ -31,10 +31,8 @@ import (
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
-	reconcile "holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/lane"
 	stager "holdfast/shim/internal/node"
-	"holdfast/shim/internal/suspend"
 )
 
 // node is a machine with one plugin and one shim, all in memory: the records outlive the shim, the storage system outlives the plugin.
@@ -46,11 +44,8 @@ type node struct {
 	journal *journal.Memory
 	caps    []string
 	boot    string
-	mounts  *mountTable    // nil: the plugin's word is all there is
-	lists   bool           // plugins are asked for their volumes
-	panics  bool           // plugins die in ListVolumes
-	forgets bool           // plugins that are killed have forgotten everything when they are started again
-	deadly  *suspend.Calls // as on disk: they outlive the shim
+	mounts  *mountTable // nil: the plugin's word is all there is
+	forgets bool        // plugins that are killed have forgotten everything when they are started again
 	plugin  atomic.Pointer[fake]
 	shim    *shim
 	allocs  sync.WaitGroup // what was asked for allocs and volumes
@@ -86,7 +81,6 @@ func newNode(t *testing.T, seed uint64) *node {
 	if n.random.IntN(2) == 0 {
 		n.mounts = &mountTable{storage: n.storage, late: time.Duration(n.random.IntN(4)) * 300 * time.Millisecond}
 	}
-	n.lists, n.panics, n.deadly = n.random.IntN(2) == 0, n.random.IntN(2) == 0, suspend.New("")
 	n.forgets = n.random.IntN(3) == 0
 	ids := csifake.IDForms[n.random.IntN(len(csifake.IDForms))]
 	for i := range 3 {
@@ -135,11 +129,6 @@ func (n *node) startPlugin() {
 		n.t.Fatal(err)
 	}
 	n.mounts.orphaned(before)
-	if n.panics {
-		if err := p.Script(csifake.Rule{RPC: "ListVolumes", Crash: true}); err != nil {
-			n.t.Fatal(err)
-		}
-	}
 	instance := fmt.Sprintf("p-%d", n.starts)
 	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
 	f.server = grpc.NewServer(grpc.UnknownServiceHandler(through(port, func() bool { return n.hasStopped(instance) })))
@@ -253,14 +242,6 @@ func (n *node) startShim() {
 	s.allocs = alloc.NewAllocs(log, s.table, claim.New(log, time.Now), s.volumes, stager, lanes,
 		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
-	if n.lists {
-		bell := reconcile.NewBell()
-		n.log.OnApplied(func(registry.Applied) { bell.Ring() })
-		doctor := reconcile.New(n.log, nil, reconcile.Options{
-			Layout: layout, Now: time.Now, Logger: hclog.NewNullLogger(), Live: true, Lister: s.fleet, Suspended: n.deadly,
-		})
-		s.loops.Go(func() { _ = reconcile.NewRollcall(doctor, bell).Run(s.ctx) })
-	}
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })
 	s.loops.Go(func() { _ = stager.WatchHealth(s.ctx) })
 	n.shim = s

@@ -13,8 +13,7 @@
 // that may hold a volume is opened by this process: the mount table is read, and who has to look at a mount is a helper process
 // (Lookout).
 //
-// Watch looks at the mounts of published volumes while the shim runs. Rollcall asks plugins for the volumes that they have when they become
-// healthy. Neither changes anything but what is told.
+// Watch inspects the mounts of published volumes while the shim runs.
 //
 // The package works with or without a running shim beside it (Options.Live). It keeps nothing that outlives the process.
 package doctor

@@ -177,7 +177,7 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, blind []Blind) {
 	var wg sync.WaitGroup
 	for _, in := range can {
 		wg.Go(func() {
-			l, err := d.ask(ctx, in, records, doctorListLimit)
+			l, err := d.ask(ctx, in, records, listLimit)
 			var unrecorded error
 			if err == nil {
 				unrecorded = d.recordHealth(ctx, l)

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"slices"
 	"time"
 
 	"holdfast/hooks"
@@ -55,21 +54,6 @@ func RecordsOf(v registry.View) Records {
 		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
 		Instances: v.AllInstances(),
 	}
-}
-
-// recordsOfPlugin are those that a list of the plugin's volumes is compared with.
-func recordsOfPlugin(v registry.View, id registry.PluginID) Records {
-	of := func(k registry.VolumeKey) bool { return k.Plugin == id }
-	return Records{
-		Volumes:    v.VolumesWhere(func(r registry.Volume) bool { return r.Plugin == id }),
-		Placements: keep(v.Placements(), func(r registry.Placement) bool { return of(r.Volume) }),
-		Intents:    keep(v.Intents(), func(r registry.Intent) bool { return of(r.Volume) }),
-		Instances:  keep(v.AllInstances(), func(r registry.Instance) bool { return r.Plugin == id }),
-	}
-}
-
-func keep[T any](list []T, which func(T) bool) []T {
-	return slices.DeleteFunc(list, func(r T) bool { return !which(r) })
 }
 
 // Listing is what a plugin's controller says of its volumes. There is none of an answer that was cut off or failed.

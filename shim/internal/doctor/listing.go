@@ -36,9 +36,7 @@ const (
 	maxPages    = 1000
 	maxRestarts = 3   // of the paging, when a token does not hold any more
 	maxFound    = 100 // findings of one kind about one plugin
-	listLimit   = time.Minute
-
-	doctorListLimit = 20 * time.Second // for who waits for the answer
+	listLimit   = 20 * time.Second
 )
 
 // errEndless is a paging without an end.

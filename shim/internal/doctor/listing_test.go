@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"holdfast/registry"
 )
@@ -137,56 +134,6 @@ func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (Pag
 	return Page{}, context.Cause(ctx)
 }
 
-// by is a lister that is another one for each plugin.
-type by map[registry.PluginID]Lister
-
-func (b by) ListPage(ctx context.Context, at registry.InstanceKey, token string) (Page, error) {
-	return b[at.Plugin].ListPage(ctx, at, token)
-}
-
-// Each controller is asked once whenever it has become healthy, one that hangs holds up no other, and what was told is not told again.
-func TestRollcall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, data, placement(), claim(), ref())
-		hung := instances(registry.ListVolumes)[0]
-		hung.Plugin = "nfs"
-		w.put(append(records(known().Instances), hung)...)
-		asked := 0
-		w.build(Options{Live: true, Lister: by{"nfs": slow{}, "ebs": counted{pages{{}}, &asked}}})
-		ctx, cancel := context.WithCancel(t.Context())
-		bell := NewBell()
-		done := make(chan error, 1)
-		go func() { done <- NewRollcall(w.Doctor, bell).Run(ctx) }()
-		synctest.Wait()
-		told := w.events(registry.EventReconciled)
-		if asked != 1 || len(told) != 1 || !strings.HasPrefix(told[0], "missing: ") {
-			t.Errorf("asked %d times, told %q", asked, told)
-		}
-		bell.Ring() // nothing has become healthy
-		synctest.Wait()
-		if asked != 1 {
-			t.Errorf("asked %d times", asked)
-		}
-		again := known().Instances[0]
-		again.Health.Since = noon.Add(time.Hour)
-		w.put(again)
-		bell.Ring()
-		synctest.Wait()
-		if told := w.events(registry.EventReconciled); asked != 2 || len(told) != 1 {
-			t.Errorf("asked %d times, told %q", asked, told)
-		}
-		w.view(func(v registry.View) {
-			if p, _ := v.Placement(key); p.Attach != registry.MarkDone {
-				t.Errorf("a roll call has changed %+v", p)
-			}
-		})
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("it ended with %v", err)
-		}
-	})
-}
-
 // What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the controller declares it.
 func TestListedConditionIsRecorded(t *testing.T) {
 	list := func(message string) pages {
@@ -228,64 +175,4 @@ func TestListedConditionIsRecorded(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Who is healthy from the beginning is asked within the spread, who becomes healthy meanwhile at once.
-func TestRollcallSpreadsItsFirstCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, data, placement(), claim(), ref())
-		lists := instances(registry.ListVolumes)[0]
-		at := map[registry.PluginID]time.Duration{}
-		lister := by{}
-		begin := time.Now()
-		for i := range 40 {
-			id := registry.PluginID(fmt.Sprintf("early-%d", i))
-			lister[id] = noted{func() { at[id] = time.Since(begin) }}
-			lists.Plugin = id
-			w.put(lists)
-		}
-		lister["late"] = noted{func() { at["late"] = time.Since(begin) }}
-		w.build(Options{Live: true, Lister: lister})
-		ctx, cancel := context.WithCancel(t.Context())
-		bell := NewBell()
-		done := make(chan error, 1)
-		call := NewRollcall(w.Doctor, bell)
-		call.Spread = time.Minute
-		go func() { done <- call.Run(ctx) }()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		lists.Plugin = "late"
-		w.put(lists)
-		bell.Ring()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		cancel()
-		<-done
-		moments := map[time.Duration]bool{}
-		for _, when := range at {
-			moments[when] = true
-		}
-		if len(at) != 41 || at["late"] != time.Second || len(moments) < 35 {
-			t.Errorf("asked: %v", at)
-		}
-	})
-}
-
-// noted is a plugin without volumes that tells when it is asked.
-type noted struct{ asked func() }
-
-func (n noted) ListPage(context.Context, registry.InstanceKey, string) (Page, error) {
-	n.asked()
-	return Page{}, nil
-}
-
-// counted counts what is asked.
-type counted struct {
-	Lister
-	n *int
-}
-
-func (c counted) ListPage(ctx context.Context, at registry.InstanceKey, token string) (Page, error) {
-	*c.n++
-	return c.Lister.ListPage(ctx, at, token)
 }

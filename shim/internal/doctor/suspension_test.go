@@ -38,52 +38,40 @@ func controllerOf(version string, since time.Duration) registry.Instance {
 }
 
 func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, dir, asked := newWorld(t, data), t.TempDir(), 0
-		options := Options{Live: true, Lister: failing{died(), &asked}, Suspended: suspend.New(dir)}
-		// turn has the controller become healthy under a new shim, and says how often it was asked.
-		turn := func(in registry.Instance) int {
-			asked = 0
-			w.put(in)
-			options.Suspended = suspend.New(dir) // as the next shim has it
-			w.build(options)
-			ctx, cancel := context.WithCancel(t.Context())
-			bell, done := NewBell(), make(chan error, 1)
-			go func() { done <- NewRollcall(w.Doctor, bell).Run(ctx) }()
-			synctest.Wait()
-			in.Health.Since = in.Health.Since.Add(time.Second) // it has become healthy once more
-			w.put(in)
-			bell.Ring()
-			synctest.Wait()
-			cancel()
-			<-done
-			return asked
-		}
-		if n := turn(controllerOf("1", time.Minute)); n != 1 {
-			t.Errorf("asked %d times", n)
-		}
-		if told := w.events(registry.EventReconciled); len(told) != 1 || !strings.Contains(told[0], "died during ListVolumes") {
-			t.Errorf("told %q", told)
-		}
-		again := controllerOf("1", time.Hour)
-		again.Alloc = "p2" // of a job that was run again
-		if n := turn(again); n != 0 {
-			t.Errorf("a plugin that died of it is asked %d times by the next shim", n)
-		}
-		found := w.examine().Findings
-		if asked != 0 || len(found) != 1 || found[0].Kind != registry.FoundUnseen || !strings.Contains(found[0].Detail, "died during ListVolumes at ") {
-			t.Errorf("asked %d times; doctor finds %v", asked, found)
-		}
-		newer := controllerOf("2", 2*time.Hour)
-		newer.Alloc = "p2"
-		if n := turn(newer); n != 1 {
-			t.Errorf("another version is asked %d times", n)
-		}
-		must(t, os.Remove(filepath.Join(dir, "ebs.ListVolumes.json")))
-		if n := turn(newer); n != 1 {
-			t.Errorf("after its file was removed: asked %d times", n)
-		}
-	})
+	w, dir, asked := newWorld(t, data), t.TempDir(), 0
+	// examine runs doctor twice in a new shim, and returns how often the plugin was asked.
+	examine := func(in registry.Instance) int {
+		asked = 0
+		w.put(in)
+		w.build(Options{Live: true, Lister: failing{died(), &asked}, Suspended: suspend.New(dir)})
+		w.examine()
+		w.examine()
+		return asked
+	}
+	if n := examine(controllerOf("1", time.Minute)); n != 1 {
+		t.Errorf("asked %d times", n)
+	}
+	if told := w.events(registry.EventReconciled); len(told) != 1 || !strings.Contains(told[0], "died during ListVolumes") {
+		t.Errorf("told %q", told)
+	}
+	again := controllerOf("1", time.Hour)
+	again.Alloc = "p2" // of a job that was run again
+	if n := examine(again); n != 0 {
+		t.Errorf("a plugin that died of it is asked %d times by the next shim", n)
+	}
+	found := w.examine().Findings
+	if len(found) != 1 || found[0].Kind != registry.FoundUnseen || !strings.Contains(found[0].Detail, "died during ListVolumes at ") {
+		t.Errorf("doctor finds %v", found)
+	}
+	newer := controllerOf("2", 2*time.Hour)
+	newer.Alloc = "p2"
+	if n := examine(newer); n != 1 {
+		t.Errorf("another version is asked %d times", n)
+	}
+	must(t, os.Remove(filepath.Join(dir, "ebs.ListVolumes.json")))
+	if n := examine(newer); n != 1 {
+		t.Errorf("after its file was removed: asked %d times", n)
+	}
 }
 
 // A plugin whose task is stopped meanwhile has not died of the call, and an answer is no death.

@@ -17,48 +17,54 @@ const (
 	watchGap   = 500 * time.Millisecond // between two looks, however often it is rung for
 )
 
-// Watch looks at the mounts of published volumes, and records and tells when one is lost, dead or hangs, and when it is well again. Who
-// rings its bell has it look at once: the end of a plugin may be the end of its mounts.
+// Watch inspects the mounts of published volumes. It records when one is lost, dead or hangs, and when it works again.
 type Watch struct {
-	// First is when Run looks first, unless the bell rings. Set before Run.
+	// First is the time until the first inspection, unless Wake is called before. Set before Run.
 	First time.Duration
 
 	log     registry.State
 	machine Machine
 	layout  hooks.Layout
-	bell    Bell
 	now     func() time.Time
 	logger  hclog.Logger
+	wake    chan struct{}
 }
 
-// NewWatch starts nothing; Run does.
-func NewWatch(log registry.State, m Machine, l hooks.Layout, bell Bell, now func() time.Time, logger hclog.Logger) *Watch {
-	return &Watch{log: log, machine: m, layout: l, bell: bell, now: now, logger: logger}
+// NewWatch returns a Watch that is started by Run.
+func NewWatch(log registry.State, m Machine, l hooks.Layout, now func() time.Time, logger hclog.Logger) *Watch {
+	return &Watch{log: log, machine: m, layout: l, now: now, logger: logger, wake: make(chan struct{}, 1)}
 }
 
-// Run looks after First, whenever the bell rings, and every half a minute, until ctx ends. One look at a time is under way, and none holds up
-// anybody else.
+// Wake causes an inspection soon: when a plugin ends, its mounts may end with it. It never blocks.
+func (w *Watch) Wake() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // one is due anyway
+	}
+}
+
+// Run inspects after First, after each Wake, and every 30 seconds, until ctx ends. At most one inspection is in progress.
 func (w *Watch) Run(ctx context.Context) error {
-	pause(ctx, w.First, w.bell)
+	w.pause(ctx, w.First, w.wake)
 	for ctx.Err() == nil {
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			w.logger.Warn("the mounts of volumes cannot be looked at", "error", err)
 		}
-		if !pause(ctx, watchGap, nil) {
+		if !w.pause(ctx, watchGap, nil) {
 			break
 		}
-		pause(ctx, watchEvery, w.bell)
+		w.pause(ctx, watchEvery, w.wake)
 	}
 	return context.Cause(ctx)
 }
 
-// pause waits until the time is over, the bell rings, or ctx ends; then it is false.
-func pause(ctx context.Context, d time.Duration, bell Bell) bool {
+// pause waits for d or a wake-up. It returns false when ctx has ended.
+func (w *Watch) pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-bell:
+	case <-wake:
 	case <-ctx.Done():
 		return false
 	}

@@ -13,19 +13,18 @@ import (
 	"holdfast/registry"
 )
 
-// watching runs a watch over the world in a bubble, and gives the test the bell.
-func watching(t *testing.T, records []registry.Record, test func(w *world, bell Bell)) {
+// watching runs a watch over the world in a bubble, and gives it to the test.
+func watching(t *testing.T, records []registry.Record, test func(w *world, watch *Watch)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, records...)
 		w.mount(stagedAt(), publishedAt())
-		bell := NewBell()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		watch := NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger())
+		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
 		go func() { done <- watch.Run(ctx) }()
 		synctest.Wait()
 		time.Sleep(watchGap) // it looks at once, and then takes its breath
-		test(w, bell)
+		test(w, watch)
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("the watch ended with %v", err)
@@ -41,11 +40,11 @@ func (w *world) ref() (r registry.Ref) {
 }
 
 // sees changes what is seen of the published volume, and waits for the next look.
-func (w *world) sees(s Sight, bell Bell) {
+func (w *world) sees(s Sight, watch *Watch) {
 	w.mu.Lock()
 	w.sights[publishedAt()] = s
 	w.mu.Unlock()
-	bell.Ring()
+	watch.Wake()
 	synctest.Wait()
 	time.Sleep(watchGap)
 	synctest.Wait()
@@ -53,14 +52,14 @@ func (w *world) sees(s Sight, bell Bell) {
 
 // A mount that dies is recorded and told once, with the volume and the alloc, and so is its recovery.
 func TestMountsThatDieAreTold(t *testing.T) {
-	watching(t, used(), func(w *world, bell Bell) {
+	watching(t, used(), func(w *world, watch *Watch) {
 		before := w.index()
-		w.sees(Sight{}, bell)
+		w.sees(Sight{}, watch)
 		if w.index() != before {
 			t.Error("a mount that is well is written about")
 		}
 		begin := time.Now()
-		w.sees(Sight{Trouble: "its server is gone"}, bell)
+		w.sees(Sight{Trouble: "its server is gone"}, watch)
 		r := w.ref()
 		if r.Trouble != "its server is gone" || !r.Troubled.Equal(begin) || r.Publish != registry.MarkDone {
 			t.Errorf("%+v", r)
@@ -76,24 +75,24 @@ func TestMountsThatDieAreTold(t *testing.T) {
 			}
 		})
 		after := w.index()
-		w.sees(Sight{Trouble: "its server is gone"}, bell)
+		w.sees(Sight{Trouble: "its server is gone"}, watch)
 		if w.index() != after {
 			t.Error("the same is written again")
 		}
-		w.sees(Sight{Trouble: "it hangs"}, bell)
+		w.sees(Sight{Trouble: "it hangs"}, watch)
 		if r := w.ref(); r.Trouble != "it hangs" || !r.Troubled.Equal(begin) {
 			t.Errorf("another trouble: %+v", r)
 		}
-		w.sees(Sight{}, bell)
+		w.sees(Sight{}, watch)
 		if r := w.ref(); r.Trouble != "" || !r.Troubled.IsZero() || len(w.events(registry.EventMountBack)) != 1 {
 			t.Errorf("well again: %+v", r)
 		}
 	})
 }
 
-// Without any bell, what is gone from the mount table is seen within half a minute, and nobody looks at it.
+// Without being woken, what is gone from the mount table is seen within half a minute, and nobody looks at it.
 func TestMountsThatVanishAreTold(t *testing.T) {
-	watching(t, used(), func(w *world, _ Bell) {
+	watching(t, used(), func(w *world, _ *Watch) {
 		w.mu.Lock()
 		w.mounts = w.mounts[:1]
 		w.mu.Unlock()
@@ -109,12 +108,12 @@ func TestMountsThatVanishAreTold(t *testing.T) {
 func TestBlockDevicesAreWatched(t *testing.T) {
 	block := ref()
 	block.Usage.Attachment = registry.BlockDevice
-	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *world, bell Bell) {
-		w.sees(Sight{Block: true}, bell)
+	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *world, watch *Watch) {
+		w.sees(Sight{Block: true}, watch)
 		if r := w.ref(); r.Trouble != "" {
 			t.Errorf("%+v", r)
 		}
-		w.sees(Sight{}, bell)
+		w.sees(Sight{}, watch)
 		if r := w.ref(); !strings.Contains(r.Trouble, "no block device") {
 			t.Errorf("%+v", r)
 		}
@@ -133,7 +132,7 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 		w := newWorld(t, list...)
 		w.mount(publishedAt())
 		w.looked = make(chan []string, 1)
-		watch := NewWatch(w.log, w.machine, layout, NewBell(), time.Now, hclog.NewNullLogger())
+		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
 		must(t, watch.look(t.Context()))
 		if len(w.looked) > 0 {
 			t.Errorf("%s: it is looked at", what)
@@ -143,13 +142,13 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 
 // A helper that fails says nothing about a mount: neither that it is ill nor that it is well again.
 func TestAFailedLookChangesNothing(t *testing.T) {
-	watching(t, used(), func(w *world, bell Bell) {
-		w.sees(Sight{Trouble: "it hangs"}, bell)
+	watching(t, used(), func(w *world, watch *Watch) {
+		w.sees(Sight{Trouble: "it hangs"}, watch)
 		before := w.index()
 		w.mu.Lock()
 		w.blind = errors.New("no helper")
 		w.mu.Unlock()
-		w.sees(Sight{}, bell)
+		w.sees(Sight{}, watch)
 		if w.index() != before || w.ref().Trouble == "" {
 			t.Errorf("%+v", w.ref())
 		}
@@ -163,25 +162,25 @@ func TestALateLookChangesNothing(t *testing.T) {
 	w.sights[publishedAt()] = Sight{Trouble: "it hangs"}
 	r := ref()
 	r.Publish = registry.MarkSent
-	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, NewBell(), time.Now, hclog.NewNullLogger())
+	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, time.Now, hclog.NewNullLogger())
 	must(t, watch.look(t.Context()))
 	if got := w.ref(); got.Trouble != "" || got.Publish != registry.MarkSent {
 		t.Errorf("%+v", got)
 	}
 }
 
-// A look that hangs delays the next one, and its bell never blocks who rings it.
+// A look that hangs delays the next one, and Wake never blocks.
 func TestAHungLookHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, used()...)
 		w.mount(publishedAt())
 		w.hang = make(chan struct{})
-		bell := NewBell()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger()).Run(ctx) }()
+		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
+		go func() { done <- watch.Run(ctx) }()
 		for range 100 {
-			bell.Ring()
+			watch.Wake()
 			w.put(data) // and commits go on
 		}
 		begin := time.Now()
@@ -195,20 +194,19 @@ func TestAHungLookHoldsUpNobody(t *testing.T) {
 	})
 }
 
-// A first look that is put off is made at once when the bell rings.
+// A first look that is put off is made at once when Wake is called.
 func TestTheFirstLookMayBePutOff(t *testing.T) {
 	for what, c := range map[string]struct {
 		ring bool
 		at   time.Duration // from the beginning
-	}{"in time": {false, time.Hour}, "when it is rung for": {true, time.Minute}} {
+	}{"in time": {false, time.Hour}, "when it is woken": {true, time.Minute}} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, used()...)
 			w.mount(stagedAt(), publishedAt())
 			w.sights[publishedAt()] = Sight{Trouble: "its server is gone"}
-			bell := NewBell()
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
-			watch := NewWatch(w.log, w.machine, layout, bell, time.Now, hclog.NewNullLogger())
+			watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
 			watch.First = time.Hour
 			go func() { done <- watch.Run(ctx) }()
 			time.Sleep(c.at - time.Second)
@@ -218,7 +216,7 @@ func TestTheFirstLookMayBePutOff(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			if c.ring {
-				bell.Ring()
+				watch.Wake()
 			}
 			synctest.Wait()
 			if r := w.ref(); r.Trouble == "" {

@@ -58,16 +58,14 @@ func (i inheritance) after(wait time.Duration, f func(context.Context) error) fu
 const (
 	aroundSoon  = 2 * time.Second  // the shim before has died: the mount table was compared, and who waits for an answer comes first
 	mountsLater = 10 * time.Second // the shim before has looked
-	listsLater  = 30 * time.Second
 )
 
-// around is when mounts are first looked at, and within what time plugins are first asked for their volumes. A plugin that comes or goes is a reason
-// to do either at once.
-func (i inheritance) around() (mounts, lists time.Duration) {
+// around returns when mounts are first inspected, unless a plugin comes or goes before.
+func (i inheritance) around() time.Duration {
 	if !i.handed() {
-		return aroundSoon, aroundSoon
+		return aroundSoon
 	}
-	return calm + rand.N(mountsLater-calm), listsLater
+	return calm + rand.N(mountsLater-calm)
 }
 
 // met is the rehearsal's connections to plugins, of those that are still registered; else a fleet without.

@@ -43,10 +43,6 @@ type reign struct {
 	health  func(context.Context) error // asks for the health of volumes in use
 	doctor  *doctor.Doctor
 	mounts  *doctor.Watch
-	lists   *doctor.Rollcall
-
-	// Rung when an instance of a plugin comes, goes, sickens or recovers.
-	watchBell, rollBell doctor.Bell
 
 	recess    intent.Recess   // while the shim is quiesced
 	ctx       context.Context // of the use cases, which keep the recess
@@ -74,7 +70,7 @@ func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*re
 	if err != nil {
 		return nil, err
 	}
-	r := &reign{node: hello.Node, pulse: &rpc.Pulse{}, watchBell: doctor.NewBell(), rollBell: doctor.NewBell()}
+	r := &reign{node: hello.Node, pulse: &rpc.Pulse{}}
 	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
 	r.watching, r.blind = context.WithCancelCause(t.life)
 	m := newMachine(d)
@@ -154,9 +150,8 @@ func (r *reign) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
 	r.pulse.Applied(a)
-	if ofInstances(a.Change) {
-		r.watchBell.Ring()
-		r.rollBell.Ring()
+	if r.mounts != nil && ofInstances(a.Change) {
+		r.mounts.Wake()
 	}
 }
 
@@ -197,9 +192,8 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },
 	})
-	r.mounts = doctor.NewWatch(r.store, m, layout, r.watchBell, time.Now, t.log.Named("mounts"))
-	r.lists = doctor.NewRollcall(r.doctor, r.rollBell)
-	r.mounts.First, r.lists.Spread = in.around()
+	r.mounts = doctor.NewWatch(r.store, m, layout, time.Now, t.log.Named("mounts"))
+	r.mounts.First = in.around()
 	return nil
 }
 
@@ -207,7 +201,6 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 func (r *reign) begin(t *Tenure, in inheritance) {
 	r.works(t, "allocs", r.allocs.Run)
 	r.works(t, "volumes", in.after(calm, r.volumes.Run))
-	r.works(t, "lists of volumes", in.after(calm, r.lists.Run))
 	r.works(t, "health of volumes", r.health)
 	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
