@@ -59,6 +59,18 @@ type work struct {
 	cut      error // why it has ended before it was done: that of the crew. Readable once done is closed
 }
 
+// Clock is the time as records keep it.
+type Clock struct {
+	Now  func() time.Time         // wall time, for people
+	Boot func() registry.BootTime // for deadlines that outlive the process
+}
+
+// Host is what Hello told of the host.
+type Host struct {
+	Node       registry.NodeName
+	Operations []hooks.Operation
+}
+
 var errReleased = errors.New("the alloc is being released")
 
 // NewAllocs starts nothing; Run does.

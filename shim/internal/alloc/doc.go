@@ -1,14 +1,10 @@
 // Package alloc tells the story of an alloc: its volumes are claimed, attached, staged and published before its tasks start, and
-// taken back in the opposite order after they have ended; and of its plugin tasks: what they need before they start, and who watches
-// them while they run.
+// taken back in the opposite order after they have ended.
 //
 // Allocs owns the one lane per volume: of all that Holdfast does with a volume, at most one thing is under way at any time, whoever
 // asked for it (A1. TestOneLanePerVolume). Prepare and Release are an idempotent pair: Release is legal in any state, cancels a Prepare
 // that waits, and goes on by itself until everything is taken back, over restarts too (A2. TestReleaseResumes). Nothing is taken down
 // later while something earlier failed, and a claim is the last to go (A3. TestDownOrder).
 //
-// Tasks holds a record for each task that runs a plugin, so that a new shim goes on watching it where the last one stopped. A restart
-// that the supervisor asks for is part of that record until the host reports a newer attempt.
-//
-// Sync compares both with what the host says is alive. What it does not name is taken down, as if the host had said so.
+// Sync compares them with what the host says is alive. What it does not name is taken down, as if the host had said so.
 package alloc

@@ -49,21 +49,3 @@ type Plugins interface {
 	Find(role registry.Role, id registry.PluginID) (registry.Instance, bool)
 	Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error)
 }
-
-// Supervisor watches one start of a plugin task until ctx ends.
-type Supervisor interface {
-	Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error
-	// Exited closes the connection to a task that has exited. Run has returned, and the task's instances have left the table.
-	Exited(registry.TaskKey)
-}
-
-// Disk makes and removes what a plugin task needs on the host.
-type Disk interface {
-	MakeDirs(dirs []hooks.HostDir) error
-	// ClearSocket removes a socket that nobody answers at. It reports whether somebody does.
-	ClearSocket(ctx context.Context, path string) (answers bool, err error)
-	// RemoveSocketDir removes the directory of a task's sockets, and nothing below a mount.
-	RemoveSocketDir(path string) error
-	// SweepSocketDirs removes the directories of sockets that are not to be kept and where nobody answers.
-	SweepSocketDirs(keep map[string]bool) error
-}

@@ -1,11 +1,9 @@
 package alloc
 
 import (
-	"bytes"
 	"context"
 	"slices"
 
-	"holdfast/config"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
@@ -190,42 +188,6 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 func (a *Allocs) Claims(ctx context.Context) (list []registry.Claim, at registry.Seq, err error) {
 	err = a.log.View(ctx, func(v registry.View) error {
 		at, list = v.Index(), v.AllClaims()
-		return nil
-	})
-	return list, at, err
-}
-
-// Plugins lists the tasks that run a plugin, or all that run one where id is empty: what is expected.
-func (t *Tasks) Plugins(ctx context.Context, id registry.PluginID) (list []registry.PluginTask, at registry.Seq, err error) {
-	err = t.log.View(ctx, func(v registry.View) error {
-		at = v.Index()
-		for _, task := range v.Tasks() {
-			if !bytes.Contains(task.Sealed, []byte(id)) {
-				continue // it is not opened only to find that
-			}
-			spec, err := config.OpenRunning(task.Sealed)
-			if err != nil || id != "" && spec.Plugin.ID != id {
-				continue // an error was said when it was to be watched
-			}
-			list = append(list, registry.PluginTask{
-				TaskKey: task.TaskKey, Plugin: spec.Plugin.ID, Type: string(spec.Plugin.Type), Job: task.Job, Phase: task.Phase,
-				Attempt: task.Attempt, Restart: task.Restart,
-			})
-		}
-		return nil
-	})
-	return list, at, err
-}
-
-// Restarts lists the restart requests that stand.
-func (t *Tasks) Restarts(ctx context.Context) (list []registry.PendingRestart, at registry.Seq, err error) {
-	err = t.log.View(ctx, func(v registry.View) error {
-		at = v.Index()
-		for _, task := range v.Tasks() {
-			if task.Restart != nil && task.Restart.Attempt == task.Attempt {
-				list = append(list, registry.PendingRestart{TaskKey: task.TaskKey, RestartRequest: *task.Restart})
-			}
-		}
 		return nil
 	})
 	return list, at, err

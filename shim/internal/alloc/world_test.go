@@ -19,7 +19,7 @@ import (
 	"holdfast/shim/internal/lane"
 )
 
-// parts is everything that allocs and tasks need of others, in memory. It keeps a journal of what it was asked, and an account of what is
+// parts is everything that allocs need of others, in memory. It keeps a journal of what it was asked, and an account of what is
 // attached, staged, published and claimed, which it uses to notice what must not be.
 type parts struct {
 	t       *testing.T
@@ -30,7 +30,6 @@ type parts struct {
 	fail    map[string]int             // by step, of all volumes or of one ("stage x-a"): how many times it fails
 	gate    map[string]chan struct{}   // by step, of all volumes or of one ("stage x-a"): waits until closed
 	plugin  chan struct{}              // closed: the plugin is there
-	socket  bool                       // somebody answers at the socket
 }
 
 func newParts(t *testing.T) *parts {
@@ -199,28 +198,6 @@ func (p *parts) Await(ctx context.Context, role registry.Role, id registry.Plugi
 	}
 }
 
-func (p *parts) Run(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
-	p.mu.Lock()
-	p.journal = append(p.journal, fmt.Sprintf("watch %s %d", t.TaskKey, t.Attempt))
-	p.mu.Unlock()
-	<-ctx.Done()
-	p.mu.Lock()
-	p.journal = append(p.journal, fmt.Sprintf("unwatch %s %d", t.TaskKey, t.Attempt))
-	p.mu.Unlock()
-	return context.Cause(ctx)
-}
-
-func (p *parts) Exited(registry.TaskKey) {}
-
-func (p *parts) MakeDirs([]hooks.HostDir) error { return nil }
-func (p *parts) ClearSocket(context.Context, string) (bool, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.socket, nil
-}
-func (p *parts) RemoveSocketDir(string) error          { return nil }
-func (p *parts) SweepSocketDirs(map[string]bool) error { return nil }
-
 var (
 	clock = Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }}
 	us    = Host{Node: "node-1", Operations: hooks.Operations}
@@ -234,11 +211,6 @@ func (p *parts) allocsAfter(breath time.Duration) (a *Allocs, end func()) {
 	a = NewAllocs(p.log, p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
 	a.Breath = breath
 	return a, running(a.Run)
-}
-
-func (p *parts) tasks() (t *Tasks, end func()) {
-	t = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
-	return t, running(t.Run)
 }
 
 func running(run func(context.Context) error) (end func()) {
@@ -277,16 +249,6 @@ func group(t *testing.T, alloc string, volumes ...string) hooks.AllocGroup {
 	return hooks.AllocGroup{
 		Alloc: registry.AllocID(alloc), Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true},
 	}
-}
-
-func pluginTask(t *testing.T, alloc string, attempt uint64) hooks.AllocTask {
-	t.Helper()
-	text := "task \"t\" {\n driver = \"exec\"\n csi_plugin {\n id = \"p\"\n type = \"monolith\"\n}\n}\n"
-	job, diags := config.ParseJob(config.Source{Name: "p.hcl", Text: []byte(text)}, config.Options{})
-	if err := diags.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return hooks.AllocTask{Alloc: registry.AllocID(alloc), Task: "t", Attempt: attempt, Isolated: true, Sealed: job.Groups[0].Tasks[0].Sealed}
 }
 
 func expect(t *testing.T, got []string, want ...string) {

@@ -19,7 +19,6 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/task"
 )
@@ -30,7 +29,7 @@ type pluginTasks struct {
 	log   *registrytest.Log
 	table *registry.Registry
 	fleet *Fleet
-	tasks *alloc.Tasks
+	tasks *task.Tasks
 	open  atomic.Int64
 }
 
@@ -71,8 +70,8 @@ func startPluginTasks(t *testing.T) *pluginTasks {
 	boot := func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }
 	supervisor := task.New(p.log, p.fleet, sockets, task.Clock{Now: time.Now, Boot: boot},
 		func() float64 { return 0.5 }, hclog.NewNullLogger())
-	p.tasks = alloc.NewTasks(p.log, supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"), State: filepath.Join(dir, "s")},
-		alloc.Host{Node: "node-1", Operations: hooks.Operations}, alloc.Clock{Now: time.Now, Boot: boot}, hclog.NewNullLogger())
+	p.tasks = task.NewTasks(supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"), State: filepath.Join(dir, "s")},
+		hooks.Operations)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	loops.Go(func() { _ = sockets.Run(ctx) })
@@ -138,7 +137,7 @@ func (p *pluginTasks) stopping(k registry.InstanceKey) {
 
 func (p *pluginTasks) exited(k registry.InstanceKey) {
 	p.t.Helper()
-	if err := p.tasks.Exited(p.t.Context(), registry.Call{}, k.TaskKey(), 1, alloc.Exit{Final: true}); err != nil {
+	if err := p.tasks.Exited(p.t.Context(), registry.Call{}, k.TaskKey(), 1, task.Exit{Final: true}); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package disk is the directories, sockets and mount table of this machine, as the use cases ask for them: it satisfies alloc.Disk and
+// Package disk is the directories, sockets and mount table of this machine, as the use cases ask for them: it satisfies task.Disk and
 // node.Kernel over package mnt. Nothing in it follows a path into a mount, so a dead one freezes nobody; what has to touch one does so in
 // a helper process with a deadline.
 package disk
@@ -16,8 +16,8 @@ import (
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
-	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/node"
+	"holdfast/shim/internal/task"
 )
 
 // Disk is the part of the disk below the two directories of a layout.
@@ -31,7 +31,7 @@ type Disk struct {
 }
 
 var (
-	_ alloc.Disk  = (*Disk)(nil)
+	_ task.Disk   = (*Disk)(nil)
 	_ node.Kernel = (*Disk)(nil)
 )
 

@@ -36,7 +36,7 @@ type reign struct {
 	pulse   *rpc.Pulse
 	fleet   *csi.Fleet
 	sockets *task.Directories
-	tasks   *alloc.Tasks
+	tasks   *task.Tasks
 	allocs  *alloc.Allocs
 	volumes *controller.Mediator
 	meter   rpc.Meter
@@ -170,7 +170,7 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	}
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
-	supervisor := task.New(r.store, r.fleet, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("supervise"))
+	supervisor := task.New(r.store, r.fleet, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
 	lanes, log := &lane.Lanes{}, r.store
 	suspended := suspend.New(layout.Suspensions())
 	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
@@ -182,10 +182,10 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 		Lanes: lanes, Node: stager, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
-	r.tasks = alloc.NewTasks(r.store, supervisor, d, layout, host, ac, t.log.Named("tasks"))
+	r.tasks = task.NewTasks(supervisor, d, layout, hello.Operations)
 	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
 	if in.handed() {
-		r.allocs.Calm, r.allocs.Breath, r.tasks.Calm = calm, breath, breath
+		r.allocs.Calm, r.allocs.Breath = calm, breath
 	}
 	r.doctor = doctor.New(r.store, m, doctor.Options{
 		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,

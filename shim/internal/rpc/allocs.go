@@ -7,7 +7,7 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
-	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/task"
 )
 
 type allocs struct {
@@ -18,7 +18,7 @@ type allocs struct {
 // synced is the answer to Sync.
 type synced struct {
 	Allocs []registry.AllocID
-	Tasks  alloc.Synced
+	Tasks  task.Synced
 }
 
 // Sync takes down allocs before plugin tasks are forgotten: what is released may still need them.
@@ -51,7 +51,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	return reply, nil
 }
 
-func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []alloc.LivingTask, err error) {
+func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []task.LivingTask, err error) {
 	for _, m := range req.GetAllocs() {
 		g, err := wire.AllocGroup(m)
 		if err != nil {
@@ -64,7 +64,7 @@ func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []alloc.Livin
 		if err != nil {
 			return nil, nil, err
 		}
-		living = append(living, alloc.LivingTask{Task: t, Running: m.GetRunning(), Started: wire.BootTime(m.GetStarted())})
+		living = append(living, task.LivingTask{Task: t, Running: m.GetRunning(), Started: wire.BootTime(m.GetStarted())})
 	}
 	return ids, living, nil
 }

@@ -19,6 +19,7 @@ import (
 	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/task"
 )
 
 // Life is a shim's life, as Control drives it.
@@ -91,7 +92,7 @@ type Active struct {
 	Table      *registry.Registry
 	Feed       *registry.Feed
 	Pulse      *Pulse
-	Tasks      *alloc.Tasks
+	Tasks      *task.Tasks
 	Allocs     *alloc.Allocs
 	Volumes    *controller.Mediator
 	Meter      Meter           // nil: there is none

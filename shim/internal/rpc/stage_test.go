@@ -22,6 +22,7 @@ import (
 	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/task"
 )
 
 // stage is a server over a log in memory, and a connection to it. Only what reads works behind it: no plugin is there.
@@ -65,10 +66,11 @@ func newStage(t *testing.T) *stage {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s.release = cancel
 	t.Cleanup(func() { cancel(nil) })
+	supervisor := task.New(s.log, nil, nil, task.Clock{Now: time.Now}, nil, hclog.NewNullLogger())
 	host, clock, log := alloc.Host{Node: "here"}, alloc.Clock{Now: time.Now}, hclog.NewNullLogger()
 	s.active = &Active{
 		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
-		Tasks:   alloc.NewTasks(s.log, nil, nil, hooks.Layout{}, host, clock, log),
+		Tasks:   task.NewTasks(supervisor, nil, hooks.Layout{}, nil),
 		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &lane.Lanes{}, host, clock, log),
 		Volumes: controller.New(s.log, nil, s.table, s.callbacks, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now}),
 	}

@@ -9,7 +9,7 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
-	"holdfast/shim/internal/alloc"
+	"holdfast/shim/internal/task"
 )
 
 type tasks struct {
@@ -68,7 +68,7 @@ func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.Task
 		return nil, wire.Status(err)
 	}
 	_, err = once(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		how := alloc.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
+		how := task.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
 		return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
 	})
 	if err != nil {

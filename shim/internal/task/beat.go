@@ -206,7 +206,7 @@ func (h *heart) judge(ctx context.Context, health registry.Health, found fingerp
 
 // already says whether all roles have that health: then there is nothing to commit, and most heartbeats cost no transaction.
 func (h *heart) already(ctx context.Context, state registry.HealthState) (same bool, err error) {
-	err = h.log.View(ctx, func(v registry.View) error {
+	err = h.state.View(ctx, func(v registry.View) error {
 		same = true
 		for _, role := range h.roles {
 			in, ok := v.Instance(h.key(role))

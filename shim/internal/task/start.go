@@ -37,7 +37,7 @@ var errStartTimeout = errors.New("the health timeout has expired")
 
 // asked says whether a restart of this attempt was asked for already, by an earlier shim.
 func (w *watch) asked(ctx context.Context) (asked bool, err error) {
-	err = w.log.View(ctx, func(v registry.View) error {
+	err = w.state.View(ctx, func(v registry.View) error {
 		task, ok := v.Task(w.task.TaskKey)
 		asked = ok && restartAsked(task, w.task.Attempt)
 		return nil

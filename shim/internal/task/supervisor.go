@@ -59,7 +59,7 @@ const (
 
 // Supervisor watches plugin tasks.
 type Supervisor struct {
-	log     registry.State
+	state   registry.State
 	fleet   Fleet
 	sockets Sockets
 	clock   Clock
@@ -68,8 +68,8 @@ type Supervisor struct {
 }
 
 // New starts nothing; Run does.
-func New(log registry.State, f Fleet, s Sockets, c Clock, random func() float64, logger hclog.Logger) *Supervisor {
-	return &Supervisor{log: log, fleet: f, sockets: s, clock: c, random: random, logger: logger}
+func New(state registry.State, f Fleet, s Sockets, c Clock, random func() float64, logger hclog.Logger) *Supervisor {
+	return &Supervisor{state: state, fleet: f, sockets: s, clock: c, random: random, logger: logger}
 }
 
 // watch is one start of a task being watched.
@@ -125,7 +125,7 @@ func whole(h hooks.Heartbeat) hooks.Heartbeat {
 
 // registered says whether this attempt of the task has all its instances in the table, and whether they are healthy there.
 func (w *watch) registered(ctx context.Context) (all, healthy bool, err error) {
-	err = w.log.View(ctx, func(v registry.View) error {
+	err = w.state.View(ctx, func(v registry.View) error {
 		all, healthy = true, true
 		for _, role := range w.roles {
 			in, ok := v.Instance(w.key(role))
@@ -140,7 +140,7 @@ func (w *watch) registered(ctx context.Context) (all, healthy bool, err error) {
 // commit tries again while the disk is full, until ctx ends.
 func (w *watch) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
 	for told := false; ; told = true {
-		_, err := w.log.Commit(ctx, decide)
+		_, err := w.state.Commit(ctx, decide)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

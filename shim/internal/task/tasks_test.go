@@ -1,48 +1,137 @@
-package alloc
+package task
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
+
+// host is what Tasks needs of others, in memory. Its journal has the supervised attempts.
+type host struct {
+	state   *registrytest.Log
+	answers bool // a process listens at every socket
+	removed []string
+
+	mu      sync.Mutex
+	journal []string
+}
+
+func newHost() *host { return &host{state: registrytest.NewLog(time.Now)} }
+
+// tasks is a running Tasks; end ends it, as the end of a shim does.
+func (h *host) tasks() (t *Tasks, end func()) { return h.tasksOver(h.state) }
+
+func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
+	boot := func() registry.BootTime { return bootTime }
+	s := New(state, &fleet{}, nil, Clock{Now: time.Now, Boot: boot}, nil, hclog.NewNullLogger())
+	t = NewTasks(s, h, hooks.Layout{Run: "/run/h", State: "/state"}, hooks.Operations)
+	t.supervise = h.supervise
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = t.Run(ctx) })
+	return t, func() { cancel(errStopped); running.Wait() }
+}
+
+var bootTime = registry.BootTime{Boot: "b", At: time.Hour}
+
+func (h *host) supervise(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
+	h.write("watch %s %d", t.TaskKey, t.Attempt)
+	<-ctx.Done()
+	h.write("unwatch %s %d", t.TaskKey, t.Attempt)
+	return context.Cause(ctx)
+}
+
+func (h *host) write(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.journal = append(h.journal, fmt.Sprintf(format, args...))
+}
+
+func (h *host) written() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.journal)
+}
+
+func (h *host) want(t *testing.T, want ...string) {
+	t.Helper()
+	if got := h.written(); !slices.Equal(got, want) {
+		t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+func (h *host) commit(records ...registry.Record) error {
+	_, err := h.state.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
+	return err
+}
+
+func (h *host) MakeDirs([]hooks.HostDir) error { return nil }
+
+func (h *host) ClearSocket(context.Context, string) (bool, error) { return h.answers, nil }
+
+func (h *host) RemoveSocketDir(dir string) error {
+	h.removed = append(h.removed, dir)
+	return nil
+}
+
+func (h *host) SweepSocketDirs(map[string]bool) error { return nil }
+
+// pluginTask is an attempt of a task that runs plugin p.
+func pluginTask(t *testing.T, alloc string, attempt uint64) hooks.AllocTask {
+	t.Helper()
+	text := "task \"t\" {\n driver = \"exec\"\n csi_plugin {\n id = \"p\"\n type = \"monolith\"\n}\n}\n"
+	job, diags := config.ParseJob(config.Source{Name: "p.hcl", Text: []byte(text)}, config.Options{})
+	if err := diags.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return hooks.AllocTask{
+		Alloc: registry.AllocID(alloc), Task: "t", Attempt: attempt, Isolated: true, Sealed: job.Groups[0].Tasks[0].Sealed,
+	}
+}
 
 func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
 	t.Helper()
 	if _, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, alloc, attempt)); err != nil {
 		t.Fatal(err)
 	}
-	if err := ts.Started(t.Context(), registry.Call{}, registry.TaskKey{Alloc: registry.AllocID(alloc), Task: "t"}, attempt, clock.Boot()); err != nil {
+	if err := ts.Started(t.Context(), registry.Call{}, registry.TaskKey{Alloc: registry.AllocID(alloc), Task: "t"}, attempt, bootTime); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // A task's end takes its instances out of the table and tells why, in the transaction that records it.
 func TestTaskThatExitsIsDeregistered(t *testing.T) {
-	p := newParts(t)
-	ts, end := p.tasks()
+	h := newHost()
+	ts, end := h.tasks()
 	defer end()
 	start(t, ts, "a", 1)
 	key := registry.TaskKey{Alloc: "a", Task: "t"}
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		err := p.commit([]registry.Record{registry.Instance{
+		err := h.commit(registry.Instance{
 			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a", Task: "t"}, Attempt: 1, Endpoint: registry.Endpoint{Host: "/s"},
 			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
-		}})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	var told registry.Change
-	p.log.OnApplied(func(a registry.Applied) { told = a.Change })
+	h.state.OnApplied(func(a registry.Applied) { told = a.Change })
 	if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Signal: 9}); err != nil {
 		t.Fatal(err)
 	}
@@ -58,13 +147,13 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 
 func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
+		h := newHost()
+		ts, end := h.tasks()
 		defer end()
 		key := registry.TaskKey{Alloc: "a", Task: "t"}
 		start(t, ts, "a", 1)
 		synctest.Wait()
-		if err := ts.Started(t.Context(), registry.Call{}, key, 1, clock.Boot()); err != nil { // a replay
+		if err := ts.Started(t.Context(), registry.Call{}, key, 1, bootTime); err != nil { // a replay
 			t.Error(err)
 		}
 		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{}); err != nil {
@@ -78,7 +167,7 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, Exit{Final: true}); err != nil {
 			t.Error(err)
 		}
-		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 2", "unwatch a/t 2")
+		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 2", "unwatch a/t 2")
 		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
 			t.Errorf("still known: %+v", list)
 		}
@@ -88,8 +177,8 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 // A task that is stopped on purpose is not watched while it ends, and its instances stay until it has.
 func TestStoppedTaskIsNotWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
+		h := newHost()
+		ts, end := h.tasks()
 		key := registry.TaskKey{Alloc: "a", Task: "t"}
 		start(t, ts, "a", 1)
 		synctest.Wait()
@@ -98,15 +187,15 @@ func TestStoppedTaskIsNotWatched(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1")
+		h.want(t, "watch a/t 1", "unwatch a/t 1")
 		end()
-		ts, end = p.tasks() // the next shim watches it no more
+		ts, end = h.tasks() // the next shim watches it no more
 		defer end()
 		synctest.Wait()
 		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil {
 			t.Error(err)
 		}
-		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1")
+		h.want(t, "watch a/t 1", "unwatch a/t 1")
 		if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil { // late
 			t.Error(err)
 		}
@@ -116,14 +205,14 @@ func TestStoppedTaskIsNotWatched(t *testing.T) {
 // A new attempt ends the watch of the one before, even if nobody said that it has exited.
 func TestNewAttemptSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
+		h := newHost()
+		ts, end := h.tasks()
 		defer end()
 		start(t, ts, "a", 1)
 		synctest.Wait()
 		start(t, ts, "a", 2)
 		synctest.Wait()
-		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 2")
+		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 2")
 		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 		if !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("an old attempt: %v", err)
@@ -132,10 +221,10 @@ func TestNewAttemptSupersedes(t *testing.T) {
 }
 
 func TestOldProcessStillAnswers(t *testing.T) {
-	p := newParts(t)
-	ts, end := p.tasks()
+	h := newHost()
+	ts, end := h.tasks()
 	defer end()
-	p.socket = true
+	h.answers = true
 	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "still answers at") {
 		t.Errorf("err = %v", err)
@@ -148,12 +237,12 @@ func TestOldProcessStillAnswers(t *testing.T) {
 // A new shim goes on watching what ran, and a restart request stands until a newer attempt is reported.
 func TestTasksSurviveTheShim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
+		h := newHost()
+		ts, end := h.tasks()
 		start(t, ts, "a", 1)
 		synctest.Wait()
 		key := registry.TaskKey{Alloc: "a", Task: "t"}
-		_, err := p.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		_, err := h.state.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 			task, _ := v.Task(key)
 			task.Restart = &registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}
 			return registry.Change{Put: []registry.Record{task}}, nil
@@ -162,11 +251,11 @@ func TestTasksSurviveTheShim(t *testing.T) {
 			t.Fatal(err)
 		}
 		end()
-		p.log = p.log.Reopen()
-		ts, end = p.tasks()
+		h.state = h.state.Reopen()
+		ts, end = h.tasks()
 		defer end()
 		synctest.Wait()
-		expect(t, p.said(), "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
+		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
 		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key || list[0].Cause != registry.CauseStartTimeout {
 			t.Errorf("restarts: %+v", list)
 		}
@@ -179,8 +268,8 @@ func TestTasksSurviveTheShim(t *testing.T) {
 
 func TestSyncOfTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
+		h := newHost()
+		ts, end := h.tasks()
 		defer end()
 		start(t, ts, "gone", 1)
 		start(t, ts, "kept", 1)
@@ -193,11 +282,11 @@ func TestSyncOfTasks(t *testing.T) {
 		odd := pluginTask(t, "odd", 1)
 		odd.Sealed = []byte("nothing of ours")
 		found, err := ts.Sync(t.Context(), []LivingTask{
-			{Task: pluginTask(t, "kept", 1), Running: true, Started: clock.Boot()},
-			{Task: pluginTask(t, "stops", 1), Running: true, Started: clock.Boot()},
-			{Task: pluginTask(t, "ahead", 4), Running: true, Started: clock.Boot()},
-			{Task: odd, Running: true, Started: clock.Boot()},
-			{Task: pluginTask(t, "adopted", 3), Running: true, Started: clock.Boot()},
+			{Task: pluginTask(t, "kept", 1), Running: true, Started: bootTime},
+			{Task: pluginTask(t, "stops", 1), Running: true, Started: bootTime},
+			{Task: pluginTask(t, "ahead", 4), Running: true, Started: bootTime},
+			{Task: odd, Running: true, Started: bootTime},
+			{Task: pluginTask(t, "adopted", 3), Running: true, Started: bootTime},
 		})
 		if err != nil || !slices.Equal(found.Removed, []registry.TaskKey{{Alloc: "gone", Task: "t"}}) {
 			t.Errorf("Sync = %v, %v", found, err)
@@ -206,7 +295,7 @@ func TestSyncOfTasks(t *testing.T) {
 			t.Errorf("one that cannot be taken over is not told, or holds up the others: %+v", found.Refused)
 		}
 		synctest.Wait()
-		said := p.said()
+		said := h.written()
 		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") || slices.Contains(said, "unwatch kept/t 1") {
 			t.Errorf("said %q", said)
 		}
@@ -218,35 +307,35 @@ func TestSyncOfTasks(t *testing.T) {
 
 // A host that cannot apply what a plan needs is told before anything is done.
 func TestPlanOperationTheHostLacks(t *testing.T) {
-	p := newParts(t)
-	ts, end := p.tasks()
+	h := newHost()
+	ts, end := h.tasks()
 	defer end()
 	ts.operations = nil
 	_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "bind") {
 		t.Errorf("err = %v", err)
 	}
-	expect(t, p.said())
+	h.want(t)
 }
 
 // A task that a newer shim has started goes on being watched, also by one that does not know all of what it was started with: after a
 // rollback nobody else is there. It is not started again without that.
 func TestTaskOfANewerShimIsWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
+		h := newHost()
 		at := pluginTask(t, "a", 1)
 		at.Sealed = []byte(strings.Replace(string(at.Sealed), `"version":1`, `"version":99,"later":true`, 1))
-		err := p.commit([]registry.Record{registry.Task{
+		err := h.commit(registry.Task{
 			TaskKey: at.Key(), Attempt: 1, Phase: registry.TaskRunning, Isolated: true, Sealed: at.Sealed,
 			Endpoint: registry.Endpoint{Host: "/run/h/t/x/csi.sock", Task: "/csi/csi.sock"}, Plan: []byte("{}"),
-		}})
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ts, end := p.tasks()
+		ts, end := h.tasks()
 		defer end()
 		synctest.Wait()
-		expect(t, p.said(), "watch a/t 1")
+		h.want(t, "watch a/t 1")
 		for id, want := range map[registry.PluginID]int{"": 1, "p": 1, "plugin": 0, "csi": 0} {
 			if list, _, _ := ts.Plugins(t.Context(), id); len(list) != want || want > 0 && list[0].Plugin != "p" {
 				t.Errorf("the tasks that run plugin %q: %+v", id, list)
@@ -259,39 +348,13 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 	})
 }
 
-// impatient is a log whose callers do not learn what became of a change that was being written when their context ended.
-type impatient struct {
-	registry.State
-	writing func()
-}
-
-func (l impatient) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
-	at, err := l.State.Commit(context.WithoutCancel(ctx), decide)
-	l.writing()
-	if ctx.Err() != nil {
-		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
-	}
-	return at, err
-}
-
-// removals are the directories of sockets that were removed.
-type removals struct {
-	*parts
-	dirs []string
-}
-
-func (r *removals) RemoveSocketDir(dir string) error {
-	r.dirs = append(r.dirs, dir)
-	return nil
-}
-
-// A shim that lets go while the end of a task is being written removes the directory of its socket: the next one answers the call again from
-// what is stored, and would leave it.
-func TestDirectoryOfATaskThatEndsInASwapIsRemoved(t *testing.T) {
-	p := &removals{parts: newParts(t)}
+// A swap may end the caller's context while the end of a task is written. The directory of its socket is removed all the
+// same: the next shim answers a replay from the stored answer, and would leave it.
+func TestSocketDirectoryIsRemovedWhenTheCallerGoesDuringExited(t *testing.T) {
+	h := newHost()
 	cut := func() {}
-	ts := NewTasks(impatient{p.log, func() { cut() }}, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
-	defer running(ts.Run)()
+	ts, end := h.tasksOver(impatient{h.state, func() { cut() }})
+	defer end()
 	start(t, ts, "a", 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cut = cancel
@@ -299,83 +362,52 @@ func TestDirectoryOfATaskThatEndsInASwapIsRemoved(t *testing.T) {
 	if err := ts.Exited(ctx, registry.Call{}, key, 1, Exit{Final: true}); err != nil {
 		t.Error(err)
 	}
-	if len(p.dirs) != 1 {
-		t.Errorf("removed: %q", p.dirs)
+	if len(h.removed) != 1 {
+		t.Errorf("removed: %q", h.removed)
 	}
 }
 
-// What a shim takes over from another is watched after the calm. A task that has ended by the time that its watch begins is not watched.
-func TestTasksAreWatchedAfterTheCalm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
-		synctest.Wait()
-		start(t, ts, "a", 1)
-		start(t, ts, "b", 1)
-		var ended registry.Task
-		if err := p.log.View(t.Context(), func(v registry.View) error { ended, _ = v.Task(registry.TaskKey{Alloc: "b", Task: "t"}); return nil }); err != nil {
-			t.Fatal(err)
-		}
-		if err := ts.Exited(t.Context(), registry.Call{}, ended.TaskKey, 1, Exit{}); err != nil {
-			t.Fatal(err)
-		}
-		end()
-		watches := func() (list []string) {
-			synctest.Wait()
-			return slices.DeleteFunc(p.said(), func(s string) bool { return !strings.HasPrefix(s, "watch ") })
-		}
-		before := len(watches())
-		ts = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
-		ts.Calm = time.Minute
-		defer running(ts.Run)()
-		time.Sleep(ts.Calm - time.Nanosecond)
-		if got := watches()[before:]; len(got) > 0 {
-			t.Errorf("watched in the calm: %q", got)
-		}
-		time.Sleep(time.Nanosecond)
-		if got := watches()[before:]; len(got) != 1 || !strings.HasPrefix(got[0], "watch a") {
-			t.Errorf("watched after the calm: %q", got)
-		}
-		if err := ts.watch(ended); err != nil { // as it was read before it ended
-			t.Fatal(err)
-		}
-		if got := watches()[before:]; len(got) != 1 {
-			t.Errorf("a task that has ended is watched: %q", got)
-		}
-	})
+// impatient is a state whose callers do not learn the outcome of a commit that was running when their context ended.
+type impatient struct {
+	registry.State
+	committed func()
 }
 
-// A shim that takes over has tasks watched after its breath, and not all at once.
-func TestWatchesBeginOneAfterTheOther(t *testing.T) {
+func (s impatient) Commit(
+	ctx context.Context, decide func(registry.View) (registry.Change, error),
+) (registry.Seq, error) {
+	at, err := s.State.Commit(context.WithoutCancel(ctx), decide)
+	s.committed()
+	if ctx.Err() != nil {
+		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
+	}
+	return at, err
+}
+
+// A task may end after its record was read and before its supervision begins.
+func TestTaskThatHasEndedMeanwhileIsNotSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		ts, end := p.tasks()
-		for _, alloc := range []string{"a", "b", "c"} {
-			start(t, ts, alloc, 1)
+		h := newHost()
+		ts, end := h.tasks()
+		defer end()
+		synctest.Wait()
+		start(t, ts, "a", 1)
+		var read registry.Task
+		key := registry.TaskKey{Alloc: "a", Task: "t"}
+		err := h.state.View(t.Context(), func(v registry.View) error { read, _ = v.Task(key); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{}); err != nil {
+			t.Fatal(err)
+		}
+		before := len(h.written())
+		if err := ts.start(read); err != nil {
+			t.Fatal(err)
 		}
 		synctest.Wait()
-		end()
-		p.said()
-		ts = NewTasks(p.log, p, p, hooks.Layout{Run: "/run/h", State: "/state"}, us, clock, hclog.NewNullLogger())
-		ts.Calm = 50 * time.Millisecond
-		end = running(ts.Run)
-		defer end()
-		watched := func() (n int) {
-			synctest.Wait()
-			ts.mu.Lock()
-			defer ts.mu.Unlock()
-			return len(ts.watches)
-		}
-		time.Sleep(ts.Calm - 1)
-		if n := watched(); n != 0 {
-			t.Errorf("%d are watched before the breath is over", n)
-		}
-		time.Sleep(time.Nanosecond)
-		for want := range 3 {
-			if n := watched(); n != want+1 {
-				t.Errorf("%d are watched, not %d", n, want+1)
-			}
-			time.Sleep(between(ts.Calm, 3))
+		if got := h.written()[before:]; len(got) > 0 {
+			t.Errorf("a task that has ended is supervised: %q", got)
 		}
 	})
 }
