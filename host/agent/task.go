@@ -382,8 +382,6 @@ func how(e taskdriver.Exit) string {
 	switch {
 	case e.Err != "":
 		return e.Err
-	case e.OOM:
-		return "the kernel ended it: it used too much memory"
 	case e.Signal != 0:
 		return fmt.Sprintf("ended by signal %d", e.Signal)
 	}

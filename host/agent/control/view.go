@@ -55,7 +55,7 @@ func allocView(r *agent.AllocRecord) Alloc {
 			Restarts: rec.Tally.Total, Since: rec.Since, Reason: rec.Reason,
 		}
 		if rec.Handle != nil {
-			v.Notes = rec.Handle.Notes
+			v.Notes = rec.Handle.Warnings
 			if rec.State == agent.TaskRunning {
 				v.PID = rec.Handle.TaskPID
 			}

@@ -14,56 +14,57 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/internal/mount"
+	"holdfast/registry"
 )
 
-// group is a task's place in the cgroup hierarchies: below the orchestrator's own place, one directory each. Any of them may be
-// missing, and notes says so: nothing depends on them but what the notes name.
-type group struct {
-	unified string // version 2, or the unified half of a hybrid: kills all at once
-	devices string // version 1: device rules; without it they are the unified one's
-	memory  string // version 1: tells of the kernel's out-of-memory kills
-	notes   []string
+// cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own. Each may be missing. The warnings
+// then say what does not work.
+type cgroup struct {
+	unified  string // version 2, or the version 2 part of a hybrid setup: kills all processes at once
+	devices  string // version 1: device rules; if empty, the unified directory has them
+	warnings []string
 }
 
-// newGroup makes what can be made.
-func newGroup(id string) *group {
-	g := &group{}
+// newCgroup makes the directories that this machine allows.
+func newCgroup(id string) *cgroup {
+	g := &cgroup{}
 	table, err := mount.Table(0)
 	if err != nil {
-		g.note("no cgroup: %v", err)
+		g.warn("no cgroup: %v", err)
 		return g
 	}
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		g.note("no cgroup: %v", err)
+		g.warn("no cgroup: %v", err)
 		return g
 	}
-	for controller, dir := range map[string]*string{"": &g.unified, "devices": &g.devices, "memory": &g.memory} {
-		parent, found := place(table, string(own), controller)
+	for controller, dir := range map[string]*string{"": &g.unified, "devices": &g.devices} {
+		parent, found := ownCgroup(table, string(own), controller)
 		if !found {
 			continue
 		}
 		made := filepath.Join(parent, "holdfast-"+id)
 		if err := os.Mkdir(made, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			g.note("no cgroup for the task: %v", err)
+			g.warn("no cgroup for the task: %v", err)
 			continue
 		}
 		*dir = made
 	}
 	if g.unified == "" {
-		g.note("the task's processes are found by descent, session and environment: there is no cgroup version 2 to end them by")
+		g.warn("no cgroup version 2: the task's processes are found by parent, session and environment")
 	}
 	return g
 }
 
-func (g *group) note(format string, args ...any) {
-	g.notes = append(g.notes, fmt.Sprintf(format, args...))
-	slices.Sort(g.notes)
-	g.notes = slices.Compact(g.notes)
+func (g *cgroup) warn(format string, args ...any) {
+	g.warnings = append(g.warnings, fmt.Sprintf(format, args...))
+	slices.Sort(g.warnings)
+	g.warnings = slices.Compact(g.warnings)
 }
 
-// place is the directory of our own cgroup in the hierarchy of a controller; the empty one is version 2.
-func place(table mount.Mounts, own, controller string) (string, bool) {
+// ownCgroup returns the directory of this process's cgroup in a controller's hierarchy. Controller "" means version 2. Own is
+// /proc/self/cgroup.
+func ownCgroup(table mount.Mounts, own, controller string) (string, bool) {
 	path, found := "", false
 	for line := range strings.Lines(own) {
 		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -85,79 +86,88 @@ func place(table mount.Mounts, own, controller string) (string, bool) {
 	return "", false
 }
 
-// dirs lists what was made.
-func (g *group) dirs() []string {
-	return slices.DeleteFunc([]string{g.unified, g.devices, g.memory}, func(d string) bool { return d == "" })
+// dirs lists the directories that exist.
+func (g *cgroup) dirs() []string {
+	return slices.DeleteFunc([]string{g.unified, g.devices}, func(d string) bool { return d == "" })
 }
 
-// membership is what a thread needs to start a program inside the group. It is opened before the thread enters the task's file
-// system, where the hierarchies may be read-only.
-type membership struct {
-	unified *os.File
-	v1      []*os.File
-}
+// cgroupFiles are open files of a cgroup. A thread uses them inside the task's mount namespace, where the hierarchies may be
+// read-only.
+type cgroupFiles struct{ unified, devices *os.File }
 
-func (g *group) open() (m membership, err error) {
+func (g *cgroup) open() (f cgroupFiles, err error) {
 	if g.unified != "" {
-		if m.unified, err = os.Open(g.unified); err != nil {
-			return m, err
+		if f.unified, err = os.Open(g.unified); err != nil {
+			return f, err
 		}
 	}
-	for _, dir := range []string{g.devices, g.memory} {
-		if dir == "" {
-			continue
+	if g.devices != "" {
+		if f.devices, err = os.OpenFile(filepath.Join(g.devices, "tasks"), os.O_WRONLY, 0); err != nil {
+			f.close()
 		}
-		f, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
-		if err != nil {
-			m.close()
-			return m, err
-		}
-		m.v1 = append(m.v1, f)
 	}
-	return m, nil
+	return f, err
 }
 
-// enter moves the calling thread into the version 1 groups: what it starts is born there. Version 2 moves whole processes only, so
-// there the program is born in the group by clone3.
-func (m membership) enter() error {
-	for _, f := range m.v1 {
-		if _, err := f.WriteString("0"); err != nil {
-			return fmt.Errorf("enter %s: %w", f.Name(), err)
-		}
+// enter moves the calling thread into the version 1 cgroup, which its children inherit. Version 2 moves whole processes only,
+// so the program is created in that one by clone3.
+func (f cgroupFiles) enter() error {
+	if f.devices == nil {
+		return nil
+	}
+	if _, err := f.devices.WriteString("0"); err != nil {
+		return fmt.Errorf("enter cgroup %s: %w", f.devices.Name(), err)
 	}
 	return nil
 }
 
-func (m membership) close() {
-	m.unified.Close() // of nil is an error that tells nothing
-	for _, f := range m.v1 {
-		f.Close()
-	}
+func (f cgroupFiles) close() {
+	f.unified.Close() // nil is fine
+	f.devices.Close()
 }
 
-// oom says whether the kernel killed a process of the group for memory.
-func (g *group) oom() bool {
-	for _, file := range []string{filepath.Join(g.memory, "memory.oom_control"), filepath.Join(g.unified, "memory.events")} {
-		if !filepath.IsAbs(file) {
-			continue
-		}
-		b, _ := os.ReadFile(file)
-		for line := range strings.Lines(string(b)) {
-			if n, found := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); found && n != "0" {
-				return true
-			}
-		}
+// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, it refuses restricted devices, and
+// warns about others. In a user namespace it only warns: root there has no more rights than the user who made it.
+func (g *cgroup) confine(p devicePolicy) error {
+	err := g.enforce(p)
+	switch {
+	case err == nil, errors.Is(err, registry.ErrDenied):
+		return err
+	case p.restricted && !inUserNamespace():
+		return registry.Errorf(registry.ErrUnsupported, "read-only or write-only access to a device cannot be enforced: %w; "+
+			"give the orchestrator a writable cgroup (version 1 with devices, or version 2; under systemd: Delegate=yes)", err)
 	}
-	return false
+	g.warn("the task can use all devices, and device access is not enforced: %v", err)
+	return nil
 }
 
-// killAll ends every process of a version 2 group at once; in others it does nothing.
-func killAll(dirs []string) {
+func (g *cgroup) enforce(p devicePolicy) error {
+	switch {
+	case g.devices != "":
+		return p.writeRules(g.devices)
+	case g.unified != "":
+		return p.attachProgram(g.unified)
+	}
+	return errors.New("no cgroup for devices")
+}
+
+// initialUserNamespace is the inode of the initial user namespace (linux/nsfs.h).
+const initialUserNamespace = 0xEFFFFFFD
+
+func inUserNamespace() bool {
+	var ns unix.Stat_t
+	err := unix.Stat("/proc/self/ns/user", &ns)
+	return err == nil && ns.Ino != initialUserNamespace
+}
+
+// killCgroups kills every process of the version 2 cgroups. It has no effect on others.
+func killCgroups(dirs []string) {
 	for _, dir := range dirs {
 		_ = writeExisting(filepath.Join(dir, "cgroup.kill"), "1")
 	}
 }
 
+// writeExisting writes to a file and fails if it does not exist.
 func writeExisting(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -167,8 +177,7 @@ func writeExisting(file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// members are the processes of a group.
-func members(dir string) []int {
+func cgroupMembers(dir string) []int {
 	b, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	var pids []int
 	for line := range strings.FieldsSeq(string(b)) {
@@ -179,16 +188,15 @@ func members(dir string) []int {
 	return pids
 }
 
-// removeGroups removes the directories of a group without processes, with those that the task made below. A thread or process
-// that has just ended may be a member for another moment.
-func removeGroups(dirs []string) error {
+// removeCgroups removes empty cgroups, with those that the task made below. A process that has just exited may stay a member
+// for a moment.
+func removeCgroups(dirs []string) error {
 	deadline := time.Now().Add(2 * time.Second)
 	for {
-		var errs []error
+		var err error
 		for _, dir := range dirs {
-			errs = append(errs, removeGroup(dir))
+			err = errors.Join(err, removeCgroup(dir))
 		}
-		err := errors.Join(errs...)
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err
 		}
@@ -196,14 +204,14 @@ func removeGroups(dirs []string) error {
 	}
 }
 
-func removeGroup(dir string) error {
+func removeCgroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			err = errors.Join(err, removeGroup(filepath.Join(dir, e.Name())))
+			err = errors.Join(err, removeCgroup(filepath.Join(dir, e.Name())))
 		}
 	}
 	if err != nil {

@@ -19,70 +19,69 @@ import (
 
 // command is a program about to be started.
 type command struct {
-	path string // as the task gives it
-	argv []string
-	attr os.ProcAttr
-	in   membership
+	path  string // as the task gives it
+	argv  []string
+	attr  os.ProcAttr
+	files cgroupFiles
 }
 
-// newCommand makes the task's directories and resolves its user, while the host's files are in sight.
-func newCommand(o order, in membership) (*command, error) {
-	t := o.Task
-	who, err := credential(t.User)
+// newCommand makes the task's directories and resolves its user. It must run in the host's mount namespace.
+func newCommand(r request, files cgroupFiles) (*command, error) {
+	t := r.Task
+	cred, err := credential(t.User)
 	if err != nil {
 		return nil, err
 	}
-	place := t.secrets()
-	if o.Isolated {
-		place = t.scratch()
+	dir := t.secretsDir()
+	if r.Isolated {
+		dir = t.rootDir()
 	}
-	if err := errors.Join(makeDir(t.local()), makeDir(t.alloc()), makeDir(place)); err != nil {
+	if err := errors.Join(makeDir(t.localDir()), makeDir(t.allocDir()), makeDir(dir)); err != nil {
 		return nil, err
 	}
-	if who != nil {
-		if err := os.Lchown(t.local(), int(who.Uid), int(who.Gid)); err != nil {
-			return nil, fmt.Errorf("give %s to user %s: %w", t.local(), t.User, err)
+	if cred != nil {
+		if err := os.Lchown(t.localDir(), int(cred.Uid), int(cred.Gid)); err != nil {
+			return nil, fmt.Errorf("change the owner of %s to user %s: %w", t.localDir(), t.User, err)
 		}
 	}
-	c := &command{path: t.Command, argv: append([]string{t.Command}, t.Args...), in: in}
-	c.attr.Sys = &syscall.SysProcAttr{Setsid: true, Credential: who}
-	if in.unified != nil {
-		c.attr.Sys.UseCgroupFD, c.attr.Sys.CgroupFD = true, int(in.unified.Fd())
+	c := &command{path: t.Command, argv: append([]string{t.Command}, t.Args...), files: files}
+	c.attr.Sys = &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	if files.unified != nil {
+		c.attr.Sys.UseCgroupFD, c.attr.Sys.CgroupFD = true, int(files.unified.Fd())
 	}
 	c.attr.Dir = t.WorkDir
-	if o.Isolated {
+	if r.Isolated {
 		c.attr.Env = t.environ("/local", "/alloc", "/secrets")
 	} else {
-		c.attr.Env = t.environ(t.local(), t.alloc(), t.secrets())
+		c.attr.Env = t.environ(t.localDir(), t.allocDir(), t.secretsDir())
 	}
 	switch {
 	case t.WorkDir != "":
-	case o.Isolated:
+	case r.Isolated:
 		c.attr.Dir = "/local"
-	case who != nil:
-		c.attr.Dir = "/" // the task's directory is closed to other users
+	case cred != nil:
+		c.attr.Dir = "/" // other users cannot enter the task's directory
 	default:
-		c.attr.Dir = t.local()
+		c.attr.Dir = t.localDir()
 	}
 	return c, nil
 }
 
-// start starts the program where the order wants it, on a thread that ends with it: the thread joins the task's cgroups, and its
-// mount namespace.
-func (c *command) start(o order) (child *os.Process, err error) {
+// start starts the program on a thread of its own, which joins the task's cgroups and mount namespace and then ends.
+func (c *command) start(r request) (child *os.Process, err error) {
 	run := func() error {
-		if err := c.in.enter(); err != nil {
+		if err := c.files.enter(); err != nil {
 			return err
 		}
-		path, err := c.look()
+		path, err := c.lookPath()
 		if err != nil {
 			return err
 		}
 		child, err = os.StartProcess(path, c.argv, &c.attr)
 		return err
 	}
-	if o.Isolated {
-		err = space(o.Task, c.attr.Sys.Credential).Run(run)
+	if r.Isolated {
+		err = taskSpace(r.Task, c.attr.Sys.Credential).Run(run)
 	} else {
 		err = mount.OnThread(run)
 	}
@@ -92,7 +91,7 @@ func (c *command) start(o order) (child *os.Process, err error) {
 	return child, nil
 }
 
-// classify gives the errors of starting a kind.
+// classify maps errors of starting a program to kinds.
 func classify(err error) error {
 	switch {
 	case errors.Is(err, registry.ErrNotFound):
@@ -107,8 +106,8 @@ func classify(err error) error {
 	return registry.Errorf(registry.ErrInvalid, "%w", err)
 }
 
-// look finds the program as a shell does, in the task's file system and by the task's PATH.
-func (c *command) look() (string, error) {
+// lookPath finds the program as a shell does, in the task's file system and PATH.
+func (c *command) lookPath() (string, error) {
 	if strings.Contains(c.path, "/") {
 		if !filepath.IsAbs(c.path) {
 			return filepath.Join(c.attr.Dir, c.path), nil
@@ -122,28 +121,33 @@ func (c *command) look() (string, error) {
 			return path, nil
 		}
 	}
-	return "", registry.Errorf(registry.ErrNotFound, "no program %q in PATH %s", c.path, list)
+	return "", registry.Errorf(registry.ErrNotFound, "program %q not found in PATH %s", c.path, list)
 }
 
-// space is what an isolated task sees: the plan comes after what is the task's own, so that it may lie in it.
-func space(t Task, who *syscall.Credential) mount.Space {
+// taskSpace returns the file system of an isolated task. The plan's layers come last, so that they may lie in the task's
+// own directories.
+func taskSpace(t Task, cred *syscall.Credential) mount.Space {
 	uid, gid := 0, 0
-	if who != nil {
-		uid, gid = int(who.Uid), int(who.Gid)
+	if cred != nil {
+		uid, gid = int(cred.Uid), int(cred.Gid)
 	}
-	s := mount.Space{Scratch: t.scratch(), ReadOnly: t.ReadOnlyRoot, Layers: []mount.Layer{
-		mount.Bind{Source: t.local(), Target: "/local"},
-		mount.Bind{Source: t.alloc(), Target: "/alloc"},
+	s := mount.Space{Scratch: t.rootDir(), Layers: []mount.Layer{
+		mount.Bind{Source: t.localDir(), Target: "/local"},
+		mount.Bind{Source: t.allocDir(), Target: "/alloc"},
 		mount.Tmpfs{Path: "/secrets", Mode: 0o700, UID: uid, GID: gid},
 	}}
 	for _, d := range t.Plan.Dirs {
 		s.Layers = append(s.Layers, mount.Dir{Path: d.Path, Mode: d.Mode})
 	}
 	for _, b := range t.Plan.Binds {
-		s.Layers = append(s.Layers, mount.Bind{Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly, Propagation: propagations[b.Propagation]})
+		s.Layers = append(s.Layers, mount.Bind{
+			Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly, Propagation: propagations[b.Propagation],
+		})
 	}
 	for _, d := range t.Plan.Devices {
-		s.Layers = append(s.Layers, mount.Device{Source: d.Source, Target: d.Target, UID: uid, ReadOnly: !strings.Contains(d.Access, "w")})
+		s.Layers = append(s.Layers, mount.Device{
+			Source: d.Source, Target: d.Target, UID: uid, ReadOnly: !strings.Contains(d.Access, "w"),
+		})
 	}
 	return s
 }
@@ -152,7 +156,7 @@ var propagations = map[hooks.Propagation]mount.Propagation{
 	hooks.Private: mount.Private, hooks.HostToTask: mount.Slave, hooks.Bidirectional: mount.Bidirectional,
 }
 
-// credential resolves a name, a uid, or uid:gid. None: the orchestrator's own.
+// credential resolves a name, a uid or uid:gid. An empty name returns nil: the orchestrator's own user.
 func credential(name string) (*syscall.Credential, error) {
 	if name == "" {
 		return nil, nil

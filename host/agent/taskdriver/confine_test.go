@@ -112,15 +112,15 @@ func TestDevicesWithoutAnyCgroup(t *testing.T) {
 	}
 	task.Plan = give("r")
 	_, err := NewExec().Start(t.Context(), task)
-	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "give the orchestrator cgroups") {
+	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "give the orchestrator a writable cgroup") {
 		t.Errorf("read-only: %v", err)
 	}
 	task.Plan = give("rw")
 	h := start(t, NewExec(), task)
 	wait(t, NewExec(), h)
 	said(t, logs(t, NewExec(), h, Stdout), "00 00 00 00")
-	if !strings.Contains(strings.Join(h.Notes, "; "), "not confined") {
-		t.Errorf("notes: %q", h.Notes)
+	if !strings.Contains(strings.Join(h.Warnings, "; "), "can use all devices") {
+		t.Errorf("warnings: %q", h.Warnings)
 	}
 }
 

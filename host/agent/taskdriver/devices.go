@@ -1,25 +1,33 @@
 package taskdriver
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
-// access is a set of what can be done with a device, in the bits of the kernel: BPF_DEVCG_ACC_* of linux/bpf.h.
+// access is a set of operations on a device, as bits of BPF_DEVCG_ACC_* (linux/bpf.h).
 type access uint32
 
 const (
-	create access = 1 << iota // mknod(2): harmless, what is made cannot be opened without a right
+	mknod access = 1 << iota // harmless: opening the node needs read or write
 	read
 	write
 )
 
-var accessLetters = map[rune]access{'m': create, 'r': read, 'w': write}
+var accessLetters = map[rune]access{'m': mknod, 'r': read, 'w': write}
 
 func parseAccess(letters string) (access, error) {
 	var a access
@@ -27,157 +35,154 @@ func parseAccess(letters string) (access, error) {
 		a |= accessLetters[r]
 	}
 	if a == 0 || a.String() != sorted(letters) {
-		return 0, registry.Invalid("device access %q: one or more letters of \"rwm\" are needed", letters)
+		return 0, registry.Invalid("device access %q: use one or more letters of \"rwm\"", letters)
 	}
 	return a, nil
 }
 
 func (a access) String() string {
-	var letters []rune
+	letters := ""
 	for r, bit := range accessLetters {
 		if a&bit != 0 {
-			letters = append(letters, r)
+			letters += string(r)
 		}
 	}
-	slices.Sort(letters)
-	return string(letters)
+	return sorted(letters)
 }
 
 func sorted(letters string) string { return string(slices.Sorted(slices.Values([]rune(letters)))) }
 
-// numbers are those of one device or, where each stands for any, of several.
+// numbers are the type and the numbers of a device. Major and minor may be anyNumber.
 type numbers struct {
-	block        bool // else character devices
+	block        bool // else a character device
 	major, minor int64
 }
 
-const each = -1
+const anyNumber = -1
 
 // The kernel's limits: 12 and 20 bits.
 const maxMajor, maxMinor = 1<<12 - 1, 1<<20 - 1
 
 func (n numbers) covers(o numbers) bool {
-	return n.block == o.block && (n.major == each || n.major == o.major) && (n.minor == each || n.minor == o.minor)
+	return n.block == o.block && (n.major == anyNumber || n.major == o.major) && (n.minor == anyNumber || n.minor == o.minor)
 }
 
-// String is what the files of a version 1 group take.
+// String returns the syntax of devices.allow in a version 1 cgroup.
 func (n numbers) String() string {
-	kind := map[bool]string{true: "b", false: "c"}[n.block]
-	return kind + " " + number(n.major) + ":" + number(n.minor)
-}
-
-func number(n int64) string {
-	if n == each {
-		return "*"
-	}
-	return strconv.FormatInt(n, 10)
-}
-
-// rule is one line of a policy.
-type rule struct {
-	of  numbers
-	can access
-}
-
-func (r rule) String() string { return r.of.String() + " " + r.can.String() }
-
-// usual is what every task may use whose devices are confined, as in a container.
-var usual = []rule{
-	{numbers{false, 1, 3}, create | read | write},      // null
-	{numbers{false, 1, 5}, create | read | write},      // zero
-	{numbers{false, 1, 7}, create | read | write},      // full
-	{numbers{false, 1, 8}, create | read | write},      // random
-	{numbers{false, 1, 9}, create | read | write},      // urandom
-	{numbers{false, 5, 0}, create | read | write},      // tty
-	{numbers{false, 5, 1}, create | read | write},      // console
-	{numbers{false, 5, 2}, create | read | write},      // ptmx
-	{numbers{false, 136, each}, create | read | write}, // pts
-	{numbers{false, each, each}, create},
-	{numbers{true, each, each}, create},
-}
-
-// policy is what a task may do with devices.
-type policy struct {
-	open  bool   // everything is allowed but what the rules take away; else nothing but what rules and usual give
-	exact bool   // a device is given for less than reading and writing
-	rules []rule // what the plan makes of it; no numbers twice
-	usual []rule
-}
-
-// newPolicy confines a task to what its plan gives it and to what is usual. One that gets the host's /dev, as a plugin that mounts
-// does, keeps every device, and of those in the plan no more than the plan says.
-func newPolicy(plan hooks.Plan) (policy, error) {
-	devices, err := deviceRules(plan.Devices)
-	if err != nil {
-		return policy{}, err
-	}
-	more, err := planRules(plan.Rules)
-	if err != nil {
-		return policy{}, err
-	}
-	p := policy{open: keepsAll(plan), rules: merge(slices.Concat(devices, more))}
-	if !p.open {
-		p.usual = slices.DeleteFunc(slices.Clone(usual), func(u rule) bool {
-			return slices.ContainsFunc(devices, func(d rule) bool { return d.of == u.of })
-		})
-	}
-	for i, d := range devices {
-		p.exact = p.exact || withheld(d) != 0
-		if err := p.contradicts(plan.Devices[i], d); err != nil {
-			return policy{}, err
+	text := map[bool]string{true: "b", false: "c"}[n.block]
+	for i, number := range []int64{n.major, n.minor} {
+		text += []string{" ", ":"}[i]
+		if number == anyNumber {
+			text += "*"
+		} else {
+			text += strconv.FormatInt(number, 10)
 		}
 	}
-	if p.open {
-		p.rules = takenAway(merge(devices))
+	return text
+}
+
+// deviceRule allows access to devices.
+type deviceRule struct {
+	numbers
+	access access
+}
+
+func (r deviceRule) String() string { return r.numbers.String() + " " + r.access.String() }
+
+// denied returns the part of read and write that the rule does not allow.
+func (r deviceRule) denied() access { return (read | write) &^ r.access }
+
+// defaultRules are the devices of every confined task, as in a container.
+var defaultRules = []deviceRule{
+	{numbers{false, 1, 3}, mknod | read | write},           // null
+	{numbers{false, 1, 5}, mknod | read | write},           // zero
+	{numbers{false, 1, 7}, mknod | read | write},           // full
+	{numbers{false, 1, 8}, mknod | read | write},           // random
+	{numbers{false, 1, 9}, mknod | read | write},           // urandom
+	{numbers{false, 5, 0}, mknod | read | write},           // tty
+	{numbers{false, 5, 1}, mknod | read | write},           // console
+	{numbers{false, 5, 2}, mknod | read | write},           // ptmx
+	{numbers{false, 136, anyNumber}, mknod | read | write}, // pts
+	{numbers{false, anyNumber, anyNumber}, mknod},
+	{numbers{true, anyNumber, anyNumber}, mknod},
+}
+
+// devicePolicy is what a task may do with devices. Everything else is denied.
+type devicePolicy struct {
+	restricted bool         // a device of the plan lacks read or write
+	rules      []deviceRule // of the plan; no numbers twice
+	defaults   []deviceRule
+}
+
+// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's /dev keeps
+// all devices, so it cannot have a restricted one.
+func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
+	devices, err := planDevices(plan.Devices)
+	if err != nil {
+		return devicePolicy{}, err
+	}
+	rules, err := planRules(plan.Rules)
+	if err != nil {
+		return devicePolicy{}, err
+	}
+	p := devicePolicy{rules: merge(slices.Concat(devices, rules))}
+	p.defaults = slices.DeleteFunc(slices.Clone(defaultRules), func(d deviceRule) bool {
+		return slices.ContainsFunc(devices, func(r deviceRule) bool { return r.numbers == d.numbers })
+	})
+	for i, r := range devices {
+		p.restricted = p.restricted || r.denied() != 0
+		if err := p.checkConflict(plan.Devices[i], r, hasHostDevices(plan)); err != nil {
+			return devicePolicy{}, err
+		}
 	}
 	return p, nil
 }
 
-// keepsAll says whether the plan gives the task the host's devices.
-func keepsAll(plan hooks.Plan) bool {
+// hasHostDevices reports whether the plan binds the host's /dev, as plans of plugins do.
+func hasHostDevices(plan hooks.Plan) bool {
 	return slices.ContainsFunc(plan.Binds, func(b hooks.Bind) bool { return filepath.Clean(b.Source) == "/dev" })
 }
 
-// deviceRules are those of the plan's devices, in their order: the kernel knows a device by its number, not by its node.
-func deviceRules(devices []hooks.Device) ([]rule, error) {
-	var rules []rule
+// planDevices returns the rules of the plan's devices, in their order. The kernel knows a device by its number only.
+func planDevices(devices []hooks.Device) ([]deviceRule, error) {
+	var rules []deviceRule
 	for _, d := range devices {
-		can, err := parseAccess(d.Access)
+		a, err := parseAccess(d.Access)
 		if err != nil {
 			return nil, registry.Invalid("device %s: %w", d.Source, err)
 		}
 		n, err := mount.NumberOf(d.Source)
 		if err != nil {
-			return nil, registry.Invalid("device %s at %s: %w; start the alloc anew to have it published again, and see what its plugin says",
+			return nil, registry.Invalid("device %s at %s: %w; check its plugin, and restart the alloc to publish the volume again",
 				d.Source, d.Target, err)
 		}
-		rules = append(rules, rule{numbers{n.Block, int64(n.Major), int64(n.Minor)}, can})
+		rules = append(rules, deviceRule{numbers{n.Block, int64(n.Major), int64(n.Minor)}, a})
 	}
 	return rules, nil
 }
 
-func planRules(of []hooks.DeviceRule) ([]rule, error) {
-	var rules []rule
-	for _, r := range of {
-		can, err := parseAccess(r.Access)
+func planRules(list []hooks.DeviceRule) ([]deviceRule, error) {
+	var rules []deviceRule
+	for _, r := range list {
+		a, err := parseAccess(r.Access)
 		if err != nil {
 			return nil, err
 		}
-		n := numbers{r.Type == "b", max(r.Major, each), max(r.Minor, each)}
+		n := numbers{r.Type == "b", max(r.Major, anyNumber), max(r.Minor, anyNumber)}
 		if r.Type != "b" && r.Type != "c" || n.major > maxMajor || n.minor > maxMinor {
-			return nil, registry.Invalid("device rule %+v: type \"b\" or \"c\", a major number up to %d and a minor one up to %d are needed, or -1",
+			return nil, registry.Invalid("device rule %+v: use type \"b\" or \"c\", a major number up to %d and a minor number up to %d, or -1 for any",
 				r, maxMajor, maxMinor)
 		}
-		rules = append(rules, rule{n, can})
+		rules = append(rules, deviceRule{n, a})
 	}
 	return rules, nil
 }
 
-// merge makes one rule of those for the same numbers.
-func merge(rules []rule) (out []rule) {
+// merge joins rules for the same numbers.
+func merge(rules []deviceRule) (out []deviceRule) {
 	for _, r := range rules {
-		if i := slices.IndexFunc(out, func(o rule) bool { return o.of == r.of }); i >= 0 {
-			out[i].can |= r.can
+		if i := slices.IndexFunc(out, func(o deviceRule) bool { return o.numbers == r.numbers }); i >= 0 {
+			out[i].access |= r.access
 		} else {
 			out = append(out, r)
 		}
@@ -185,27 +190,119 @@ func merge(rules []rule) (out []rule) {
 	return out
 }
 
-// contradicts is an error if the task may do more with the device than it was asked for.
-func (p policy) contradicts(d hooks.Device, asked rule) error {
-	for _, r := range slices.Concat(p.rules, p.usual) {
-		if r.of.covers(asked.of) && r.can&withheld(asked) != 0 {
-			return registry.Errorf(registry.ErrUnsupported,
-				"device %s at %s: the plan gives it to the task with access %q, and with more by another device or rule (%s), "+
-					"which a cgroup cannot tell apart; mount the volume with one access only, or in two tasks", d.Source, d.Target, d.Access, r)
+// checkConflict returns an error if the plan also gives the task an access to the device that it denies here.
+func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices bool) error {
+	if want.denied() == 0 {
+		return nil
+	}
+	other := "the host's /dev"
+	all := slices.Concat(p.rules, p.defaults)
+	i := slices.IndexFunc(all, func(r deviceRule) bool { return r.covers(want.numbers) && r.access&want.denied() != 0 })
+	switch {
+	case i >= 0:
+		other = fmt.Sprintf("rule %q", all[i])
+	case !hostDevices:
+		return nil
+	}
+	return registry.Errorf(registry.ErrUnsupported, "device %s at %s: the plan gives access %q, and more access through %s; "+
+		"a cgroup cannot tell them apart; mount the volume with one access only, or in two tasks", d.Source, d.Target, d.Access, other)
+}
+
+// writeRules sets the rules of a version 1 cgroup. The kernel refuses rules that exceed those of the parent cgroup. That is an
+// error for rules of the plan. Default rules are left out.
+func (p devicePolicy) writeRules(dir string) error {
+	if err := writeRule(dir, "devices.deny", "a"); err != nil {
+		return err
+	}
+	for _, r := range p.rules {
+		err := writeRule(dir, "devices.allow", r.String())
+		if errors.Is(err, unix.EPERM) {
+			return registry.Errorf(registry.ErrDenied, "%w: the orchestrator's own cgroup may not use this device; allow %q there", err, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, r := range p.defaults {
+		if err := writeRule(dir, "devices.allow", r.String()); err != nil && !errors.Is(err, unix.EPERM) {
+			return err
 		}
 	}
 	return nil
 }
 
-// withheld is what a rule does not give of reading and writing.
-func withheld(r rule) access { return (read | write) &^ r.can }
-
-// takenAway turns rules that give into rules that deny the rest.
-func takenAway(given []rule) (out []rule) {
-	for _, r := range given {
-		if w := withheld(r); w != 0 {
-			out = append(out, rule{r.of, w})
-		}
+func writeRule(dir, file, rule string) error {
+	if err := writeExisting(filepath.Join(dir, file), rule); err != nil {
+		return fmt.Errorf("device rule %q: %w", rule, err)
 	}
-	return out
+	return nil
+}
+
+// attachProgram attaches a program to a version 2 cgroup, which the kernel runs at each open and mknod of a device. It is
+// attached without a link, so that it stays until the cgroup is removed. Programs of cgroups below must allow access too.
+func (p devicePolicy) attachProgram(dir string) error {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "holdfast_dev", Type: ebpf.CGroupDevice, AttachType: ebpf.AttachCGroupDevice, License: "MPL-2.0",
+		Instructions: p.program(),
+	})
+	if err != nil {
+		return fmt.Errorf("load the device program: %w", err)
+	}
+	defer prog.Close()
+	group, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
+	err = link.RawAttachProgram(link.RawAttachProgramOptions{
+		Target: int(group.Fd()), Program: prog, Attach: ebpf.AttachCGroupDevice, Flags: unix.BPF_F_ALLOW_MULTI,
+	})
+	if err != nil {
+		return fmt.Errorf("attach the device program to %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Registers of the program.
+const (
+	regVerdict = asm.R0
+	regScratch = asm.R1 // at first the context
+	regType    = asm.R2
+	regAccess  = asm.R3
+	regMajor   = asm.R4
+	regMinor   = asm.R5
+)
+
+// program returns 1 to allow and 0 to deny. Its context is struct bpf_cgroup_dev_ctx (linux/bpf.h): the access in the upper
+// and the device type in the lower 16 bits of the first word, then major and minor.
+func (p devicePolicy) program() asm.Instructions {
+	prog := asm.Instructions{
+		asm.LoadMem(regType, regScratch, 0, asm.Word),
+		asm.LoadMem(regMajor, regScratch, 4, asm.Word),
+		asm.LoadMem(regMinor, regScratch, 8, asm.Word),
+		asm.Mov.Reg32(regAccess, regType),
+		asm.RSh.Imm32(regAccess, 16),
+		asm.And.Imm32(regType, 0xffff),
+	}
+	label := func(n int) string { return "rule" + strconv.Itoa(n) }
+	rules := slices.Concat(p.rules, p.defaults)
+	for n, r := range rules {
+		prog = append(prog, r.instructions(label(n), label(n+1))...)
+	}
+	return append(prog, asm.Mov.Imm32(regVerdict, 0).WithSymbol(label(len(rules))), asm.Return())
+}
+
+// instructions allow the access if the rule allows all of it, and jump to next otherwise.
+func (r deviceRule) instructions(label, next string) asm.Instructions {
+	deviceType := map[bool]int32{true: unix.BPF_DEVCG_DEV_BLOCK, false: unix.BPF_DEVCG_DEV_CHAR}[r.block]
+	out := asm.Instructions{asm.JNE.Imm(regType, deviceType, next).WithSymbol(label)}
+	if r.major != anyNumber {
+		out = append(out, asm.JNE.Imm(regMajor, int32(r.major), next))
+	}
+	if r.minor != anyNumber {
+		out = append(out, asm.JNE.Imm(regMinor, int32(r.minor), next))
+	}
+	return append(out,
+		asm.Mov.Reg32(regScratch, regAccess), asm.And.Imm32(regScratch, ^int32(r.access)), asm.JNE.Imm(regScratch, 0, next),
+		asm.Mov.Imm32(regVerdict, 1), asm.Return())
 }

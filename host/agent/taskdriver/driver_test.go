@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 func startAndStay() {
-	var o order
+	var o request
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {
 		panic(err)
 	}

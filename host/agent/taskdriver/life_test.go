@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -29,7 +30,7 @@ func TestExit(t *testing.T) {
 			if again := wait(t, d, h); again != first {
 				t.Errorf("%s: %+v, then %+v", script, first, again)
 			}
-			if first.At.IsZero() || first.Err != "" || first.Code != want.Code || first.Signal != want.Signal || first.OOM {
+			if first.At.IsZero() || first.Err != "" || first.Code != want.Code || first.Signal != want.Signal {
 				t.Errorf("%s: %+v, want %+v", script, first, want)
 			}
 			if alive, err := d.Adopt(t.Context(), h); alive || err != nil {
@@ -37,24 +38,6 @@ func TestExit(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The limit is the task's own doing: drivers set none.
-func TestOutOfMemory(t *testing.T) {
-	d := NewRawExec()
-	h := start(t, d, shell(t, `
-		cg=$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
-		for root in /sys/fs/cgroup/memory /sys/fs/cgroup; do
-			if echo 8388608 > $root$cg/memory.limit_in_bytes; then break; fi
-		done 2>/dev/null
-		echo limited; head -c 100000000 /dev/zero | tail -c 90000000 > /dev/null`))
-	exit := wait(t, d, h)
-	if !slices.ContainsFunc(h.Cgroups, func(dir string) bool { return strings.Contains(dir, "/memory/") }) {
-		t.Skipf("there is no memory cgroup of version 1: %q", h.Notes)
-	}
-	if !exit.OOM || exit.Code == 0 {
-		t.Errorf("%+v: %s%s", exit, logs(t, d, h, Stdout), logs(t, d, h, Stderr))
-	}
 }
 
 func TestEnvironment(t *testing.T) {
@@ -264,7 +247,7 @@ func startElsewhere(t *testing.T, d Driver, task Task, f fifos) Handle {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.NewEncoder(in).Encode(order{Driver: d.Name(), Task: task}); err != nil {
+	if err := json.NewEncoder(in).Encode(request{Driver: d.Name(), Task: task}); err != nil {
 		t.Fatal(err)
 	}
 	var h Handle
@@ -352,7 +335,7 @@ func TestRecycledPidsAreNotTouched(t *testing.T) {
 	both(t, func(t *testing.T, d Driver) {
 		h := start(t, d, shell(t, `exit 4`))
 		wait(t, d, h)
-		s := strangerSince(t, h.StartTime)
+		s := startAfter(t, h.StartTime)
 		other := h
 		other.PID, other.TaskPID, other.Dir = s.pid, s.pid, mkdir(t, tempDir(t), "other")
 		if alive, err := d.Adopt(t.Context(), other); alive || err != nil {
@@ -365,12 +348,12 @@ func TestRecycledPidsAreNotTouched(t *testing.T) {
 			t.Errorf("%+v", exit)
 		}
 		if !livingPID(s.pid) {
-			t.Error("a stranger was killed")
+			t.Error("an unrelated process was killed")
 		}
-		// The control: with its own start time it would have been.
+		// The control: its own start time identifies it.
 		other.StartTime = s.start
 		if alive, _ := d.Adopt(t.Context(), other); !alive {
-			t.Error("the start time does not count")
+			t.Error("the start time is ignored")
 		}
 		other.Boot = "another boot"
 		if alive, err := d.Adopt(t.Context(), other); alive || err != nil {
@@ -379,8 +362,8 @@ func TestRecycledPidsAreNotTouched(t *testing.T) {
 	})
 }
 
-// strangerSince starts a process that is not the task's, later than a start time: those have ticks of a hundredth of a second.
-func strangerSince(t *testing.T, start uint64) stat {
+// startAfter starts a process with a later start time. Start times count in hundredths of a second.
+func startAfter(t *testing.T, start uint64) process {
 	t.Helper()
 	for {
 		cmd := exec.Command("sleep", "1000")
@@ -388,12 +371,12 @@ func strangerSince(t *testing.T, start uint64) stat {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		s, err := readStat(cmd.Process.Pid)
+		s, err := proc.ReadStat(cmd.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.start != start {
-			return s
+		if s.Start != start {
+			return processOf(s)
 		}
 	}
 }

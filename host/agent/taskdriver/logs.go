@@ -14,76 +14,68 @@ import (
 	"time"
 )
 
-// rotation writes one stream to files of bounded size, stdout.0, stdout.1 and so on, and keeps the newest. It never fails its
-// writer: a task must not be stopped by a full disk. What cannot be written is lost.
-type rotation struct {
+// logWriter writes one stream to files of bounded size, stdout.0, stdout.1 and so on, and keeps the newest. Writes never fail,
+// because a full disk must not stop a task. Output that cannot be written is lost.
+type logWriter struct {
 	dir    string
 	stream Stream
-	size   int64
+	size   int64 // of one file
 	keep   int
 	number int
 	used   int64
 	file   *os.File
 }
 
-// newRotation goes on where an earlier attempt has ended.
-func newRotation(t Task, s Stream) *rotation {
-	r := &rotation{dir: filepath.Join(t.Dir, "logs"), stream: s, size: t.LogSize, keep: t.LogFiles}
-	if r.size <= 0 {
-		r.size = DefaultLogSize
+// openLogs continues the newest file of an earlier attempt.
+func openLogs(t Task, s Stream) *logWriter {
+	w := &logWriter{dir: filepath.Join(t.Dir, "logs"), stream: s, size: t.LogSize, keep: t.LogFiles}
+	if w.size <= 0 {
+		w.size = DefaultLogSize
 	}
-	if r.keep <= 0 {
-		r.keep = DefaultLogFiles
+	if w.keep <= 0 {
+		w.keep = DefaultLogFiles
 	}
-	if numbers := logNumbers(r.dir, s); len(numbers) > 0 {
-		r.number = numbers[len(numbers)-1]
+	if numbers := logNumbers(w.dir, s); len(numbers) > 0 {
+		w.number = numbers[len(numbers)-1]
 	}
-	r.open()
-	return r
+	w.open()
+	return w
 }
 
-func (r *rotation) Write(p []byte) (int, error) {
+func (w *logWriter) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
-		if r.used >= r.size {
-			r.next()
+		if w.used >= w.size {
+			w.close()
+			w.number++
+			w.open()
 		}
-		if r.file == nil {
-			r.open() // there may be room again
+		if w.file == nil {
+			w.open() // the disk may have space again
 		}
-		n := min(int64(len(rest)), r.size-r.used)
-		if r.file != nil {
-			written, _ := r.file.Write(rest[:n])
-			r.used += int64(written)
+		n := min(int64(len(rest)), w.size-w.used)
+		if w.file != nil {
+			written, _ := w.file.Write(rest[:n])
+			w.used += int64(written)
 		}
 		rest = rest[n:]
 	}
 	return len(p), nil
 }
 
-func (r *rotation) next() {
-	r.close()
-	r.number++
-	r.open()
-}
-
-func (r *rotation) open() {
-	r.file, _ = os.OpenFile(logName(r.dir, r.stream, r.number), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	r.used = 0
-	if r.file != nil {
-		r.used, _ = r.file.Seek(0, io.SeekEnd)
+func (w *logWriter) open() {
+	w.file, _ = os.OpenFile(logName(w.dir, w.stream, w.number), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	w.used = 0
+	if w.file != nil {
+		w.used, _ = w.file.Seek(0, io.SeekEnd)
 	}
-	for _, n := range logNumbers(r.dir, r.stream) {
-		if n <= r.number-r.keep {
-			_ = os.Remove(logName(r.dir, r.stream, n))
+	for _, n := range logNumbers(w.dir, w.stream) {
+		if n <= w.number-w.keep {
+			_ = os.Remove(logName(w.dir, w.stream, n))
 		}
 	}
 }
 
-func (r *rotation) close() {
-	if r.file != nil {
-		_ = r.file.Close()
-	}
-}
+func (w *logWriter) close() { w.file.Close() } // nil is fine
 
 func logName(dir string, s Stream, n int) string {
 	return filepath.Join(dir, string(s)+"."+strconv.Itoa(n))
@@ -104,22 +96,22 @@ func logNumbers(dir string, s Stream) []int {
 	return numbers
 }
 
-// followEvery is how often a follower looks for more.
-const followEvery = 100 * time.Millisecond
+// followInterval is how often a follower reads the files.
+const followInterval = 100 * time.Millisecond
 
-// copyLogs copies a stream from its oldest kept byte, over rotations.
+// copyLogs copies a stream from its oldest kept byte, across rotations.
 func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {
 	dir := filepath.Join(h.Dir, "logs")
-	tick := time.NewTicker(followEvery)
+	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
-	at := &position{number: -1}
+	at := &logPosition{number: -1}
 	for {
 		_, ended, err := readExit(h)
 		if err != nil {
 			return err
 		}
 		if err := at.copy(dir, s, to); err != nil {
-			return fmt.Errorf("logs of %s: %w", h.ID, err)
+			return fmt.Errorf("read logs of task %s: %w", h.ID, err)
 		}
 		if ended || !follow {
 			return nil
@@ -132,14 +124,14 @@ func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer
 	}
 }
 
-// position is how far a reader has come.
-type position struct {
+// logPosition is the position of a reader.
+type logPosition struct {
 	number int
 	offset int64
 }
 
-// copy goes on from the position to the end of what is there now.
-func (p *position) copy(dir string, s Stream, to io.Writer) error {
+// copy copies what lies between the position and the current end, and advances the position.
+func (p *logPosition) copy(dir string, s Stream, to io.Writer) error {
 	for _, n := range logNumbers(dir, s) {
 		if n < p.number {
 			continue
@@ -149,7 +141,7 @@ func (p *position) copy(dir string, s Stream, to io.Writer) error {
 		}
 		f, err := os.Open(logName(dir, s, n))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // rotated away
+			continue // removed by a rotation
 		}
 		if err != nil {
 			return err

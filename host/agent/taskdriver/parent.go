@@ -18,79 +18,86 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
-// parentName is the name under which this binary is a task's parent.
+// parentName is argv[0] of a task's parent process.
 const parentName = "holdfast-task"
 
-// The descriptors that a parent is started with.
+// Descriptors that a parent inherits.
 const (
-	orderFD  = 3 // the order, until its end
-	answerFD = 4 // takes the answer
-	lockFD   = 5 // the lock of the task's directory, held while we live
+	requestFD = 3
+	replyFD   = 4
+	lockFD    = 5 // holds the lock of the task's directory while the parent lives
 )
 
-// order is what a starter tells the parent. It comes through a pipe: a task's environment may hold secrets.
-type order struct {
+// request tells the parent what to start. It travels through a pipe, because the environment may hold secrets.
+type request struct {
 	Driver   string `json:"driver"`
 	Isolated bool   `json:"isolated"`
 	Task     Task   `json:"task"`
 }
 
-// answer is the handle, or why nothing runs.
-type answer struct {
+// reply is the handle of the started task, or the reason why nothing runs.
+type reply struct {
 	Handle Handle `json:"handle"`
 	Kind   int    `json:"kind,omitempty"` // index in registry.Kinds, from 1
 	Err    string `json:"err,omitempty"`
 }
 
-// Main has to be the first call of a main that uses a driver: if this process was started to be a task's parent, it is one, and
-// Main does not return.
+func (r reply) err() error {
+	if r.Kind > 0 && r.Kind <= len(registry.Kinds) {
+		return registry.Errorf(registry.Kinds[r.Kind-1], "%s", r.Err)
+	}
+	return errors.New(r.Err)
+}
+
+// Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it runs the
+// parent and does not return.
 func Main() {
 	if len(os.Args) == 0 || os.Args[0] != parentName {
 		return
 	}
-	runtime.LockOSThread() // so that no task's namespace is ever made on the main thread, which could not leave it
+	runtime.LockOSThread() // a task's namespace must not be made on the main thread, which cannot end
 	os.Exit(parentMain())
 }
 
 func parentMain() int {
 	terms := make(chan os.Signal, 1)
 	signal.Notify(terms, unix.SIGTERM)
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT) // ignored here, but not in the task
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT) // ignored here, but not by the task
 	unix.Umask(0o022)
 	closeInherited()
-	from, to := os.NewFile(orderFD, "order"), os.NewFile(answerFD, "answer")
-	var o order
-	if err := json.NewDecoder(from).Decode(&o); err != nil {
-		return 1 // the starter died before it had said everything: nothing was started
+	requests, replies := os.NewFile(requestFD, "request"), os.NewFile(replyFD, "reply")
+	var r request
+	if err := json.NewDecoder(requests).Decode(&r); err != nil {
+		return 1 // the starter died; nothing was started
 	}
-	from.Close()
-	p := &parent{order: o, terms: terms}
-	err := noRoom(p.start())
-	reply(to, p.handle, err)
+	requests.Close()
+	p := &parent{request: r, terms: terms}
+	err := Exhausted(p.start())
+	sendReply(replies, p.handle, err)
 	if err != nil {
 		return 1
 	}
 	if err := p.run(); err != nil {
-		fmt.Fprintf(os.Stderr, "%s %s: %v\n", time.Now().UTC().Format(time.RFC3339), o.Task.ID, err)
+		fmt.Fprintf(os.Stderr, "%s %s: %v\n", time.Now().UTC().Format(time.RFC3339), r.Task.ID, err)
 		return 1
 	}
 	return 0
 }
 
-// closeInherited closes what the orchestrator's own starter let through to us: neither we nor the task are to hold it. What we
-// open ourselves is closed on exec, what was inherited is not; so they are told apart.
+// closeInherited closes descriptors that leaked into the orchestrator from its own starter. They are the ones without
+// FD_CLOEXEC.
 func closeInherited() {
-	for _, fd := range []int{orderFD, answerFD, lockFD} {
+	for _, fd := range []int{requestFD, replyFD, lockFD} {
 		unix.CloseOnExec(fd)
 	}
 	entries, _ := os.ReadDir("/proc/self/fd")
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
-		if err != nil || fd < orderFD {
+		if err != nil || fd < requestFD {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
@@ -99,133 +106,138 @@ func closeInherited() {
 	}
 }
 
-// reply answers the starter. It may be gone: then the handle is found in the task's directory.
-func reply(to *os.File, h Handle, err error) {
-	a := answer{Handle: h}
+// sendReply replies to the starter. If the starter is gone, Find reads the handle in the task's directory.
+func sendReply(to *os.File, h Handle, err error) {
+	r := reply{Handle: h}
 	if err != nil {
-		a.Err = err.Error()
-		a.Kind = 1 + slices.IndexFunc(registry.Kinds, func(k error) bool { return errors.Is(err, k) })
+		r.Err = err.Error()
+		r.Kind = 1 + slices.IndexFunc(registry.Kinds, func(k error) bool { return errors.Is(err, k) })
 	}
-	_ = json.NewEncoder(to).Encode(a)
+	_ = json.NewEncoder(to).Encode(r)
 	_ = to.Close()
 }
 
 // parent runs one task.
 type parent struct {
-	order  order
-	terms  <-chan os.Signal
-	group  *group
-	handle Handle
-	pumps  sync.WaitGroup
-	pipes  []*os.File // the reading ends
+	request request
+	terms   <-chan os.Signal
+	cgroup  *cgroup
+	handle  Handle
+	copiers sync.WaitGroup
+	pipes   []*os.File // read ends
 }
 
-// start starts the task and writes its handle. After an error nothing is left.
+// start starts the task and records its handle. After an error nothing is left.
 func (p *parent) start() error {
-	t := p.order.Task
+	t := p.request.Task
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of the task's processes: %w", err)
 	}
-	p.group = newGroup(t.ID)
-	err := errors.Join(p.name(), reserveRecord(t.Dir, exitFile), reserveRecord(t.Dir, stopFile))
-	if err == nil {
-		err = p.confine()
-	}
-	if err == nil {
-		// Before the task is there, so that nothing is lost if we and the starter are killed right then.
-		err = writeRecord(t.Dir, handleFile, p.handle)
-	}
-	if err == nil {
-		err = reserveRecord(t.Dir, handleFile) // the task itself may fill the disk
-	}
+	p.cgroup = newCgroup(t.ID)
+	err := p.prepare()
 	if err == nil {
 		err = p.launch()
 	}
 	if err == nil {
-		p.handle.Notes = p.group.notes
+		p.handle.Warnings = p.cgroup.warnings
 		err = writeRecord(t.Dir, handleFile, p.handle)
 	}
 	if err != nil {
-		p.end()
-		_ = os.Remove(filepath.Join(t.Dir, handleFile)) // it may not be there
-		return errors.Join(err, removeGroups(p.group.dirs()))
+		p.killAll()
+		_ = os.Remove(filepath.Join(t.Dir, handleFile)) // may not exist
+		return errors.Join(err, removeCgroups(p.cgroup.dirs()))
 	}
 	return nil
 }
 
-// confine gives the task's group the plan's devices. Without any in its plan a task keeps all, as one of raw_exec always does.
-func (p *parent) confine() error {
-	plan := p.order.Task.Plan
-	if !p.order.Isolated || len(plan.Devices)+len(plan.Rules) == 0 {
-		return nil
-	}
-	policy, err := newPolicy(plan)
+// prepare records the handle before the task runs, so that the task is found even if parent and starter are killed right
+// after the start. It reserves space for all records, because the task itself may fill the disk.
+func (p *parent) prepare() error {
+	self, err := proc.ReadStat(os.Getpid())
 	if err != nil {
 		return err
 	}
-	return p.group.confine(policy)
+	boot, err := proc.BootID()
+	if err != nil {
+		return err
+	}
+	t := p.request.Task
+	if err := errors.Join(reserveRecord(t.Dir, exitFile), reserveRecord(t.Dir, stopFile)); err != nil {
+		return err
+	}
+	if err := p.confine(); err != nil {
+		return err
+	}
+	p.handle = Handle{
+		ID: t.ID, Driver: p.request.Driver, Dir: t.Dir, PID: self.PID, StartTime: self.Start, Boot: boot,
+		Cgroups: p.cgroup.dirs(), Warnings: p.cgroup.warnings,
+	}
+	if err := writeRecord(t.Dir, handleFile, p.handle); err != nil {
+		return err
+	}
+	return reserveRecord(t.Dir, handleFile)
 }
 
-// launch starts the program, its output going to log files.
+// confine limits the cgroup to the devices of the plan. There is no limit for raw_exec, for a plan without devices, and for a
+// plan that binds the host's /dev.
+func (p *parent) confine() error {
+	plan := p.request.Task.Plan
+	if !p.request.Isolated || len(plan.Devices)+len(plan.Rules) == 0 {
+		return nil
+	}
+	policy, err := newDevicePolicy(plan)
+	if err != nil || hasHostDevices(plan) {
+		return err
+	}
+	return p.cgroup.confine(policy)
+}
+
+// launch starts the program with its output connected to the log files.
 func (p *parent) launch() error {
-	t := p.order.Task
-	out, err := p.pipe(newRotation(t, Stdout))
+	t := p.request.Task
+	stdout, err := p.pipe(openLogs(t, Stdout))
 	if err != nil {
 		return err
 	}
-	defer out.Close()
-	errs, err := p.pipe(newRotation(t, Stderr))
+	defer stdout.Close()
+	stderr, err := p.pipe(openLogs(t, Stderr))
 	if err != nil {
 		return err
 	}
-	defer errs.Close()
+	defer stderr.Close()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
 	}
 	defer null.Close()
-	in, err := p.group.open()
+	files, err := p.cgroup.open()
 	if err != nil {
 		return err
 	}
-	defer in.close()
-	c, err := newCommand(p.order, in)
+	defer files.close()
+	c, err := newCommand(p.request, files)
 	if err != nil {
 		return err
 	}
-	c.attr.Files = []*os.File{null, out, errs}
-	child, err := c.start(p.order)
+	c.attr.Files = []*os.File{null, stdout, stderr}
+	child, err := c.start(p.request)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = child.Release() }() // reaped by wait4 below
-	task, err := readStat(child.Pid)       // at worst a zombie: nobody has reaped it
-	p.handle.TaskPID, p.handle.TaskStart = task.pid, task.start
+	defer func() { _ = child.Release() }() // reap reaps it
+	task, err := proc.ReadStat(child.Pid)  // at worst a zombie, because only we reap it
+	p.handle.TaskPID, p.handle.TaskStart = task.PID, task.Start
 	return err
 }
 
-// name fills the handle with what is known before the task runs.
-func (p *parent) name() error {
-	self, err := readStat(os.Getpid())
-	if err != nil {
-		return err
-	}
-	boot, err := mount.BootID()
-	p.handle = Handle{
-		ID: p.order.Task.ID, Driver: p.order.Driver, Dir: p.order.Task.Dir, PID: self.pid, StartTime: self.start,
-		Boot: boot, Cgroups: p.group.dirs(), Notes: p.group.notes,
-	}
-	return err
-}
-
-// pipe gives the end of a pipe that the task writes to.
-func (p *parent) pipe(to *rotation) (*os.File, error) {
+// pipe returns the write end of a pipe whose content is copied to the logs.
+func (p *parent) pipe(to *logWriter) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	p.pipes = append(p.pipes, r)
-	p.pumps.Go(func() {
+	p.copiers.Go(func() {
 		_, _ = io.Copy(to, r)
 		to.close()
 		r.Close()
@@ -233,7 +245,7 @@ func (p *parent) pipe(to *rotation) (*os.File, error) {
 	return w, nil
 }
 
-// run follows the task to its end: a SIGTERM of ours stops it, and what it leaves behind is ended before its exit is written.
+// run waits for the task to end, stops it on SIGTERM, kills what it leaves behind and records its exit.
 func (p *parent) run() error {
 	ended := make(chan struct{})
 	go func() {
@@ -246,37 +258,37 @@ func (p *parent) run() error {
 		case <-ended:
 			running = false
 		case <-p.terms:
-			_ = unix.Kill(-p.handle.TaskPID, unix.SIGTERM) // the task is not reaped yet, so the number is its own
+			_ = unix.Kill(-p.handle.TaskPID, unix.SIGTERM) // the task is not reaped yet, so the pid is its own
 			kill = time.After(p.grace())
 		case <-kill:
 			kill = nil
 			p.killTree()
 		}
 	}
-	status := p.end()
-	exit := Exit{At: time.Now().UTC(), OOM: p.group.oom(), Code: status.ExitStatus()}
+	status := p.killAll()
+	exit := Exit{At: time.Now().UTC(), Code: status.ExitStatus()}
 	if status.Signaled() {
 		exit.Signal, exit.Code = int(status.Signal()), 128+int(status.Signal())
 	}
 	p.drain()
-	gone := removeGroups(p.group.dirs())
-	return errors.Join(gone, writeRecord(p.handle.Dir, exitFile, ending{p.handle.ID, exit}))
+	err := removeCgroups(p.cgroup.dirs())
+	return errors.Join(err, writeRecord(p.handle.Dir, exitFile, exitRecord{p.handle.ID, exit}))
 }
 
-// grace is what the stopper allows, or the task's own.
+// grace is the grace of the stop request, or else the task's own.
 func (p *parent) grace() time.Duration {
-	var s stopping
+	var s stopRequest
 	if found, err := readRecord(p.handle.Dir, stopFile, &s); err == nil && found && s.ID == p.handle.ID {
 		return s.Grace
 	}
-	if p.order.Task.KillGrace > 0 {
-		return p.order.Task.KillGrace
+	if p.request.Task.KillGrace > 0 {
+		return p.request.Task.KillGrace
 	}
 	return DefaultKillGrace
 }
 
-// reapUntil reaps what the task's processes leave to us, until the task itself has ended, which stays unreaped: while it is there
-// its number belongs to its process group.
+// reapUntil reaps orphans of the task until the task itself has ended. It leaves the task unreaped, so that its pid, which
+// is also its process group, is not reused.
 func reapUntil(task int) {
 	for {
 		var info unix.Siginfo
@@ -292,18 +304,18 @@ func reapUntil(task int) {
 	}
 }
 
-// childOf is si_pid, the first field of siginfo's union, which x/sys does not name.
+// childOf returns si_pid, the first field of siginfo's union, which x/sys does not name.
 func childOf(info *unix.Siginfo) int {
 	fields := (*[unsafe.Sizeof(*info) / 4]int32)(unsafe.Pointer(info))
 	return int(fields[siginfoPID])
 }
 
-// siginfoPID counts int32 fields: signo, errno, code, on 64 bits a gap, then the union.
+// siginfoPID counts int32 fields: signo, errno, code, padding on 64-bit machines, then the union.
 const siginfoPID = 3 + (unsafe.Sizeof(uintptr(0))-4)/4
 
-// end kills whatever is left of the task and reaps it all. We are the reaper of all its processes, so what is alive is below us,
-// and it is over when we have no child.
-func (p *parent) end() syscall.WaitStatus {
+// killAll kills and reaps whatever is left of the task, and returns the task's status. As a subreaper the parent has all of
+// them below it, so it is done when it has no child.
+func (p *parent) killAll() syscall.WaitStatus {
 	var status syscall.WaitStatus
 	for options := unix.WNOHANG; ; {
 		pid, s, err := reap(options)
@@ -316,24 +328,25 @@ func (p *parent) end() syscall.WaitStatus {
 		case pid != 0:
 		case p.killTree():
 			options = 0
-		default: // a child was born behind the back of the search
+		default: // a process was forked during the search
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// killTree kills all that is alive below us and says whether there was anything. One that looks dead may have living threads.
+// killTree kills all processes below this one and reports whether it found any. It signals zombies as well, because other
+// threads of the same process may still live.
 func (p *parent) killTree() (found bool) {
-	killAll(p.group.dirs())
+	killCgroups(p.cgroup.dirs())
 	below, err := descendants(os.Getpid())
 	for _, s := range below {
-		_ = s.signal(unix.SIGKILL)
-		found = found || !s.dead()
+		_ = processOf(s).signal(unix.SIGKILL)
+		found = found || !s.Exited()
 	}
 	return found && err == nil
 }
 
-// reap takes one dead child; pid 0: there is none, and the options say not to wait for one.
+// reap reaps one child. With WNOHANG it returns pid 0 if none has exited.
 func reap(options int) (int, syscall.WaitStatus, error) {
 	for {
 		var s syscall.WaitStatus
@@ -344,11 +357,10 @@ func reap(options int) (int, syscall.WaitStatus, error) {
 	}
 }
 
-// drain lets the logs take what is still in the pipes. A writer outside the task, to which it has handed its output, is not
-// waited for.
+// drain copies what is still in the pipes to the logs. It does not wait for processes outside the task that hold them open.
 func (p *parent) drain() {
 	for _, r := range p.pipes {
 		_ = r.SetReadDeadline(time.Now().Add(time.Second))
 	}
-	p.pumps.Wait()
+	p.copiers.Wait()
 }

@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// The records in a task's directory. Each is replaced as a whole, so a reader sees the old or the new one.
+// The records in a task's directory. Each is replaced atomically.
 const (
 	handleFile = "task.json"
 	exitFile   = "exit.json"
@@ -24,19 +24,20 @@ const (
 	lockFile   = "lock"
 )
 
-// ending is exit.json: the directory may be used by several attempts, one after another.
-type ending struct {
+// exitRecord is exit.json. The ID is needed because several attempts use the directory, one after another.
+type exitRecord struct {
 	ID   string `json:"id"`
 	Exit Exit   `json:"exit"`
 }
 
-// stopping is stop.json.
-type stopping struct {
+// stopRequest is stop.json.
+type stopRequest struct {
 	ID    string        `json:"id"`
 	Grace time.Duration `json:"grace"`
 }
 
-// writeRecord uses the record's reserve, if it has one.
+// writeRecord replaces a record. It uses the space that reserveRecord allocated, so that it succeeds on a full disk. A
+// general atomic write, which always creates a new file, would not.
 func writeRecord(dir, name string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -61,23 +62,23 @@ func writeRecord(dir, name string, v any) error {
 	return err
 }
 
-// reserveSize is more than an exit or a stop takes.
+// reserveSize is more than the record of an exit or a stop needs.
 const reserveSize = 4096
 
 func reserveOf(dir, name string) string { return filepath.Join(dir, "."+name+".reserve") }
 
-// reserveRecord takes the room for a record now, so that it can be written on a full disk.
+// reserveRecord allocates the space of a record before it is needed.
 func reserveRecord(dir, name string) error {
 	return os.WriteFile(reserveOf(dir, name), bytes.Repeat([]byte(" "), reserveSize), 0o600)
 }
 
-// OutOfSpace says whether the error is that of a disk, or a quota, without room.
+// OutOfSpace reports whether err means a full disk or an exhausted quota.
 func OutOfSpace(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// noRoom makes the error of a full disk registry.ErrExhausted, which a parent can tell its starter.
-func noRoom(err error) error {
+// Exhausted makes the error of a full disk a registry.ErrExhausted, and returns other errors unchanged.
+func Exhausted(err error) error {
 	if OutOfSpace(err) && !errors.Is(err, registry.ErrExhausted) {
 		return registry.Errorf(registry.ErrExhausted, "%w", err)
 	}
@@ -98,24 +99,25 @@ func readRecord(dir, name string, v any) (found bool, err error) {
 	return true, nil
 }
 
-// readExit is how the attempt ended, if that is written.
+// readExit returns how the attempt ended, if that is recorded.
 func readExit(h Handle) (Exit, bool, error) {
-	var e ending
+	var e exitRecord
 	found, err := readRecord(h.Dir, exitFile, &e)
 	return e.Exit, found && e.ID == h.ID, err
 }
 
-// noteLost notes that it is not known how the attempt ended, unless the directory is another attempt's by now.
-func noteLost(h Handle, exit Exit) error {
+// recordLostExit records an unknown exit, unless a later attempt already uses the directory.
+func recordLostExit(h Handle, exit Exit) error {
 	var owner Handle
 	found, err := readRecord(h.Dir, handleFile, &owner)
 	if err != nil || !found || owner.ID != h.ID {
 		return err
 	}
-	return writeRecord(h.Dir, exitFile, ending{h.ID, exit})
+	return writeRecord(h.Dir, exitFile, exitRecord{h.ID, exit})
 }
 
-// lock takes a task's directory. The parent inherits it, so it is held until both are gone.
+// lock locks a task's directory. The parent inherits the descriptor, and with it the lock. Closing the file here therefore
+// must not unlock it, as the usual lock libraries do.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -123,30 +125,28 @@ func lock(dir string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, registry.Errorf(registry.ErrConflict, "a task runs in %s already: %w", dir, err)
+		return nil, registry.Errorf(registry.ErrConflict, "a task already runs in %s: %w", dir, err)
 	}
 	return f, nil
 }
 
-// Find is the handle of the task in dir, which an orchestrator may have started without living to note it. A start that is under
-// way is waited for. No handle: nothing runs there, and nothing will.
-func Find(ctx context.Context, dir string) (Handle, bool, error) {
+// Find returns the handle of the last task that was started in dir, also if the orchestrator died before it recorded the
+// handle. It waits for a start that is in progress. If found is false, nothing runs in dir and nothing will.
+func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		free, err := lock(dir)
+		held, err := lock(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return Handle{}, false, nil
 		}
 		if err != nil && !errors.Is(err, registry.ErrConflict) {
 			return Handle{}, false, err
 		}
-		if free != nil {
-			free.Close()
-		}
+		held.Close() // nil is fine
 		var h Handle
 		found, err := readRecord(dir, handleFile, &h)
-		if err != nil || free != nil || found && h.TaskPID != 0 {
+		if err != nil || held != nil || found && h.TaskPID != 0 {
 			return h, found, err
 		}
 		select {
