@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -65,7 +66,7 @@ func (m *Mediator) placed(ctx context.Context, v registry.Volume) (p registry.Pl
 }
 
 func (m *Mediator) attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) (err error) {
-	request := AttachRequest{VolumeID: v.External, Node: node, Usage: u, VolumeContext: v.Context}
+	request := csi.AttachRequest{VolumeID: v.External, Node: node, Usage: u, VolumeContext: v.Context}
 	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
@@ -149,9 +150,9 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 	if err != nil {
 		return err
 	}
-	request := DetachRequest{
+	request := csi.DetachRequest{
 		VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets,
-		Private: Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
+		Private: csi.Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
 	}
 	if _, err := m.await(ctx, p.Volume.Plugin); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 
 	"holdfast/internal/display"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -280,8 +281,8 @@ func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry
 	return inst, demands(inst, modesOf(s)...)
 }
 
-func createRequest(inst registry.Instance, s registry.Volume) CreateRequest {
-	r := CreateRequest{
+func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
+	r := csi.CreateRequest{
 		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities, FSType: s.FSType,
 		MountFlags: s.MountFlags, Parameters: s.Parameters, Source: s.Source,
 	}
@@ -311,7 +312,7 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 
 // accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so that the volume can be
 // deleted.
-func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer Created) error {
+func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created) error {
 	refuse := func(kind error, err error) error {
 		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
 	}
@@ -329,7 +330,7 @@ func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *regis
 		return broken(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
 	}
 	v.External = id
-	if err := answer.check(v.Source); err != nil {
+	if err := checkCreated(answer, v.Source); err != nil {
 		return refuse(registry.ErrInternal, err)
 	}
 	v.Context, v.Capacity, v.Accessible = answer.Context, answer.Capacity, answer.Accessible
@@ -346,9 +347,9 @@ func taken(view registry.View, v registry.Volume) error {
 		v.External, other.VolumeName())
 }
 
-// check is nil if all but the id can be used. A plugin that knows nothing of sources ignores them: what it does not repeat in its answer it has
+// checkCreated returns an error if anything but the id cannot be used. A plugin that knows nothing of sources ignores them: what it does not repeat in its answer it has
 // not done (CSI CreateVolume: content_source is required in the answer if it was in the request).
-func (c Created) check(source registry.Source) error {
+func checkCreated(c csi.Created, source registry.Source) error {
 	if source != (registry.Source{}) && c.Source != source {
 		return registry.Invalid("it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",
 			c.VolumeID, source, c.Source)

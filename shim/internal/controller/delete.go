@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -110,8 +111,8 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 	if err := m.settleExpansion(ctx, v.VolumeName(), policy(registry.ControllerExpandRPC)); err != nil {
 		return err
 	}
-	request := DeleteRequest{
-		VolumeID: v.External, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+	request := csi.DeleteRequest{
+		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
 	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -14,8 +15,8 @@ import (
 func (m *Mediator) enlarge(
 	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
 ) error {
-	request := ExpandRequest{
-		VolumeID: v.External, Range: want, Private: Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+	request := csi.ExpandRequest{
+		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
 	var err error
 	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
@@ -28,7 +29,7 @@ func (m *Mediator) enlarge(
 		}
 	}
 	vague := before.Open() // something may be made of the request that nobody knows of
-	var answer Expanded
+	var answer csi.Expanded
 	open := base(registry.ControllerExpandRPC, registry.Call{ID: call.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.drive(ctx, intent.Call{
 		Intent: open, Policy: p,
@@ -40,7 +41,7 @@ func (m *Mediator) enlarge(
 				return err
 			}
 			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil {
-				err = answer.check(inst.InstanceKey, want)
+				err = checkExpanded(answer, inst.InstanceKey, want)
 			}
 			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
 				vague = intent.Vague(e.Code)
@@ -98,7 +99,7 @@ func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 }
 
 // expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
-func (m *Mediator) expanding(view registry.View, v registry.Volume, r ExpandRequest, w way) (registry.Change, error) {
+func (m *Mediator) expanding(view registry.View, v registry.Volume, r csi.ExpandRequest, w way) (registry.Change, error) {
 	now, found := view.Volume(v.VolumeName())
 	if !found {
 		return registry.Change{}, unknown(v.VolumeName())
@@ -114,7 +115,7 @@ func (m *Mediator) expanding(view registry.View, v registry.Volume, r ExpandRequ
 }
 
 // expanded is what the controller has made of the volume, and in the same commit what is left for its node.
-func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer Expanded) registry.Change {
+func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded) registry.Change {
 	v, known := view.Volume(name)
 	if !known {
 		return registry.Change{}
@@ -131,7 +132,7 @@ func (m *Mediator) expanded(view registry.View, name registry.VolumeName, want r
 }
 
 // resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is mounted still stands.
-func (m *Mediator) resized(v registry.Volume, answer Expanded) registry.Volume {
+func (m *Mediator) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.Node {
 		v.Expansion = v.Expansion.Retried()
@@ -140,8 +141,8 @@ func (m *Mediator) resized(v registry.Volume, answer Expanded) registry.Volume {
 	return v
 }
 
-// check is nil if the volume is as large as it was to be.
-func (e Expanded) check(at registry.InstanceKey, want registry.CapacityRange) error {
+// checkExpanded returns an error if the volume does not have the size that was asked for.
+func checkExpanded(e csi.Expanded, at registry.InstanceKey, want registry.CapacityRange) error {
 	switch {
 	case e.Capacity < want.Required:
 		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,

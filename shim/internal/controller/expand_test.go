@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -33,7 +34,7 @@ const large, larger = 2 << 20, 3 << 20
 // What the controller made of a volume is its capacity, its node's part is recorded in the same commit, and a replay asks nobody.
 func TestExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
-	d.plugin.enlarged = &Expanded{Capacity: large + 512, Node: true}
+	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
 	v, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, larger))
 	if err != nil || v.Capacity != large+512 || v.Expansion.Node != upTo(large+512, 0) || v.Expansion.Open() {
 		t.Fatalf("%+v, %v", v, err)
@@ -174,7 +175,7 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 		if v, _ := d.stored(); v.Expansion.Open() || v.Expansion.Code != "" {
 			t.Errorf("recorded: %+v", v.Expansion)
 		}
-		d.plugin.enlarged = &Expanded{Capacity: 1 << 20}
+		d.plugin.enlarged = &csi.Expanded{Capacity: 1 << 20}
 		_, err = d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
 		if err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
 			t.Errorf("of a plugin that does less: %v", err)
@@ -267,13 +268,13 @@ func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 func TestExpandedToAnotherSize(t *testing.T) {
 	for what, c := range map[string]struct {
 		want   registry.CapacityRange
-		answer Expanded
+		answer csi.Expanded
 		says   string
 	}{
-		"too small":                  {upTo(larger, 0), Expanded{Capacity: large, Node: true}, "3145728 were asked for"},
-		"too small, by itself":       {upTo(larger, 0), Expanded{Capacity: large}, "3145728 were asked for"},
-		"too large":                  {upTo(large, large), Expanded{Capacity: larger, Node: true}, "at most 2097152 were asked for"},
-		"smaller than it was before": {upTo(larger, 0), Expanded{Capacity: 1, Node: true}, "has 1 bytes"},
+		"too small":                  {upTo(larger, 0), csi.Expanded{Capacity: large, Node: true}, "3145728 were asked for"},
+		"too small, by itself":       {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were asked for"},
+		"too large":                  {upTo(large, large), csi.Expanded{Capacity: larger, Node: true}, "at most 2097152 were asked for"},
+		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, Node: true}, "has 1 bytes"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, expands(), madeOf(1<<20))
@@ -356,7 +357,7 @@ func TestDeleteTriesAnExpansionAsOne(t *testing.T) {
 		v := madeOf(1 << 20)
 		v.Expansion.Asked = upTo(large, 0)
 		d := open(t, expands(), v, registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: intent.Hash(
-			registry.ControllerExpandRPC, ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
+			registry.ControllerExpandRPC, csi.ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
 		d.faults = []fault{failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED")}
 		if err := d.Mediator.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)

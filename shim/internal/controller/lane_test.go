@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 )
 
 // Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others find it done.
@@ -68,7 +69,7 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 func TestDeregisterDoesNotUndoACreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete))
-		d.spoil = func(*Created) { // while the plugin makes it
+		d.spoil = func(*csi.Created) { // while the plugin makes it
 			err := d.Mediator.Deregister(t.Context(), call, name)
 			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "CreateVolume of data") {
 				t.Errorf("%v", err)

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/lane"
 )
 
@@ -29,16 +30,16 @@ type plugin struct {
 	attached map[string]string // volume id to node id
 	journal  []string
 	secrets  []string
-	faults   []fault           // of the next calls, in order
-	spoil    func(*Created)    // the answer of Create
-	publish  map[string]string // the answer of Attach
-	sizes    map[string]int64  // volume id to what Expand has made of it
-	enlarged *Expanded         // the answer of Expand; nil: the size that was asked for, and nothing for the node
-	confirm  func(ValidateRequest) (Validated, error)
+	faults   []fault            // of the next calls, in order
+	spoil    func(*csi.Created) // the answer of Create
+	publish  map[string]string  // the answer of Attach
+	sizes    map[string]int64   // volume id to what Expand has made of it
+	enlarged *csi.Expanded      // the answer of Expand; nil: the size that was asked for, and nothing for the node
+	confirm  func(csi.ValidateRequest) (csi.Validated, error)
 	last     struct {
-		create CreateRequest
-		attach AttachRequest
-		expand ExpandRequest
+		create csi.CreateRequest
+		attach csi.AttachRequest
+		expand csi.ExpandRequest
 	}
 }
 
@@ -71,9 +72,9 @@ func (p *plugin) call(rpc registry.RPC, about string, secrets map[string]registr
 	return nil
 }
 
-func (p *plugin) Create(_ context.Context, _ registry.InstanceKey, r CreateRequest) (Created, error) {
+func (p *plugin) Create(_ context.Context, _ registry.InstanceKey, r csi.CreateRequest) (csi.Created, error) {
 	p.last.create = r
-	c := Created{VolumeID: "vol-" + r.Name, Capacity: 1 << 30, Context: map[string]string{"pool": "p"}}
+	c := csi.Created{VolumeID: "vol-" + r.Name, Capacity: 1 << 30, Context: map[string]string{"pool": "p"}}
 	err := p.call(registry.CreateVolumeRPC, r.Name, r.Secrets, func() { p.made[c.VolumeID] = true })
 	if err == nil && p.spoil != nil {
 		p.spoil(&c)
@@ -81,11 +82,11 @@ func (p *plugin) Create(_ context.Context, _ registry.InstanceKey, r CreateReque
 	return c, err
 }
 
-func (p *plugin) Delete(_ context.Context, _ registry.InstanceKey, r DeleteRequest) error {
+func (p *plugin) Delete(_ context.Context, _ registry.InstanceKey, r csi.DeleteRequest) error {
 	return p.call(registry.DeleteVolumeRPC, string(r.VolumeID), r.Secrets, func() { delete(p.made, string(r.VolumeID)) })
 }
 
-func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r AttachRequest) (map[string]string, error) {
+func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r csi.AttachRequest) (map[string]string, error) {
 	p.last.attach = r
 	err := p.call(registry.ControllerPublishRPC, fmt.Sprintf("%s %s", r.VolumeID, r.Node), r.Secrets, func() {
 		p.attached[string(r.VolumeID)] = string(r.Node)
@@ -93,7 +94,7 @@ func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r AttachReque
 	return p.publish, err
 }
 
-func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r DetachRequest) error {
+func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r csi.DetachRequest) error {
 	if r.Node == "" {
 		p.t.Error("a detach without a node id left: it means all nodes")
 	}
@@ -102,15 +103,15 @@ func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r DetachReque
 	})
 }
 
-func (p *plugin) Validate(_ context.Context, _ registry.InstanceKey, r ValidateRequest) (Validated, error) {
+func (p *plugin) Validate(_ context.Context, _ registry.InstanceKey, r csi.ValidateRequest) (csi.Validated, error) {
 	err := p.call("ValidateVolumeCapabilities", string(r.VolumeID), r.Secrets, func() {})
 	if err == nil && p.confirm != nil {
 		return p.confirm(r)
 	}
-	return Validated{Confirmed: r.Capabilities}, err
+	return csi.Validated{Confirmed: r.Capabilities}, err
 }
 
-func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r ExpandRequest) (Expanded, error) {
+func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandRequest) (csi.Expanded, error) {
 	p.last.expand = r
 	err := p.call(registry.ControllerExpandRPC, fmt.Sprintf("%s %d..%d", r.VolumeID, r.Range.Required, r.Range.Limit), r.Secrets, func() {
 		p.sizes[string(r.VolumeID)] = max(p.sizes[string(r.VolumeID)], r.Range.Required)
@@ -118,7 +119,7 @@ func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r ExpandReque
 	if p.enlarged != nil {
 		return *p.enlarged, err
 	}
-	return Expanded{Capacity: p.sizes[string(r.VolumeID)]}, err
+	return csi.Expanded{Capacity: p.sizes[string(r.VolumeID)]}, err
 }
 
 func (p *plugin) expect(calls ...string) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
@@ -70,7 +71,7 @@ func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
-	answer, err := m.driver.Validate(ctx, inst.InstanceKey, ValidateRequest{
+	answer, err := m.driver.Validate(ctx, inst.InstanceKey, csi.ValidateRequest{
 		VolumeID: s.External, VolumeContext: s.Context, Capabilities: s.Capabilities, FSType: s.FSType, MountFlags: s.MountFlags,
 		Parameters: s.Parameters, Secrets: secrets,
 	})

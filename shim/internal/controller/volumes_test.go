@@ -14,6 +14,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/csi"
 )
 
 func TestCreate(t *testing.T) {
@@ -243,7 +244,7 @@ func TestHalfCreatedVolumeIsFoundAndDeleted(t *testing.T) {
 func TestCommitLostAfterCreation(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		d := open(t, of(registry.CreateDelete))
-		d.spoil = func(*Created) { d.log.Lose(written) }
+		d.spoil = func(*csi.Created) { d.log.Lose(written) }
 		if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
 			t.Errorf("%v", err)
 		}
@@ -259,17 +260,17 @@ func TestCommitLostAfterCreation(t *testing.T) {
 func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	big := map[string]string{"k": strings.Repeat("x", maxMap)}
 	for what, c := range map[string]struct {
-		spoil  func(*Created)
+		spoil  func(*csi.Created)
 		named  bool
 		reason string
 	}{
-		"no volume":         {func(c *Created) { *c = Created{} }, false, "external id is empty"},
-		"over-long id":      {func(c *Created) { c.VolumeID = strings.Repeat("x", 4097) }, false, "4097 bytes long"},
-		"invalid UTF-8":     {func(c *Created) { c.VolumeID = "a\xff" }, false, "not valid UTF-8"},
-		"volume of another": {func(c *Created) { c.VolumeID = "vol-other" }, false, "volume other already"},
-		"large context":     {func(c *Created) { c.Context = big }, true, "volume context"},
-		"large topology":    {func(c *Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
-		"negative size":     {func(c *Created) { c.Capacity = -1 }, true, "capacity is -1"},
+		"no volume":         {func(c *csi.Created) { *c = csi.Created{} }, false, "external id is empty"},
+		"over-long id":      {func(c *csi.Created) { c.VolumeID = strings.Repeat("x", 4097) }, false, "4097 bytes long"},
+		"invalid UTF-8":     {func(c *csi.Created) { c.VolumeID = "a\xff" }, false, "not valid UTF-8"},
+		"volume of another": {func(c *csi.Created) { c.VolumeID = "vol-other" }, false, "volume other already"},
+		"large context":     {func(c *csi.Created) { c.Context = big }, true, "volume context"},
+		"large topology":    {func(c *csi.Created) { c.Accessible = []registry.Topology{big} }, true, "topology"},
+		"negative size":     {func(c *csi.Created) { c.Capacity = -1 }, true, "capacity is -1"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			other := ready()
@@ -323,7 +324,7 @@ var externalIDs = []string{
 func TestExternalIDIsOpaque(t *testing.T) {
 	for _, id := range externalIDs {
 		d := open(t, of(registry.CreateDelete, registry.AttachDetach))
-		d.spoil = func(c *Created) { c.VolumeID = id }
+		d.spoil = func(c *csi.Created) { c.VolumeID = id }
 		v, err := d.Mediator.Create(t.Context(), call, spec())
 		if err != nil || v.State != registry.VolumeReady || string(v.External) != id {
 			t.Errorf("%.40q: state %s, %v", id, v.State, err)
@@ -393,11 +394,11 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	making.Name = "making"
 	foreign.ID, foreign.Plugin, foreign.External = "foreign", "other", "vol-foreign"
 	byName := func(s *registry.VolumeSpec) { s.CloneID = "data" }
-	honest := func(s registry.Source) func(*Created) { return func(c *Created) { c.Source = s } }
+	honest := func(s registry.Source) func(*csi.Created) { return func(c *csi.Created) { c.Source = s } }
 	for what, c := range map[string]struct {
 		plugins table
 		change  func(*registry.VolumeSpec)
-		answer  func(*Created)
+		answer  func(*csi.Created)
 		sent    registry.Source
 		kind    error
 		state   registry.VolumeState
@@ -459,14 +460,14 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
 		d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-		d.spoil = func(c *Created) { c.Source.Volume = "vol-data" }
+		d.spoil = func(c *csi.Created) { c.Source.Volume = "vol-data" }
 		copied := filled(func(s *registry.VolumeSpec) { s.CloneID = "data" })
 		if _, err := d.Mediator.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
 			t.Fatal(err)
 		}
 		d.crash()
 		d.drop(ready().Key())
-		d.last.create = CreateRequest{}
+		d.last.create = csi.CreateRequest{}
 		end := d.run()
 		time.Sleep(time.Minute)
 		end()
@@ -626,23 +627,23 @@ func TestRegister(t *testing.T) {
 	known.External = key.External
 	node := with()
 	node.Role = registry.RoleNode
-	refuse := func(v Validated, err error) func(ValidateRequest) (Validated, error) {
-		return func(ValidateRequest) (Validated, error) { return v, err }
+	refuse := func(v csi.Validated, err error) func(csi.ValidateRequest) (csi.Validated, error) {
+		return func(csi.ValidateRequest) (csi.Validated, error) { return v, err }
 	}
 	for _, c := range []struct {
 		name    string
 		plugins table
-		confirm func(ValidateRequest) (Validated, error)
+		confirm func(csi.ValidateRequest) (csi.Validated, error)
 		asked   []string
 		kind    error
 	}{
 		{"confirmed", of(), nil, []string{"ValidateVolumeCapabilities vol-data"}, nil},
-		{"nothing confirmed", of(), refuse(Validated{Message: "no"}, nil), []string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
-		{"another confirmed", of(), refuse(Validated{Confirmed: []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}}, nil),
+		{"nothing confirmed", of(), refuse(csi.Validated{Message: "no"}, nil), []string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
+		{"another confirmed", of(), refuse(csi.Validated{Confirmed: []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}}, nil),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
-		{"not implemented", of(), refuse(Validated{}, &registry.CallError{Code: "UNIMPLEMENTED", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnsupported}),
+		{"not implemented", of(), refuse(csi.Validated{}, &registry.CallError{Code: "UNIMPLEMENTED", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnsupported}),
 			[]string{"ValidateVolumeCapabilities vol-data"}, nil},
-		{"unknown there", of(), refuse(Validated{}, &registry.CallError{Code: "NOT_FOUND", Outcome: registry.OutcomeFailed, Kind: registry.ErrNotFound}),
+		{"unknown there", of(), refuse(csi.Validated{}, &registry.CallError{Code: "NOT_FOUND", Outcome: registry.OutcomeFailed, Kind: registry.ErrNotFound}),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrNotFound},
 		{"no controller", table{registry.RoleNode: node}, nil, nil, nil},
 	} {

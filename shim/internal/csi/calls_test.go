@@ -10,8 +10,6 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/node"
 )
 
 // What must not be seen: a value of each place of a request that may be sensitive.
@@ -51,7 +49,7 @@ type call struct {
 
 var mutating = []call{
 	{registry.CreateVolumeRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryParameter}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Create(ctx, controllerKey, controller.CreateRequest{
+		_, err := f.Create(ctx, controllerKey, CreateRequest{
 			Name: "vol", CapacityMin: 1, CapacityMax: 2, FSType: usage.FSType, MountFlags: usage.MountFlags,
 			Capabilities: []registry.VolumeCapability{
 				{Access: usage.Access, Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice},
@@ -75,10 +73,10 @@ var mutating = []call{
 		},
 	}},
 	{registry.DeleteVolumeRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
-		return f.Delete(ctx, controllerKey, controller.DeleteRequest{VolumeID: "vol-1", Secrets: secrets})
+		return f.Delete(ctx, controllerKey, DeleteRequest{VolumeID: "vol-1", Secrets: secrets})
 	}, &csi.DeleteVolumeRequest{VolumeId: "vol-1", Secrets: revealed}},
 	{registry.ControllerPublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Attach(ctx, controllerKey, controller.AttachRequest{
+		_, err := f.Attach(ctx, controllerKey, AttachRequest{
 			VolumeID: "vol-1", Node: "node-1", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
 		})
 		return err
@@ -86,20 +84,20 @@ var mutating = []call{
 		VolumeId: "vol-1", NodeId: "node-1", VolumeCapability: mounted, Readonly: true, Secrets: revealed, VolumeContext: volumeContext,
 	}},
 	{registry.ControllerUnpublishRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
-		return f.Detach(ctx, controllerKey, controller.DetachRequest{VolumeID: "vol-1", Node: "node-1", Secrets: secrets})
+		return f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Node: "node-1", Secrets: secrets})
 	}, &csi.ControllerUnpublishVolumeRequest{VolumeId: "vol-1", NodeId: "node-1", Secrets: revealed}},
 	{registry.NodeStageRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		return f.Stage(ctx, nodeKey, node.StageRequest{
+		return f.Stage(ctx, nodeKey, StageRequest{
 			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
 		})
 	}, &csi.NodeStageVolumeRequest{
 		VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: mounted, Secrets: revealed, VolumeContext: volumeContext,
 	}},
 	{registry.NodeUnstageRPC, nil, func(ctx context.Context, f *Fleet) error {
-		return f.Unstage(ctx, nodeKey, node.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"})
+		return f.Unstage(ctx, nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"})
 	}, &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: "/s"}},
 	{registry.NodePublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		return f.Publish(ctx, nodeKey, node.PublishRequest{
+		return f.Publish(ctx, nodeKey, PublishRequest{
 			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", TargetPath: "/t", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
 		})
 	}, &csi.NodePublishVolumeRequest{
@@ -107,21 +105,21 @@ var mutating = []call{
 		Secrets: revealed, VolumeContext: volumeContext,
 	}},
 	{registry.NodeUnpublishRPC, nil, func(ctx context.Context, f *Fleet) error {
-		return f.Unpublish(ctx, nodeKey, node.UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"})
+		return f.Unpublish(ctx, nodeKey, UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"})
 	}, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "/t"}},
 	{registry.ControllerExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Expand(ctx, controllerKey, controller.ExpandRequest{
+		_, err := f.Expand(ctx, controllerKey, ExpandRequest{
 			VolumeID: "vol-1", Range: registry.CapacityRange{Required: 1, Limit: 2}, Usage: usage, Secrets: secrets,
-			Private: controller.Private{MountFlags: usage.MountFlags},
+			Private: Private{MountFlags: usage.MountFlags},
 		})
 		return err
 	}, &csi.ControllerExpandVolumeRequest{
 		VolumeId: "vol-1", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, Secrets: revealed, VolumeCapability: mounted,
 	}},
 	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Grow(ctx, nodeKey, node.GrowRequest{
+		_, err := f.Grow(ctx, nodeKey, GrowRequest{
 			VolumeID: "vol-1", Path: "/t", StagingPath: "/s", Range: registry.CapacityRange{Required: 1}, Usage: usage, Secrets: secrets,
-			Contexts: []map[string]string{volumeContext},
+			Private: Private{Contexts: []map[string]string{volumeContext}},
 		})
 		return err
 	}, &csi.NodeExpandVolumeRequest{
@@ -132,7 +130,7 @@ var mutating = []call{
 
 // validate changes nothing, and is judged alike.
 var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter}, func(ctx context.Context, f *Fleet) error {
-	_, err := f.Validate(ctx, controllerKey, controller.ValidateRequest{
+	_, err := f.Validate(ctx, controllerKey, ValidateRequest{
 		VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags, Secrets: secrets,
 		Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}}, Parameters: map[string]string{"api-key": canaryParameter},
 	})
@@ -151,9 +149,9 @@ func TestCreatedIsWhatThePluginSays(t *testing.T) {
 			t.Fatal(err)
 		}
 		fake, f := start(t, csifake.Config{Backend: storage, IDs: ids})
-		create := func(name string) controller.Created {
+		create := func(name string) Created {
 			t.Helper()
-			out, err := f.Create(patient(t), controllerKey, controller.CreateRequest{
+			out, err := f.Create(patient(t), controllerKey, CreateRequest{
 				Name: name, Capabilities: []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}},
 				Source: registry.Source{Volume: registry.ExternalID(source)},
 			})

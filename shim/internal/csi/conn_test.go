@@ -21,7 +21,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/node"
 )
 
 // raw passes messages on as the bytes that they are.
@@ -111,7 +110,7 @@ func TestRequestsAreTheSameBytes(t *testing.T) {
 		f := met(t, fleetFor(t, socket))
 		got = got[:generation*times] // without what was asked to know it
 		for range times {
-			err := f.Stage(patient(t), nodeKey, node.StageRequest{
+			err := f.Stage(patient(t), nodeKey, StageRequest{
 				VolumeID: "v", PublishContext: many, StagingPath: "/s", Usage: usage, VolumeContext: many, Secrets: secrets,
 			})
 			if err != nil {

@@ -9,18 +9,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
 )
 
-var _ controller.Driver = (*Fleet)(nil)
-
 // Create is CreateVolume. What comes back is the plugin's word, unchecked.
-func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r controller.CreateRequest) (out controller.Created, err error) {
+func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateRequest) (out Created, err error) {
 	hide := hidden(r.Secrets, r.MountFlags, r.Parameters)
 	err = f.send(ctx, registry.CreateVolumeRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewControllerClient(cc).CreateVolume(ctx, createRequest(r))
 		vol := reply.GetVolume()
-		out = controller.Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
+		out = Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
 		out.Source = registry.Source{
 			Volume:   registry.ExternalID(vol.GetContentSource().GetVolume().GetVolumeId()),
 			Snapshot: registry.ExternalID(vol.GetContentSource().GetSnapshot().GetSnapshotId()),
@@ -33,7 +30,7 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r controlle
 	return out, err
 }
 
-func createRequest(r controller.CreateRequest) *csi.CreateVolumeRequest {
+func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
 		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 	}
@@ -63,7 +60,7 @@ func contentSource(s registry.Source) *csi.VolumeContentSource {
 }
 
 // Delete is DeleteVolume.
-func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r controller.DeleteRequest) error {
+func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r DeleteRequest) error {
 	return f.send(ctx, registry.DeleteVolumeRPC, at, hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewControllerClient(cc).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)})
 		return err
@@ -71,7 +68,7 @@ func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r controlle
 }
 
 // Attach is ControllerPublishVolume. It returns the publish context.
-func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r controller.AttachRequest) (publish map[string]string, err error) {
+func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachRequest) (publish map[string]string, err error) {
 	hide := hidden(r.Secrets, r.Usage.MountFlags, r.VolumeContext)
 	err = f.send(ctx, registry.ControllerPublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewControllerClient(cc).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
@@ -85,7 +82,7 @@ func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r controlle
 }
 
 // Detach is ControllerUnpublishVolume. Without a node id it would mean every node: it is never sent so.
-func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r controller.DetachRequest) error {
+func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachRequest) error {
 	if r.Node == "" {
 		err := status.Error(codes.InvalidArgument, "the node id is empty, which would detach the volume from every node: it was not sent")
 		return failure(registry.ControllerUnpublishRPC, at, err, false, nil)
@@ -100,13 +97,13 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r controlle
 }
 
 // Expand is ControllerExpandVolume.
-func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r controller.ExpandRequest) (out controller.Expanded, err error) {
+func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandRequest) (out Expanded, err error) {
 	hide := hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
 	err = f.send(ctx, registry.ControllerExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewControllerClient(cc).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 			VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets), VolumeCapability: maybeCapability(r.Usage),
 		})
-		out = controller.Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}
+		out = Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}
 		return err
 	})
 	return out, err
@@ -116,14 +113,14 @@ func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r controlle
 const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 
 // Validate is ValidateVolumeCapabilities.
-func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r controller.ValidateRequest) (out controller.Validated, err error) {
+func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (out Validated, err error) {
 	hide := hidden(r.Secrets, r.MountFlags, r.VolumeContext, r.Parameters)
 	err = f.send(ctx, validateRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewControllerClient(cc).ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
 			Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 		})
-		out = controller.Validated{
+		out = Validated{
 			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), f.memory(at.Plugin).redactor(hide.words)),
 		}
 		return err

@@ -18,7 +18,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
 )
 
 // codesTable is what each code means, by the CSI spec's error scheme and what gRPC itself answers.
@@ -251,7 +250,7 @@ func TestDetachNeedsANode(t *testing.T) {
 	detach := mutating[3]
 	request := detach
 	request.do = func(ctx context.Context, f *Fleet) error {
-		return f.Detach(ctx, controllerKey, controller.DetachRequest{VolumeID: "vol-1", Secrets: secrets})
+		return f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Secrets: secrets})
 	}
 	wantCallError(t, "without a node id", request.do(patient(t), f), detach, registry.OutcomeFailed, "INVALID_ARGUMENT", registry.ErrInvalid)
 	if n := calls(t, fake); n != 0 {

@@ -6,10 +6,7 @@ import (
 	"sync"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/task"
 )
-
-var _ task.Fleet = (*Fleet)(nil)
 
 // Instances finds the record of an instance, for its endpoint.
 type Instances interface {
@@ -64,8 +61,8 @@ func (f *Fleet) open(id registry.PluginID, t registry.TaskKey, at registry.Endpo
 	return c, nil
 }
 
-// Connect is Open, for a supervisor. The connection stays open until Close.
-func (f *Fleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
+// Connect returns the connection as Open does. The connection stays open until Close.
+func (f *Fleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c, err := f.open(id, t, at)

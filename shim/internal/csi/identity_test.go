@@ -16,7 +16,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
 )
 
 var bothRoles = []registry.Role{registry.RoleController, registry.RoleNode}
@@ -164,14 +163,14 @@ func TestAttachingControllerNeedsANodeID(t *testing.T) {
 func TestAnswersWithoutContent(t *testing.T) {
 	_, socket := server(t, func([]byte) {})
 	f, ctx := met(t, fleetFor(t, socket)), patient(t)
-	created, err := f.Create(ctx, controllerKey, controller.CreateRequest{Name: "v"})
-	if err != nil || !reflect.DeepEqual(created, controller.Created{}) {
+	created, err := f.Create(ctx, controllerKey, CreateRequest{Name: "v"})
+	if err != nil || !reflect.DeepEqual(created, Created{}) {
 		t.Errorf("created %+v, %v", created, err)
 	}
-	if publish, err := f.Attach(ctx, controllerKey, controller.AttachRequest{VolumeID: "v", Node: "n"}); err != nil || len(publish) != 0 {
+	if publish, err := f.Attach(ctx, controllerKey, AttachRequest{VolumeID: "v", Node: "n"}); err != nil || len(publish) != 0 {
 		t.Errorf("attached with %v, %v", publish, err)
 	}
-	if valid, err := f.Validate(ctx, controllerKey, controller.ValidateRequest{VolumeID: "v"}); err != nil || !reflect.DeepEqual(valid, controller.Validated{}) {
+	if valid, err := f.Validate(ctx, controllerKey, ValidateRequest{VolumeID: "v"}); err != nil || !reflect.DeepEqual(valid, Validated{}) {
 		t.Errorf("validated %+v, %v", valid, err)
 	}
 }
@@ -197,7 +196,7 @@ func TestValidated(t *testing.T) {
 			Message: fmt.Sprint("see ", canaries),
 		}, nil
 	})
-	got, err := f.Validate(patient(t), controllerKey, controller.ValidateRequest{
+	got, err := f.Validate(patient(t), controllerKey, ValidateRequest{
 		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags, Parameters: map[string]string{"api-key": canaryParameter}, Secrets: secrets,
 	})
 	want := []registry.VolumeCapability{

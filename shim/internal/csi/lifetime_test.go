@@ -19,7 +19,6 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/task"
 )
 
@@ -68,7 +67,7 @@ func startPluginTasks(t *testing.T) *pluginTasks {
 		t.Fatal(err)
 	}
 	boot := func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }
-	supervisor := task.New(p.log, p.fleet, sockets, task.Clock{Now: time.Now, Boot: boot},
+	supervisor := task.New(p.log, supervised{p.fleet}, sockets, task.Clock{Now: time.Now, Boot: boot},
 		func() float64 { return 0.5 }, hclog.NewNullLogger())
 	p.tasks = task.NewTasks(supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"), State: filepath.Join(dir, "s")},
 		hooks.Operations)
@@ -143,7 +142,7 @@ func (p *pluginTasks) exited(k registry.InstanceKey) {
 }
 
 func (p *pluginTasks) create(k registry.InstanceKey, name string) error {
-	_, err := p.fleet.Create(p.t.Context(), k, controller.CreateRequest{Name: name, Capabilities: []registry.VolumeCapability{
+	_, err := p.fleet.Create(p.t.Context(), k, CreateRequest{Name: name, Capabilities: []registry.VolumeCapability{
 		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem},
 	}})
 	return err
@@ -243,7 +242,7 @@ func TestLateCallLeavesTheNewAttemptItsConnection(t *testing.T) {
 	r := &replaced{endpoint: registry.Endpoint{Host: "/none.sock"}}
 	f := New(r)
 	defer f.CloseAll()
-	var connected task.Plugin
+	var connected *Conn
 	r.connect = func() {
 		var err error
 		if connected, err = f.Connect(controllerKey.Plugin, controllerKey.TaskKey(), r.endpoint); err != nil {
@@ -253,7 +252,7 @@ func TestLateCallLeavesTheNewAttemptItsConnection(t *testing.T) {
 	if _, _, err := f.of(controllerKey); !errors.Is(err, registry.ErrUnavailable) {
 		t.Error(err)
 	}
-	if kept, err := f.Open(controllerKey.Plugin, controllerKey.TaskKey(), r.endpoint); err != nil || connected != task.Plugin(kept) {
+	if kept, err := f.Open(controllerKey.Plugin, controllerKey.TaskKey(), r.endpoint); err != nil || connected != kept {
 		t.Errorf("the supervisor's connection was closed: %v", err)
 	}
 }

@@ -9,10 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/doctor"
 )
-
-var _ doctor.Lister = (*Fleet)(nil)
 
 // listRPC changes nothing.
 const listRPC = registry.ListVolumesRPC
@@ -21,13 +18,13 @@ const listRPC = registry.ListVolumesRPC
 const pageSize = 256
 
 // ListPage is one page of ListVolumes. What comes back is the plugin's word, unchecked.
-func (f *Fleet) ListPage(ctx context.Context, at registry.InstanceKey, token string) (page doctor.Page, err error) {
+func (f *Fleet) ListPage(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
 	err = f.send(ctx, listRPC, at, veil{}, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewControllerClient(cc).ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token})
 		masks := sync.OnceValues(func() (*strings.Replacer, bool) { return f.memory(at.Plugin).unsaid(veil{}, true) })
 		page.Next = reply.GetNextToken()
 		for _, e := range reply.GetEntries() {
-			entry := doctor.Entry{Volume: registry.ExternalID(e.GetVolume().GetVolumeId())}
+			entry := Entry{Volume: registry.ExternalID(e.GetVolume().GetVolumeId())}
 			for _, node := range e.GetStatus().GetPublishedNodeIds() {
 				entry.Nodes = append(entry.Nodes, registry.NodeID(node))
 			}

@@ -14,7 +14,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/doctor"
 )
 
 // A page is what the plugin answers, whatever that is, and the token that it gets is the one that it gave.
@@ -36,8 +35,8 @@ func TestListPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []doctor.Entry{{Volume: "vol-1", Nodes: []registry.NodeID{"n1", "n2"}}, {Volume: "vol-2"}}
-	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b doctor.Entry) bool {
+	want := []Entry{{Volume: "vol-1", Nodes: []registry.NodeID{"n1", "n2"}}, {Volume: "vol-2"}}
+	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b Entry) bool {
 		return a.Volume == b.Volume &&
 			slices.Equal(a.Nodes, b.Nodes)
 	}) {

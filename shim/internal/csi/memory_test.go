@@ -17,8 +17,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/node"
 )
 
 // telltale has every call that the plugin gets from now on fail with all that it must not tell.
@@ -43,10 +41,10 @@ func TestNothingIsToldInAnotherCall(t *testing.T) {
 	_, probe := conn.Probe(ctx)
 	_, describe := conn.Describe(ctx, []registry.Role{registry.RoleNode})
 	for what, err := range map[string]error{
-		"Unstage":   f.Unstage(ctx, nodeKey, node.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"}),
-		"Unpublish": f.Unpublish(ctx, nodeKey, node.UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"}),
-		"Detach":    f.Detach(ctx, controllerKey, controller.DetachRequest{VolumeID: "vol-1", Node: "n"}),
-		"Delete":    f.Delete(ctx, controllerKey, controller.DeleteRequest{VolumeID: "vol-1"}),
+		"Unstage":   f.Unstage(ctx, nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"}),
+		"Unpublish": f.Unpublish(ctx, nodeKey, UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"}),
+		"Detach":    f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Node: "n"}),
+		"Delete":    f.Delete(ctx, controllerKey, DeleteRequest{VolumeID: "vol-1"}),
 		"Probe":     probe, "Describe": describe,
 	} {
 		if err == nil || !strings.Contains(err.Error(), "it says: ") {
@@ -60,12 +58,12 @@ func TestNothingIsToldInAnotherCall(t *testing.T) {
 func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	asked := 0
-	private := func(p node.Private) func(context.Context) node.Private {
-		return func(context.Context) node.Private { asked++; return p }
+	private := func(p Private) func(context.Context) Private {
+		return func(context.Context) Private { asked++; return p }
 	}
-	known := node.Private{Secrets: secrets, MountFlags: usage.MountFlags, Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
-	unstage := func(f *Fleet, p node.Private) error {
-		return f.Unstage(patient(t), nodeKey, node.UnstageRequest{VolumeID: "vol-1", StagingPath: "/s", Private: private(p)})
+	known := Private{Secrets: secrets, MountFlags: usage.MountFlags, Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
+	unstage := func(f *Fleet, p Private) error {
+		return f.Unstage(patient(t), nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s", Private: private(p)})
 	}
 	if err := unstage(f, known); err != nil || asked != 0 {
 		t.Errorf("a call that succeeds asks %d times: %v", asked, err)
@@ -79,7 +77,7 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	without(t, "known", fmt.Sprint(err), canaries...)
-	err = unstage(f, node.Private{Unknown: true})
+	err = unstage(f, Private{Unknown: true})
 	if err == nil || strings.Contains(err.Error(), "it says") || !strings.Contains(err.Error(), "INTERNAL") || !strings.Contains(err.Error(), "withheld") {
 		t.Errorf("%v", err)
 	}

@@ -7,13 +7,10 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/node"
 )
 
-var _ node.Node = (*Fleet)(nil)
-
 // Stage is NodeStageVolume.
-func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r node.StageRequest) error {
+func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r StageRequest) error {
 	hide := hidden(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
 	return f.send(ctx, registry.NodeStageRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
@@ -25,7 +22,7 @@ func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r node.Stage
 }
 
 // Unstage is NodeUnstageVolume.
-func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r node.UnstageRequest) error {
+func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r UnstageRequest) error {
 	return f.send(ctx, registry.NodeUnstageRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
 			VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath,
@@ -35,7 +32,7 @@ func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r node.Uns
 }
 
 // Publish is NodePublishVolume.
-func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r node.PublishRequest) error {
+func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r PublishRequest) error {
 	hide := hidden(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
 	return f.send(ctx, registry.NodePublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
@@ -47,7 +44,7 @@ func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r node.Pub
 }
 
 // Unpublish is NodeUnpublishVolume.
-func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r node.UnpublishRequest) error {
+func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r UnpublishRequest) error {
 	return f.send(ctx, registry.NodeUnpublishRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		_, err := csi.NewNodeClient(cc).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
 			VolumeId: string(r.VolumeID), TargetPath: r.TargetPath,
@@ -57,8 +54,8 @@ func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r node.U
 }
 
 // Grow is NodeExpandVolume. It returns the capacity that the plugin tells; 0: it tells none.
-func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r node.GrowRequest) (capacity int64, err error) {
-	hide := hidden(r.Secrets, r.Usage.MountFlags, r.Contexts...)
+func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r GrowRequest) (capacity int64, err error) {
+	hide := hidden(r.Secrets, r.Usage.MountFlags, r.Private.Contexts...)
 	err = f.send(ctx, registry.NodeExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
 		reply, err := csi.NewNodeClient(cc).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range), StagingTargetPath: r.StagingPath,
@@ -71,7 +68,7 @@ func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r node.GrowRe
 }
 
 // later is the veil of a call that carries nothing private.
-func later(ctx context.Context, private func(context.Context) node.Private) veil {
+func later(ctx context.Context, private func(context.Context) Private) veil {
 	if private == nil {
 		return veil{}
 	}

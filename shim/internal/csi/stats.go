@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/node"
 )
 
 // statsRPC changes nothing.
@@ -19,7 +18,7 @@ const statsRPC = registry.NodeStatsRPC
 const maxUnits = 8
 
 // Stats is NodeGetVolumeStats.
-func (f *Fleet) Stats(ctx context.Context, at registry.InstanceKey, r node.StatsRequest) (out registry.VolumeReport, err error) {
+func (f *Fleet) Stats(ctx context.Context, at registry.InstanceKey, r StatsRequest) (out registry.VolumeReport, err error) {
 	var reply *csi.NodeGetVolumeStatsResponse
 	private := later(ctx, r.Private)
 	err = f.send(ctx, statsRPC, at, private, func(ctx context.Context, cc grpc.ClientConnInterface) (err error) {

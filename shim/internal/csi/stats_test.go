@@ -17,7 +17,6 @@ import (
 
 	"holdfast/internal/csifake"
 	"holdfast/registry"
-	"holdfast/shim/internal/node"
 )
 
 func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
@@ -26,9 +25,9 @@ func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
 }
 
 func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
-	return f.Stats(ctx, nodeKey, node.StatsRequest{
+	return f.Stats(ctx, nodeKey, StatsRequest{
 		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
-		Private: func(context.Context) node.Private { return node.Private{Secrets: secrets} },
+		Private: func(context.Context) Private { return Private{Secrets: secrets} },
 	})
 }
 

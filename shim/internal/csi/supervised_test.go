@@ -25,6 +25,13 @@ type watched struct {
 	events chan registry.Event
 }
 
+// supervised is a fleet as supervisors use it.
+type supervised struct{ *Fleet }
+
+func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (supervisor.Plugin, error) {
+	return s.Fleet.Connect(id, t, at)
+}
+
 // superviseTask watches the task. sockets may stand in front of the real directories.
 func superviseTask(t *testing.T, socket string, sockets func(*supervisor.Directories) supervisor.Sockets) *watched {
 	t.Helper()
@@ -50,7 +57,7 @@ func superviseTask(t *testing.T, socket string, sockets func(*supervisor.Directo
 		return registry.BootTime{Boot: boot.Boot, At: boot.At + time.Since(began)}
 	}}
 	fleet := New(nil)
-	s := supervisor.New(w.log, fleet, sockets(dirs), clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
+	s := supervisor.New(w.log, supervised{fleet}, sockets(dirs), clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
 	spec := hooks.PluginSpec{ID: "disk", Type: hooks.TypeMonolith, HealthTimeout: time.Hour, Heartbeat: hooks.Heartbeat{
 		Interval: time.Hour, Timeout: patience, Failures: 3,
 	}}

@@ -10,25 +10,13 @@ import (
 
 	"holdfast/internal/display"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 )
 
 // Lister asks a plugin's controller for its volumes.
 type Lister interface {
 	// ListPage is one page of ListVolumes. A token that does not hold any more is a *registry.CallError with the code ABORTED.
-	ListPage(ctx context.Context, at registry.InstanceKey, token string) (Page, error)
-}
-
-// Page is ListVolumesResponse as the plugin sent it: nothing in it has been checked.
-type Page struct {
-	Entries []Entry
-	Next    string // token; empty: it is the last
-}
-
-// Entry is a volume, and where it is attached.
-type Entry struct {
-	Volume    registry.ExternalID
-	Nodes     []registry.NodeID
-	Condition *registry.VolumeCondition // nil: the plugin does not tell it
+	ListPage(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
 }
 
 // Bounds of asking one plugin.
@@ -102,7 +90,7 @@ func (l *Listing) pages(ctx context.Context, from Lister, at registry.InstanceKe
 }
 
 // take keeps what matters of an entry: that it is there, if we know the volume, and where it is attached, if we name that node.
-func (l *Listing) take(e Entry, wanted map[registry.NodeID]bool) {
+func (l *Listing) take(e csi.Entry, wanted map[registry.NodeID]bool) {
 	_, known := l.Before[registry.VolumeKey{Plugin: l.Plugin, External: e.Volume}]
 	v := l.Volumes[e.Volume]
 	for _, n := range e.Nodes {

@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 )
 
 // pages is a plugin with these pages; the token of one is its number.
-type pages []Page
+type pages []csi.Page
 
-func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string) (Page, error) {
+func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
 	n := 0
 	if token != "" {
 		_, _ = fmt.Sscan(token, &n)
@@ -25,15 +26,15 @@ func (p pages) ListPage(_ context.Context, _ registry.InstanceKey, token string)
 }
 
 // answers is a plugin that answers each call with the next of these.
-type answers []func(token string) (Page, error)
+type answers []func(token string) (csi.Page, error)
 
-func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token string) (Page, error) {
+func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token string) (csi.Page, error) {
 	next := (*a)[0]
 	*a = (*a)[1:]
 	return next(token)
 }
 
-func abort(string) (Page, error) { return Page{}, &registry.CallError{Code: "ABORTED"} }
+func abort(string) (csi.Page, error) { return csi.Page{}, &registry.CallError{Code: "ABORTED"} }
 
 func known() Records {
 	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Instances: instances(registry.ListVolumes,
@@ -47,8 +48,8 @@ func askAll(t *testing.T, l Lister) (Listing, error) {
 
 func TestListingKeepsWhatMatters(t *testing.T) {
 	l, err := askAll(t, pages{
-		{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}}, {Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
-		{Entries: []Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "not UTF-8 \xff",
+		{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}}, {Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
+		{Entries: []csi.Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "not UTF-8 \xff",
 			Nodes: []registry.NodeID{"i-1"}}}},
 	})
 	must(t, err)
@@ -67,9 +68,9 @@ func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
 	long := make(pages, maxPages+5)
 	for what, l := range map[string]Lister{
 		"a loop of tokens": loop, "too many pages": long, "the token of the page itself": pages{{}, {Next: "1"}, {}},
-		"a failure": &answers{func(string) (Page, error) { return Page{}, errors.New("no") }},
-		"a failure later": &answers{func(string) (Page, error) { return Page{Next: "1"}, nil }, func(string) (Page, error) {
-			return Page{},
+		"a failure": &answers{func(string) (csi.Page, error) { return csi.Page{}, errors.New("no") }},
+		"a failure later": &answers{func(string) (csi.Page, error) { return csi.Page{Next: "1"}, nil }, func(string) (csi.Page, error) {
+			return csi.Page{},
 				errors.New("no")
 		}},
 		"four expired pages": &answers{abort, abort, abort, abort},
@@ -94,13 +95,13 @@ func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
 
 // A token that does not hold any more begins the pages anew, three times at most.
 func TestExpiredTokensBeginAnew(t *testing.T) {
-	first := func(token string) (Page, error) {
+	first := func(token string) (csi.Page, error) {
 		if token != "" {
-			return Page{}, fmt.Errorf("began with %q", token)
+			return csi.Page{}, fmt.Errorf("began with %q", token)
 		}
-		return Page{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-1"}}}, Next: "2"}, nil
+		return csi.Page{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-1"}}}, Next: "2"}, nil
 	}
-	last := func(string) (Page, error) { return Page{}, nil }
+	last := func(string) (csi.Page, error) { return csi.Page{}, nil }
 	l, err := askAll(t, &answers{first, abort, abort, first, abort, first, last})
 	if err != nil || len(l.Volumes) != 1 {
 		t.Errorf("%+v, %v", l, err)
@@ -112,7 +113,7 @@ func TestEndlessVolumesAreBounded(t *testing.T) {
 	p := make(pages, 50)
 	for i := range p {
 		for n := range 100 {
-			p[i].Entries = append(p[i].Entries, Entry{Volume: registry.ExternalID(fmt.Sprint("v", i, "-", n)), Nodes: []registry.NodeID{"i-1"}})
+			p[i].Entries = append(p[i].Entries, csi.Entry{Volume: registry.ExternalID(fmt.Sprint("v", i, "-", n)), Nodes: []registry.NodeID{"i-1"}})
 		}
 	}
 	l, err := askAll(t, p)
@@ -129,9 +130,9 @@ func TestEndlessVolumesAreBounded(t *testing.T) {
 // slow is a plugin that does not answer.
 type slow struct{}
 
-func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (Page, error) {
+func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (csi.Page, error) {
 	<-ctx.Done()
-	return Page{}, context.Cause(ctx)
+	return csi.Page{}, context.Cause(ctx)
 }
 
 // What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the controller declares it.
@@ -140,7 +141,7 @@ func TestListedConditionIsRecorded(t *testing.T) {
 		c := func() *registry.VolumeCondition {
 			return &registry.VolumeCondition{Abnormal: message != "", Message: message}
 		}
-		return pages{{Entries: []Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()}, {Volume: "ext-1"}}}}
+		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()}, {Volume: "ext-1"}}}}
 	}
 	w := newWorld(t, data, placement(), claim(), ref())
 	for i, c := range []struct {

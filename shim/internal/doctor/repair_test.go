@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 )
 
 func (w *world) examine() registry.Diagnosis {
@@ -91,7 +92,7 @@ func TestRepairAfterABoot(t *testing.T) {
 func TestRepairMarksWhatIsDetached(t *testing.T) {
 	w := newWorld(t, data, placement(), claim(), ref())
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
-	w.build(Options{Live: true, Lister: pages{{Entries: []Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-2"}}}}}})
+	w.build(Options{Live: true, Lister: pages{{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-2"}}}}}})
 	w.mount(stagedAt(), publishedAt())
 	same(t, "results", w.repair(), []string{"detached mark " + key.String() + ": done"})
 	w.view(func(v registry.View) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/suspend"
 )
 
@@ -21,9 +22,9 @@ type failing struct {
 	n   *int
 }
 
-func (f failing) ListPage(context.Context, registry.InstanceKey, string) (Page, error) {
+func (f failing) ListPage(context.Context, registry.InstanceKey, string) (csi.Page, error) {
 	*f.n++
-	return Page{}, f.err
+	return csi.Page{}, f.err
 }
 
 func died() error {
@@ -105,7 +106,7 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 	node := instances()[1]
 	split := node
 	split.Fingerprint.Capabilities = []registry.Capability{registry.PluginController}
-	well, loop := pages{{Entries: []Entry{{Volume: "ext-1"}}}}, pages{{Next: "1"}, {Next: "0"}, {}}
+	well, loop := pages{{Entries: []csi.Entry{{Volume: "ext-1"}}}}, pages{{Next: "1"}, {Next: "0"}, {}}
 	for what, c := range map[string]struct {
 		records []registry.Record
 		lister  Lister

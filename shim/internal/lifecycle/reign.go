@@ -170,7 +170,7 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	}
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
-	supervisor := task.New(r.store, r.fleet, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
+	supervisor := task.New(r.store, supervised{r.fleet}, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
 	lanes, log := &lane.Lanes{}, r.store
 	suspended := suspend.New(layout.Suspensions())
 	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
@@ -195,6 +195,13 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	r.mounts = doctor.NewWatch(r.store, m, layout, time.Now, t.log.Named("mounts"))
 	r.mounts.First = in.around()
 	return nil
+}
+
+// supervised is the connections to plugins, for their supervisor.
+type supervised struct{ *csi.Fleet }
+
+func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
+	return s.Fleet.Connect(id, t, at)
 }
 
 // begin starts the use cases' loops.

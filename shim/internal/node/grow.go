@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -129,9 +130,9 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 	if err != nil {
 		return err
 	}
-	request := GrowRequest{
+	request := csi.GrowRequest{
 		VolumeID: v.External, Range: v.Expansion.Node, Usage: where.usage, Secrets: secrets,
-		Contexts: []map[string]string{v.Context, st.place.Publish},
+		Private: csi.Private{Contexts: []map[string]string{v.Context, st.place.Publish}},
 	}
 	open := registry.Intent{
 		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC, Operation: call.ID,

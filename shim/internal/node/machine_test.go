@@ -13,7 +13,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/node"
 )
 
@@ -107,12 +107,12 @@ type plugin struct {
 	state           map[registry.ExternalID]*disk
 	journal         []string
 	last            struct {
-		stage   node.StageRequest
-		publish node.PublishRequest
-		private node.Private
-		stats   node.StatsRequest
-		grow    node.GrowRequest
-		expand  controller.ExpandRequest
+		stage   csi.StageRequest
+		publish csi.PublishRequest
+		private csi.Private
+		stats   csi.StatsRequest
+		grow    csi.GrowRequest
+		expand  csi.ExpandRequest
 	}
 	says       atomic.Pointer[registry.VolumeCondition] // of every volume
 	conditions bool                                     // it declares that it says so
@@ -216,12 +216,12 @@ func (d *disk) anyTarget() bool {
 	return len(d.targets) > 0
 }
 
-func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r controller.AttachRequest) (map[string]string, error) {
+func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r csi.AttachRequest) (map[string]string, error) {
 	return map[string]string{"device": "/dev/" + string(r.VolumeID)}, p.call(registry.ControllerPublishRPC, r.VolumeID, "attach", string(r.Node),
 		fine, func(d *disk) { d.attached = string(r.Node) })
 }
 
-func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r controller.DetachRequest) error {
+func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r csi.DetachRequest) error {
 	return p.call(registry.ControllerUnpublishRPC, r.VolumeID, "attach", string(r.Node), func(d *disk) string {
 		if d.staged != "" || d.doubt["stage"] || d.anyTarget() || r.Node == "" {
 			return "staged, published, or to no node"
@@ -230,7 +230,7 @@ func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r controller.
 	}, func(d *disk) { d.attached = "" })
 }
 
-func (p *plugin) Stage(_ context.Context, _ registry.InstanceKey, r node.StageRequest) error {
+func (p *plugin) Stage(_ context.Context, _ registry.InstanceKey, r csi.StageRequest) error {
 	p.last.stage = r
 	at := p.host(r.StagingPath)
 	return p.call(registry.NodeStageRPC, r.VolumeID, "stage", "", func(d *disk) string {
@@ -253,7 +253,7 @@ func (p *plugin) Stage(_ context.Context, _ registry.InstanceKey, r node.StageRe
 	})
 }
 
-func (p *plugin) Unstage(ctx context.Context, _ registry.InstanceKey, r node.UnstageRequest) error {
+func (p *plugin) Unstage(ctx context.Context, _ registry.InstanceKey, r csi.UnstageRequest) error {
 	if r.Private != nil {
 		p.last.private = r.Private(ctx)
 	}
@@ -269,7 +269,7 @@ func (p *plugin) Unstage(ctx context.Context, _ registry.InstanceKey, r node.Uns
 	})
 }
 
-func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r node.PublishRequest) error {
+func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r csi.PublishRequest) error {
 	p.last.publish = r
 	at := p.host(r.TargetPath)
 	return p.call(registry.NodePublishRPC, r.VolumeID, at, "", func(d *disk) string {
@@ -290,7 +290,7 @@ func (p *plugin) Publish(_ context.Context, _ registry.InstanceKey, r node.Publi
 	})
 }
 
-func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r node.UnpublishRequest) error {
+func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r csi.UnpublishRequest) error {
 	if r.Private != nil {
 		p.last.private = r.Private(ctx)
 	}
@@ -304,7 +304,7 @@ func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r node.U
 	})
 }
 
-func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r controller.ExpandRequest) (controller.Expanded, error) {
+func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandRequest) (csi.Expanded, error) {
 	p.last.expand = r
 	err := p.call(registry.ControllerExpandRPC, r.VolumeID, "size", fmt.Sprint(r.Range.Required), func(d *disk) string {
 		switch {
@@ -315,10 +315,10 @@ func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r controller.
 		}
 		return ""
 	}, func(d *disk) { d.size = max(d.size, r.Range.Required) })
-	return controller.Expanded{Capacity: p.disk(r.VolumeID).size, Node: p.grows}, err
+	return csi.Expanded{Capacity: p.disk(r.VolumeID).size, Node: p.grows}, err
 }
 
-func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r node.GrowRequest) (int64, error) {
+func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r csi.GrowRequest) (int64, error) {
 	p.last.grow = r
 	at, where := p.host(r.Path), "target"
 	if at == p.disk(r.VolumeID).staged {
@@ -340,7 +340,7 @@ func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r node.GrowRequ
 	return p.tells, err
 }
 
-func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r node.StatsRequest) (registry.VolumeReport, error) {
+func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r csi.StatsRequest) (registry.VolumeReport, error) {
 	says := p.says.Load() // first: a test that stores it has read the journal
 	at, d := p.host(r.Path), p.disk(r.VolumeID)
 	p.journal = append(p.journal, "NodeGetVolumeStats "+string(r.VolumeID)+" "+at)
@@ -383,13 +383,13 @@ func (p *plugin) leftovers() (left []string) {
 }
 
 // Create, Delete and Validate are not asked for here.
-func (p *plugin) Create(context.Context, registry.InstanceKey, controller.CreateRequest) (controller.Created, error) {
+func (p *plugin) Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error) {
 	panic("not here")
 }
-func (p *plugin) Delete(context.Context, registry.InstanceKey, controller.DeleteRequest) error {
+func (p *plugin) Delete(context.Context, registry.InstanceKey, csi.DeleteRequest) error {
 	panic("not here")
 }
-func (p *plugin) Validate(context.Context, registry.InstanceKey, controller.ValidateRequest) (controller.Validated, error) {
+func (p *plugin) Validate(context.Context, registry.InstanceKey, csi.ValidateRequest) (csi.Validated, error) {
 	panic("not here")
 }
 

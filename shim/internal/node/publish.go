@@ -10,6 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -77,7 +78,7 @@ func (s *Stager) publish(
 	if err != nil {
 		return at, err
 	}
-	request := PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
+	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
 	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
 		return at, err
 	}
@@ -210,8 +211,8 @@ func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.R
 		return err
 	}
 	r.Parts = nil
-	request := UnpublishRequest{
-		VolumeID: r.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, r.Volume) },
+	request := csi.UnpublishRequest{
+		VolumeID: r.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, r.Volume) },
 	}
 	open := s.intent(registry.NodeUnpublishRPC, call, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)

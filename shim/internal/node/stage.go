@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -94,7 +95,7 @@ func (s *Stager) stage(
 	if err != nil {
 		return err
 	}
-	request := StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
+	request := csi.StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
 	if err := s.makeDir(at.Host); err != nil {
 		return err
 	}
@@ -183,8 +184,8 @@ func (s *Stager) Unstage(ctx context.Context, call registry.Call, key registry.V
 }
 
 func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Placement) error {
-	request := UnstageRequest{
-		VolumeID: p.Volume.External, Private: func(ctx context.Context) Private { return s.private(ctx, p.Volume) },
+	request := csi.UnstageRequest{
+		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
 	}
 	open := registry.Intent{
 		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: call.ID,

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/suspend"
@@ -159,7 +160,7 @@ func (s *Stager) renewed(ctx context.Context, v registry.Volume, last map[string
 const askLimit = time.Second
 
 // private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to answer.
-func (s *Stager) private(ctx context.Context, key registry.VolumeKey) Private {
+func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Private {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
 	defer cancel()
 	var v registry.Volume
@@ -170,7 +171,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) Private {
 		st = stateOf(view, key)
 		return nil
 	})
-	p := Private{Contexts: []map[string]string{v.Context, st.place.Publish}}
+	p := csi.Private{Contexts: []map[string]string{v.Context, st.place.Publish}}
 	flags := append(v.MountFlags.List(), st.place.Staged.MountFlags.List()...)
 	for _, r := range st.refs {
 		flags = append(flags, r.Usage.MountFlags.List()...)

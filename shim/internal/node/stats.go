@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
@@ -80,10 +81,10 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 
 // statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI
 // NodeGetVolumeStatsRequest).
-func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) StatsRequest {
-	r := StatsRequest{
+func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree) csi.StatsRequest {
+	r := csi.StatsRequest{
 		VolumeID: st.volume.External, Path: pathAt(inst, at),
-		Private: func(ctx context.Context) Private { return s.private(ctx, st.volume.VolumeKey()) },
+		Private: func(ctx context.Context) csi.Private { return s.private(ctx, st.volume.VolumeKey()) },
 	}
 	if inst.Fingerprint.Has(registry.StageUnstage) && st.place.Stage != registry.MarkNone {
 		r.StagingPath = pathAt(inst, st.place.StagedAt)
