@@ -15,6 +15,7 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
 
@@ -167,7 +168,7 @@ func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		h := &hold{Allocs: a, call: call, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
+		h := &hold{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
 		at, err := h.up(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more

@@ -539,7 +539,7 @@ func TestReleaseIsCutOffByASwap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, a, end := prepared(t)
 		defer end()
-		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo), errors.New("the caller has gone")} {
+		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased), errors.New("the caller has gone")} {
 			p.plugin = make(chan struct{})
 			ctx, cancel := context.WithCancelCause(t.Context())
 			done := make(chan error, 1)
@@ -547,7 +547,7 @@ func TestReleaseIsCutOffByASwap(t *testing.T) {
 			synctest.Wait()
 			cancel(why)
 			err := <-done
-			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) || !errors.Is(err, registry.ErrUnavailable) || told == errors.Is(err, intent.ErrLetGo) {
+			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) || !errors.Is(err, registry.ErrUnavailable) || told == errors.Is(err, intent.ErrReleased) {
 				t.Errorf("%v: %v", why, err)
 			}
 		}

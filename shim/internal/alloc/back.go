@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
 // use is how a volume is used on this node, as one request sees it.
@@ -41,7 +41,7 @@ func (h *hold) back(ctx context.Context) error {
 		return err
 	}
 	defer leave()
-	ctx = intent.Round(ctx, roundLimit)
+	h.by.RetryUntil = time.Now().Add(roundLimit)
 	u, err := h.use(ctx)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (h *hold) back(ctx context.Context) error {
 		return err
 	}
 	h.step = registry.StepUnpublish
-	if err := h.node.Unpublish(ctx, h.call, h.key); err != nil {
+	if err := h.node.Unpublish(ctx, h.by, h.key); err != nil {
 		return err
 	}
 	if !u.others {
@@ -104,13 +104,13 @@ func (h *hold) undoes(open registry.Intent, u use) bool {
 // dismount has the volume unstaged and detached.
 func (h *hold) dismount(ctx context.Context) error {
 	h.step = registry.StepUnstage
-	if err := h.node.Unstage(ctx, h.call, h.key.Volume); err != nil {
+	if err := h.node.Unstage(ctx, h.by, h.key.Volume); err != nil {
 		return err
 	}
-	if err := h.controller.AwaitDetach(ctx, h.key.Volume, h.awaits(ctx, registry.RoleController)); err != nil {
+	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
 	h.waited(ctx)
 	h.step = registry.StepDetach
-	return h.controller.Detach(ctx, h.call, h.key.Volume)
+	return h.controller.Detach(ctx, h.by, h.key.Volume)
 }

@@ -28,7 +28,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case <-ctx.Done():
 	}
 	switch {
-	case intent.LetGo(ctx): // nobody reads what it waits for: the call is made again at the next shim
+	case intent.Released(ctx): // nobody reads what it waits for: the call is made again at the next shim
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))

@@ -16,7 +16,7 @@ import (
 // hold is one request of an alloc for a volume, on its way up or down. step is what is being done for it now.
 type hold struct {
 	*Allocs
-	call  registry.Call
+	by    intent.Caller
 	key   registry.ClaimKey // its Volume is not known before the request's volume is
 	name  registry.VolumeName
 	parts []hooks.Part // of the volume, which tasks mount instead of all of it
@@ -40,7 +40,7 @@ func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registr
 	if node, ok := h.plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
 		return node, nil
 	}
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := h.bounded(ctx)
 	defer cancel()
 	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
 	if _, serves := h.plugins.Find(registry.RoleNode, plugin); !serves {
@@ -64,9 +64,9 @@ func (h *hold) awaits(ctx context.Context, role registry.Role) func(what string)
 	}
 }
 
-// bounded is ctx for a wait for a plugin: it ends with the round on the way down, and has a deadline where the caller has set none.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	waiting, cancel := intent.Waiting(ctx)
+// bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set none.
+func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	waiting, cancel := h.by.Waiting(ctx)
 	if _, has := waiting.Deadline(); has {
 		return waiting, cancel
 	}
@@ -90,9 +90,9 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	over := h.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
-		err = h.controller.Settle(ctx, h.call, open)
+		err = h.controller.Settle(ctx, h.by, open)
 	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC, registry.NodeExpandRPC:
-		err = h.node.Settle(ctx, h.call, open)
+		err = h.node.Settle(ctx, h.by, open)
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
 	}
@@ -229,7 +229,7 @@ func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 
 // rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
 func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
-	if intent.LetGo(ctx) {
+	if intent.Released(ctx) {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)

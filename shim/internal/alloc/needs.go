@@ -5,6 +5,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Claims is who may use which volume.
@@ -21,27 +22,27 @@ type Controller interface {
 	// AwaitAttach and AwaitDetach return once the plugin can be asked to attach or detach the volume, or has not to be. They call waits if
 	// they have to wait.
 	AwaitAttach(ctx context.Context, v registry.Volume, waits func(what string)) error
-	AwaitDetach(ctx context.Context, v registry.VolumeKey, waits func(what string)) error
-	Attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) error
-	Detach(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+	AwaitDetach(ctx context.Context, by intent.Caller, v registry.VolumeKey, waits func(what string)) error
+	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) error
+	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
 	// Settle has an open call of a controller come to a certain end: nil says that it has one, whichever.
-	Settle(ctx context.Context, call registry.Call, open registry.Intent) error
+	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }
 
 // Node stages and publishes volumes. Calls for one volume are never concurrent.
 type Node interface {
-	Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error
+	Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error
 	// Grow has an expansion that is pending seen to, if it can be now. What the plugin refuses is no error.
-	Grow(ctx context.Context, call registry.Call, v registry.VolumeKey) error
-	Publish(ctx context.Context, call registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
+	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
+	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
 	// MountParts mounts parts of what is published, and says where.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
 	// Unpublish takes parts off first.
-	Unpublish(ctx context.Context, call registry.Call, k registry.ClaimKey) error
+	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
 	// Unstage does nothing while somebody uses the volume.
-	Unstage(ctx context.Context, call registry.Call, v registry.VolumeKey) error
+	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
 	// Settle has an open call of a node come to a certain end: nil says that it has one, whichever.
-	Settle(ctx context.Context, call registry.Call, open registry.Intent) error
+	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }
 
 // Plugins is the live table of instances.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
 // TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on until it is done,
@@ -79,7 +78,7 @@ func (h *hold) clear(ctx context.Context) (err error) {
 	if err != nil || !still {
 		return err
 	}
-	ctx = intent.Round(ctx, roundLimit)
+	h.by.RetryUntil = time.Now().Add(roundLimit)
 	if p.Stage != registry.MarkNone {
 		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
 			return err

@@ -42,7 +42,7 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 
 // awaitAttach waits until the volume's plugin can be asked to attach it, if it has to be.
 func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := h.bounded(ctx)
 	defer cancel()
 	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx, registry.RoleController))
 }
@@ -50,18 +50,18 @@ func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
 // mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.
 func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance) (hooks.Published, error) {
 	h.step = registry.StepAttach
-	if err := h.controller.Attach(ctx, h.call, vol, u, node.Fingerprint.NodeID); err != nil {
+	if err := h.controller.Attach(ctx, h.by, vol, u, node.Fingerprint.NodeID); err != nil {
 		return hooks.Published{}, err
 	}
 	h.step = registry.StepStage
-	if err := h.node.Stage(ctx, h.call, vol, u); err != nil {
+	if err := h.node.Stage(ctx, h.by, vol, u); err != nil {
 		return hooks.Published{}, err
 	}
 	if err := h.grow(ctx); err != nil {
 		return hooks.Published{}, err
 	}
 	h.step = registry.StepPublish
-	at, err := h.node.Publish(ctx, h.call, vol, h.key, u)
+	at, err := h.node.Publish(ctx, h.by, vol, h.key, u)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -76,7 +76,7 @@ func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage,
 func (h *hold) grow(ctx context.Context) error {
 	before := h.step
 	h.step = registry.StepExpand
-	err := h.node.Grow(ctx, h.call, h.key.Volume)
+	err := h.node.Grow(ctx, h.by, h.key.Volume)
 	if err == nil {
 		h.step = before
 	}

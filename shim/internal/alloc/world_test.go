@@ -16,6 +16,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
 
@@ -124,30 +125,32 @@ func (p *parts) Release(ctx context.Context, k registry.ClaimKey) (bool, error) 
 	return true, p.commit(nil, k.ClaimRecord())
 }
 
-func (p *parts) Attach(ctx context.Context, _ registry.Call, v registry.Volume, _ registry.Usage, node registry.NodeID) error {
+func (p *parts) Attach(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage, node registry.NodeID) error {
 	return p.step(ctx, v.VolumeKey(), "attach %s %s", v.External, node)
 }
 
-func (p *parts) Detach(ctx context.Context, _ registry.Call, v registry.VolumeKey) error {
+func (p *parts) Detach(ctx context.Context, _ intent.Caller, v registry.VolumeKey) error {
 	return p.step(ctx, v, "detach %s", v.External)
 }
 
-func (p *parts) Stage(ctx context.Context, _ registry.Call, v registry.Volume, _ registry.Usage) error {
+func (p *parts) Stage(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage) error {
 	return p.step(ctx, v.VolumeKey(), "stage %s", v.External)
 }
 
-func (p *parts) AwaitAttach(context.Context, registry.Volume, func(string)) error    { return nil }
-func (p *parts) AwaitDetach(context.Context, registry.VolumeKey, func(string)) error { return nil }
+func (p *parts) AwaitAttach(context.Context, registry.Volume, func(string)) error { return nil }
+func (p *parts) AwaitDetach(context.Context, intent.Caller, registry.VolumeKey, func(string)) error {
+	return nil
+}
 
 // Settle has the open call end.
-func (p *parts) Settle(ctx context.Context, _ registry.Call, open registry.Intent) error {
+func (p *parts) Settle(ctx context.Context, _ intent.Caller, open registry.Intent) error {
 	if err := p.step(ctx, open.Volume, "settle %s", open.RPC); err != nil {
 		return err
 	}
 	return p.commit(nil, open.Key())
 }
 
-func (p *parts) Publish(ctx context.Context, _ registry.Call, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error) {
+func (p *parts) Publish(ctx context.Context, _ intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error) {
 	if err := p.step(ctx, v.VolumeKey(), "publish %s %s", v.External, k.Alloc); err != nil {
 		return hooks.Published{}, err
 	}
@@ -167,16 +170,16 @@ func (p *parts) MountParts(ctx context.Context, k registry.ClaimKey, wanted []ho
 }
 
 // Grow has nothing to do: no volume here is expanded.
-func (p *parts) Grow(context.Context, registry.Call, registry.VolumeKey) error { return nil }
+func (p *parts) Grow(context.Context, intent.Caller, registry.VolumeKey) error { return nil }
 
-func (p *parts) Unpublish(ctx context.Context, _ registry.Call, k registry.ClaimKey) error {
+func (p *parts) Unpublish(ctx context.Context, _ intent.Caller, k registry.ClaimKey) error {
 	if err := p.step(ctx, k.Volume, "unpublish %s %s", k.Volume.External, k.Alloc); err != nil {
 		return err
 	}
 	return p.commit(nil, k.RefRecord())
 }
 
-func (p *parts) Unstage(ctx context.Context, _ registry.Call, v registry.VolumeKey) error {
+func (p *parts) Unstage(ctx context.Context, _ intent.Caller, v registry.VolumeKey) error {
 	return p.step(ctx, v, "unstage %s", v.External)
 }
 

@@ -13,7 +13,7 @@ import (
 // attached already for the same usage stays as it is. The volume has a claim, whose usage u is.
 //
 // An attachment is shared by all users of the volume on the node, so it is read-only only where the access mode allows no write.
-func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) error {
+func (m *Mediator) Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) error {
 	p, wanted, err := m.placed(ctx, v)
 	if err != nil || !wanted {
 		return err
@@ -40,7 +40,7 @@ func (m *Mediator) Attach(ctx context.Context, call registry.Call, v registry.Vo
 	if p.Attach != registry.MarkNone && p.Attached.Staging() == u.Staging() {
 		u = p.Attached // as it was sent
 	}
-	if err := m.attach(ctx, call, v, u, node); err != nil {
+	if err := m.attach(ctx, by, v, u, node); err != nil {
 		return fmt.Errorf("attach volume %s to node %s: %w", v.VolumeName(), node, err)
 	}
 	return nil
@@ -65,19 +65,19 @@ func (m *Mediator) placed(ctx context.Context, v registry.Volume) (p registry.Pl
 	return p, wanted, err
 }
 
-func (m *Mediator) attach(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, node registry.NodeID) (err error) {
+func (m *Mediator) attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) (err error) {
 	request := csi.AttachRequest{VolumeID: v.External, Node: node, Usage: u, VolumeContext: v.Context}
 	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
-	open := base(registry.ControllerPublishRPC, call, v, intent.Hash(registry.ControllerPublishRPC, request))
+	open := base(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
 	var answer map[string]string
 	return m.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, node) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, v.Plugin)
+			inst, err := m.await(ctx, by, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -120,7 +120,7 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, node reg
 
 // Detach has the plugin detach the volume from the node that it was attached to. Nothing happens if it is not attached, or while
 // it is published: its last user detaches it. ErrConflict: it is still staged.
-func (m *Mediator) Detach(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
+func (m *Mediator) Detach(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	var p registry.Placement
 	var v registry.Volume
 	var users int
@@ -139,13 +139,13 @@ func (m *Mediator) Detach(ctx context.Context, call registry.Call, key registry.
 		return registry.Errorf(registry.ErrDamaged, "volume %s is attached to a node that was not recorded; without its id the call would detach all nodes",
 			p.Name)
 	}
-	if err := m.detach(ctx, call, p, v); err != nil {
+	if err := m.detach(ctx, by, p, v); err != nil {
 		return fmt.Errorf("detach volume %s from node %s: %w", p.Name, p.Node, err)
 	}
 	return nil
 }
 
-func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Placement, v registry.Volume) error {
+func (m *Mediator) detach(ctx context.Context, by intent.Caller, p registry.Placement, v registry.Volume) error {
 	secrets, err := m.resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return err
@@ -154,19 +154,19 @@ func (m *Mediator) detach(ctx context.Context, call registry.Call, p registry.Pl
 		VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets,
 		Private: csi.Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
 	}
-	if _, err := m.await(ctx, p.Volume.Plugin); err != nil {
+	if _, err := m.await(ctx, by, p.Volume.Plugin); err != nil {
 		return err
 	}
 	open := registry.Intent{
-		Volume: p.Volume, Name: p.Name, RPC: registry.ControllerUnpublishRPC, Operation: call.ID,
+		Volume: p.Volume, Name: p.Name, RPC: registry.ControllerUnpublishRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
 	}
 	return m.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return detaching(view, p.Volume) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, p.Volume.Plugin)
+			inst, err := m.await(ctx, by, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}

@@ -32,7 +32,7 @@ func (m *Mediator) AwaitAttach(ctx context.Context, v registry.Volume, waits fun
 }
 
 // AwaitDetach returns once the plugin can be asked to detach the volume, or has not to be.
-func (m *Mediator) AwaitDetach(ctx context.Context, key registry.VolumeKey, waits func(what string)) error {
+func (m *Mediator) AwaitDetach(ctx context.Context, by intent.Caller, key registry.VolumeKey, waits func(what string)) error {
 	var p registry.Placement
 	if err := m.log.View(ctx, func(view registry.View) error { p, _ = view.Placement(key); return nil }); err != nil {
 		return err
@@ -41,15 +41,15 @@ func (m *Mediator) AwaitDetach(ctx context.Context, key registry.VolumeKey, wait
 		return nil
 	}
 	waits(fmt.Sprintf("the controller of plugin %s", key.Plugin))
-	if _, err := m.await(ctx, key.Plugin); err != nil {
+	if _, err := m.await(ctx, by, key.Plugin); err != nil {
 		return fmt.Errorf("detach volume %s: %w", p.Name, err)
 	}
 	return nil
 }
 
 // await is the plugin's healthy controller.
-func (m *Mediator) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	ctx, cancel := intent.Waiting(ctx)
+func (m *Mediator) await(ctx context.Context, by intent.Caller, id registry.PluginID) (registry.Instance, error) {
+	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
 	inst, err := m.plugins.Await(ctx, registry.RoleController, id)
 	if err != nil {
@@ -72,7 +72,7 @@ func (m *Mediator) attaches(v registry.Volume, p registry.Placement) bool {
 
 // Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end, by the same call
 // again. nil says that it has one, whichever. Whoever calls it holds the volume's lane.
-func (m *Mediator) Settle(ctx context.Context, call registry.Call, open registry.Intent) error {
+func (m *Mediator) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var p registry.Placement
 	var v registry.Volume
 	err := m.log.View(ctx, func(view registry.View) error {
@@ -85,11 +85,11 @@ func (m *Mediator) Settle(ctx context.Context, call registry.Call, open registry
 	}
 	switch open.RPC {
 	case registry.ControllerPublishRPC:
-		err = m.attach(ctx, call, v, p.Attached, p.Node)
+		err = m.attach(ctx, by, v, p.Attached, p.Node)
 	case registry.ControllerUnpublishRPC:
-		err = m.detach(ctx, call, p, v)
+		err = m.detach(ctx, by, p, v)
 	case registry.ControllerExpandRPC:
-		err = m.enlarge(ctx, call, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
+		err = m.enlarge(ctx, by, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is no call of a controller for a volume in use", open.RPC)
 	}

@@ -165,11 +165,11 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	opened.Volume.External = creating(spec)
 	var clash error // two creations were answered with one volume at the same time: the second is uncertain
 	err = m.drive(ctx, intent.Call{
-		Intent: opened, Policy: how.policy, Again: how.again,
+		Intent: opened, Policy: how.policy, NextDrive: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, spec.Plugin)
+			inst, err := m.await(ctx, intent.Caller{}, spec.Plugin)
 			if err != nil {
 				return err
 			}

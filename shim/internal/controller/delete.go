@@ -119,7 +119,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 	}
 	return m.drive(ctx, intent.Call{
 		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
-		Again: again,
+		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName())
 			v.State = registry.VolumeDeleting
@@ -127,7 +127,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 		},
 		Renew: func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, v.Plugin)
+			inst, err := m.await(ctx, intent.Caller{}, v.Plugin)
 			if err != nil {
 				return err
 			}

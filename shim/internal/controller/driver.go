@@ -5,6 +5,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
 )
 
 // Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a call that
@@ -23,7 +24,7 @@ type Driver interface {
 type Node interface {
 	// Grow has the node see to an expansion that is pending, if the volume is where it can. What the plugin refuses for certain is recorded,
 	// and no error.
-	Grow(ctx context.Context, call registry.Call, key registry.VolumeKey) error
+	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey) error
 	// Grows says whether Grow would have something to do.
 	Grows(view registry.View, v registry.Volume) bool
 }

@@ -13,7 +13,7 @@ import (
 
 // enlarge drives ControllerExpandVolume to its end.
 func (m *Mediator) enlarge(
-	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
 		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
@@ -30,13 +30,13 @@ func (m *Mediator) enlarge(
 	}
 	vague := before.Open() // something may be made of the request that nobody knows of
 	var answer csi.Expanded
-	open := base(registry.ControllerExpandRPC, registry.Call{ID: call.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
+	open := base(registry.ControllerExpandRPC, registry.Call{ID: by.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.drive(ctx, intent.Call{
-		Intent: open, Policy: p,
+		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, v.Plugin)
+			inst, err := m.await(ctx, by, v.Plugin)
 			if err != nil {
 				return err
 			}

@@ -35,7 +35,7 @@ func (m *Mediator) Expand(
 	if err != nil {
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
-	if err := m.expandIn(ctx, call, name, want, w); err != nil {
+	if err := m.expandIn(ctx, intent.Caller{Call: call}, name, want, w); err != nil {
 		m.leaves()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
@@ -132,7 +132,7 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 
 // expandIn expands the volume in its lanes: that of its name, and that of what it is called by now.
 func (m *Mediator) expandIn(
-	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange, w way,
+	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w way,
 ) error {
 	leave, err := m.Lanes.Enter(ctx, name, "its expansion")
 	if err != nil {
@@ -151,7 +151,7 @@ func (m *Mediator) expandIn(
 	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished what was open, meanwhile
 		return err
 	}
-	v, asked, err := m.earlier(ctx, call, v, want, w)
+	v, asked, err := m.earlier(ctx, by, v, want, w)
 	if err != nil {
 		return err
 	}
@@ -163,14 +163,14 @@ func (m *Mediator) expandIn(
 	case !v.Expansion.Open() && v.Capacity >= want.Required:
 		err = m.withdraw(ctx, v)
 	case w.controller:
-		err = m.enlarge(ctx, call, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
+		err = m.enlarge(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
 	case v.Expansion.Node.Required < want.Required || v.Unmade() && v.Expansion.Node != want:
 		err = m.leaveToNode(ctx, v, want, w)
 	}
 	if err != nil {
 		return err
 	}
-	if err := m.grow(ctx, call, v, !asked); err != nil {
+	if err := m.grow(ctx, by, v, !asked); err != nil {
 		return err
 	}
 	return m.possible(ctx, name, want)
@@ -179,37 +179,37 @@ func (m *Mediator) expandIn(
 // earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What the node has
 // answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node was asked for what is pending.
 func (m *Mediator) earlier(
-	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange, w way,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way,
 ) (now registry.Volume, asked bool, err error) {
 	open, err := m.opened(ctx, v)
 	if err != nil {
 		return v, false, err
 	}
 	if open != registry.ControllerExpandRPC { // which comes first where it is open
-		if v, asked, err = m.nodeFirst(ctx, call, v, want); err != nil {
+		if v, asked, err = m.nodeFirst(ctx, by, v, want); err != nil {
 			return v, asked, err
 		}
 	}
 	if e := v.Expansion; !e.Open() || e.Asked == want || !w.controller {
 		return v, asked, nil
 	}
-	if err := m.enlarge(ctx, call, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
+	if err := m.enlarge(ctx, by, v, v.Expansion.Asked, w, intent.PolicyOf(registry.ControllerExpandRPC)); err != nil {
 		return v, asked, fmt.Errorf("%d bytes were asked for before, and what became of that has to be known first: %w",
 			v.Expansion.Asked.Required, err)
 	}
 	if v, err = m.volume(ctx, v.VolumeName()); err != nil {
 		return v, asked, err
 	}
-	return m.nodeFirst(ctx, call, v, want)
+	return m.nodeFirst(ctx, by, v, want)
 }
 
 // nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or it cannot be.
 func (m *Mediator) nodeFirst(
-	ctx context.Context, call registry.Call, v registry.Volume, want registry.CapacityRange,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
 	e := v.Expansion
 	vague := e.Refused != "" && intent.Vague(e.Refused)
-	if err := m.grow(ctx, call, v, vague); err != nil {
+	if err := m.grow(ctx, by, v, vague); err != nil {
 		return v, false, err
 	}
 	err = m.log.View(ctx, func(view registry.View) error {
@@ -240,7 +240,7 @@ func (m *Mediator) opened(ctx context.Context, v registry.Volume) (rpc registry.
 }
 
 // grow has the node see to what is pending, if it can. again: also to what it has refused, unless CSI forbids that.
-func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volume, again bool) error {
+func (m *Mediator) grow(ctx context.Context, by intent.Caller, v registry.Volume, again bool) error {
 	if m.Node == nil {
 		return nil
 	}
@@ -257,7 +257,7 @@ func (m *Mediator) grow(ctx context.Context, call registry.Call, v registry.Volu
 			return err
 		}
 	}
-	return m.Node.Grow(ctx, call, v.VolumeKey())
+	return m.Node.Grow(ctx, by, v.VolumeKey())
 }
 
 // offline is nil if the volume may be expanded now. One that was only claimed so far is not used yet.

@@ -32,6 +32,8 @@ type Options struct {
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
 	// Node has the node see to expansions. nil: nobody does.
 	Node Node
+	// Pause is that of the shim. nil: there never is one.
+	Pause *intent.Pause
 	// Now tells the wall time, for people.
 	Now    func() time.Time
 	Logger hclog.Logger
@@ -61,7 +63,7 @@ func (m *Mediator) controller(ctx context.Context, id registry.PluginID, certain
 			return inst, false, nil
 		}
 	}
-	if inst, err = m.await(ctx, id); err != nil {
+	if inst, err = m.await(ctx, intent.Caller{}, id); err != nil {
 		return inst, false, err
 	}
 	return inst, true, nil
@@ -238,5 +240,5 @@ func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) 
 }
 
 func (m *Mediator) drive(ctx context.Context, c intent.Call) error {
-	return intent.Drive(ctx, m.log, m.Now, c)
+	return intent.Sender{State: m.log, Now: m.Now, Pause: m.Pause, Drain: intent.DrainTime}.Send(ctx, c)
 }

@@ -14,6 +14,7 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
 
@@ -21,6 +22,7 @@ var (
 	key  = registry.VolumeKey{Plugin: "ebs", External: "vol-data"}
 	name = registry.VolumeName{Namespace: "default", ID: "data"}
 	call = registry.Call{ID: "op-1", Method: "Test", Digest: "d"}
+	by   = intent.Caller{Call: call}
 )
 
 // plugin is a controller plugin in memory. It keeps what it made, and a journal of what it was asked.

@@ -195,7 +195,7 @@ func (m *Mediator) resumeExpansion(ctx context.Context, v registry.Volume) error
 	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.Node == nil {
 		return err
 	}
-	return m.Node.Grow(intent.Round(ctx, pace.First), registry.Call{}, v.VolumeKey())
+	return m.Node.Grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey())
 }
 
 // settleExpansion has an open ControllerExpandVolume of the volume sent again.
@@ -209,7 +209,7 @@ func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName
 	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
 		return err
 	}
-	return intent.Settled(m.enlarge(ctx, registry.Call{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
+	return intent.Settled(m.enlarge(ctx, intent.Caller{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
 }
 
 // expands says whether an expansion of the volume is under way that goes on by itself.

@@ -39,9 +39,9 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 		}},
 		registry.DeleteVolumeRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error { return m.Delete(ctx, call, name) }},
 		registry.ControllerPublishRPC: {[]registry.Record{ready(), claimed()}, func(m *Mediator, ctx context.Context) error {
-			return m.Attach(ctx, call, ready(), usage(), "i-1")
+			return m.Attach(ctx, by, ready(), usage(), "i-1")
 		}},
-		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Mediator, ctx context.Context) error { return m.Detach(ctx, call, key) }},
+		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Mediator, ctx context.Context) error { return m.Detach(ctx, by, key) }},
 		registry.ControllerExpandRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error {
 			_, err := m.Expand(ctx, call, name, upTo(large, 0))
 			return err
@@ -72,7 +72,7 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.Mediator = New(d.log, d.plugin, d.plugins, &safe{}, Options{Lanes: &lane.Lanes{}, Now: time.Now})
-	if err := d.Mediator.Attach(t.Context(), call, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+	if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
 	d.expect()

@@ -335,10 +335,10 @@ func TestExternalIDIsOpaque(t *testing.T) {
 		c := claimed()
 		c.Volume = v.VolumeKey()
 		d.put(c)
-		if err := d.Mediator.Attach(t.Context(), call, v, usage(), "i-1"); err != nil {
+		if err := d.Mediator.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
-		if err := d.Mediator.Detach(t.Context(), call, v.VolumeKey()); err != nil {
+		if err := d.Mediator.Detach(t.Context(), by, v.VolumeKey()); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		d.drop(c.Key())
@@ -369,7 +369,7 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	c := claimed()
 	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
 	d.put(c)
-	if err := d.Mediator.Attach(t.Context(), call, other, usage(), "i-1"); err != nil {
+	if err := d.Mediator.Attach(t.Context(), by, other, usage(), "i-1"); err != nil {
 		t.Error(err)
 	}
 	if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {

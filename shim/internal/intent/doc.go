@@ -1,11 +1,11 @@
-// Package intent drives one CSI call that changes something: a record of the call is durable before it is sent, and closed in the
-// same commit that says what became of it. So nobody ever has to guess whether a call left.
+// Package intent makes CSI calls that change something. A Sender commits an intent before it sends a call, retries the
+// call as a table says (Policies), and closes the intent in the commit that stores the outcome. Locks serialize all
+// work on a volume.
 //
-// At most one intent is open per volume. While one is open, only the same call (same RPC, same hash) or its undo may be sent for
-// that volume; everything else is ErrConflict and says which call is uncertain. An answered call is done or failed; anything else
-// (no answer, a code that does not say, an ended context) is uncertain, and its intent stays.
+// At most one intent is open per volume. While it is open, only the same call (same RPC, same hash) or its undo may be
+// sent for the volume (Legal). Anything else is an ErrConflict that names the open call. A call is done, failed or
+// uncertain. It is uncertain without an answer, after an answer that does not say whether the call took effect, and
+// after its context has ended. The intent of an uncertain call stays open.
 //
-// What a caller marks as sent in Before stays sent when the call fails: whatever was ever sent gets undone (rule U).
-//
-// Which code is tried again, how often, how soon and with which deadline is a table (Policies): CSI spec, "Error Scheme".
+// What Call.Before marks as sent stays sent when the call fails, so whatever was sent gets undone.
 package intent

@@ -44,8 +44,8 @@ type reign struct {
 	doctor  *doctor.Doctor
 	mounts  *doctor.Watch
 
-	recess    intent.Recess   // while the shim is quiesced
-	ctx       context.Context // of the use cases, which keep the recess
+	pause     intent.Pause    // while the shim is quiesced
+	ctx       context.Context // of the use cases
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
 	work      sync.WaitGroup // the loops that have plugins change something, and write down what became of that
@@ -58,7 +58,7 @@ type reign struct {
 	eyes     sync.WaitGroup
 }
 
-var errReleased = registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo)
+var errReleased = registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased)
 
 // open builds a reign for what the host has said of itself.
 func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*reign, error) {
@@ -71,7 +71,7 @@ func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*re
 		return nil, err
 	}
 	r := &reign{node: hello.Node, pulse: &rpc.Pulse{}}
-	r.ctx, r.cancel = context.WithCancelCause(intent.Observing(t.life, &r.recess, nil))
+	r.ctx, r.cancel = context.WithCancelCause(t.life)
 	r.watching, r.blind = context.WithCancelCause(t.life)
 	m := newMachine(d)
 	var around doctor.Surroundings
@@ -174,12 +174,12 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	lanes, log := &lane.Lanes{}, r.store
 	suspended := suspend.New(layout.Suspensions())
 	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
-		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Now: time.Now, Expected: expected,
+		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Pause: &r.pause, Now: time.Now, Expected: expected,
 		Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(log, r.fleet, r.table, t.callbacks, controller.Options{
-		Lanes: lanes, Node: stager, Expected: expected, Now: time.Now, Logger: t.log.Named("volumes"),
+		Lanes: lanes, Node: stager, Expected: expected, Pause: &r.pause, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = task.NewTasks(supervisor, d, layout, hello.Operations)
@@ -282,7 +282,7 @@ func (r *reign) release() (rest func() error, err error) {
 func (r *reign) active() *rpc.Active {
 	return &rpc.Active{
 		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
-		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Recess: &r.recess,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
 	}
 }
 

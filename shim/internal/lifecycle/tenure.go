@@ -163,7 +163,7 @@ func (t *Tenure) Activate(ctx context.Context, h rpc.Handover) error {
 		return registry.Errorf(registry.ErrConflict, "nobody has said Hello to this shim yet")
 	case state == Quiesced:
 		_, err := t.move(Active)
-		t.current().recess.End()
+		t.current().pause.End()
 		t.server.Resume()
 		return err
 	case state == Active && h.Resume:
@@ -216,9 +216,9 @@ func (t *Tenure) Quiesce(ctx context.Context, long time.Duration) (openIntents i
 		return 0, err
 	}
 	if r := t.current(); long > 0 {
-		r.recess.Begin()
+		r.pause.Begin()
 	} else { // all of it is waited for
-		r.recess.End()
+		r.pause.End()
 	}
 	waited := t.server.Quiesce(ctx, long)
 	st := t.Status()

@@ -480,13 +480,14 @@ func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 	drive := func() (waits, sent chan struct{}) {
 		waits, sent = make(chan struct{}, 1), make(chan struct{})
 		r := p.current()
-		ctx := intent.Observing(t.Context(), &r.recess, func(begins bool) {
+		r.pause.Notify(func(_ registry.OperationID, begins bool) {
 			if begins {
 				waits <- struct{}{}
 			}
 		})
 		go func() {
-			err := intent.Drive(ctx, registrytest.NewLog(time.Now), time.Now, intent.Call{
+			sender := intent.Sender{State: registrytest.NewLog(time.Now), Now: time.Now, Pause: &r.pause}
+			err := sender.Send(t.Context(), intent.Call{
 				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"}, RPC: registry.NodeStageRPC, Hash: "h"},
 				Do:     func(context.Context) error { close(sent); return nil },
 			})

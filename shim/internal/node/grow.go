@@ -16,7 +16,7 @@ import (
 // What the plugin refuses for certain is recorded and told, and is no error: who uses the volume goes on with the size that it has. It
 // is asked again when the volume is mounted anew, not before (CSI NodeExpandVolume: "Caller MUST NOT retry"). Whoever calls it holds the
 // volume's lane.
-func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
+func (s *Stager) Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	var st state
 	var open registry.Intent
 	err := s.log.View(ctx, func(view registry.View) error {
@@ -37,7 +37,7 @@ func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.Volu
 	case !here || !again && st.volume.Expansion.Refused != "":
 		return nil
 	}
-	inst, err := s.await(ctx, key.Plugin)
+	inst, err := s.await(ctx, by, key.Plugin)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (s *Stager) Grow(ctx context.Context, call registry.Call, key registry.Volu
 	case !fits(inst, st):
 		return nil
 	}
-	if err := s.grow(ctx, call, st, at); err != nil {
+	if err := s.grow(ctx, by, st, at); err != nil {
 		return fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
 	}
 	return nil
@@ -124,7 +124,7 @@ func (s *Stager) site(st state, again bool) (site, bool) {
 	return site{}, false
 }
 
-func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where site) error {
+func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where site) error {
 	v := st.volume
 	secrets, err := s.resolve(ctx, v)
 	if err != nil {
@@ -135,12 +135,12 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 		Private: csi.Private{Contexts: []map[string]string{v.Context, st.place.Publish}},
 	}
 	open := registry.Intent{
-		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC, Operation: call.ID,
+		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.NodeExpandRPC, request, where.at.Host, where.staged.Host),
 	}
 	refused, capacity := false, int64(0)
 	err = s.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, known := view.VolumeByKey(open.Volume)
 			if !known {
@@ -151,7 +151,7 @@ func (s *Stager) grow(ctx context.Context, call registry.Call, st state, where s
 		},
 		Renew: func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, v.Plugin)
+			inst, err := s.await(ctx, by, v.Plugin)
 			if err != nil {
 				return err
 			}

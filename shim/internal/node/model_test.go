@@ -10,6 +10,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Any story of three allocs and two volumes, with calls that fail, get lost before or after their effect, and with a process or a
@@ -96,7 +97,7 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			id, a := someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc")
-			key, call, v := keyOf(id, a), registry.Call{}, volumeOf(id)
+			key, call, v := keyOf(id, a), intent.Caller{}, volumeOf(id)
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
 				_ = w.mediator.Detach(ctx, call, key.Volume)

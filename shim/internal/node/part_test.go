@@ -11,6 +11,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 )
 
@@ -190,7 +191,7 @@ func TestPartsThatCannotBe(t *testing.T) {
 	}
 	w.mustUp("a1", shared())
 	w.failNext(unpublish, lost)
-	_ = w.stager.Unpublish(t.Context(), registry.Call{}, key)
+	_ = w.stager.Unpublish(t.Context(), intent.Caller{}, key)
 	if _, err := w.stager.MountParts(t.Context(), key, both); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("of what may not be published any more: %v", err)
 	}

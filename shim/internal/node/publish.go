@@ -17,7 +17,7 @@ import (
 // Publish has the plugin publish the volume for one request of an alloc, and returns where. What is published already for an equal
 // usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
 func (s *Stager) Publish(
-	ctx context.Context, call registry.Call, v registry.Volume, key registry.ClaimKey, u registry.Usage,
+	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
 ) (hooks.Published, error) {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -29,7 +29,7 @@ func (s *Stager) Publish(
 			return at, err
 		}
 	}
-	inst, err := s.await(ctx, v.Plugin)
+	inst, err := s.await(ctx, by, v.Plugin)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -43,7 +43,7 @@ func (s *Stager) Publish(
 		}
 	}
 	r.Usage = u
-	at, err := s.publish(ctx, call, v, r, st, inst)
+	at, err := s.publish(ctx, by, v, r, st, inst)
 	if err != nil {
 		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
 	}
@@ -70,7 +70,7 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 }
 
 func (s *Stager) publish(
-	ctx context.Context, call registry.Call, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
+	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 ) (at hooks.Published, err error) {
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
 	stages := !v.Ephemeral && (st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
@@ -82,15 +82,15 @@ func (s *Stager) publish(
 	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
 		return at, err
 	}
-	open := s.intent(registry.NodePublishRPC, call, r, v.VolumeName())
+	open := s.intent(registry.NodePublishRPC, by, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
 	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
 	err = s.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, v.Plugin)
+			inst, err := s.await(ctx, by, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -188,7 +188,7 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 }
 
 // Unpublish has the plugin unpublish what was published for the claim, and forgets it. Without a ref there is nothing to do.
-func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry.ClaimKey) error {
+func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
 		return err
@@ -197,16 +197,16 @@ func (s *Stager) Unpublish(ctx context.Context, call registry.Call, key registry
 	if !found {
 		return nil
 	}
-	if _, err := s.await(ctx, key.Volume.Plugin); err != nil {
+	if _, err := s.await(ctx, by, key.Volume.Plugin); err != nil {
 		return err
 	}
-	if err := s.unpublish(ctx, call, r, st.volume.VolumeName()); err != nil {
+	if err := s.unpublish(ctx, by, r, st.volume.VolumeName()); err != nil {
 		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request, err)
 	}
 	return nil
 }
 
-func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.Ref, name registry.VolumeName) error {
+func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref, name registry.VolumeName) error {
 	if err := s.unmountParts(ctx, r); err != nil {
 		return err
 	}
@@ -214,17 +214,17 @@ func (s *Stager) unpublish(ctx context.Context, call registry.Call, r registry.R
 	request := csi.UnpublishRequest{
 		VolumeID: r.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, r.Volume) },
 	}
-	open := s.intent(registry.NodeUnpublishRPC, call, r, name)
+	open := s.intent(registry.NodeUnpublishRPC, by, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""
 	return s.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
 			r.Publish = registry.MarkSent
 			return registry.Change{Put: []registry.Record{r}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, r.Volume.Plugin)
+			inst, err := s.await(ctx, by, r.Volume.Plugin)
 			if err != nil {
 				return err
 			}
@@ -258,8 +258,8 @@ func (s *Stager) tidyTarget(r registry.Ref) string {
 }
 
 // intent is the intent of a call for one publish.
-func (s *Stager) intent(rpc registry.RPC, call registry.Call, r registry.Ref, name registry.VolumeName) registry.Intent {
+func (s *Stager) intent(rpc registry.RPC, by intent.Caller, r registry.Ref, name registry.VolumeName) registry.Intent {
 	return registry.Intent{
-		Volume: r.Volume, Name: name, RPC: rpc, Alloc: r.Alloc, Request: r.Request, Operation: call.ID,
+		Volume: r.Volume, Name: name, RPC: rpc, Alloc: r.Alloc, Request: r.Request, Operation: by.ID,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 )
 
@@ -68,13 +69,13 @@ func rotated(t *testing.T, rpc registry.RPC, values safe, wanted string, sent []
 	v, key := volumeOf("one"), keyOf("one", "a1")
 	_, err := w.ledger.Take(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()})
 	if err == nil {
-		err = w.mediator.Attach(t.Context(), registry.Call{}, v, shared(), "i-1")
+		err = w.mediator.Attach(t.Context(), intent.Caller{}, v, shared(), "i-1")
 	}
 	if err == nil && rpc == stage {
-		err = w.stager.Stage(t.Context(), registry.Call{}, v, shared())
+		err = w.stager.Stage(t.Context(), intent.Caller{}, v, shared())
 	}
 	if err == nil && rpc == publish {
-		_, err = w.stager.Publish(t.Context(), registry.Call{}, v, key, shared())
+		_, err = w.stager.Publish(t.Context(), intent.Caller{}, v, key, shared())
 	}
 	if call, is := errors.AsType[*registry.CallError](err); (err == nil) != good || !good && (!is || call.Code != "UNAUTHENTICATED") {
 		t.Errorf("%v", err)

@@ -12,7 +12,7 @@ import (
 
 // Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one. What is staged already for an equal usage
 // stays as it is. The volume has a claim and, where its plugin attaches, is attached. ErrConflict says who uses it otherwise.
-func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage) error {
+func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error {
 	if v.Ephemeral {
 		return nil
 	}
@@ -27,7 +27,7 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 	if stands && st.place.Staged == u.Staging() {
 		return nil
 	}
-	inst, err := s.await(ctx, v.Plugin)
+	inst, err := s.await(ctx, by, v.Plugin)
 	if err != nil {
 		return err
 	}
@@ -42,10 +42,10 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
-	if err := s.undoOpenPublish(ctx, call, st); err != nil {
+	if err := s.undoOpenPublish(ctx, by, st); err != nil {
 		return err
 	}
-	if err := s.stage(ctx, call, v, u.Staging(), st.place, inst); err != nil {
+	if err := s.stage(ctx, by, v, u.Staging(), st.place, inst); err != nil {
 		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 	}
 	return nil
@@ -53,7 +53,7 @@ func (s *Stager) Stage(ctx context.Context, call registry.Call, v registry.Volum
 
 // undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to be sent before the
 // same publish could be.
-func (s *Stager) undoOpenPublish(ctx context.Context, call registry.Call, st state) error {
+func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st state) error {
 	var open registry.Intent
 	err := s.log.View(ctx, func(view registry.View) error {
 		open, _ = view.Intent(st.place.Volume)
@@ -63,7 +63,7 @@ func (s *Stager) undoOpenPublish(ctx context.Context, call registry.Call, st sta
 	if err != nil || open.RPC != registry.NodePublishRPC || !found {
 		return err
 	}
-	if err := s.unpublish(ctx, call, r, open.Name); err != nil {
+	if err := s.unpublish(ctx, by, r, open.Name); err != nil {
 		return fmt.Errorf("undo the publish of volume %s for alloc %s as %q: %w", open.Name, r.Alloc, r.Request, err)
 	}
 	return nil
@@ -85,7 +85,7 @@ func (s *Stager) stands(st state) (bool, error) {
 }
 
 func (s *Stager) stage(
-	ctx context.Context, call registry.Call, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance,
+	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance,
 ) error {
 	at := p.StagedAt
 	if p.Stage == registry.MarkNone {
@@ -100,17 +100,17 @@ func (s *Stager) stage(
 		return err
 	}
 	open := registry.Intent{
-		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: call.ID,
+		Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeStageRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.NodeStageRPC, request, at.Host),
 	}
 	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
 	mounts := false
 	return s.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, v.Plugin)
+			inst, err := s.await(ctx, by, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -169,31 +169,31 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 
 // Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
 // unstages it.
-func (s *Stager) Unstage(ctx context.Context, call registry.Call, key registry.VolumeKey) error {
+func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	st, err := s.state(ctx, key)
 	if err != nil || st.place.Stage == registry.MarkNone || len(st.refs) > 0 {
 		return err
 	}
-	if _, err := s.await(ctx, key.Plugin); err != nil {
+	if _, err := s.await(ctx, by, key.Plugin); err != nil {
 		return err
 	}
-	if err := s.unstage(ctx, call, st.place); err != nil {
+	if err := s.unstage(ctx, by, st.place); err != nil {
 		return fmt.Errorf("unstage volume %s: %w", st.place.Name, err)
 	}
 	return nil
 }
 
-func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Placement) error {
+func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Placement) error {
 	request := csi.UnstageRequest{
 		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
 	}
 	open := registry.Intent{
-		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: call.ID,
+		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),
 	}
 	left := ""
 	return s.drive(ctx, intent.Call{
-		Intent: open,
+		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
 			st := stateOf(view, p.Volume)
 			if len(st.refs) > 0 {
@@ -203,7 +203,7 @@ func (s *Stager) unstage(ctx context.Context, call registry.Call, p registry.Pla
 			return registry.Change{Put: []registry.Record{st.place}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, p.Volume.Plugin)
+			inst, err := s.await(ctx, by, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}

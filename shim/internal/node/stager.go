@@ -30,6 +30,8 @@ type Options struct {
 	Lanes *lane.Lanes
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *suspend.Calls
+	// Pause is that of the shim. nil: there never is one.
+	Pause *intent.Pause
 	// Now tells the wall time, for people.
 	Now func() time.Time
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
@@ -101,8 +103,8 @@ func (st state) users() string {
 }
 
 // await is the plugin's active node instance.
-func (s *Stager) await(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	ctx, cancel := intent.Waiting(ctx)
+func (s *Stager) await(ctx context.Context, by intent.Caller, id registry.PluginID) (registry.Instance, error) {
+	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
 	inst, err := s.plugins.Await(ctx, registry.RoleNode, id)
 	if err != nil {
@@ -261,7 +263,7 @@ func conflict(format string, args ...any) error {
 }
 
 func (s *Stager) drive(ctx context.Context, c intent.Call) error {
-	return intent.Drive(ctx, s.log, s.Now, c)
+	return intent.Sender{State: s.log, Now: s.Now, Pause: s.Pause, Drain: intent.DrainTime}.Send(ctx, c)
 }
 
 // told is the event of a call that is done.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 )
 
@@ -100,7 +101,7 @@ func TestContextsReachTheNode(t *testing.T) {
 	if _, err := w.ledger.Take(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.mediator.Attach(ctx, registry.Call{}, v, shared(), "i-1"); err != nil {
+	if err := w.mediator.Attach(ctx, intent.Caller{}, v, shared(), "i-1"); err != nil {
 		t.Fatal(err)
 	}
 	w.crash()
@@ -155,7 +156,7 @@ func TestUsageComparedByValue(t *testing.T) {
 		t.Errorf("read-only is the publish's: %+v, %+v", w.last.stage.Usage, w.last.publish.Usage)
 	}
 	// Without the ledger, which refuses it too:
-	err := w.stager.Stage(t.Context(), registry.Call{}, volumeOf("one"), options("sync"))
+	err := w.stager.Stage(t.Context(), intent.Caller{}, volumeOf("one"), options("sync"))
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "a1") || !strings.Contains(err.Error(), "a2") {
 		t.Errorf("%v", err)
 	}
@@ -376,7 +377,7 @@ func TestUncertainCallIsSettledFirst(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	w.take()
-	err := w.stager.Unpublish(t.Context(), registry.Call{}, keyOf("one", "a1"))
+	err := w.stager.Unpublish(t.Context(), intent.Caller{}, keyOf("one", "a1"))
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "NodePublishVolume") || !strings.Contains(err.Error(), "alloc a2") {
 		t.Errorf("%v", err)
 	}
@@ -403,10 +404,10 @@ func TestUncertainCallIsSettledFirst(t *testing.T) {
 func TestRefusedCallLeavesNoDirectory(t *testing.T) {
 	w := open(t)
 	v, ctx := volumeOf("one"), t.Context()
-	if err := w.stager.Stage(ctx, registry.Call{}, v, shared()); !errors.Is(err, registry.ErrConflict) {
+	if err := w.stager.Stage(ctx, intent.Caller{}, v, shared()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("stage without a claim: %v", err)
 	}
-	if _, err := w.stager.Publish(ctx, registry.Call{}, v, keyOf("one", "a1"), shared()); !errors.Is(err, registry.ErrConflict) {
+	if _, err := w.stager.Publish(ctx, intent.Caller{}, v, keyOf("one", "a1"), shared()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("publish without a claim: %v", err)
 	}
 	w.expect()
@@ -485,8 +486,8 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 	w := open(t)
 	v, key, ctx := volumeOf("one"), keyOf("one", "a1"), t.Context()
 	steps := map[string]func() error{
-		"stage without a claim":   func() error { return w.stager.Stage(ctx, registry.Call{}, v, shared()) },
-		"publish without a claim": func() error { _, err := w.stager.Publish(ctx, registry.Call{}, v, key, shared()); return err },
+		"stage without a claim":   func() error { return w.stager.Stage(ctx, intent.Caller{}, v, shared()) },
+		"publish without a claim": func() error { _, err := w.stager.Publish(ctx, intent.Caller{}, v, key, shared()); return err },
 	}
 	for what, step := range steps {
 		if err := step(); !errors.Is(err, registry.ErrConflict) {
@@ -596,7 +597,7 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 				return expected && role == registry.RoleController && id == v.Plugin
 			},
 		})
-		if err := s.Stage(t.Context(), registry.Call{}, v, shared()); errors.Is(err, registry.ErrConflict) != expected {
+		if err := s.Stage(t.Context(), intent.Caller{}, v, shared()); errors.Is(err, registry.ErrConflict) != expected {
 			t.Errorf("%s: %v", what, err)
 		}
 		if expected {

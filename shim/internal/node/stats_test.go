@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 )
 
@@ -49,7 +50,7 @@ func TestStatsOfWhatIsStaged(t *testing.T) {
 	if _, err := w.up(t.Context(), "one", "a1", shared()); err == nil {
 		t.Fatal("it is published")
 	}
-	if err := w.stager.Unpublish(t.Context(), registry.Call{}, keyOf("one", "a1")); err != nil {
+	if err := w.stager.Unpublish(t.Context(), intent.Caller{}, keyOf("one", "a1")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.stager.Stats(t.Context(), one); err != nil {

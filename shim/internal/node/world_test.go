@@ -12,6 +12,7 @@ import (
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/node"
 )
@@ -90,7 +91,7 @@ func shared() registry.Usage {
 
 // up is the story of an alloc that gets its volume.
 func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID, u registry.Usage) (registry.Tree, error) {
-	v, key, call := volumeOf(id), keyOf(id, a), registry.Call{ID: "op"}
+	v, key, call := volumeOf(id), keyOf(id, a), intent.Caller{Call: registry.Call{ID: "op"}}
 	c, err := w.ledger.Take(ctx, registry.Claim{Volume: key.Volume, Alloc: a, Request: key.Request, Node: "n1", Usage: u})
 	if err != nil {
 		return registry.Tree{}, err
@@ -117,7 +118,7 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 
 // down is the story of an alloc that gives its volume back.
 func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.AllocID) error {
-	key, call := keyOf(id, a), registry.Call{}
+	key, call := keyOf(id, a), intent.Caller{}
 	return w.steps(ctx,
 		func(ctx context.Context) error {
 			return w.settled(ctx, key, registry.NodePublishRPC, registry.NodeUnpublishRPC)
@@ -145,9 +146,9 @@ func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...r
 	case !found || own || open.Alloc == "" && !used && len(follows) == 2 && !open.RPC.Expands():
 		return nil
 	case open.RPC == registry.ControllerExpandRPC || open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC:
-		return w.mediator.Settle(ctx, registry.Call{}, open)
+		return w.mediator.Settle(ctx, intent.Caller{}, open)
 	}
-	return w.stager.Settle(ctx, registry.Call{}, open)
+	return w.stager.Settle(ctx, intent.Caller{}, open)
 }
 
 // steps takes one after another until one fails.

@@ -13,7 +13,6 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
 // request is a mutating request.
@@ -39,7 +38,7 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 			return none, err
 		}
 		if first {
-			answer, err := fly(intent.Observing(ctx, a.Recess, func(is bool) { s.flights.waits(f, is) }), a, call, run)
+			answer, err := fly(ctx, a, call, run)
 			f.answer, f.err, f.abandoned = answer, err, err != nil && ctx.Err() != nil
 			s.flights.land(f)
 			s.log.Debug("call", "method", method, "operation", call.ID, "error", err)
@@ -114,14 +113,14 @@ type flights struct {
 	mu     sync.Mutex // guards all below; held for no longer than a look-up
 	under  map[registry.OperationID]*flight
 	closed bool
-	landed chan struct{} // closed when the next flight lands, or begins to wait for the end of a recess; nil: nobody waits for that
+	landed chan struct{} // closed when the next flight lands, or begins to wait for the end of a pause; nil: nobody waits for that
 }
 
 // flight is one call under way. What follows done is readable once that is closed.
 type flight struct {
 	call      registry.Call
 	since     time.Time
-	waits     bool // for the end of a recess: it lands after that, or not here. Guarded by flights
+	waits     bool // for the end of a pause: it lands after that, or not here. Guarded by flights
 	done      chan struct{}
 	answer    any
 	err       error
@@ -157,12 +156,14 @@ func (fs *flights) land(f *flight) {
 	fs.look()
 }
 
-// waits notes that a flight waits for the end of a recess, or does not any more.
-func (fs *flights) waits(f *flight, is bool) {
+// paused notes that a call of the flight of an operation waits for the end of a pause, or does not wait any more.
+func (fs *flights) paused(op registry.OperationID, waits bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	f.waits = is
-	fs.look()
+	if f := fs.under[op]; f != nil {
+		f.waits = waits
+		fs.look()
+	}
 }
 
 // look has whoever waits for flights look again.
@@ -188,7 +189,7 @@ func join[T any](ctx context.Context, f *flight) (answer T, again bool, err erro
 }
 
 // close refuses new flights and waits for those under way; with long only for those that have not been under way for so long, and do not wait for the
-// end of a recess.
+// end of a pause.
 func (fs *flights) close(ctx context.Context, long time.Duration) error {
 	for {
 		landed, wait := fs.closing(long)

@@ -227,28 +227,30 @@ func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 	})
 }
 
-// A call that would begin a CSI call in a recess is not waited for by a Quiesce of what is short. It goes on if the recess ends, and is the next
-// shim's if this one lets go.
-func TestQuiesceDoesNotWaitForTheEndOfARecess(t *testing.T) {
+// A Quiesce with a limit does not wait for an operation whose next CSI call is paused. The operation continues if the
+// pause ends, and is the next shim's if this one releases the state.
+func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
 	for what, c := range map[string]struct {
-		then   func(d *desk, r *intent.Recess)
+		then   func(d *desk, p *intent.Pause)
 		nobody bool
 	}{
-		"the shim goes on": {func(_ *desk, r *intent.Recess) { r.End() }, false},
-		"the shim lets go": {func(d *desk, _ *intent.Recess) {
-			d.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrLetGo))
+		"the shim goes on": {func(_ *desk, p *intent.Pause) { p.End() }, false},
+		"the shim lets go": {func(d *desk, _ *intent.Pause) {
+			d.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased))
 		}, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d, sent := newDesk(t), 0
-			var recess intent.Recess
-			d.server.active.Load().Recess = &recess
+			var pause intent.Pause
+			active := d.server.active.Load()
+			active.Pause = &pause
+			d.server.Set(active)
 			var calls sync.WaitGroup
 			calls.Go(func() {
 				_, err := once(t.Context(), d.server, "Test.Ask", asking("op-1", "a"), func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
 					time.Sleep(2 * time.Millisecond)
-					return "", intent.Drive(ctx, d.log, time.Now, intent.Call{
-						Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
+					return "", intent.Sender{State: d.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
+						Intent: registry.Intent{Operation: "op-1", Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
 						Do:     func(context.Context) error { sent++; return nil },
 					})
 				})
@@ -257,13 +259,13 @@ func TestQuiesceDoesNotWaitForTheEndOfARecess(t *testing.T) {
 				}
 			})
 			synctest.Wait()
-			recess.Begin()
+			pause.Begin()
 			began := time.Now()
 			must(t, d.server.Quiesce(t.Context(), 10*time.Millisecond))
 			if took := time.Since(began); took != 2*time.Millisecond {
 				t.Errorf("%s: it was waited for %v", what, took)
 			}
-			c.then(d, &recess)
+			c.then(d, &pause)
 			calls.Wait()
 		})
 	}

@@ -97,7 +97,7 @@ type Active struct {
 	Volumes    *controller.Mediator
 	Meter      Meter           // nil: there is none
 	Doctor     Doctor          // nil: there is none
-	Recess     *intent.Recess  // that calls keep; nil: there never is one
+	Pause      *intent.Pause   // nil: there never is one
 	Context    context.Context // ends, with its cause, when the shim ceases to be active
 }
 
@@ -130,7 +130,12 @@ func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 }
 
 // Set makes what is served active, or with nil a candidate's again.
-func (s *Server) Set(a *Active) { s.active.Store(a) }
+func (s *Server) Set(a *Active) {
+	if a != nil && a.Pause != nil {
+		a.Pause.Notify(s.flights.paused)
+	}
+	s.active.Store(a)
+}
 
 // Quiesce refuses mutating calls from now on, and waits for those under way, until ctx ends; with long only for those that have not been
 // under way for so long already. What it refuses is made again at the next shim.

@@ -11,19 +11,19 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// A call that is short ends though its shim lets go of the state meanwhile, and what became of it is recorded. One that is long is called off, and so is
-// any for which nobody waits any more; none is begun after that.
-func TestShortCallsEnd(t *testing.T) {
-	const takes, later = Linger / 2, Linger / 5
+// A short call ends though its shim releases the state meanwhile, and its outcome is stored. A long call is cancelled, and
+// so is a call whose caller is gone. No call begins after that.
+func TestShortCallsEndAfterARelease(t *testing.T) {
+	const takes, later = DrainTime / 2, DrainTime / 5
 	for name, c := range map[string]struct {
 		takes time.Duration
 		why   error
 		ends  time.Duration // after its beginning
 		done  bool
 	}{
-		"a short one, and the shim lets go": {takes, registry.Errorf(registry.ErrUnavailable, "%w", ErrLetGo), takes, true},
-		"a long one, and the shim lets go":  {time.Hour, registry.Errorf(registry.ErrUnavailable, "%w", ErrLetGo), Linger, false},
-		"a short one, and its caller goes":  {takes, context.Canceled, later, false},
+		"a short one, and the shim releases the state": {takes, registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), takes, true},
+		"a long one, and the shim releases the state":  {time.Hour, registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), DrainTime, false},
+		"a short one, and its caller goes":             {takes, context.Canceled, later, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -40,14 +40,14 @@ func TestShortCallsEnd(t *testing.T) {
 						return context.Cause(ctx)
 					}
 				})
-				err := Drive(ctx, log, time.Now, call)
+				err := send(ctx, log, call)
 				if took := time.Since(began); (err == nil) != c.done || took != c.ends || sent != 1 {
 					t.Errorf("sent %d times, it ended after %s with %v", sent, took, err)
 				}
 				if _, open, mark, _ := look(t, log); open == c.done || (mark == registry.MarkDone) != c.done {
 					t.Errorf("its intent is open: %t, and its mark %q", open, mark)
 				}
-				if err := Drive(ctx, log, time.Now, call); err == nil || sent != 1 || !errors.Is(err, context.Cause(ctx)) {
+				if err := send(ctx, log, call); err == nil || sent != 1 || !errors.Is(err, context.Cause(ctx)) {
 					t.Errorf("a further call: sent %d times, %v", sent, err)
 				}
 			})
@@ -55,12 +55,12 @@ func TestShortCallsEnd(t *testing.T) {
 	}
 }
 
-// A call's own deadline holds while it lingers.
-func TestLingeringKeepsTheDeadline(t *testing.T) {
+// A call keeps its own deadline while it is drained.
+func TestDrainTimeingKeepsTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		call, done := lingering(ctx)
+		call, done := drained(ctx, DrainTime)
 		defer done()
 		want, _ := ctx.Deadline()
 		if end, has := call.Deadline(); !has || !end.Equal(want) {

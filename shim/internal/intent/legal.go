@@ -13,14 +13,14 @@ import (
 	"holdfast/registry"
 )
 
-// undo is the call that takes back what another one did. CreateVolume has none here: it is repeated first, which tells the id.
+// undo maps a call to the call that undoes it. CreateVolume has none here: it is repeated first, which tells the id.
 var undo = map[registry.RPC]registry.RPC{
 	registry.ControllerPublishRPC: registry.ControllerUnpublishRPC,
 	registry.NodeStageRPC:         registry.NodeUnstageRPC,
 	registry.NodePublishRPC:       registry.NodeUnpublishRPC,
 }
 
-// Legal is nil if next may be sent for a volume whose intent open is open, else an ErrConflict that names the uncertain call.
+// Legal returns nil if next may be sent for a volume whose intent open is open, else an ErrConflict that names open.
 func Legal(open, next registry.Intent) error {
 	if same(open, next) || undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request {
 		return nil
@@ -28,19 +28,19 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// MayRun says whether a call is likely to run at its plugin still: it has not been answered, or so that it does.
+// MayRun reports whether a call is likely to run at its plugin still: it was not answered, or was answered with ABORTED.
 func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// Hasty says whether the undo of an open call would be sent while that one is likely to run. Of two different calls at once for one volume nobody knows
-// which has the last word (CSI spec, "Concurrency"). A call that its own caller has called off is open as such.
+// Hasty reports whether the undo of an open call would be sent while that call is likely to run. The outcome of two
+// different calls at once for one volume is undefined (CSI spec, "Concurrency").
 func Hasty(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
-// same says whether next is the call of open once more.
+// same reports whether next repeats the call of open.
 func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
 
-// Describe says for people which call is open, for whom, since when, and what may be done.
+// Describe says for people which call is open, for which alloc, since when, and what is legal now.
 func Describe(open registry.Intent) string {
 	s := fmt.Sprintf("%s of %s", open.RPC, open.Name)
 	if open.Alloc != "" {
@@ -57,8 +57,8 @@ func Describe(open registry.Intent) string {
 	return s + " is legal"
 }
 
-// Hash is the hash of a request: of the JSON forms of its parts. Secrets and the paths that only one instance knows are not part
-// of that form, so that a request is the same one after a secret was rotated or the plugin was updated.
+// Hash returns the hash of a request: of the JSON forms of its parts. That form has no secrets and no paths that only one
+// instance knows, so the hash stays the same after a secret was rotated or the plugin was updated.
 func Hash(rpc registry.RPC, parts ...any) string {
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
@@ -70,7 +70,7 @@ func Hash(rpc registry.RPC, parts ...any) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// Event is an event that tells what became of the call of i.
+// Event returns an event about the call of i.
 func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Event {
 	e := registry.Event{
 		Kind: kind, Role: RoleOf(i.RPC), Plugin: i.Volume.Plugin, Alloc: i.Alloc, Volume: i.Name, External: i.Volume.External,
@@ -82,7 +82,7 @@ func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Ev
 	return e
 }
 
-// RoleOf is the role of a plugin that serves a call.
+// RoleOf returns the role in which a plugin serves a call.
 func RoleOf(rpc registry.RPC) registry.Role {
 	if strings.HasPrefix(string(rpc), "Node") {
 		return registry.RoleNode
@@ -90,8 +90,8 @@ func RoleOf(rpc registry.RPC) registry.Role {
 	return registry.RoleController
 }
 
-// answers says whether a code is the plugin's own word on the call. The others may come of a call that never reached it.
-func answers(code string) bool {
+// Answers reports whether a code is the plugin's own answer. The other codes may belong to a call that never reached it.
+func Answers(code string) bool {
 	switch code {
 	case "", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE":
 		return false
@@ -99,16 +99,14 @@ func answers(code string) bool {
 	return true
 }
 
-// Answers says whether a code is the plugin's own word on the call.
-func Answers(code string) bool { return answers(code) }
-
-// Vague says whether a code does not say whether the call had an effect.
+// Vague reports whether a code does not say whether the call had an effect.
 func Vague(code string) bool {
 	row, known := common[code]
 	return !known || row.Outcome == registry.OutcomeUncertain
 }
 
-// Silent says whether a code is of a plugin that did not look at the volume: it says nothing of what an earlier try has done.
+// Silent reports whether a plugin that answers with the code did not look at the volume. Such an answer says nothing
+// about the effect of an earlier try.
 func Silent(code string) bool {
 	switch code {
 	case "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED":
@@ -117,7 +115,7 @@ func Silent(code string) bool {
 	return false
 }
 
-// Settled is nil if the error of a call says that it has come to a certain end, whichever: it does not run any more.
+// Settled returns nil if the error of a call says that the call certainly does not run any more, whether it failed or not.
 func Settled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed && !errors.Is(err, registry.ErrUncertain) {
 		return nil
@@ -128,17 +126,17 @@ func Settled(err error) error {
 // maxDetail bounds a stored error text that is not a plugin's, in bytes.
 const maxDetail = 1024
 
-// judge makes a CallError of whatever a call returned. What is not known to have failed is uncertain.
-func judge(rpc registry.RPC, err error) *registry.CallError {
+// callError makes a CallError of whatever a call returned. A call that is not known to have failed is uncertain.
+func callError(rpc registry.RPC, err error) *registry.CallError {
 	if err == nil {
 		return nil
 	}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
-		judged := *call
-		if judged.Outcome != registry.OutcomeFailed {
-			judged.Outcome = registry.OutcomeUncertain
+		made := *call
+		if made.Outcome != registry.OutcomeFailed {
+			made.Outcome = registry.OutcomeUncertain
 		}
-		return &judged
+		return &made
 	}
 	call := &registry.CallError{RPC: rpc, Outcome: registry.OutcomeUncertain, Kind: registry.ErrUncertain, Detail: err.Error()}
 	switch {

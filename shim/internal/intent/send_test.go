@@ -30,6 +30,11 @@ func stage(do func(context.Context) error) Call {
 	}
 }
 
+// send sends a call as an active shim does.
+func send(ctx context.Context, state registry.State, c Call) error {
+	return Sender{State: state, Now: time.Now, Drain: DrainTime}.Send(ctx, c)
+}
+
 func answer(code string, outcome registry.Outcome) error {
 	return &registry.CallError{RPC: registry.NodeStageRPC, Code: code, Outcome: outcome, Kind: registry.ErrUnavailable, Detail: "because"}
 }
@@ -52,7 +57,7 @@ func look(t *testing.T, log registry.State) (open registry.Intent, found bool, m
 
 func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
-	err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+	err := send(t.Context(), log, stage(func(context.Context) error {
 		open, found, mark, _ := look(t, log)
 		if !found || open.Outcome != registry.OutcomePending || open.Attempt != 1 || open.Since.IsZero() || mark != registry.MarkSent {
 			t.Errorf("while the call runs: intent %+v (%v), mark %q", open, found, mark)
@@ -70,7 +75,7 @@ func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 func TestFailedCallIsClosedAndItsMarkStays(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	sent := 0
-	err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+	err := send(t.Context(), log, stage(func(context.Context) error {
 		sent++
 		return answer("INVALID_ARGUMENT", registry.OutcomeFailed)
 	}))
@@ -98,7 +103,7 @@ func TestUncertainCallStays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
-			err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return c.err }))
+			err := send(t.Context(), log, stage(func(context.Context) error { return c.err }))
 			if !errors.Is(err, registry.ErrUncertain) {
 				t.Errorf("%v", err)
 			}
@@ -113,7 +118,7 @@ func TestUncertainCallStays(t *testing.T) {
 func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	log, gone := registrytest.NewLog(time.Now), errors.New("gone")
-	err := Drive(ctx, log, time.Now, stage(func(ctx context.Context) error {
+	err := send(ctx, log, stage(func(ctx context.Context) error {
 		cancel(gone)
 		<-ctx.Done()
 		return ctx.Err()
@@ -130,7 +135,7 @@ func TestEndedContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	log := registrytest.NewLog(time.Now)
-	err := Drive(ctx, log, time.Now, stage(func(context.Context) error { t.Error("sent"); return nil }))
+	err := send(ctx, log, stage(func(context.Context) error { t.Error("sent"); return nil }))
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
@@ -143,7 +148,7 @@ func TestBeforeRefuses(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	c := stage(func(context.Context) error { t.Error("sent"); return nil })
 	c.Before = func(registry.View) (registry.Change, error) { return registry.Change{}, registry.Invalid("no") }
-	if err := Drive(t.Context(), log, time.Now, c); !errors.Is(err, registry.ErrInvalid) {
+	if err := send(t.Context(), log, c); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("%v", err)
 	}
 	if _, found, _, _ := look(t, log); found {
@@ -180,9 +185,9 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
 			lost := func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) }
-			_ = Drive(t.Context(), log, time.Now, Call{Intent: c.open, Do: lost})
+			_ = send(t.Context(), log, Call{Intent: c.open, Do: lost})
 			sent := false
-			err := Drive(t.Context(), log, time.Now, Call{Intent: c.next, Do: func(context.Context) error { sent = true; return nil }})
+			err := send(t.Context(), log, Call{Intent: c.next, Do: func(context.Context) error { sent = true; return nil }})
 			if sent != c.legal || (err == nil) != c.legal {
 				t.Fatalf("sent %v, %v", sent, err)
 			}
@@ -196,11 +201,11 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 func TestTheSameCallAgainCountsOn(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	lost := stage(func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) })
-	_ = Drive(t.Context(), log, time.Now, lost)
+	_ = send(t.Context(), log, lost)
 	first, _, _, _ := look(t, log)
-	_ = Drive(t.Context(), log.Reopen(), time.Now, lost)
+	_ = send(t.Context(), log.Reopen(), lost)
 	log = log.Reopen()
-	_ = Drive(t.Context(), log, time.Now, lost)
+	_ = send(t.Context(), log, lost)
 	if again, _, _, _ := look(t, log); again.Attempt != first.Attempt+1 || !again.Since.Equal(first.Since) {
 		t.Errorf("first %+v, then %+v", first, again)
 	}
@@ -209,7 +214,7 @@ func TestTheSameCallAgainCountsOn(t *testing.T) {
 func TestTriedAgainUntilItIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, sent := registrytest.NewLog(time.Now), 0
-		err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error {
+		err := send(t.Context(), log, stage(func(context.Context) error {
 			if sent++; sent == 5 {
 				open, _, _, _ := look(t, log)
 				if open.Attempt != 4 || open.Outcome != registry.OutcomeUncertain || open.Next.IsZero() {
@@ -235,7 +240,7 @@ func TestTriedAgainUntilItIsDone(t *testing.T) {
 func TestHungCallEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, sent, start := registrytest.NewLog(time.Now), 0, time.Now()
-		err := Drive(t.Context(), log, time.Now, stage(func(ctx context.Context) error {
+		err := send(t.Context(), log, stage(func(ctx context.Context) error {
 			if sent++; sent == 2 {
 				return nil
 			}
@@ -254,7 +259,7 @@ func sentInAnHour(t *testing.T, rpc registry.RPC, code string, outcome registry.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		log := registrytest.NewLog(time.Now)
-		err := Drive(ctx, log, time.Now, Call{
+		err := send(ctx, log, Call{
 			Intent: registry.Intent{Volume: vol, Name: name, RPC: rpc, Hash: "h"},
 			Do:     func(context.Context) error { sent++; return answer(code, outcome) },
 		})
@@ -270,7 +275,7 @@ func sentInAnHour(t *testing.T, rpc registry.RPC, code string, outcome registry.
 func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		log := registrytest.NewLog(time.Now)
-		err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { log.Lose(written); return nil }))
+		err := send(t.Context(), log, stage(func(context.Context) error { log.Lose(written); return nil }))
 		if !errors.Is(err, registry.ErrUncertain) {
 			t.Errorf("written %v: %v", written, err)
 		}
@@ -278,7 +283,7 @@ func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 		if _, found, _, _ := look(t, log); found == written {
 			t.Errorf("written %v, intent open %v", written, found)
 		}
-		if err := Drive(t.Context(), log, time.Now, stage(func(context.Context) error { return nil })); err != nil {
+		if err := send(t.Context(), log, stage(func(context.Context) error { return nil })); err != nil {
 			t.Errorf("written %v: %v", written, err)
 		}
 	}
@@ -293,7 +298,7 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			sent = 0
-			return Drive(ctx, log, time.Now, stage(func(context.Context) error {
+			return send(ctx, log, stage(func(context.Context) error {
 				if sent++; sent == 1 {
 					return first
 				}
@@ -330,7 +335,7 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log, sent := registrytest.NewLog(time.Now), 0
-				err := Drive(t.Context(), log, time.Now, stage(func(ctx context.Context) error {
+				err := send(t.Context(), log, stage(func(ctx context.Context) error {
 					sent++
 					_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
 						return registry.Change{Delete: []registry.Key{vol.IntentRecord(), vol.PlacementRecord()}}, nil
@@ -351,11 +356,11 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// A round ends the tries of a call, and does not cut off one that is under way.
-func TestRoundCutsNoCallOff(t *testing.T) {
+// RetryUntil ends the tries of a call, and does not cut off a try that is under way.
+func TestRetryUntilCutsNoCallOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, start, sent := registrytest.NewLog(time.Now), time.Now(), 0
-		err := Drive(Round(t.Context(), 30*time.Second), log, time.Now, stage(func(ctx context.Context) error {
+		call := stage(func(ctx context.Context) error {
 			sent++
 			select {
 			case <-time.After(4 * time.Minute):
@@ -363,18 +368,20 @@ func TestRoundCutsNoCallOff(t *testing.T) {
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-		}))
+		})
+		call.RetryUntil = time.Now().Add(30 * time.Second)
+		err := send(t.Context(), log, call)
 		if took := time.Since(start); err != nil || took != 4*time.Minute || sent != 1 {
 			t.Errorf("sent %d times in %s: %v", sent, took, err)
 		}
 		start = time.Now()
-		err = Drive(Round(t.Context(), 30*time.Second), log, time.Now, stage(func(context.Context) error {
-			return answer("UNAVAILABLE", registry.OutcomeUncertain)
-		}))
+		call = stage(func(context.Context) error { return answer("UNAVAILABLE", registry.OutcomeUncertain) })
+		call.RetryUntil = time.Now().Add(30 * time.Second)
+		err = send(t.Context(), log, call)
 		if took := time.Since(start); !errors.Is(err, registry.ErrUncertain) || took > 30*time.Second || took < 10*time.Second {
 			t.Errorf("tried for %s: %v", took, err)
 		}
-		waiting, cancel := Waiting(Round(t.Context(), time.Second))
+		waiting, cancel := Caller{RetryUntil: time.Now().Add(time.Second)}.Waiting(t.Context())
 		defer cancel()
 		if end, has := waiting.Deadline(); !has || time.Until(end) != time.Second {
 			t.Errorf("a wait ends at %s", end)
@@ -386,7 +393,7 @@ func TestRoundCutsNoCallOff(t *testing.T) {
 func TestBudgetsAreByAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sent := 0
-		err := Drive(t.Context(), registrytest.NewLog(time.Now), time.Now, stage(func(context.Context) error {
+		err := send(t.Context(), registrytest.NewLog(time.Now), stage(func(context.Context) error {
 			if sent++; sent <= 5 {
 				return answer("UNAVAILABLE", registry.OutcomeUncertain)
 			}
@@ -409,8 +416,8 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 		asked     int // at most
 		least, at time.Duration
 	}{
-		"a short one":           {true, "CANCELLED", ErrLetGo, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"a long one":            {true, "CANCELLED", ErrLetGo, time.Minute, 40, time.Minute, 90 * time.Second},
+		"a short one":           {true, "CANCELLED", ErrReleased, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
+		"a long one":            {true, "CANCELLED", ErrReleased, time.Minute, 40, time.Minute, 90 * time.Second},
 		"somebody else's":       {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
 		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
 	} {
@@ -418,10 +425,10 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 			log, asked := registrytest.NewLog(time.Now), 0
 			if c.again { // of one that a swap has called off nothing is stored
 				ctx, cancel := context.WithCancelCause(t.Context())
-				_ = Drive(ctx, log, time.Now, stage(func(context.Context) error { cancel(c.why); return answer(c.said, registry.OutcomeUncertain) }))
+				_ = send(ctx, log, stage(func(context.Context) error { cancel(c.why); return answer(c.said, registry.OutcomeUncertain) }))
 			}
 			began := time.Now()
-			err := Drive(t.Context(), log.Reopen(), time.Now, stage(func(context.Context) error {
+			err := send(t.Context(), log.Reopen(), stage(func(context.Context) error {
 				if asked++; time.Since(began) < c.runs {
 					return answer("ABORTED", registry.OutcomeUncertain)
 				}
@@ -462,9 +469,12 @@ func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
 			ctx, cancel := context.WithCancelCause(t.Context())
-			first := stage(func(context.Context) error { cancel(ErrLetGo); return answer("CANCELLED", registry.OutcomeUncertain) })
+			first := stage(func(context.Context) error {
+				cancel(ErrReleased)
+				return answer("CANCELLED", registry.OutcomeUncertain)
+			})
 			first.Before = markedAt("")
-			_ = Drive(ctx, log, time.Now, first)
+			_ = send(ctx, log, first)
 			log = log.Reopen()
 			before, sent := index(t, log), 0
 			again := stage(func(context.Context) error {
@@ -478,7 +488,7 @@ func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 			})
 			again.Before = markedAt("")
 			c.again(&again)
-			if err := Drive(t.Context(), log, time.Now, again); !errors.Is(err, c.want) || sent > 0 != (c.want == nil) {
+			if err := send(t.Context(), log, again); !errors.Is(err, c.want) || sent > 0 != (c.want == nil) {
 				t.Errorf("%s: sent %d times, %v", what, sent, err)
 			}
 			if open, found, mark, events := look(t, log); c.want == nil && (found || mark != registry.MarkDone || len(events) > 0) {
@@ -503,11 +513,11 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(1200*time.Millisecond, func() { cancel(ErrLetGo) })
+		time.AfterFunc(1200*time.Millisecond, func() { cancel(ErrReleased) })
 		busy := func(context.Context) error { return answer("ABORTED", registry.OutcomeUncertain) }
 		first := stage(busy)
 		first.Before = markedAt("")
-		_ = Drive(ctx, log, time.Now, first)
+		_ = send(ctx, log, first)
 		if open, _, _, _ := look(t, log); open.Outcome != registry.OutcomeUncertain || open.Attempt < 3 {
 			t.Fatalf("the first has left %+v", open)
 		}
@@ -523,7 +533,7 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 			return nil
 		})
 		again.Before = markedAt("")
-		if err := Drive(t.Context(), log, time.Now, again); err != nil || asked != 2 || time.Since(began) > 2*time.Second/patience {
+		if err := send(t.Context(), log, again); err != nil || asked != 2 || time.Since(began) > 2*time.Second/retryDivisor {
 			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
 		}
 	})

@@ -1,0 +1,369 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Grace bounds two things after the caller of a call is gone: storing the outcome, and Call.Renew.
+const Grace = 5 * time.Second
+
+// A failed try is stored if the next one begins after recordNew, when its answer is new, or after recordAlways. A
+// shorter wait ends before a person could read about it.
+const (
+	recordNew    = 100 * time.Millisecond
+	recordAlways = 500 * time.Millisecond
+)
+
+// Sender sends CSI calls that change something.
+type Sender struct {
+	State registry.State
+	Now   func() time.Time // wall time, for people
+	Pause *Pause           // no call begins while it lasts; nil: there never is one
+	Drain time.Duration    // time that a call under way has from its beginning, when the shim releases the state
+}
+
+// Caller says on whose behalf a use case makes CSI calls.
+type Caller struct {
+	registry.Call           // the operation of the host; zero: none
+	RetryUntil    time.Time // no try begins later, and no wait for a plugin lasts longer; zero: no limit
+}
+
+// Waiting returns a context that ends at RetryUntil. A call under way is not cut off by it: it has its own deadline.
+func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.RetryUntil.IsZero() {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, c.RetryUntil)
+}
+
+// Call is one CSI call to send.
+type Call struct {
+	// Intent says which call it is: Volume, Name, RPC and Hash; Alloc, Request and Operation where there are any. Send
+	// fills in the rest.
+	Intent registry.Intent
+	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, its error is returned
+	// and nothing is sent. For a call that is open already it runs without a commit first, so it must not change
+	// anything else. It may be nil.
+	Before func(registry.View) (registry.Change, error)
+	// Do sends the call. Its context ends with the policy's deadline.
+	Do func(context.Context) error
+	// Renew replaces what may have changed since the last try, such as a secret. It runs before each further try, and
+	// its context ends after Grace. It may be nil.
+	Renew func(context.Context)
+	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
+	Done func(registry.View) registry.Change
+	// Failed is part of the commit that closes the intent after the call certainly failed. clean: no earlier try of it
+	// may have had an effect either. It may be nil.
+	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
+	// NextDrive says, for people, how soon the owner of the call sends it again if it stays uncertain. 0: unknown.
+	NextDrive time.Duration
+	// RetryUntil is that of a Caller.
+	RetryUntil time.Time
+	// Policy is the retry policy. The zero value is the one that Policies has for the RPC.
+	Policy Policy
+}
+
+// Send opens the intent, sends the call, retries it as its policy says until ctx ends or RetryUntil has passed, and
+// stores the outcome. It returns nil when the call is done and that is stored. After any error that is not ErrUncertain
+// the call does not run any more, or never ran.
+func (s Sender) Send(ctx context.Context, c Call) error {
+	if err := s.Pause.wait(ctx, c.Intent.Operation); err != nil {
+		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
+	}
+	if c.Policy.Deadline == 0 {
+		c.Policy = PolicyOf(c.Intent.RPC)
+	}
+	d := delivery{Sender: s, Call: c}
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	answers := map[string]int{} // their number, by code
+	for first := true; ; first = false {
+		if !first {
+			d.renew(ctx)
+			if !d.stillOpen(ctx) {
+				return d.forgotten()
+			}
+		}
+		err := d.try(ctx)
+		if err == nil {
+			return d.store(ctx, d.done)
+		}
+		row := d.Policy.Row(err.Code)
+		answers[err.Code]++
+		if ctx.Err() != nil || answers[err.Code] >= row.Tries {
+			return d.giveUp(ctx, err)
+		}
+		delay := d.delay(row, err.Code)
+		if !d.RetryUntil.IsZero() && time.Now().Add(delay).After(d.RetryUntil) {
+			return d.giveUp(ctx, err)
+		}
+		if delay >= recordAlways || delay >= recordNew && !d.reported(err) {
+			if failed := d.keepOpen(ctx, err, d.Now().Add(delay)); failed != nil {
+				return errors.Join(err, failed)
+			}
+		}
+		if !sleep(ctx, delay) || d.Pause.wait(ctx, d.Intent.Operation) != nil {
+			return d.giveUp(ctx, err)
+		}
+		d.Intent.Attempt++
+	}
+}
+
+// delivery is one run of Send.
+type delivery struct {
+	Sender
+	Call
+	doubt  bool // an earlier try, or the call that this one undoes, has had no certain answer
+	repeat bool // a call before this run may still run at the plugin: this one repeats or undoes it
+}
+
+// open stores the intent, unless it is stored.
+func (d *delivery) open(ctx context.Context) error {
+	if joined, err := d.join(ctx); joined || err != nil {
+		return err
+	}
+	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		next := d.Intent
+		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
+		if open, found := view.Intent(next.Volume); found {
+			if err := Legal(open, next); err != nil {
+				return registry.Change{}, err
+			}
+			d.doubt, d.repeat = true, MayRun(open)
+			if same(open, next) {
+				next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
+			}
+		}
+		var change registry.Change
+		if d.Before != nil {
+			var err error
+			if change, err = d.Before(view); err != nil {
+				return registry.Change{}, err
+			}
+		}
+		d.Intent = next
+		return change.And(registry.Change{Put: []registry.Record{next}}), nil
+	})
+	return err
+}
+
+// join continues an open call without a commit if everything that has to be stored before it is sent is stored. After a
+// swap this holds for all calls that were under way, so none of them waits for a commit.
+func (d *delivery) join(ctx context.Context) (joined bool, err error) {
+	err = d.State.View(ctx, func(view registry.View) error {
+		open, found := view.Intent(d.Intent.Volume)
+		if !found || requested(open) != d.Intent || d.Before != nil && !d.prepared(view) {
+			return nil
+		}
+		joined, d.doubt, d.repeat = true, true, MayRun(open)
+		d.Intent = open
+		d.Intent.Attempt++
+		return nil
+	})
+	return joined, err
+}
+
+// requested returns the intent as Send was asked to open it.
+func requested(open registry.Intent) registry.Intent {
+	return registry.Intent{
+		Volume: open.Volume, Name: open.Name, RPC: open.RPC, Alloc: open.Alloc, Request: open.Request,
+		Operation: open.Operation, Answers: open.Answers, Hash: open.Hash,
+	}
+}
+
+// prepared reports whether what Before puts is stored.
+func (d *delivery) prepared(view registry.View) bool {
+	change, err := d.Before(view)
+	if err != nil || len(change.Delete)+len(change.Events) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(change.Put, func(r registry.Record) bool { return !stored(view, r) })
+}
+
+// stored reports whether the state has the record as it is. It knows only the kinds that Before functions put.
+func stored(view registry.View, r registry.Record) bool {
+	switch r := r.(type) {
+	case registry.Placement:
+		is, found := view.Placement(r.Volume)
+		return found && reflect.DeepEqual(is, r)
+	case registry.Ref:
+		return slices.ContainsFunc(view.Refs(r.Volume), func(is registry.Ref) bool { return reflect.DeepEqual(is, r) })
+	case registry.Volume:
+		is, found := view.Volume(r.VolumeName())
+		return found && reflect.DeepEqual(is, r)
+	}
+	return false
+}
+
+// try sends the call once. A nil result means that it is done.
+func (d *delivery) try(ctx context.Context) *registry.CallError {
+	ctx, end := drained(ctx, d.Drain)
+	defer end()
+	ctx, cancel := context.WithTimeout(ctx, d.Policy.Deadline)
+	defer cancel()
+	err := callError(d.Intent.RPC, d.Do(ctx))
+	if err != nil && d.doubt && !Answers(err.Code) {
+		err.Outcome = registry.OutcomeUncertain // this try may not even have left: that says nothing of the earlier ones
+	}
+	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
+	return err
+}
+
+// retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,
+// and so the longest time by which its end is noticed late.
+const retryDivisor = 3
+
+// delay returns the wait after a try that was answered with the code. A plugin that answers ABORTED because an earlier
+// call still runs there is asked again soon: most calls are short. A call that has run for long is asked for less often.
+func (d *delivery) delay(row Row, code string) time.Duration {
+	if d.repeat && code == "ABORTED" {
+		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), row.Backoff.Max)
+		return Backoff{First: wait, Max: wait}.Delay(1, rand.Float64())
+	}
+	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
+}
+
+func (d *delivery) renew(ctx context.Context) {
+	if d.Renew == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, Grace)
+	defer cancel()
+	d.Renew(ctx)
+}
+
+// stillOpen reports whether the intent is open as this run has opened it. If the state cannot be read, it assumes so.
+func (d *delivery) stillOpen(ctx context.Context) (open bool) {
+	err := d.State.View(ctx, func(view registry.View) error {
+		open = d.owns(view)
+		return nil
+	})
+	return open || err != nil
+}
+
+func (d *delivery) owns(view registry.View) bool {
+	open, found := view.Intent(d.Intent.Volume)
+	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
+}
+
+// forgotten is the error of a call whose intent another operation has closed.
+func (d *delivery) forgotten() error {
+	return registry.Errorf(registry.ErrConflict, "%s of %s was under way, and the volume was forgotten meanwhile: "+
+		"the call is not sent again, and what it may have done is not recorded", d.Intent.RPC, d.Intent.Name)
+}
+
+// done returns the change that closes the intent of a call that is done.
+func (d *delivery) done(view registry.View) registry.Change {
+	change := registry.Change{Delete: []registry.Key{d.Intent.Key()}}
+	if d.Done != nil {
+		change = change.And(d.Done(view))
+	}
+	return change
+}
+
+// giveUp stores the last error and returns it with advice. The intent of a failed call is closed, that of an uncertain
+// one stays open.
+func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
+	var failed error
+	err.Attempt = d.Intent.Attempt
+	with := advised{err, d.Policy.Row(err.Code).Advice}
+	switch {
+	case err.Outcome == registry.OutcomeFailed:
+		failed = d.store(ctx, func(view registry.View) registry.Change {
+			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failure(err)}
+			if d.Failed != nil {
+				change = change.And(d.Failed(view, err, !d.doubt))
+			}
+			return change
+		})
+	case !Released(ctx):
+		next := time.Time{}
+		if d.NextDrive > 0 {
+			next = d.Now().Add(d.NextDrive)
+		}
+		failed = d.keepOpen(ctx, err, next)
+	}
+	if ctx.Err() != nil {
+		return errors.Join(fmt.Errorf("%w (given up: %w)", with, context.Cause(ctx)), failed)
+	}
+	return errors.Join(with, failed)
+}
+
+// advised is a call's error with advice for a person.
+type advised struct {
+	*registry.CallError
+	advice string
+}
+
+func (e advised) Error() string { return e.CallError.Error() + "; " + e.advice }
+func (e advised) Unwrap() error { return e.CallError }
+
+// keepOpen stores that the call has no certain answer, or is tried again at next.
+func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
+	events := d.failure(err)
+	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
+	intent := d.Intent
+	return d.store(ctx, func(registry.View) registry.Change {
+		return registry.Change{Put: []registry.Record{intent}, Events: events}
+	})
+}
+
+// failure returns the event of a failed try. Of several tries that failed alike only the first has one.
+func (d *delivery) failure(err *registry.CallError) []registry.Event {
+	if d.reported(err) {
+		return nil
+	}
+	e := Event(registry.EventStepFailed, d.Intent, d.Now())
+	e.Detail = err.Code + ": " + err.Detail
+	if err.Code == "" {
+		e.Detail = "no answer: " + err.Detail
+	}
+	return []registry.Event{e}
+}
+
+// reported reports whether the intent says that the last try failed like this one.
+func (d *delivery) reported(err *registry.CallError) bool {
+	return d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code
+}
+
+// store commits even if ctx has ended: the outcome must not be lost because its caller is gone. It stores nothing of a
+// call whose intent is not open any more.
+func (d *delivery) store(ctx context.Context, change func(registry.View) registry.Change) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
+	defer cancel()
+	owns := true
+	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		if owns = d.owns(view); !owns {
+			return registry.Change{}, nil
+		}
+		return change(view), nil
+	})
+	switch {
+	case err == nil && !owns:
+		return d.forgotten()
+	case err != nil:
+		return fmt.Errorf("store the outcome of %s of %s: %w", d.Intent.RPC, d.Intent.Name, err)
+	}
+	return nil
+}
+
+// sleep reports whether it slept to the end.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
