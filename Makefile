@@ -4,18 +4,19 @@ GO    ?= go
 BIN   := $(CURDIR)/bin
 TOOLS := $(CURDIR)/.cache/bin
 SOAK  ?= 10m
+# Tests that take minutes in total; package e2e skips them with -short.
 LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold|TestSwapsOfNoisyShims
-LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled|TestShimKilledUnder
-# With -race, which makes them take twice as long: what is told, and to whom, while everything changes.
+LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
+# Tests that take minutes and run with -race, because many goroutines of the host change state at once.
 DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$
 # Tests of two releases, run with the host of this release and with that of the next (see package nextrelease).
 NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := ^(TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow|TestRollbackToTheReleaseBefore|TestSwapAddsAField)$$
 
-# How many packages are tested at a time: one more than there are processors, as tests also wait for processes and for disks.
+# Packages to test at a time. Tests also wait for processes and disks, so this is one more than there are processors.
 PACKAGES ?= $(shell echo $$(($$(nproc) + 1)))
 
-# With the race detector each process, and the tests have thousands, sleeps for a second at its end unless it is told not to.
+# A program with the race detector sleeps for a second before it exits, unless it is told not to. The tests start thousands.
 export GORACE ?= atexit_sleep_ms=0
 
 .DEFAULT_GOAL := all
@@ -33,15 +34,14 @@ build: ## build holdfast, holdfast-shim and loopfs into bin/, with the shim's di
 	$(GO) build -o $(BIN)/loopfs ./examples/loopfs
 	@cd $(BIN) && sha256sum holdfast-shim | cut -d' ' -f1 > holdfast-shim.sha256
 
-demo: build ## the main job on real parts: a plugin, a volume, a writer, a reader, a new shim meanwhile, and nothing left behind
+demo: build ## run the demo: a plugin, a volume, a writer, a reader and a shim swap on real devices
 	@BIN=$(BIN) ./examples/demo.sh
 
-demo-rootless: build ## the same in a user namespace, on loopfs' directory backend
+demo-rootless: build ## run the demo in a user namespace, with directories as volumes
 	@BIN=$(BIN) unshare -Urm ./examples/demo.sh
 
-test: ## every test, with -race, but for the suites of minutes: those are long, compat and bench-swap; `make vet` is on its own
+test: ## run all tests that take seconds, with -race; see also long, compat and bench-swap
 	$(GO) test -race -short -vet=off -timeout 12m -p $(PACKAGES) ./...
-	$(GO) test -vet=off -run TestHistories ./shim/internal/alloc
 
 compat: ## swap between this release and the next in turn under load, with the host of either; builds bin/holdfast-shim-next
 	@mkdir -p $(BIN) $(dir $(NEXT))
@@ -53,46 +53,47 @@ compat: ## swap between this release and the next in turn under load, with the h
 	$(GO) test -race -count=1 -timeout 8m -run '$(COMPAT)' ./e2e
 	$(GO) test -race -count=1 -timeout 8m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
 
-long: ## the suites of minutes: swaps that fail at each step, deaths in the middle of each call and step, power cuts, disks that are full or hang
+long: ## run the tests that take minutes: failing swaps, kills in every call and step, power cuts, full and hanging disks
+	$(GO) test -count=1 -timeout 5m -run 'TestHistories$$' ./shim/internal/alloc
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
 	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
 
-e2e: ## the end-to-end scripts alone, with the real binaries
+e2e: ## run the end-to-end tests that take seconds
 	$(GO) test -race -short -count=1 -timeout 12m ./e2e/...
 
-sanity: ## csi-sanity against loopfs in all of its configurations, as root
+sanity: ## run csi-sanity against each configuration of loopfs (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
-soak: ## 100 000 random operations in memory, then chaos, and kills in swaps, on real processes for SOAK each (default 10m)
+soak: ## run 100 000 random operations in memory, then random faults and kills on real processes for SOAK (default 10m)
 	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$|TestKilled' ./e2e
 
-bench-swap: ## a thousand swaps under load, with their figures; 200 with SHORT=1; PLUGINS=20 EVERY=500ms for a smaller node with less to do
+bench-swap: ## measure 1000 swaps under load (200 with SHORT=1); PLUGINS=20 EVERY=500ms makes the node and the load smaller
 	HOLDFAST_SWAPS=$(if $(SHORT),200,1000) HOLDFAST_PLUGINS=$(PLUGINS) HOLDFAST_EVERY=$(EVERY) HOLDFAST_REPORT=$(REPORT) $(GO) test -count=1 -timeout 0 -v -run 'TestSwapFigures$$' ./e2e/benchswap
 
-bench: ## Go benchmarks; compare figures within one run only
+bench: ## run the Go benchmarks; figures of different runs cannot be compared
 	$(GO) test -run '^$$' -bench . -benchtime 200ms ./...
 
-fuzz: ## every fuzz target with a million inputs
+fuzz: ## run every fuzz target with a million inputs
 	@.ci/fuzz 1000000x
 
-vet: ## go vet
+vet: ## run go vet
 	$(GO) vet ./...
 
-lint: $(TOOLS)/staticcheck ## staticcheck
+lint: $(TOOLS)/staticcheck ## run staticcheck
 	$(TOOLS)/staticcheck ./...
 
-generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## make generated code and golden documents anew (needs protoc)
+generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## regenerate code and golden documents (needs protoc)
 	PATH=$(TOOLS):$$PATH protoc -I proto --go_out=. --go_opt=module=holdfast --go-grpc_out=. --go-grpc_opt=module=holdfast \
 		proto/holdfast/v1/*.proto
 	$(GO) generate ./...
 
-check-generate: generate ## fail if generated code differs from what is committed
+check-generate: generate ## fail if generated code differs from the committed code
 	git diff --exit-code
 
 $(TOOLS)/%: .ci/tools.mod
 	@mkdir -p $(TOOLS)
 	$(GO) build -modfile=.ci/tools.mod -o $@ $$($(GO) list -modfile=.ci/tools.mod -f '{{.ImportPath}}' tool | grep '/$*$$')
 
-clean: ## remove what was built
+clean: ## remove build output and caches
 	rm -rf $(BIN) $(CURDIR)/.cache

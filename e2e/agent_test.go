@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -327,26 +326,6 @@ func TestAgentKilledInTheMiddle(t *testing.T) {
 	}
 }
 
-// The shim is killed under an agent that runs: the agent starts it anew, and nobody else notices.
-func TestShimKilledUnderAnAgent(t *testing.T) {
-	slow(t)
-	for _, rpc := range []string{"NodeStageVolume", "NodeUnpublishVolume"} {
-		middle(t, rpc, "after", func(s *station) {
-			shim, err := s.client.Shim(s.ctx())
-			s.must(err)
-			plugin := s.pid("fake")
-			s.must(unix.Kill(shim.PID, unix.SIGKILL))
-			s.wait("the shim is started anew", func() bool {
-				now, err := s.client.Shim(s.ctx())
-				return err == nil && now.PID != shim.PID && now.Generation > shim.Generation
-			})
-			if s.pid("fake") != plugin {
-				t.Error("the plugin was started anew")
-			}
-		})
-	}
-}
-
 // The plugin's task is killed in the middle of a call: it is started again under its restart policy, and the call goes on there.
 func TestPluginTaskKilledInTheMiddle(t *testing.T) {
 	slow(t)
@@ -380,23 +359,6 @@ func TestAllKilledInTheMiddle(t *testing.T) {
 	}
 }
 
-// The agent is killed while its shim learns what a plugin is. The next one goes on with the same process.
-func TestAgentKilledWhileAPluginRegisters(t *testing.T) {
-	s := newStation(t)
-	s.hold("GetPluginInfo", "before")
-	s.must(s.submit("fake.hcl"))
-	s.inTheMiddle("GetPluginInfo", "before", nil)
-	plugin := s.pid("fake")
-	_ = s.end(unix.SIGKILL)
-	s.must(s.start())
-	s.goOn()
-	s.must(s.story())
-	if s.pid("fake") != plugin {
-		t.Error("the plugin was started anew")
-	}
-	s.must(s.stop("fake"))
-}
-
 // A task ends while nobody is there to see it. The next agent learns how, gives its volume back, and starts a plugin that died meanwhile.
 func TestTasksEndWhileNoAgentRuns(t *testing.T) {
 	s := newStation(t)
@@ -424,29 +386,5 @@ func TestTasksEndWhileNoAgentRuns(t *testing.T) {
 	}
 	s.must(s.stop("batch"))
 	s.must(s.delete("disk"))
-	s.settle()
-}
-
-// An agent that is told to end leaves everything running; one that is told to stop tasks takes everything down, and the next starts it anew.
-func TestAgentEnds(t *testing.T) {
-	s := newStation(t)
-	s.bystand()
-	plugin, user := s.pid("fake"), s.pid("user")
-	s.must(s.end(unix.SIGTERM))
-	if !alive(plugin) || !alive(user) {
-		t.Error("tasks have ended with the agent")
-	}
-	s.must(s.start("--stop-tasks"))
-	if s.pid("fake") != plugin || s.pid("user") != user {
-		t.Error("tasks were not adopted")
-	}
-	s.must(s.end(unix.SIGTERM))
-	for limit := time.Now().Add(patience); len(s.left()) > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("left behind: %q", s.left())
-		}
-	}
-	s.must(s.start())
-	s.wait("the user runs again", func() bool { now := s.pid("user"); return now != 0 && now != user })
 	s.settle()
 }

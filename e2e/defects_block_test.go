@@ -5,16 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"holdfast/host"
 	"holdfast/host/agent/control"
-	"holdfast/internal/csifake"
 )
 
 // blockVolume is a volume that is a block device.
@@ -126,39 +121,6 @@ func TestDefectV10BlockDeviceIsAllowedToItsTaskAlone(t *testing.T) {
 		s.must(s.delete(volume))
 	}
 	s.must(s.stop("fake"))
-}
-
-// What any driver needs to do the same stands in the plan: the node, and a rule with the number of that very device and the access asked for.
-func TestDefectV10PlanHasNodeAndRule(t *testing.T) {
-	t.Parallel()
-	needLoop(t)
-	w := newWorld(t, everything...)
-	w.must(os.Mkdir(filepath.Join(w.dir, "data"), 0o700))
-	p := w.plugin("alloc-p", csifake.Monolith)
-	w.must(w.createWith(w.ctx(), "vol", "capability {\n access_mode = \"multi-node-multi-writer\"\n attachment_mode = \"block-device\"\n}\n"))
-	for access, more := range map[string]string{"rw": "", "r": "read_only = true"} {
-		g := w.asking("alloc-"+access, ask{source: "vol", mode: manyWriters, block: true, more: more})
-		g.Isolated = map[string]bool{"t": true}
-		plans, err := w.host.PrepareAlloc(w.ctx(), g)
-		w.must(err)
-		plan := plans["t"]
-		if len(plan.Devices) != 1 || len(plan.Rules) != 1 || len(plan.Binds) > 0 {
-			t.Fatalf("the plan is %+v", plan)
-		}
-		var st unix.Stat_t
-		w.must(unix.Stat(plan.Devices[0].Source, &st))
-		if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-			t.Errorf("%s is no block device", plan.Devices[0].Source)
-		}
-		want := host.DeviceRule{Type: "b", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev)), Access: access}
-		if plan.Rules[0] != want || plan.Devices[0].Access != access || plan.Devices[0].Target != "/data" {
-			t.Errorf("the plan is %+v; the device is %+v", plan, want)
-		}
-	}
-	w.must(w.release("alloc-rw"))
-	w.must(w.release("alloc-r"))
-	w.must(w.delete("vol"))
-	w.exit(p)
 }
 
 // needLoop skips where the plugin can make no block device.

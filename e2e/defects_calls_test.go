@@ -3,20 +3,14 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/host"
 	"holdfast/internal/csifake"
@@ -92,61 +86,6 @@ func TestDefectG1RetriesAreReal(t *testing.T) {
 	w.exit(p)
 }
 
-// The codes that mean "later" are no failures of any call: whoever asked hears nothing of them.
-func TestDefectG2PendingIsTriedAgain(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, everything...)
-	p := w.plugin("alloc-p", csifake.Monolith)
-	later := map[string]codes.Code{"a": codes.Aborted, "u": codes.Unavailable, "d": codes.DeadlineExceeded, "r": codes.ResourceExhausted}
-	var mu sync.Mutex // guards later, in the answers
-	p.On("CreateVolume").Answer(func(_ context.Context, req, reply proto.Message, err error) (proto.Message, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		name := req.(*csi.CreateVolumeRequest).GetName()
-		if code, first := later[name]; first { // it has no id yet, by which a rule could tell it
-			delete(later, name)
-			return nil, status.Error(code, "operation pending")
-		}
-		return reply, err
-	})
-	var groups []host.AllocGroup
-	for name, code := range maps.Clone(later) {
-		for i, rpc := range everyCall[1:] {
-			at := p.On(rpc).Volume(string(csifake.VolumeID(name))).Times(1)
-			if i%2 == 1 {
-				at = at.After()
-			}
-			at.Code(code, "operation pending")
-		}
-		groups = append(groups, w.asking(name, ask{source: name}))
-	}
-	var lives []<-chan error
-	for _, g := range groups {
-		lives = append(lives, goes(func() error { return w.life(w.ctx(), string(g.Alloc), g) }))
-	}
-	for _, done := range lives {
-		w.must(w.ends("a volume's life", done))
-	}
-	tries := map[string]map[string]int{} // by RPC and request
-	for _, c := range w.sent() {
-		if tries[c.RPC] == nil {
-			tries[c.RPC] = map[string]int{}
-		}
-		tries[c.RPC][c.Hash]++
-	}
-	for _, rpc := range everyCall {
-		if len(tries[rpc]) != len(lives) {
-			t.Errorf("%s: %d different requests for %d volumes", rpc, len(tries[rpc]), len(lives))
-		}
-		for request, n := range tries[rpc] {
-			if n != 2 {
-				t.Errorf("%s %s was sent %d times, not twice", rpc, request, n)
-			}
-		}
-	}
-	w.exit(p)
-}
-
 // What is done about an answer depends on its code, whatever its text says; and the code reaches whoever asked.
 func TestDefectG3TextsDecideNothing(t *testing.T) {
 	t.Parallel()
@@ -182,40 +121,6 @@ func TestDefectG3TextsDecideNothing(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-// All calls of a plugin, of controller and node alike, go over the connection that was made once.
-func TestDefectG4OneConnectionForAllCalls(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, everything...)
-	p := w.plugin("alloc-p", csifake.Monolith)
-	w.must(w.lifeWithoutHurry("first"))
-	made := w.connections()
-	for i := range 3 {
-		w.must(w.lifeWithoutHurry(fmt.Sprintf("vol-%d", i)))
-	}
-	if now := w.connections(); now != made {
-		t.Errorf("after one story the plugin had seen %d connections, after four %d", made, now)
-	}
-	used := map[uint64]bool{}
-	for _, c := range w.sent() {
-		used[c.Conn] = true
-	}
-	if len(used) != 1 {
-		t.Errorf("the calls came over %d connections", len(used))
-	}
-	w.exit(p)
-}
-
-// connections is the highest number of a connection by which a call came: the plugin counts all that are made.
-func (w *world) connections() (most uint64) {
-	w.t.Helper()
-	all, err := csifake.Calls(w.journal)
-	w.must(err)
-	for _, c := range all {
-		most = max(most, c.Conn)
-	}
-	return most
-}
 
 // A call that hangs is called off when nobody wants its result any more: by who asked, and by who stops the alloc.
 func TestDefectG5CallsAreCalledOff(t *testing.T) {

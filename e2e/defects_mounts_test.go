@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,10 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/hooks"
 	"holdfast/host"
@@ -73,50 +69,6 @@ func (w *world) uproots(path string) {
 	w.t.Helper()
 	w.must(errors.Join(unix.Unmount(path, unix.UMOUNT_NOFOLLOW), os.Remove(path)))
 	_ = os.Remove(filepath.Dir(path)) // of a target; the parent of staging paths holds others, or stays
-}
-
-// An answer to an unmount that is no success is none, though the path is free; nor is an OK while something is mounted. Nothing that comes
-// after it is sent before it has succeeded.
-func TestDefectV9AFailedUnmountIsNoSuccess(t *testing.T) {
-	for name, c := range map[string]struct {
-		fails func(*pluginTask)
-		told  []string
-	}{
-		"it failed and the path is free": {
-			func(p *pluginTask) { p.On("NodeUnpublishVolume").Times(4).After().Code(codes.Internal, "no") },
-			[]string{"NodeUnpublishVolume INTERNAL", "NodeUnpublishVolume INTERNAL", "NodeUnpublishVolume INTERNAL", "NodeUnpublishVolume INTERNAL"},
-		},
-		"it failed and the mount is there": {
-			func(p *pluginTask) { p.On("NodeUnpublishVolume").Times(2).Code(codes.Unknown, "no") },
-			[]string{"NodeUnpublishVolume UNKNOWN", "NodeUnpublishVolume UNKNOWN"},
-		},
-		"the plugin does not know it and the mount is there": {
-			func(p *pluginTask) { p.On("NodeUnpublishVolume").Times(2).Code(codes.NotFound, "no") },
-			[]string{"NodeUnpublishVolume NOT_FOUND", "NodeUnpublishVolume NOT_FOUND"},
-		},
-		"it succeeded and the mount is there": {
-			func(p *pluginTask) {
-				lie := func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-					return &csi.NodeUnpublishVolumeResponse{}, nil
-				}
-				_ = p.Script(csifake.Rule{RPC: "NodeUnpublishVolume", Times: 2, Code: "INTERNAL", Answer: lie})
-			},
-			[]string{unpublishOK, unpublishOK},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, everything...)
-			p := w.plugin("alloc-p", csifake.Monolith)
-			w.must(w.create("vol"))
-			w.use("alloc-1", ask{source: "vol"})
-			c.fails(p)
-			w.must(w.release("alloc-1"))
-			w.mustHaveSent(4, append(c.told, unpublishOK, unstageOK, detachOK)...)
-			w.must(w.delete("vol"))
-			w.exit(p)
-		})
-	}
 }
 
 // Volumes of one id in two namespaces have nothing in common; and what is one volume at its plugin has one name.

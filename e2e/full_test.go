@@ -115,15 +115,12 @@ func TestDiskFullAtActivation(t *testing.T) {
 // was, under its own generation, and once there is room the next swap migrates it.
 func TestDiskTooFullToMigrate(t *testing.T) {
 	slow(t)
-	program, err := buildNextFaulty(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
 	a := newAtActivation(t, program, (*atActivation).large)
 	db := filepath.Join(a.config.StateDir, "shim.db")
 	metas, old := a.metas(db), a.host.ShimState().PID
 	free := a.disk.fill()
-	err = a.goesOn()
+	err := a.goesOn()
 	if !errors.Is(err, host.ErrExhausted) || a.report.Outcome != host.SwapRolledBack {
 		t.Errorf("%v; %+v", err, a.report)
 	}

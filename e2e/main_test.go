@@ -1,72 +1,75 @@
 package e2e
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 
-	"holdfast/internal/fault"
-	"holdfast/internal/nextrelease"
+	"holdfast/internal/testbin"
 )
 
-// bin is the directory with the binaries that all tests use.
+// bin is the directory with the programs that all tests execute. They must not be changed.
 var bin string
 
-// faulty is the program of the shims that fail on purpose: see package fault.
+// faulty is the path of the program that package fault gives faults to.
 var faulty string
-
-// source is a package, and whether it is built as of the release after this one.
-type source struct {
-	pkg  string
-	next bool
-}
-
-// programs are built once, with the race detector if this test has it.
-var programs = map[string]source{
-	"holdfast": {pkg: "../host/cmd/holdfast"}, "holdfast-shim": {pkg: "../shim"}, "holdfast-shim-next": {pkg: "../shim", next: true},
-	"loopfs": {pkg: "../examples/loopfs"}, "csifake": {pkg: "../internal/csifake/cmd/csifake"},
-}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-func run(m *testing.M) int {
-	if errand := os.Getenv(hostErrand); errand != "" {
-		return hostMain(errand)
+func run(m *testing.M) (code int) {
+	if file := os.Getenv(hostErrand); file != "" {
+		return hostMain(file)
+	}
+	if os.Getenv("GORACE") == "" { // a program with the race detector sleeps for a second before it exits
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
 	if flag.Parse(); testing.Short() {
-		if at := flag.Lookup("test.parallel"); at.Value.String() == at.DefValue { // nobody has said how many
-			_ = flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // these mostly wait for processes
+		if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+			_ = flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
 		}
 	}
-	dir, err := os.MkdirTemp("", "h-bin-")
+	var err error
+	bin, err = testbin.Build(testbin.Shim("holdfast-shim"), testbin.FaultyShim("holdfast-shim-faulty"),
+		testbin.Program{Name: "holdfast", Package: "holdfast/host/cmd/holdfast"},
+		testbin.Program{Name: "loopfs", Package: "holdfast/examples/loopfs"},
+		testbin.Program{Name: "csifake", Package: "holdfast/internal/csifake/cmd/csifake"})
+	faulty = bin + "/holdfast-shim-faulty"
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	bin = dir
-	for name, p := range programs {
-		args := append([]string{"build", "-ldflags=-s -w"}, raceFlag...) // what is smaller is linked, copied and hashed sooner
-		if p.next {
-			overlay, err := nextrelease.Flag(dir)
-			if err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				return 1
-			}
-			args = append(args, overlay)
-		}
-		if out, err := exec.Command("go", append(args, "-o", filepath.Join(dir, name), p.pkg)...).CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", name, err, out)
-			return 1
-		}
-	}
-	if faulty, err = fault.Build(dir, raceFlag...); err != nil {
+	free, err := mountTempDir()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	defer func() {
+		if err := free(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}()
 	return m.Run()
+}
+
+// mountTempDir keeps the files of all tests in memory: no test here is about durability but those that make a disk of
+// their own (newDisk). Without root it does nothing.
+func mountTempDir() (free func() error, err error) {
+	if os.Getuid() != 0 {
+		return func() error { return nil }, nil
+	}
+	dir, err := os.MkdirTemp("", "h-")
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Mount("none", dir, "tmpfs", 0, "mode=755"); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount a tmpfs at %s: %w", dir, err), os.Remove(dir))
+	}
+	return func() error {
+		return errors.Join(syscall.Unmount(dir, syscall.MNT_DETACH), os.Remove(dir))
+	}, os.Setenv("TMPDIR", dir)
 }

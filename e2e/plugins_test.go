@@ -11,38 +11,6 @@ import (
 	"holdfast/internal/csifake"
 )
 
-// The plugin is killed in the middle of each call, before and after its effect, and started again by its orchestrator. Whoever asked gets
-// what they asked for.
-func TestPluginKilledInTheMiddle(t *testing.T) {
-	for _, rpc := range mutating {
-		for _, when := range []string{"before", "after"} {
-			t.Run(rpc+"/"+when, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t, larger...)
-				p := w.plugin("alloc-p", csifake.Monolith)
-				at := p.On(rpc).Times(1)
-				if when == "after" {
-					at = at.After()
-				}
-				gate := at.Hold()
-				done := make(chan error, 1)
-				go func() { done <- w.story() }()
-				select {
-				case <-gate.Arrived():
-				case err := <-done:
-					t.Fatalf("%s was never called: %v", rpc, err)
-				}
-				p.Kill()
-				gate.Open()
-				w.must(w.host.TaskExited(w.ctx(), p.task.Key(), 1, 0, 9, false))
-				p = w.startPlugin("alloc-p", csifake.Monolith, 2)
-				w.must(<-done)
-				w.exit(p)
-			})
-		}
-	}
-}
-
 // active waits until the active node instance of the plugin is the alloc's.
 func (w *world) active(alloc string) {
 	w.t.Helper()
@@ -145,22 +113,31 @@ func TestShimRestartIsNoChangeOfHealth(t *testing.T) {
 	w.exit(p)
 }
 
-// A plugin that is stopped on purpose is deregistered, and at no moment ill.
-func TestOrderlyStopIsNoIllness(t *testing.T) {
+// A living task that the shim cannot take over holds up nothing: neither a host that opens, nor the shims that come after it.
+func TestOneOddTaskHoldsUpNothing(t *testing.T) {
 	w := newWorld(t, everything...)
 	p := w.plugin("alloc-p", csifake.Monolith)
-	w.must(w.host.TaskStopping(w.ctx(), p.task.Key(), 1))
+	odd := host.WorkloadTask{AllocTask: host.AllocTask{Alloc: "alloc-odd", Task: "plugin", Attempt: 1, Sealed: []byte("of nobody")}, Running: true}
+	w.must(w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{odd, {AllocTask: p.task, Running: true, Started: w.bootTime()}}}))
+	w.killShim()
+	w.must(w.story())
 	w.exit(p)
-	err := w.host.Watch(w.ctx(), host.WatchOptions{}, func(e host.Event) error {
-		switch e.Kind {
-		case "unhealthy", "task unhealthy":
-			t.Errorf("an illness that was none: %s", e)
-		case "task deregistered":
-			return io.EOF
-		}
-		return nil
-	})
-	if !errors.Is(err, io.EOF) {
-		t.Fatal(err)
-	}
+}
+
+// Plugins that run are found where they were told to listen, also when the host comes back with another run directory.
+func TestAnotherRunDirectory(t *testing.T) {
+	w := newWorld(t, everything...)
+	p := w.plugin("alloc-p", csifake.Monolith)
+	w.must(w.create("vol"))
+	w.must(w.host.Close())
+	first := w.config.RunDir
+	w.config.Workload = host.Workload{Tasks: []host.WorkloadTask{{AllocTask: p.task, Running: true, Started: w.bootTime()}}}
+	w.config.RunDir = w.dir + "/run2"
+	w.open()
+	_, err := w.prepare(w.group("alloc-1", "vol", "single-node-writer"))
+	w.must(err)
+	w.must(w.release("alloc-1"))
+	w.must(w.delete("vol"))
+	w.exit(p)
+	unmount(t, first)
 }

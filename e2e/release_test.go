@@ -12,13 +12,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"testing"
+	"sync"
 
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/host"
-	"holdfast/internal/fault"
 	"holdfast/internal/nextrelease"
+	"holdfast/internal/testbin"
 	"holdfast/proto/bootstrap"
 )
 
@@ -30,22 +30,32 @@ type release struct {
 	protocol int    // that it and the host of this test agree on
 }
 
-// buildNextFaulty builds the faulty shim of the next release.
-func buildNextFaulty(t *testing.T) (string, error) {
-	overlay, err := nextrelease.Flag(t.TempDir())
-	if err != nil {
-		return "", err
-	}
-	return fault.Build(t.TempDir(), append(slices.Clone(raceFlag), overlay)...)
-}
-
 // releases are this one and the one after it. A host that speaks the next one's protocol is a test built with the overlay
 // of package nextrelease.
 func releases() (now, next release) {
 	now = release{"this release", host.Binary{Path: filepath.Join(bin, "holdfast-shim")}, 1, 1}
-	next = release{"the next release", host.Binary{Path: filepath.Join(bin, "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}
+	next = release{"the next release", host.Binary{Path: filepath.Join(nextBin(), "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}
 	return now, next
 }
+
+// nextBin returns the directory with the shims of the next release, which few tests need.
+var nextBin = sync.OnceValue(func() string {
+	cache, err := filepath.Abs("../.cache")
+	if err != nil {
+		panic(err)
+	}
+	overlay, err := nextrelease.Flag(cache)
+	if err != nil {
+		panic(err)
+	}
+	faulty := testbin.FaultyShim("holdfast-shim-faulty-next")
+	faulty.Flags = []string{overlay}
+	dir, err := testbin.Build(testbin.Shim("holdfast-shim-next", overlay), faulty)
+	if err != nil {
+		panic(err)
+	}
+	return dir
+})
 
 // document is a record as JSON has it.
 type document = map[string]any

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -329,38 +328,4 @@ func legal(ts *testscript.TestScript, args []string) error {
 		broken = append(broken, errors.New(v.String()))
 	}
 	return errors.Join(broken...)
-}
-
-// A story in a user namespace, where nobody is root.
-func TestWithoutRoot(t *testing.T) {
-	t.Parallel()
-	if out, err := exec.Command("unshare", "-Urm", "true").CombinedOutput(); err != nil {
-		t.Skipf("no user namespaces here: %v: %s", err, out)
-	}
-	m, err := newMachine()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.sweep(); err != nil {
-			t.Error(err)
-		}
-	})
-	demo, err := filepath.Abs("../examples/hcl/demo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "-Urm", filepath.Join(bin, "holdfast"), "run", "--delete-volumes",
-		"--var", "loopfs="+filepath.Join(bin, "loopfs"), "--var", "data="+m.path("data"), "--var", "backend=dir",
-		filepath.Join(demo, "loopfs.hcl"), filepath.Join(demo, "notes.volume.hcl"), filepath.Join(demo, "writer.hcl"), filepath.Join(demo, "reader.hcl"))
-	cmd.Env = m.environ()
-	out, err := cmd.CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("done: everything is taken down")) {
-		t.Errorf("%v\n%s", err, out)
-	}
-	for _, what := range m.eventuallyLeft() {
-		t.Error("left behind:", what)
-	}
 }

@@ -277,8 +277,7 @@ func TestStateBeyondTheWindow(t *testing.T) {
 	w.must(w.host.Close())
 	w.config.SwapBudget = patience
 	w.open()
-	program, err := buildNextFaulty(t)
-	w.must(err)
+	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
 	p := w.plugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())
 	w.must(err)

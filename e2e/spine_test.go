@@ -24,28 +24,6 @@ var (
 	}
 )
 
-// A volume is made, mounted, written, read by a second alloc, and taken down.
-func TestMainJob(t *testing.T) {
-	w := newWorld(t, everything...)
-	p := w.plugin("alloc-p", csifake.Monolith)
-	w.must(w.create("vol"))
-	first, err := w.prepare(w.group("alloc-1", "vol", "multi-node-multi-writer"))
-	w.must(err)
-	w.must(os.WriteFile(filepath.Join(first, "greeting"), []byte("hello"), 0o600))
-	second, err := w.prepare(w.group("alloc-2", "vol", "multi-node-multi-writer"))
-	w.must(err)
-	if text, err := os.ReadFile(filepath.Join(second, "greeting")); err != nil || string(text) != "hello" {
-		t.Errorf("the second alloc reads %q, %v", text, err)
-	}
-	w.must(w.release("alloc-1"))
-	if _, err := os.ReadFile(filepath.Join(second, "greeting")); err != nil {
-		t.Errorf("the second alloc has lost its volume with the first: %v", err)
-	}
-	w.must(w.release("alloc-2"))
-	w.must(w.delete("vol"))
-	w.exit(p)
-}
-
 // Who asks for what another holds is told who holds it.
 func TestConflictNamesTheHolder(t *testing.T) {
 	w := newWorld(t, everything...)
@@ -64,49 +42,6 @@ func TestConflictNamesTheHolder(t *testing.T) {
 	w.must(w.release("alloc-1"))
 	w.must(w.delete("vol"))
 	w.exit(p)
-}
-
-// Separate tasks for controller and node serve one plugin.
-func TestSeparateNodeAndController(t *testing.T) {
-	w := newWorld(t, everything...)
-	c, n := w.plugin("alloc-c", csifake.Controller), w.plugin("alloc-n", csifake.Node)
-	w.must(w.create("vol"))
-	path, err := w.prepare(w.group("alloc-1", "vol", "single-node-writer"))
-	w.must(err)
-	w.must(os.WriteFile(filepath.Join(path, "f"), nil, 0o600))
-	w.must(w.release("alloc-1"))
-	w.must(w.delete("vol"))
-	w.exit(n)
-	w.exit(c)
-}
-
-// The shim is killed in the middle of each call, before and after it has taken effect. The call goes on; nothing is lost or left.
-func TestShimKilledInTheMiddle(t *testing.T) {
-	for _, rpc := range mutating {
-		for _, when := range []string{"before", "after"} {
-			t.Run(rpc+"/"+when, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t, larger...)
-				p := w.plugin("alloc-p", csifake.Monolith)
-				at := p.On(rpc).Times(1)
-				if when == "after" {
-					at = at.After()
-				}
-				gate := at.Hold()
-				done := make(chan error, 1)
-				go func() { done <- w.story() }()
-				select {
-				case <-gate.Arrived():
-				case err := <-done:
-					t.Fatalf("%s was never called: %v", rpc, err)
-				}
-				w.killShim()
-				gate.Open()
-				w.must(<-done)
-				w.exit(p)
-			})
-		}
-	}
 }
 
 // story is a volume's whole life. If its plugin can, it is expanded while it is used.

@@ -17,7 +17,7 @@ import (
 var twins = sync.OnceValues(func() (made [2]host.Binary, err error) {
 	program, err := os.ReadFile(filepath.Join(bin, "holdfast-shim"))
 	for i, name := range []string{"holdfast-shim-castor", "holdfast-shim-pollux"} {
-		made[i].Path = filepath.Join(bin, name)
+		made[i].Path = filepath.Join(os.TempDir(), name)
 		if err == nil {
 			err = os.WriteFile(made[i].Path, append(program[:len(program):len(program)], name...), 0o700)
 		}

@@ -49,53 +49,6 @@ func took(report host.SwapReport, steps ...host.SwapStep) (sum time.Duration) {
 // notWaitedFor is less than any step waits for a call that does not end, where the budget is patience, and more than the steps need on a slow machine.
 const notWaitedFor = 1500 * time.Millisecond
 
-// A call that is at the driver when the shim is replaced, in the middle of every kind of call, before and after its effect, is re-driven by the new
-// shim and ends well: the swap does not wait for it, and no mount is touched.
-func TestLongCallsSurvive(t *testing.T) {
-	for _, rpc := range mutating {
-		for _, when := range []string{"before", "after"} {
-			t.Run(rpc+"/"+when, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t, larger...)
-				w.must(w.host.Close())
-				w.config.SwapBudget = patience // what is held for how long is measured elsewhere
-				w.open()
-				p := w.plugin("alloc-p", csifake.Monolith)
-				at := p.On(rpc).Times(1)
-				if when == "after" {
-					at = at.After()
-				}
-				gate := at.Hold()
-				done := make(chan error, 1)
-				go func() { done <- w.story() }()
-				select {
-				case <-gate.Arrived():
-				case err := <-done:
-					t.Fatalf("%s was never called: %v", rpc, err)
-				}
-				time.Sleep(50 * time.Millisecond) // it has become a long one
-				before := w.mountTable()
-				report, err := w.host.Swap(w.ctx(), w.anotherShim("next"))
-				w.must(err)
-				if took := took(report, host.SwapQuiesce, host.SwapFence); took >= notWaitedFor {
-					t.Errorf("a call that is still at the driver was waited for: %s", took)
-				}
-				if after := w.mountTable(); after != before {
-					t.Errorf("the swap has changed mounts:\n%s\nand now\n%s", before, after)
-				}
-				gate.Open()
-				w.must(<-done)
-				st, err := w.host.Status(w.ctx())
-				w.must(err)
-				if st.SHA256 != report.To {
-					t.Errorf("%s serves, not %s", st.SHA256, report.To)
-				}
-				w.exit(p)
-			})
-		}
-	}
-}
-
 // One call hangs at the driver while shim follows shim: no swap waits for it, each shim makes the same call again, and the last one has its answer.
 func TestOneCallSurvivesManyShims(t *testing.T) {
 	t.Parallel()

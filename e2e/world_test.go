@@ -327,6 +327,7 @@ func (w *world) killShim() {
 	st, err := w.host.Status(w.ctx())
 	w.must(err)
 	w.must(syscall.Kill(st.PID, syscall.SIGKILL))
+	w.eventually("the shim has exited", func() bool { return !alive(st.PID) })
 }
 
 // bootTime is now, as a host that has kept no account would say.
