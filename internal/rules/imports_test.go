@@ -89,7 +89,6 @@ func rules() []rule {
 		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...), why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
 		{of: "holdfast/shim/internal/csi", only: []string{"holdfast/registry", "holdfast/shim/internal/intent"}, why: "csi speaks to plugins: use cases import its requests"},
 		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
-		{of: "holdfast/shim/internal/lane", only: []string{"holdfast/registry"}, why: "a lane knows the names of volumes only"},
 		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
 		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc"}, why: "mount is a tool of host, shim, driver and plugins: it knows none of them"},
 	}

@@ -16,7 +16,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 // Waits and back-offs of this package.
@@ -34,7 +33,7 @@ type Allocs struct {
 	claims     Claims
 	controller Controller
 	node       Node
-	lanes      *lane.Lanes
+	locks      *intent.Locks
 	host       Host
 	clock      Clock
 	logger     hclog.Logger
@@ -75,9 +74,9 @@ type Host struct {
 var errReleased = errors.New("the alloc is being released")
 
 // NewAllocs starts nothing; Run does.
-func NewAllocs(log registry.State, p Plugins, cl Claims, co Controller, n Node, lanes *lane.Lanes, h Host, c Clock, logger hclog.Logger) *Allocs {
+func NewAllocs(log registry.State, p Plugins, cl Claims, co Controller, n Node, locks *intent.Locks, h Host, c Clock, logger hclog.Logger) *Allocs {
 	return &Allocs{
-		log: log, plugins: p, claims: cl, controller: co, node: n, lanes: lanes, host: h, clock: c, logger: logger,
+		log: log, plugins: p, claims: cl, controller: co, node: n, locks: locks, host: h, clock: c, logger: logger,
 		busy: map[registry.AllocID]*work{}, loose: map[registry.VolumeKey]bool{},
 	}
 }

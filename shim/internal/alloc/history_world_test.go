@@ -31,7 +31,7 @@ import (
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 	stager "holdfast/shim/internal/node"
 )
 
@@ -231,15 +231,15 @@ func (n *node) startShim() {
 	s.fleet = csi.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
-	lanes, log := &lane.Lanes{}, n.log
+	locks, log := &intent.Locks{}, n.log
 	stager := stager.New(log, s.fleet, s.table, kernel{n.boot, n.mounts}, noSecrets{}, stager.Options{
-		Layout: layout, Check: n.mounts != nil, Lanes: lanes, Now: time.Now,
+		Layout: layout, Check: n.mounts != nil, Locks: locks, Now: time.Now,
 	})
 	s.volumes = controller.New(log, s.fleet, s.table, noSecrets{}, controller.Options{
-		Lanes: lanes, Node: stager, Now: time.Now, Logger: hclog.NewNullLogger(),
+		Locks: locks, Node: stager, Now: time.Now, Logger: hclog.NewNullLogger(),
 	})
 	clock := alloc.Clock{Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: n.boot} }}
-	s.allocs = alloc.NewAllocs(log, s.table, claim.New(log, time.Now), s.volumes, stager, lanes,
+	s.allocs = alloc.NewAllocs(log, s.table, claim.New(log, time.Now), s.volumes, stager, locks,
 		alloc.Host{Node: nodeName, Operations: hooks.Operations}, clock, hclog.NewNullLogger())
 	s.loops.Go(func() { _ = s.allocs.Run(s.ctx) })
 	s.loops.Go(func() { _ = s.volumes.Run(s.ctx) })

@@ -23,16 +23,16 @@ type hold struct {
 	step  registry.Step
 }
 
-// turn waits for the volume's lane, and says so if it has to. The lane has to be left. That it was waited for is forgotten by settle, which may have to
+// turn waits for the volume's lock, and says so if it has to. The lock has to be left. That it was waited for is forgotten by settle, which may have to
 // wait on.
 func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) {
 	h.step = registry.StepTurn
 	over := func() {}
-	if busy := h.lanes.Busy(h.key.Volume); busy != "" {
+	if busy := h.locks.Busy(h.key.Volume); busy != "" {
 		over = h.waitsLong(ctx, registry.Wait{For: busy})
 	}
 	defer func() { over() }()
-	return h.lanes.Enter(ctx, h.key.Volume, what)
+	return h.locks.Lock(ctx, h.key.Volume, what)
 }
 
 // awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.

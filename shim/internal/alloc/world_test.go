@@ -17,7 +17,6 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 // parts is everything that allocs need of others, in memory. It keeps a journal of what it was asked, and an account of what is
@@ -211,7 +210,7 @@ func (p *parts) allocs() (a *Allocs, end func()) { return p.allocsAfter(0) }
 
 // allocsAfter is one that goes on with releases after a breath.
 func (p *parts) allocsAfter(breath time.Duration) (a *Allocs, end func()) {
-	a = NewAllocs(p.log, p, p, p, p, &lane.Lanes{}, us, clock, hclog.NewNullLogger())
+	a = NewAllocs(p.log, p, p, p, p, &intent.Locks{}, us, clock, hclog.NewNullLogger())
 	a.Breath = breath
 	return a, running(a.Run)
 }

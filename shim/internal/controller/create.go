@@ -19,7 +19,7 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	leave, err := m.Lanes.Enter(ctx, spec.VolumeName(), "its creation")
+	leave, err := m.Locks.Lock(ctx, spec.VolumeName(), "its creation")
 	if err != nil {
 		return registry.Volume{}, err
 	}

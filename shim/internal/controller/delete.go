@@ -14,7 +14,7 @@ import (
 // Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
 // of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
 func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
-	leave, err := m.Lanes.Enter(ctx, name, "its deletion")
+	leave, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (m *Mediator) named(ctx context.Context, name registry.VolumeName) (named b
 
 // delete drives DeleteVolume to its end. again is as attempt.again.
 func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy, again time.Duration) error {
-	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its deletion")
+	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func expandsInUse(f registry.Fingerprint) bool {
 	return f.Has(registry.ExpandsOnline) || !f.Has(registry.ExpandsOffline)
 }
 
-// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lane is held meanwhile.
+// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lock is held meanwhile.
 func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
 	if err != nil {
@@ -130,11 +130,11 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	return way{online: expandsInUse(inst.Fingerprint)}, nil
 }
 
-// expandIn expands the volume in its lanes: that of its name, and that of what it is called by now.
+// expandIn expands the volume in its locks: that of its name, and that of what it is called by now.
 func (m *Mediator) expandIn(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w way,
 ) error {
-	leave, err := m.Lanes.Enter(ctx, name, "its expansion")
+	leave, err := m.Locks.Lock(ctx, name, "its expansion")
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (m *Mediator) expandIn(
 	if err != nil {
 		return err
 	}
-	leaveKey, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
+	leaveKey, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 // Mediator calls controller plugins.
@@ -26,8 +25,8 @@ type Mediator struct {
 
 // Options of a Mediator.
 type Options struct {
-	// Lanes are shared with whoever calls Attach and Detach.
-	Lanes *lane.Lanes
+	// Locks are shared with whoever calls Attach and Detach.
+	Locks *intent.Locks
 	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
 	// Node has the node see to expansions. nil: nobody does.

@@ -15,7 +15,6 @@ import (
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 var (
@@ -196,7 +195,7 @@ func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
 
 // use replaces the mediator, as a new process does.
 func (d *desk) use(plugins Plugins) {
-	d.Mediator = New(d.log, d.plugin, plugins, vault{}, Options{Lanes: &lane.Lanes{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger()})
+	d.Mediator = New(d.log, d.plugin, plugins, vault{}, Options{Locks: &intent.Locks{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger()})
 }
 
 // crash has the process die: what is durable stays.

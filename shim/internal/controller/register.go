@@ -10,7 +10,6 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 // validateTimeout bounds ValidateVolumeCapabilities.
@@ -25,7 +24,7 @@ func (m *Mediator) Register(ctx context.Context, call registry.Call, spec regist
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	leave, err := m.Lanes.Enter(ctx, spec.VolumeName(), "its registration")
+	leave, err := m.Locks.Lock(ctx, spec.VolumeName(), "its registration")
 	if err != nil {
 		return registry.Volume{}, err
 	}
@@ -45,7 +44,7 @@ func (m *Mediator) Register(ctx context.Context, call registry.Call, spec regist
 
 // admit registers a volume that is not known yet.
 func (m *Mediator) admit(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
-	leave, err := m.Lanes.Enter(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
+	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
 	if err != nil {
 		return err
 	}
@@ -143,11 +142,11 @@ func (m *Mediator) forgettable(ctx context.Context, name registry.VolumeName) (v
 	return v, err
 }
 
-// soon waits only a moment for one of the volume's lanes: what is under way there may take as long as it likes.
-func (m *Mediator) soon(ctx context.Context, name registry.VolumeName, k lane.Key) (leave func(), err error) {
+// soon waits only a moment for one of the volume's locks: what is under way there may take as long as it likes.
+func (m *Mediator) soon(ctx context.Context, name registry.VolumeName, k intent.Key) (leave func(), err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, busyWait, errBusy)
 	defer cancel()
-	leave, err = m.Lanes.Enter(limited, k, "its deregistration")
+	leave, err = m.Locks.Lock(limited, k, "its deregistration")
 	if errors.Is(err, errBusy) {
 		return nil, m.busy(ctx, name, err)
 	}

@@ -90,7 +90,7 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 	}
 }
 
-// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lane.
+// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lock.
 func (m *Mediator) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, _, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
@@ -99,7 +99,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName, wait tim
 	if err := m.comes(ctx, v); err != nil {
 		return false, err
 	}
-	leave, err := m.Lanes.Enter(ctx, name, "what nobody waits for any more")
+	leave, err := m.Locks.Lock(ctx, name, "what nobody waits for any more")
 	if err != nil {
 		return false, err
 	}
@@ -185,9 +185,9 @@ func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry
 }
 
 // resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,
-// and nothing else has happened to the volume since. Whoever calls it holds the lane of the volume's name.
+// and nothing else has happened to the volume since. Whoever calls it holds the lock of the volume's name.
 func (m *Mediator) resumeExpansion(ctx context.Context, v registry.Volume) error {
-	leave, err := m.Lanes.Enter(ctx, v.VolumeKey(), "its expansion")
+	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 )
 
 // safe tells one secret after another, then fails.
@@ -53,7 +53,7 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand), c.records...)
 					last := values[len(values)-1].Reveal()
 					d.Mediator = New(d.log, d.plugin, d.plugins, &values, Options{
-						Lanes: &lane.Lanes{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger(),
+						Locks: &intent.Locks{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger(),
 					})
 					d.faults = []fault{failed("UNAUTHENTICATED")}
 					if err := c.do(d.Mediator, t.Context()); err != nil {
@@ -71,7 +71,7 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 // Without any secret at all nothing is sent.
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	d.Mediator = New(d.log, d.plugin, d.plugins, &safe{}, Options{Lanes: &lane.Lanes{}, Now: time.Now})
+	d.Mediator = New(d.log, d.plugin, d.plugins, &safe{}, Options{Locks: &intent.Locks{}, Now: time.Now})
 	if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/suspend"
 )
 
@@ -23,8 +23,8 @@ type Options struct {
 	Logger hclog.Logger
 	// Live: a shim drives calls beside it.
 	Live bool
-	// Lanes are those of the volumes; nil: nobody else does anything.
-	Lanes *lane.Lanes
+	// Locks are those of the volumes; nil: nobody else does anything.
+	Locks *intent.Locks
 	// Undo begins to take down what nobody claims; nil: the next shim does.
 	Undo func(context.Context) error
 	// Lister asks plugins. nil: they are not asked, and if no shim is Live, that is a finding.
@@ -45,8 +45,8 @@ type Doctor struct {
 
 // New is a doctor over log.
 func New(log registry.State, m Machine, o Options) *Doctor {
-	if o.Lanes == nil {
-		o.Lanes = &lane.Lanes{}
+	if o.Locks == nil {
+		o.Locks = &intent.Locks{}
 	}
 	return &Doctor{log: log, machine: m, Options: o}
 }

@@ -186,11 +186,11 @@ func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
 	return err
 }
 
-// enter enters the volume's lane.
+// enter enters the volume's lock.
 func (r *repair) enter(ctx context.Context, key registry.VolumeKey) (leave func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, laneLimit)
 	defer cancel()
-	return r.Lanes.Enter(ctx, key, "holdfast doctor --repair")
+	return r.Locks.Lock(ctx, key, "holdfast doctor --repair")
 }
 
 // undo has plugins take down what nobody claims, what was adopted included, and waits a moment for that.
@@ -253,7 +253,7 @@ func (r *repair) placed(ctx context.Context) (map[registry.VolumeKey]bool, error
 	return placed, err
 }
 
-// remove removes directories that are empty. That of a volume that is known might be about to be used: its lane says.
+// remove removes directories that are empty. That of a volume that is known might be about to be used: its lock says.
 func (r *repair) remove(ctx context.Context) {
 	byPath := newJudge(r.facts).stageable
 	for _, f := range r.inOrder(r.findings, registry.ActRemove) {

@@ -356,12 +356,12 @@ func TestRepairRemovesEmptyDirectories(t *testing.T) {
 	}
 }
 
-// The directory of a volume in whose lane something happens is left alone.
+// The directory of a volume in whose lock something happens is left alone.
 func TestBusyVolumesAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, data)
 		w.dir(stagedAt())
-		leave, err := w.Lanes.Enter(t.Context(), key, "a test")
+		leave, err := w.Locks.Lock(t.Context(), key, "a test")
 		must(t, err)
 		defer leave()
 		if got := w.repair(); len(got) != 1 || !strings.Contains(got[0], "a test") || len(w.acts) > 0 {

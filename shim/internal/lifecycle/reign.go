@@ -19,7 +19,6 @@ import (
 	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/rpc"
 	"holdfast/shim/internal/store"
@@ -171,24 +170,24 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
 	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := task.New(r.store, supervised{r.fleet}, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
-	lanes, log := &lane.Lanes{}, r.store
+	locks, log := &intent.Locks{}, r.store
 	suspended := suspend.New(layout.Suspensions())
 	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
-		Layout: layout, Check: true, Look: m.devices, Parts: d, Lanes: lanes, Pause: &r.pause, Now: time.Now, Expected: expected,
+		Layout: layout, Check: true, Look: m.devices, Parts: d, Locks: locks, Pause: &r.pause, Now: time.Now, Expected: expected,
 		Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(log, r.fleet, r.table, t.callbacks, controller.Options{
-		Lanes: lanes, Node: stager, Expected: expected, Pause: &r.pause, Now: time.Now, Logger: t.log.Named("volumes"),
+		Locks: locks, Node: stager, Expected: expected, Pause: &r.pause, Now: time.Now, Logger: t.log.Named("volumes"),
 	})
 	ac := alloc.Clock{Now: time.Now, Boot: clock}
 	r.tasks = task.NewTasks(supervisor, d, layout, hello.Operations)
-	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, lanes, host, ac, t.log.Named("allocs"))
+	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, locks, host, ac, t.log.Named("allocs"))
 	if in.handed() {
 		r.allocs.Calm, r.allocs.Breath = calm, breath
 	}
 	r.doctor = doctor.New(r.store, m, doctor.Options{
-		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Lanes: lanes, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
+		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Locks: locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },
 	})

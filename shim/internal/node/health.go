@@ -50,7 +50,7 @@ func (s *Stager) askHealth(ctx context.Context) error {
 			break
 		}
 		inst, err := s.measurer(v.Plugin)
-		busy := s.Lanes != nil && s.Lanes.Busy(v.VolumeKey()) != ""
+		busy := s.Locks != nil && s.Locks.Busy(v.VolumeKey()) != ""
 		if err != nil || skip[v.Plugin] || busy {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/suspend"
 )
 
@@ -59,7 +59,7 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
 		w.conditions = true
-		w.stager.Lanes = &lane.Lanes{}
+		w.stager.Locks = &intent.Locks{}
 		w.mustUp("a1", shared())
 		w.watchHealth(t)
 		sick := &registry.VolumeCondition{Abnormal: true, Message: "source path doesn't exist"}
@@ -113,13 +113,13 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 			}
 		}, 1},
 		"the volume is busy": {func(w *world) {
-			_, _ = w.stager.Lanes.Enter(context.Background(), volumeOf("one").VolumeKey(), "something else")
+			_, _ = w.stager.Locks.Lock(context.Background(), volumeOf("one").VolumeKey(), "something else")
 		}, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := open(t)
-				w.conditions, w.stager.Lanes, w.stager.Suspended = true, &lane.Lanes{}, suspend.New("")
+				w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, suspend.New("")
 				w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
 				w.mustUp("a1", shared())
 				c.prepare(w)
@@ -155,7 +155,7 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
 		w.put(volumeOf("two"))
-		w.conditions, w.stager.Lanes, w.stager.Suspended = true, &lane.Lanes{}, suspend.New("")
+		w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, suspend.New("")
 		w.mustUp("a1", shared())
 		if _, err := w.up(t.Context(), "two", "a2", shared()); err != nil {
 			t.Fatal(err)
@@ -180,7 +180,7 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 func TestConditionEndsWithThePluginThatReportsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
-		w.conditions, w.stager.Lanes = true, &lane.Lanes{}
+		w.conditions, w.stager.Locks = true, &intent.Locks{}
 		w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
 		w.mustUp("a1", shared())
 		if _, err := w.stager.Stats(t.Context(), one); err != nil {

@@ -12,7 +12,6 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/suspend"
 )
 
@@ -26,8 +25,8 @@ type Options struct {
 	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
 	// Parts mounts parts of what is published. nil: nobody can.
 	Parts Parts
-	// Lanes are shared with whoever calls Stage and its like. nil: nobody does but the caller.
-	Lanes *lane.Lanes
+	// Locks are shared with whoever calls Stage and its like. nil: nobody does but the caller.
+	Locks *intent.Locks
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *suspend.Calls
 	// Pause is that of the shim. nil: there never is one.

@@ -9,15 +9,14 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
-// statsLimit bounds the wait for the volume's lane and for the plugin's answer.
+// statsLimit bounds the wait for the volume's lock and for the plugin's answer.
 const statsLimit = 10 * time.Second
 
 // Stats asks the node plugin how full the volume is (NodeGetVolumeStats), one answer per unit, and records what the
 // plugin says of the volume's health. CSI wants at most one call in flight per volume, so Stats holds the volume's
-// lane. It changes nothing, so it is cancelled as soon as another call needs the lane: a plugin that hangs delays no
+// lock. It changes nothing, so it is cancelled as soon as another call needs the lock: a plugin that hangs delays no
 // mount and no unmount.
 //
 // ErrConflict means that nothing of the volume is mounted here, or that another call for it is open or came meanwhile.
@@ -44,7 +43,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 		return nil, err
 	}
 	report, err := s.node.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
-	if err != nil && errors.Is(context.Cause(asking), lane.ErrYielded) {
+	if err != nil && errors.Is(context.Cause(asking), intent.ErrYielded) {
 		return nil, conflict("volume %s was not measured, as it is being mounted, unmounted or changed; ask again", name)
 	}
 	if err != nil {
@@ -59,9 +58,9 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	return report.Usage, nil
 }
 
-// turn waits for the volume's lane. The returned context ends when another call waits for it. Without lanes there are no other calls.
+// turn waits for the volume's lock. The returned context ends when another call waits for it. Without locks there are no other calls.
 func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
-	if s.Lanes == nil {
+	if s.Locks == nil {
 		return ctx, func() {}, nil
 	}
 	var key registry.VolumeKey
@@ -76,7 +75,7 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 	if err != nil {
 		return nil, nil, err
 	}
-	return s.Lanes.EnterYielding(ctx, key, "the question how full it is")
+	return s.Locks.LockYielding(ctx, key, "the question how full it is")
 }
 
 // statsRequest has the paths as the instance knows them. It names the staging path if the plugin stages (CSI

@@ -11,7 +11,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 )
 
 var one = registry.VolumeName{Namespace: "default", ID: "one"}
@@ -164,7 +163,7 @@ func TestStatsOfAHungPluginEnd(t *testing.T) {
 		w := open(t)
 		w.mustUp("a1", shared())
 		w.measureNever()
-		w.stager.Lanes = &lane.Lanes{}
+		w.stager.Locks = &intent.Locks{}
 		const statsWait = 10 * time.Second
 		begin := time.Now()
 		if _, err := w.stager.Stats(t.Context(), one); !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != statsWait {
@@ -179,7 +178,7 @@ func TestStatsDelayNoMount(t *testing.T) {
 		w := open(t)
 		w.mustUp("a1", shared())
 		w.measureNever()
-		w.stager.Lanes = &lane.Lanes{}
+		w.stager.Locks = &intent.Locks{}
 		begin, ended := time.Now(), make(chan error, 2)
 		for range cap(ended) {
 			go func() {
@@ -188,7 +187,7 @@ func TestStatsDelayNoMount(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		leave, err := w.stager.Lanes.Enter(t.Context(), volumeOf("one").VolumeKey(), "its next user")
+		leave, err := w.stager.Locks.Lock(t.Context(), volumeOf("one").VolumeKey(), "its next user")
 		if err != nil || time.Since(begin) != 0 {
 			t.Fatalf("the next user came in after %v: %v", time.Since(begin), err)
 		}

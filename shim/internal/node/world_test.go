@@ -13,7 +13,6 @@ import (
 	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/lane"
 	"holdfast/shim/internal/node"
 )
 
@@ -47,7 +46,7 @@ func (w *world) build() {
 	w.stager = node.New(w.log, w.plugin, w.plugin, w.machine, vault{}, node.Options{
 		Layout: layout, Check: w.check, Parts: w.machine, Now: time.Now,
 	})
-	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Lanes: &lane.Lanes{}, Node: w.stager, Now: time.Now})
+	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Locks: &intent.Locks{}, Node: w.stager, Now: time.Now})
 }
 
 // crash has the process die: whatever it still does is not durable any more.

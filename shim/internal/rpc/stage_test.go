@@ -21,7 +21,7 @@ import (
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/task"
 )
 
@@ -71,8 +71,8 @@ func newStage(t *testing.T) *stage {
 	s.active = &Active{
 		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
 		Tasks:   task.NewTasks(supervisor, nil, hooks.Layout{}, nil),
-		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &lane.Lanes{}, host, clock, log),
-		Volumes: controller.New(s.log, nil, s.table, s.callbacks, controller.Options{Lanes: &lane.Lanes{}, Now: time.Now}),
+		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &intent.Locks{}, host, clock, log),
+		Volumes: controller.New(s.log, nil, s.table, s.callbacks, controller.Options{Locks: &intent.Locks{}, Now: time.Now}),
 	}
 	s.server.Set(s.active)
 	return s

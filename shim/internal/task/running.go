@@ -163,7 +163,7 @@ func (t *Tasks) Sync(ctx context.Context, living []LivingTask) (Synced, error) {
 
 // adopt makes the record of a task agree with the living task.
 func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
-	unlock, err := t.locks.Enter(ctx, l.Task.Key(), "its adoption")
+	unlock, err := t.locks.Lock(ctx, l.Task.Key(), "its adoption")
 	if err != nil {
 		return err
 	}

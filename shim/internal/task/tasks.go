@@ -13,7 +13,7 @@ import (
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/shim/internal/lane"
+	"holdfast/shim/internal/intent"
 )
 
 // Tasks keeps a record of each task that runs a plugin, and supervises the tasks that run.
@@ -25,7 +25,7 @@ type Tasks struct {
 	operations []hooks.Operation // that the host can apply
 	clock      Clock
 	logger     hclog.Logger
-	locks      lane.Lanes // per task
+	locks      intent.Locks // per task
 
 	// supervise is the supervisor's Run.
 	supervise func(context.Context, registry.Task, hooks.PluginSpec, hooks.Preparation) error
@@ -63,7 +63,7 @@ func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.Alloc
 	if err != nil {
 		return hooks.Plan{}, err
 	}
-	unlock, err := t.locks.Enter(ctx, at.Key(), "a start")
+	unlock, err := t.locks.Lock(ctx, at.Key(), "a start")
 	if err != nil {
 		return hooks.Plan{}, err
 	}
@@ -227,7 +227,7 @@ func (t *Tasks) makeDirs(ctx context.Context, at hooks.AllocTask, prep hooks.Pre
 func (t *Tasks) Started(
 	ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, at registry.BootTime,
 ) error {
-	unlock, err := t.locks.Enter(ctx, k, "the report of its start")
+	unlock, err := t.locks.Lock(ctx, k, "the report of its start")
 	if err != nil {
 		return err
 	}
@@ -265,7 +265,7 @@ func (t *Tasks) started(
 // Stopping records that the host is about to end the attempt, and ends its supervision: the silence of its plugin is no
 // failure any more. Its instances and its connection stay until Exited, so that calls in flight can end.
 func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
-	unlock, err := t.locks.Enter(ctx, k, "its stop")
+	unlock, err := t.locks.Lock(ctx, k, "its stop")
 	if err != nil {
 		return err
 	}
@@ -305,7 +305,7 @@ func (e Exit) String() string {
 // Exited records that the attempt has ended, and removes its instances in the same commit. The record of a task that will
 // not be started again is deleted. Exited ignores an attempt older than the newest.
 func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
-	unlock, err := t.locks.Enter(ctx, k, "the report of its end")
+	unlock, err := t.locks.Lock(ctx, k, "the report of its end")
 	if err != nil {
 		return err
 	}

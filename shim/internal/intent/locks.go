@@ -1,0 +1,134 @@
+package intent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Locks has a lock per volume, or per task: at most one thing at a time is under way for each. Different volumes run in
+// parallel. The zero value is ready. Locks are in memory: what is under way when the process ends is an open intent.
+//
+// A volume has two names, and so two locks: that of its VolumeName, which it has from the beginning, and that of its
+// VolumeKey, once its plugin has named it. An operation that makes, forgets or removes a volume takes the lock of the
+// name first and then that of the key. An operation that only uses it takes that of the key. No operation holds two
+// locks of the same kind, so none waits in a circle.
+type Locks struct {
+	mu    sync.Mutex // guards locks and what is in them but token; held for no longer than a look-up
+	locks map[Key]*lock
+}
+
+// Key names what has a lock: a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. Keys of different types
+// never share a lock.
+type Key fmt.Stringer
+
+type lock struct {
+	token chan struct{} // holds one while the lock is held
+	holds string        // what is under way
+	users int           // the holder and waiters
+
+	locking int                     // those of users that came by Lock
+	yield   context.CancelCauseFunc // cancels the holder if it came by LockYielding, else nil
+}
+
+// ErrYielded is the cause of a context of LockYielding that ended for another user of the lock.
+var ErrYielded = errors.New("the volume is needed for something else")
+
+// Lock waits for the lock of k and takes it. what says for others what is done with it.
+func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), err error) {
+	lk := l.join(k)
+	l.mu.Lock()
+	lk.locking++
+	if lk.yield != nil {
+		lk.yield(ErrYielded)
+	}
+	l.mu.Unlock()
+	over := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		lk.locking--
+	}
+	release, err := l.wait(ctx, k, lk, what)
+	if err != nil {
+		over()
+		return nil, err
+	}
+	return func() { over(); release() }, nil
+}
+
+// LockYielding takes the lock of k as Lock does, for a call that changes nothing. The context that it returns ends with
+// ErrYielded as soon as another caller waits in Lock. The holder then gives up its call and unlocks.
+func (l *Locks) LockYielding(ctx context.Context, k Key, what string) (held context.Context, unlock func(), err error) {
+	lk := l.join(k)
+	release, err := l.wait(ctx, k, lk, what)
+	if err != nil {
+		return nil, nil, err
+	}
+	held, cancel := context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lk.yield = cancel
+	if lk.locking > 0 {
+		cancel(ErrYielded)
+	}
+	return held, func() {
+		l.mu.Lock()
+		lk.yield = nil
+		l.mu.Unlock()
+		cancel(nil)
+		release()
+	}, nil
+}
+
+// wait takes lk, which the caller has joined, once it is free.
+func (l *Locks) wait(ctx context.Context, k Key, lk *lock, what string) (release func(), err error) {
+	select {
+	case lk.token <- struct{}{}:
+	case <-ctx.Done():
+		busy := l.part(k, lk)
+		return nil, fmt.Errorf("wait for %s, where %s is under way: %w", k, busy, context.Cause(ctx))
+	}
+	l.mu.Lock()
+	lk.holds = what
+	l.mu.Unlock()
+	return func() {
+		<-lk.token
+		l.part(k, lk)
+	}, nil
+}
+
+// Busy says what is under way with the lock of k; empty: nothing.
+func (l *Locks) Busy(k Key) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if lk := l.locks[k]; lk != nil {
+		return lk.holds
+	}
+	return ""
+}
+
+func (l *Locks) join(k Key) *lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.locks == nil {
+		l.locks = map[Key]*lock{}
+	}
+	lk := l.locks[k]
+	if lk == nil {
+		lk = &lock{token: make(chan struct{}, 1)}
+		l.locks[k] = lk
+	}
+	lk.users++
+	return lk
+}
+
+// part ends a use of lk, and forgets lk with its last user. It returns what is under way.
+func (l *Locks) part(k Key, lk *lock) (busy string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if lk.users--; lk.users == 0 {
+		delete(l.locks, k)
+	}
+	return lk.holds
+}
