@@ -14,54 +14,54 @@ import (
 	"holdfast/registry"
 )
 
-// Config says where a host keeps its state, which shim it runs, and what it can do. StateDir and Shim are required.
+// Config is where a host keeps its state, which shim it runs, and what it can do. StateDir and Shim are required.
 type Config struct {
-	StateDir string // kept over restarts; made with mode 0700 if it is not there. One host at a time
+	StateDir string // kept over restarts; created with mode 0700 if it does not exist. One host at a time
 	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>, without root below XDG_RUNTIME_DIR
 	Shim     Binary
 	Node     string // the node's name in answers and claims; default the machine's host name
 
 	Operations []Operation // plan operations that this orchestrator can apply; default all
-	Blocks     []string    // block types of job files that it carries, beside the usual ones
+	Blocks     []string    // block types of job files that it supports, beside the usual ones
 
-	// Workload is what still runs of an earlier life of this host. What it does not name is taken down.
+	// Workload is what still runs after a restart of this host. What is not in it is taken down.
 	Workload Workload
 
-	// What the shim asks. Each function is called on goroutines of its own, any number at once, and has to return soon after its ctx
-	// ends: Close waits for it.
+	// The shim's callbacks. Each function may be called concurrently, and has to return soon after its ctx ends: Close
+	// waits for it.
 
-	// Secret gives the value behind a name of a volume's secrets. Names of environment variables come as "env:NAME"; without a
-	// function they are looked up, and others are refused.
+	// Secret returns the value of a secret reference in a volume file. Environment variables are named "env:NAME"; if
+	// Secret is nil they are looked up, and other names are refused.
 	Secret func(ctx context.Context, name string) (string, error)
-	// File gives a file that a job reads with file(). Without a function it is refused.
+	// File returns a file that a job reads with file(). If it is nil, file() is refused.
 	File func(ctx context.Context, path string) ([]byte, error)
-	// Fence makes sure that a lost node writes no more. Without a function it is refused.
+	// Fence returns once a lost node cannot write any more. If it is nil, fencing is refused.
 	Fence func(ctx context.Context, node string) error
 
-	MaxHold      time.Duration // how long a call waits, in all, for a shim that is being started again; default 30 s
-	Bake         time.Duration // how long a replaced shim stands by, and then until the new one gives an answer; default 10 s
+	MaxHold      time.Duration // how long a call waits for shims in all, while one is started again; default 30 s
+	Bake         time.Duration // how long a replaced shim stands by, and then until the new one answers; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
-	StartTimeout time.Duration // for the shim to answer, and again to be greeted; default 10 s
+	StartTimeout time.Duration // for the shim's handshake, and again for its answer to Hello; default 10 s
 
-	PrepareTimeout time.Duration // for a candidate to take a copy of the state over; default 1 min
-	AnswerTimeout  time.Duration // a shim that gives no answer for so long is killed and started again; default 10 s
+	PrepareTimeout time.Duration // for a candidate to take over a copy of the state; default 1 min
+	AnswerTimeout  time.Duration // a shim that does not answer for so long is killed and started again; default 10 s
 	Logger         hclog.Logger  // gets the shim's log as well; nil drops all
 }
 
-// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is what runs. Of those
-// that ran before, the last three are kept, whatever is refused meanwhile: a Binary without a Path is one of them, by its digest.
+// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is
+// what runs. The last three that were active are kept. A Binary without a Path is one of them, by its digest.
 type Binary struct {
 	Path   string
-	SHA256 string // hex; empty: from the file Path+".sha256", else what is found on first use is trusted
+	SHA256 string // hex; empty: read from the file Path+".sha256", else computed and trusted on first use
 }
 
-// Workload is what of plugin tasks and allocs with volumes still runs.
+// Workload is the plugin tasks and the allocs with volumes that run.
 type Workload struct {
-	Allocs []AllocGroup // that hold, or wait for, volumes
+	Allocs []AllocGroup   // that hold volumes, or wait for them
 	Tasks  []WorkloadTask // that run a plugin
 }
 
-// WorkloadTask is a task that runs a plugin. One that was reported to be stopping goes on being so; TaskStarted takes that back.
+// WorkloadTask is a task that runs a plugin. A task that was reported as stopping stays so until TaskStarted.
 type WorkloadTask struct {
 	AllocTask
 	Running bool     // false: it is about to be started
@@ -70,7 +70,6 @@ type WorkloadTask struct {
 
 const (
 	defaultMaxHold = 30 * time.Second
-	activateLimit  = 30 * time.Second
 	defaultBake    = 10 * time.Second
 	defaultBudget  = 500 * time.Millisecond
 	defaultPrepare = time.Minute
@@ -78,7 +77,7 @@ const (
 	defaultStart   = 10 * time.Second
 )
 
-// complete fills in the defaults and makes both directories.
+// complete sets the defaults and creates both directories.
 func (c *Config) complete() (err error) {
 	if c.StateDir == "" || c.Shim.Path == "" {
 		return registry.Invalid("host: Config.StateDir and Config.Shim.Path are required")
@@ -121,7 +120,8 @@ func orDefault(d *time.Duration, value time.Duration) {
 	}
 }
 
-// makeDir makes a directory that is ours alone, and gives its path without symbolic links: the one that the mount table shows.
+// makeDir creates a directory that only this user can read. It returns the path without symbolic links, as the mount table
+// has it.
 func makeDir(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -1,21 +1,22 @@
-// Package host is what an orchestrator imports to have CSI storage: it starts the shim, keeps it running, and calls it.
+// Package host is the SDK that an orchestrator imports for CSI storage. It starts the shim, keeps it running, and calls it.
 //
-//	h, err := host.Open(ctx, host.Config{StateDir: "/var/lib/mine/csi", Node: "node1", Shim: host.Binary{Path: "/usr/bin/holdfast-shim"}})
-//	job, err := h.Parse(ctx, host.Source{Name: "plugin.hcl", Text: text}, host.ParseOptions{})
-//	plan, err := h.TaskStarting(ctx, host.AllocTask{...})   // apply the plan, then start the task
+//	h, err := host.Open(ctx, host.Config{StateDir: "/var/lib/mine/csi", Shim: host.Binary{Path: "/usr/bin/holdfast-shim"}})
+//	job, _, err := h.Parse(ctx, host.Source{Name: "plugin.hcl", Text: text}, host.ParseOptions{})
+//	plan, err := h.TaskStarting(ctx, host.AllocTask{...})   // apply the plan, then start the plugin's task
 //	err = h.TaskStarted(ctx, task, attempt)                 // ... and later TaskExited
 //	plans, err := h.PrepareAlloc(ctx, host.AllocGroup{...}) // before the tasks that use volumes start
 //	err = h.ReleaseAlloc(ctx, alloc)                        // after they have ended
 //
-// Open verifies the shim's binary, runs it as a process of its own and answers when it is active. A shim that dies is started again;
-// calls wait for it (gate.go), at most Config.MaxHold, and their own deadline goes on running. A call that was cut off is made again with
-// the same operation id, so it happens once. Watch, Fingerprints and Restarts go on over it.
+// Open verifies the shim's binary, starts it as a process and returns when it is active. A shim that dies is started
+// again. Meanwhile calls wait (gate.go), at most Config.MaxHold, and their own deadlines run. A call that was cut off is
+// repeated with the same operation ID, so it is done once. Watch, Fingerprints and Restarts continue at the next shim.
 //
-// Swap replaces the running shim by another binary without any of that being noticed but by a few milliseconds in which calls wait (swap.go is
-// the protocol). Standing tells how the shim stands without asking it, and Swaps what earlier swaps came to.
+// Swap replaces the running shim by another binary. Calls wait for some milliseconds and none fails; swap_protocol.go is
+// the protocol. ShimState returns the shim's state without a call to it, Swaps the outcome of earlier swaps.
 //
-// One state directory has one host, held by a lock; what the shim keeps there outlives both. After a restart of the host, Open with
-// Config.Living tells the shim what still runs, and what it does not name is taken down.
+// A state directory has one host at a time, held by a lock. The shim's state in it outlives both. After a restart of the
+// host, Open with Config.Workload tells the shim what still runs; the shim takes down the rest.
 //
-// This package knows no schema: not csi_plugin, not HCL, not CSI. Those live in the shim, which is why they can change without a new host.
+// This package holds no schema: not csi_plugin, not HCL, not CSI. Those are in the shim, so they can change without a new
+// host.
 package host

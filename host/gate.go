@@ -16,15 +16,15 @@ import (
 	"holdfast/registry"
 )
 
-// gate lets calls through to the active shim and holds them while there is none. While it is quiet it holds writes only.
+// gate passes calls to the active shim, and holds them while there is none. During a swap it first holds writes only.
 type gate struct {
-	mu      sync.Mutex // guards all below; held for no longer than a look-up
-	current *shim      // nil: closed
-	quiet   bool       // what changes something waits, what does not goes on
-	waited  int        // calls that had to wait since quiet was last set
-	why     error      // why it is closed
-	shutFor error      // set for good by shut
-	changed chan struct{}
+	mu         sync.Mutex // guards all below; held only to read or change it
+	active     *shim      // nil: all calls are held
+	holdWrites bool
+	waited     int           // calls that had to wait since holdWrites was last set
+	why        error         // why calls are held
+	closed     error         // set for good by shut
+	changed    chan struct{} // closed and replaced at each change
 }
 
 func newGate() *gate { return &gate{changed: make(chan struct{})} }
@@ -37,175 +37,176 @@ func (g *gate) set(f func()) {
 	g.changed = make(chan struct{})
 }
 
-func (g *gate) open(sh *shim)   { g.set(func() { g.current, g.quiet, g.why = sh, false, nil }) }
-func (g *gate) close(why error) { g.set(func() { g.current, g.why = nil, why }) }
+func (g *gate) open(sh *shim) { g.set(func() { g.active, g.holdWrites, g.why = sh, false, nil }) }
 
-// serving is the shim that calls go to; nil: none.
+// hold holds calls that change something, and begins to count those that wait.
+func (g *gate) hold() { g.set(func() { g.holdWrites, g.waited = true, 0 }) }
+
+// holdAll holds all calls.
+func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why }) }
+
+// shut fails all calls for good.
+func (g *gate) shut(why error) { g.set(func() { g.active, g.closed = nil, why }) }
+
+// serving returns the shim that calls go to; nil: none.
 func (g *gate) serving() *shim {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.current
+	return g.active
 }
 
-// hush holds what changes something, and begins to count who waits.
-func (g *gate) hush() { g.set(func() { g.quiet, g.waited = true, 0 }) }
-
-// held is how many calls had to wait since hush.
+// held returns how many calls had to wait since hold.
 func (g *gate) held() (calls int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.waited
 }
 
-// doors are the gate as a swap uses it.
-func (h *Host) doors() doors {
-	return doors{
-		holdWrites: h.gate.hush, holdAll: h.gate.close, held: h.gate.held,
-		open: func(s side) { h.gate.open(s.(*shim)) },
+// gateOps returns the gate as a swap uses it.
+func (h *Host) gateOps() gateOps {
+	return gateOps{
+		holdWrites: h.gate.hold, holdAll: h.gate.holdAll, held: h.gate.held,
+		open: func(p peer) { h.gate.open(p.(*shim)) },
 	}
 }
 
-// shut fails whoever waits, and whoever comes, with why.
-func (g *gate) shut(why error) { g.set(func() { g.current, g.shutFor = nil, why }) }
-
-// kind is what a call does to the state.
-type kind bool
+// access is what a call does to the state.
+type access bool
 
 const (
-	reads  kind = false
-	writes kind = true
+	reads  access = false
+	writes access = true
 )
 
-var errQuiet = errors.New("it is being replaced")
+var (
+	errReplacing  = errors.New("it is being replaced")
+	errHeld       = errors.New("the call was held as long as it may be")
+	errUnanswered = errors.New("the active one does not answer")
+)
 
-// sight is what a call sees of the gate.
-type sight struct {
-	shim    *shim // nil: it has to wait
-	changed chan struct{}
-	why     error
-	shut    error
+// passage is the gate's decision about one call.
+type passage struct {
+	shim    *shim         // nil: it has to wait, or closed is set
+	changed chan struct{} // closed when the decision may be another
+	why     error         // why it has to wait
+	closed  error
 }
 
-// look returns the shim that a call may go to, or why it has to wait. The call was cut off at the shim avoid, if any.
-func (g *gate) look(k kind, avoid *shim) sight {
+// decide returns the shim that a call may go to, or why it has to wait. It was cut off at the shim avoid, if any.
+func (g *gate) decide(a access, avoid *shim) passage {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s := sight{changed: g.changed, why: g.why, shut: g.shutFor}
+	p := passage{changed: g.changed, why: g.why, closed: g.closed}
 	switch {
-	case g.current == nil || g.current == avoid:
-	case g.quiet && k == writes:
-		s.why = errQuiet
+	case g.active == nil || g.active == avoid:
+	case g.holdWrites && a == writes:
+		p.why = errReplacing
 	default:
-		s.shim = g.current
+		p.shim = g.active
 	}
-	return s
+	return p
 }
 
-// waits counts a call that has to wait.
-func (g *gate) waits() {
+func (g *gate) countWaiting() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waited++
 }
 
-// sameAgain is when a call that was cut off at a shim is made again there, if that shim is still the active one: only its connection broke.
-const sameAgain = 100 * time.Millisecond
+// retrySame is when a call that was cut off at a shim is repeated there, if that shim is still active: only its
+// connection broke.
+const retrySame = 100 * time.Millisecond
 
-// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A call that was cut off at a
-// shim avoids that shim for a while: it is most likely dead.
-func (g *gate) enter(ctx context.Context, k kind, hold *time.Duration, avoid *shim) (*shim, error) {
+// enter waits for an active shim, until what is left of the caller's hold is used up, or ctx ends. A call that was cut
+// off at a shim avoids that shim for a while: it is most likely dead.
+func (g *gate) enter(ctx context.Context, a access, hold *time.Duration, avoid *shim) (*shim, error) {
 	began := time.Now()
 	limit := time.NewTimer(*hold)
 	defer limit.Stop()
 	defer func() { *hold -= time.Since(began) }()
-	again := time.NewTimer(sameAgain)
-	defer again.Stop()
+	retry := time.NewTimer(retrySame)
+	defer retry.Stop()
 	for first := true; ; first = false {
-		seen := g.look(k, avoid)
+		p := g.decide(a, avoid)
 		switch {
-		case seen.shut != nil:
-			return nil, seen.shut
-		case seen.shim != nil:
-			return seen.shim, nil
+		case p.closed != nil:
+			return nil, p.closed
+		case p.shim != nil:
+			return p.shim, nil
 		case first:
-			g.waits()
+			g.countWaiting()
 		}
 		select {
-		case <-seen.changed:
-		case <-again.C:
+		case <-p.changed:
+		case <-retry.C:
 			avoid = nil
 		case <-ctx.Done():
-			return nil, noShim(seen.why, context.Cause(ctx))
+			return nil, noShim(p.why, context.Cause(ctx))
 		case <-limit.C:
-			return nil, noShim(seen.why, errHeld)
+			return nil, noShim(p.why, errHeld)
 		}
 	}
 }
 
-// unanswered is the error of a call that its shim has not answered in time: if nobody is active any more, that is why.
-func (g *gate) unanswered(end error) error {
+// timeoutError returns the error of a call that its shim has not answered in time: if no shim is active any more, why.
+func (g *gate) timeoutError(end error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.current != nil || g.why == nil {
+	if g.active != nil || g.why == nil {
 		return end
 	}
 	return noShim(g.why, end)
 }
 
-var errHeld = errors.New("the call was held as long as it may be")
-
-// noShim is the error of a call that nobody answered: why there is no shim, and what ended the wait.
+// noShim is the error of a call that no shim answered: what ended the wait, and why there is no shim.
 func noShim(why, end error) error {
 	if why == nil {
-		why = errors.New("the active one does not answer")
+		why = errUnanswered
 	}
 	return registry.Errorf(registry.ErrUnavailable, "no shim is active (%w): %w", end, why)
 }
 
-// read makes a call that changes nothing at the active shim.
-func (h *Host) read(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
-	return h.make(ctx, reads, at(f))
+// call makes a call at the active shim with a method of a generated client.
+func call[Client, Request, Reply any](
+	ctx context.Context, h *Host, a access, newClient func(grpc.ClientConnInterface) Client,
+	method func(Client, context.Context, Request, ...grpc.CallOption) (Reply, error), req Request,
+) (reply Reply, err error) {
+	err = h.do(ctx, a, func(ctx context.Context, sh *shim) (err error) {
+		reply, err = method(newClient(sh.process.Conn()), ctx, req)
+		return err
+	})
+	return reply, err
 }
 
-// call makes one that changes something.
-func (h *Host) call(ctx context.Context, f func(ctx context.Context, conn grpc.ClientConnInterface) error) error {
-	return h.make(ctx, writes, at(f))
-}
-
-// at is a call at a shim, of which only the connection counts.
-func at(f func(ctx context.Context, conn grpc.ClientConnInterface) error) func(context.Context, *shim) error {
-	return func(ctx context.Context, sh *shim) error { return f(ctx, sh.process.Conn()) }
-}
-
-// make makes a call at the active shim. One that is cut off, because that shim died, is made again at the next: reads may be repeated,
-// and what changes state carries an operation id. All waiting for shims together is at most MaxHold, so that a call which kills every
-// shim ends.
-func (h *Host) make(ctx context.Context, k kind, f func(ctx context.Context, sh *shim) error) error {
+// do makes a call at the active shim. If the shim dies during the call, it is repeated at the next one: reads may be
+// repeated, and writes carry an operation id. All waiting for shims together is at most MaxHold, so that a call which
+// kills every shim ends.
+func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
 	hold := h.config.MaxHold
-	var cut *shim
+	var avoid *shim
 	for {
-		sh, err := h.gate.enter(ctx, k, &hold, cut)
+		sh, err := h.gate.enter(ctx, a, &hold, avoid)
 		if err != nil {
 			return err
 		}
 		err = f(ctx, sh)
 		switch {
 		case !cutOff(err):
-			return late(ctx, wire.Error(err))
-		case outOfTime(ctx, err):
+			return withDeadline(ctx, wire.Error(err))
+		case noTimeLeft(ctx, err):
 			<-ctx.Done()
-			return h.gate.unanswered(context.Cause(ctx))
+			return h.gate.timeoutError(context.Cause(ctx))
 		}
-		cut = sh
+		avoid = sh
 	}
 }
 
-// mayBeLate are the errors that a call may have because its caller's time was up.
-var mayBeLate = []error{registry.ErrUnavailable, registry.ErrUncertain, context.DeadlineExceeded}
+// endedByTime are the errors that a call may return because its caller's time is up.
+var endedByTime = []error{registry.ErrUnavailable, registry.ErrUncertain, context.DeadlineExceeded}
 
-// late is the error of a call. Where the caller's time is up, it says so as well: what was waited for is one matter, that the wait has ended another.
-func late(ctx context.Context, err error) error {
-	if !slices.ContainsFunc(mayBeLate, func(kind error) bool { return errors.Is(err, kind) }) || !timeIsUp(ctx) {
+// withDeadline adds to the error of a call that the caller's time is up, if it is.
+func withDeadline(ctx context.Context, err error) error {
+	if !slices.ContainsFunc(endedByTime, func(kind error) bool { return errors.Is(err, kind) }) || !timeIsUp(ctx) {
 		return err
 	}
 	<-ctx.Done()
@@ -215,21 +216,23 @@ func late(ctx context.Context, err error) error {
 	return err
 }
 
-// timeIsUp says whether the caller's time is up, or is in a moment: the shim has the same deadline, and its clock may be the first.
+// timeIsUp reports whether the caller's time is up, or is in a moment: the shim has the same deadline and may notice it
+// first.
 func timeIsUp(ctx context.Context) bool {
 	end, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && time.Until(end) < 50*time.Millisecond
 }
 
-// outOfTime says whether a call was cut off because its caller's time is up. Where its shim has ended, or is not active, what time is left is for the next
-// one: it may need less.
-func outOfTime(ctx context.Context, err error) bool {
+// noTimeLeft reports whether a call was cut off because its caller's time is up. If its shim has ended or is not active,
+// what time is left is for the next one.
+func noTimeLeft(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || timeIsUp(ctx) && status.Code(err) != codes.Unavailable
 }
 
-// cutOff says whether nobody has answered a call whose caller still waits: the transport failed, its connection was closed after the
-// shim's death, the time was up as the transport has it, or the shim is not active. An answer of the shim carries a detail.
+// cutOff reports whether a call got no answer: the transport failed, the shim died or is not active, or the time was up
+// for the transport. An answer of the shim carries a detail.
 func cutOff(err error) bool {
 	st, is := status.FromError(err)
-	return is && len(st.Details()) == 0 && slices.Contains([]codes.Code{codes.Unavailable, codes.Canceled, codes.DeadlineExceeded}, st.Code())
+	noAnswer := []codes.Code{codes.Unavailable, codes.Canceled, codes.DeadlineExceeded}
+	return is && len(st.Details()) == 0 && slices.Contains(noAnswer, st.Code())
 }

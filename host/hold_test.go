@@ -125,7 +125,7 @@ func TestLastWords(t *testing.T) {
 	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
 		t.Errorf("the call: %v", err)
 	}
-	if log := w.log.String(); !strings.Contains(log, "its last words") || !strings.Contains(log, "the store has failed") {
+	if log := w.log.String(); !strings.Contains(log, "its last lines") || !strings.Contains(log, "the store has failed") {
 		t.Error("the log does not say why")
 	}
 }

@@ -60,7 +60,7 @@ func TestDoctorIsAsked(t *testing.T) {
 // What only looks is answered while a swap holds what changes something: it is in no line.
 func TestLooksGoOnWhileCallsAreHeld(t *testing.T) {
 	w := newWorld(t)
-	defer w.host.Hush()()
+	defer w.host.HoldWrites()()
 	looks := func(ctx context.Context, repair bool) error {
 		_, err := w.host.Doctor(ctx, repair, "")
 		return err

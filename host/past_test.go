@@ -80,7 +80,7 @@ func TestPastGoesOnAtTheNextShim(t *testing.T) {
 func (w *world) pastCutOff() bool {
 	w.t.Helper()
 	all := w.past(0)
-	const again = "a stream is opened again"
+	const again = "opening a stream again"
 	before := strings.Count(w.log.String(), again)
 	var told []host.Seq
 	err := w.host.Watch(w.ctx(), host.WatchOptions{Past: true}, func(e host.Event) error {

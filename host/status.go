@@ -7,30 +7,31 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
 )
 
-// ShimStatus is what the active shim says of itself.
+// ShimStatus is what the active shim reports about itself.
 type ShimStatus struct {
 	Version     string
 	PID         int
 	Generation  uint64
 	Index       Seq
 	Schema      uint32 // of its store
-	OpenIntents int    // CSI calls that are under way, or whose outcome is not known
+	OpenIntents int    // CSI calls under way or of unknown outcome
 	Instances   int
 	Allocs      int
 	SHA256      string // of its binary
-	Protocol    int    // that it and this host have agreed on
+	Protocol    int    // version agreed with this host
 }
 
-// Status asks the active shim what it is.
+// Status asks the active shim for its status. ShimState does without a call.
 func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	var reply *pb.StatusReply
-	var of *shim
-	err := h.make(ctx, reads, func(ctx context.Context, sh *shim) (err error) {
-		of = sh
+	var from *shim
+	err := h.do(ctx, reads, func(ctx context.Context, sh *shim) (err error) {
+		from = sh
 		reply, err = sh.control().Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
-		if err == nil && reply.GetAnswer().GetGeneration() == 0 { // it has let the state go
+		if err == nil && reply.GetAnswer().GetGeneration() == 0 { // it has released the state
 			return status.Error(codes.Unavailable, "this shim is not active")
 		}
 		return err
@@ -39,8 +40,24 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 		return ShimStatus{}, err
 	}
 	return ShimStatus{
-		Version: reply.GetVersion(), PID: int(reply.GetPid()), Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()),
-		Schema: reply.GetSchema(), OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
-		SHA256: of.binary.SHA256, Protocol: of.process.Protocol(),
+		Version: reply.GetVersion(), PID: int(reply.GetPid()),
+		Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()), Schema: reply.GetSchema(),
+		OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
+		SHA256: from.binary.SHA256, Protocol: from.process.Protocol(),
 	}, nil
+}
+
+// Doctor has the shim compare its records with the mount table, directories and plugins. It returns the differences and
+// what repair would do, and changes nothing. With repair it does exactly that, if the plan is still the one that digest
+// names (else ErrConflict). With an empty digest it carries out whatever the plan is by then.
+func (h *Host) Doctor(ctx context.Context, repair bool, digest string) (Diagnosis, error) {
+	req, a := &pb.DoctorRequest{Call: &pb.Call{}, Repair: repair, Digest: digest}, reads
+	if repair {
+		req.Call, a = mutating(), writes
+	}
+	reply, err := call(ctx, h, a, pb.NewControlClient, pb.ControlClient.Doctor, req)
+	if err != nil {
+		return Diagnosis{}, err
+	}
+	return wire.Diagnosis(reply), nil
 }

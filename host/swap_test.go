@@ -145,11 +145,11 @@ func TestSwapRefusesWhatTheOldShimCouldNotRead(t *testing.T) {
 	st, err := w.host.Status(w.ctx())
 	must(t, err)
 	for _, readable := range []uint32{0, 1, st.Schema} {
-		if err := w.host.Rehearsed(w.ctx(), readable); err != nil {
+		if err := w.host.RehearseReadable(w.ctx(), readable); err != nil {
 			t.Errorf("readable by schema %d and newer: %v", readable, err)
 		}
 	}
-	err = w.host.Rehearsed(w.ctx(), st.Schema+1)
+	err = w.host.RehearseReadable(w.ctx(), st.Schema+1)
 	if !errors.Is(err, host.ErrUnsupported) {
 		t.Errorf("readable by a newer one: %v", err)
 	}

@@ -12,26 +12,28 @@ import (
 	"holdfast/registry"
 )
 
-// WatchOptions say from where, and what.
+// WatchOptions select events.
 type WatchOptions struct {
-	After    Seq  // the number of an event that was seen, or 0
-	Snapshot bool // begin with a resync, whatever After says
-	Past     bool // end when all is told that had happened when it began
+	After    Seq  // number of the last event seen, or 0
+	Snapshot bool // begin with a resync, whatever After is
+	Past     bool // end after the events that existed at the call
 	Role     Role
 	Plugin   PluginID
 	Kinds    []EventKind
 }
 
-// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, over the death of any number of shims. A cursor that
-// is too old, or that nobody gave out, gets a resync event first, which carries what is true instead. It returns fn's error, the context's
-// cause, or what is wrong with the options.
+// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, whatever shims come and go. If the
+// cursor is too old or unknown, the first event is a resync, which carries the current state instead. Watch returns fn's
+// error, the context's cause, or what is wrong with the options.
 //
-// One of the past only returns nil when it is told: every event of a change that was acknowledged before the call, and maybe some after it. It
-// is held no longer than a call, MaxHold in all, and then returns ErrUnavailable, or what else kept it from being told.
+// With Past, it returns nil after every event of a change that was acknowledged before the call, and maybe some later
+// ones. It then waits for a shim no longer than a call does, MaxHold in all, and returns ErrUnavailable after that.
 func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
 	var stop error
-	err := h.follow(ctx, o.Past, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
-		req := &pb.WatchRequest{Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin)}
+	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
+		req := &pb.WatchRequest{
+			Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin),
+		}
 		for _, k := range o.Kinds {
 			req.Kinds = append(req.Kinds, string(k))
 		}
@@ -39,86 +41,93 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 		if err != nil {
 			return err
 		}
-		return receive(stream, got, &stop, func(reply *pb.WatchReply) error {
+		return receive(stream, received, &stop, func(reply *pb.WatchReply) error {
 			o.After, o.Snapshot = Seq(reply.GetAnswer().GetIndex()), false
 			switch {
 			case reply.GetEvent() != nil:
 				return fn(wire.Event(reply.GetEvent()))
-			case o.Past: // only who has been told everything is told of the cursor alone
-				return errTold
+			case o.Past: // a message without an event follows the last past one
+				return errPastEnded
 			}
 			return nil
 		})
-	}, &stop)
-	if err == errTold {
+	}
+	err := h.follow(ctx, o.Past, open, &stop)
+	if err == errPastEnded {
 		return nil
 	}
 	return err
 }
 
-// errTold ends a watch of the past.
-var errTold = errors.New("everything is told")
+// errPastEnded ends a watch of past events.
+var errPastEnded = errors.New("all past events have been received")
 
-// Fingerprints calls fn with what is true of every plugin and role, then with those that have changed. Complete marks such a beginning: it
-// comes again when the shim has been started anew, and what it does not name is gone.
-func (h *Host) Fingerprints(ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error) error {
+// Fingerprints calls fn with all plugins and roles, then with those that have changed. Complete marks a full list. It
+// comes again after a shim was started, and a plugin that is not in it is gone.
+func (h *Host) Fingerprints(
+	ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error,
+) error {
 	var stop error
-	return h.follow(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
-		stream, err := pb.NewPluginsClient(conn).Fingerprints(ctx, &pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)})
+	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
+		stream, err := pb.NewPluginsClient(conn).Fingerprints(ctx,
+			&pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)})
 		if err != nil {
 			return err
 		}
-		return receive(stream, got, &stop, func(reply *pb.FingerprintsReply) error {
+		return receive(stream, received, &stop, func(reply *pb.FingerprintsReply) error {
 			return fn(convert(reply.GetPlugins(), wire.PluginFingerprint), reply.GetComplete())
 		})
-	}, &stop)
+	}
+	return h.follow(ctx, false, open, &stop)
 }
 
-// Restarts calls fn with the complete list of restarts that the supervisor asks for, at once and whenever it has changed. A request stands
-// until TaskStarting reports a newer attempt; honour it once for each.
+// Restarts calls fn with the complete list of requested restarts, at once and whenever it has changed. A request stands
+// until TaskStarting reports a newer attempt; honour it once for each attempt.
 func (h *Host) Restarts(ctx context.Context, fn func([]PendingRestart) error) error {
 	var stop error
-	return h.follow(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error {
+	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
 		stream, err := pb.NewTasksClient(conn).Restarts(ctx, &pb.RestartsRequest{Call: &pb.Call{}})
 		if err != nil {
 			return err
 		}
-		return receive(stream, got, &stop, func(reply *pb.RestartsReply) error {
+		return receive(stream, received, &stop, func(reply *pb.RestartsReply) error {
 			return fn(convert(reply.GetRequests(), wire.Restart))
 		})
-	}, &stop)
+	}
+	return h.follow(ctx, false, open, &stop)
 }
 
-// receive gives fn each message of a stream. An error of fn is kept in stop.
-func receive[M any](stream grpc.ServerStreamingClient[M], got func(), stop *error, fn func(*M) error) error {
+// receive calls fn with each message of a stream. It keeps an error of fn in stop.
+func receive[M any](stream grpc.ServerStreamingClient[M], received func(), stop *error, fn func(*M) error) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		got()
+		received()
 		if *stop = fn(m); *stop != nil {
 			return *stop
 		}
 	}
 }
 
-// A stream that ends is opened again, after a wait that doubles as long as it brings nothing.
+// A stream that ends is opened again after a pause that doubles until it brings a message.
 const (
-	resumeFirst   = 20 * time.Millisecond
-	resumeCeiling = time.Second
+	firstReopen   = 20 * time.Millisecond
+	longestReopen = time.Second
 )
 
-// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses the request itself. One that
-// is not for good waits MaxHold in all, as a call does.
+// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses the
+// request itself. If the stream has an end (ends), follow waits MaxHold for shims in all, as a call does.
 func (h *Host) follow(
-	ctx context.Context, ends bool, open func(ctx context.Context, conn grpc.ClientConnInterface, got func()) error, stop *error,
+	ctx context.Context, ends bool, open func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error, stop *error,
 ) error {
-	wait, hold := resumeFirst, h.config.MaxHold
+	pauses, hold := newBackoff(firstReopen, longestReopen), h.config.MaxHold
 	for {
-		err := h.once(ctx, &hold, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-			return open(ctx, conn, func() { wait = resumeFirst })
+		err := h.openOnce(ctx, &hold, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			return open(ctx, conn, pauses.Reset)
 		})
+		pause := pauses.NextBackOff()
 		switch {
 		case *stop != nil:
 			return *stop
@@ -129,24 +138,23 @@ func (h *Host) follow(
 			return err
 		case !ends:
 			hold = h.config.MaxHold
-		case hold <= wait:
+		case hold <= pause:
 			return err
 		}
-		if shut := h.gate.look(reads, nil).shut; shut != nil {
-			return shut
+		if closed := h.gate.decide(reads, nil).closed; closed != nil {
+			return closed
 		}
-		h.config.Logger.Debug("a stream is opened again", "wait", wait, "error", err)
+		h.config.Logger.Debug("opening a stream again", "in", pause, "error", err)
 		select {
-		case <-time.After(wait):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return causeOf(ctx, err)
 		}
-		hold -= wait
-		wait = min(2*wait, resumeCeiling)
+		hold -= pause
 	}
 }
 
-// causeOf is the cause of a finished context, with why there was no shim if it was one that was waited for.
+// causeOf returns the cause of a context that has ended, with why there was no shim if the call waited for one.
 func causeOf(ctx context.Context, err error) error {
 	if end := context.Cause(ctx); !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, end) {
 		return end
@@ -154,8 +162,10 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// once opens a stream at the active shim, for which it waits for no longer than hold, and reads it to its end.
-func (h *Host) once(ctx context.Context, hold *time.Duration, open func(context.Context, grpc.ClientConnInterface) error) error {
+// openOnce opens a stream at the active shim, for which it waits no longer than hold, and reads it to its end.
+func (h *Host) openOnce(
+	ctx context.Context, hold *time.Duration, open func(context.Context, grpc.ClientConnInterface) error,
+) error {
 	sh, err := h.gate.enter(ctx, reads, hold, nil)
 	if err != nil {
 		return err

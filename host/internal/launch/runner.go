@@ -134,8 +134,9 @@ func (r *runner) diedAtStart() error {
 	return &startError{text: text, exit: exit}
 }
 
-// deathNoticed is how long the kernel may take to report the death of a process whose connection broke.
-const deathNoticed = 5 * time.Second
+// DeathNoticed is how long to wait for the exit that explains a broken connection. The kernel closes the connections of a
+// process long before its exit if one of its threads waits for a disk.
+const DeathNoticed = 5 * time.Second
 
 // explainDeath returns err, of a shim that has sent its handshake, with how the shim died if it did so unasked.
 func (r *runner) explainDeath(err error) error {
@@ -145,7 +146,7 @@ func (r *runner) explainDeath(err error) error {
 	select {
 	case <-r.child.done:
 		return &startError{text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err), exit: r.child.exit}
-	case <-time.After(deathNoticed):
+	case <-time.After(DeathNoticed):
 	case <-r.ctx.Done():
 	}
 	return err

@@ -9,11 +9,11 @@ import (
 	"holdfast/registry"
 )
 
-// A release goes out only after the calls that it ends have ended: else one that is on its way could come to the shim after it, and before
-// its own end does, and bring the alloc back.
-func TestReleaseComesAfterWhatItEnds(t *testing.T) {
+// A PrepareAlloc call on its way could otherwise reach the shim after the release, and restore the alloc.
+func TestReleaseFollowsThePreparesThatItEnds(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var p preparing
+		var p prepareCalls
 		first, firstDone := p.begin(t.Context(), "a")
 		second, secondDone := p.begin(t.Context(), "a")
 		other, otherDone := p.begin(t.Context(), "b")
@@ -22,7 +22,7 @@ func TestReleaseComesAfterWhatItEnds(t *testing.T) {
 		for _, done := range []func(){firstDone, secondDone} {
 			synctest.Wait()
 			if stopped {
-				t.Error("the release goes out while a call that it ends is under way")
+				t.Error("the release is sent while a call that it ends is under way")
 			}
 			done()
 		}
@@ -40,9 +40,9 @@ func TestReleaseComesAfterWhatItEnds(t *testing.T) {
 	})
 }
 
-// It waits no longer than its caller does.
-func TestReleaseWaitsNoLongerThanItsCaller(t *testing.T) {
-	var p preparing
+func TestReleaseWaitsForPreparesNoLongerThanItsCaller(t *testing.T) {
+	t.Parallel()
+	var p prepareCalls
 	_, done := p.begin(t.Context(), "a")
 	defer done()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -5,8 +5,7 @@ import (
 	"holdfast/registry"
 )
 
-// The words that callers of this package write and read. They are those of packages registry and hooks, so that an orchestrator needs
-// this one import.
+// Types of packages registry and hooks, so that an orchestrator needs only this import.
 type (
 	AllocID           = registry.AllocID
 	AllocStatus       = registry.AllocStatus
@@ -53,7 +52,7 @@ type (
 	Task        = hooks.Task
 )
 
-// The plan operations, for Config.Operations, and how a Bind propagates mounts.
+// The plan operations, for Config.Operations, and the propagation of a Bind.
 const (
 	OpDir        = hooks.OpDir
 	OpBind       = hooks.OpBind
@@ -66,7 +65,7 @@ const (
 	Bidirectional = hooks.Bidirectional
 )
 
-// Words that answers use and callers compare with.
+// Values that callers compare with.
 const (
 	RoleController = registry.RoleController
 	RoleNode       = registry.RoleNode
@@ -75,8 +74,8 @@ const (
 	EventResync    = registry.EventResync
 )
 
-// Expand resolves the references that stand verbatim in a parsed job, such as ${NOMAD_ALLOC_ID} and ${node.unique.id}. Variables are looked
-// up by their name, everything else by its dotted form. What is unknown stays as it is.
+// Expand resolves the references that a parsed job still has, such as ${NOMAD_ALLOC_ID} and ${node.unique.id}. Variables
+// are looked up by their name, everything else by its dotted form. Unknown references stay as they are.
 func Expand(text string, known map[string]string) string { return hooks.Expand(text, known) }
 
 // The kinds of error, for errors.Is.

@@ -1,0 +1,125 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+// PrepareAlloc claims, attaches, stages and publishes the alloc's volumes, and returns what to apply to its tasks, by
+// name. No task of the alloc may start before. It may be called again after an error. ReleaseAlloc undoes it in any case,
+// and ends it with ErrConflict if it is under way.
+func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
+	req := &pb.PrepareRequest{Call: mutating(), Alloc: wire.AllocGroupProto(g)}
+	if _, err := wire.AllocGroup(req.GetAlloc()); err != nil {
+		return nil, err // before it is in the workload: no shim could start with that
+	}
+	limited, done := h.prepares.begin(ctx, g.Alloc)
+	undo := h.workload.putAlloc(g)
+	reply, err := call(limited, h, writes, pb.NewAllocsClient, pb.AllocsClient.Prepare, req)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		h.workload.removeAlloc(g.Alloc)
+		err = context.Cause(limited)
+	}
+	if errors.Is(err, ErrInvalid) { // after any other error, part of it may be done
+		undo()
+	}
+	done()
+	if err != nil {
+		return nil, h.withWaits(ctx, g.Alloc, err)
+	}
+	return wire.Plans(reply.GetPlans())
+}
+
+// ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any number of
+// times. An error means that it is not done yet; the shim continues by itself.
+func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
+	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
+	h.prepares.stop(ctx, id)
+	h.workload.removeAlloc(id)
+	_, err := call(ctx, h, writes, pb.NewAllocsClient, pb.AllocsClient.Release, req)
+	return h.withWaits(ctx, id, err)
+}
+
+// explainLimit bounds the call that explains an error after the caller's time is up.
+const explainLimit = 250 * time.Millisecond
+
+// withWaits adds what the alloc waits for to an error that says only that the time is up.
+func (h *Host) withWaits(ctx context.Context, id AllocID, err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainLimit)
+	defer cancel()
+	list, _, listErr := h.Allocs(ctx, id)
+	if listErr != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
+		return err
+	}
+	return fmt.Errorf("alloc %s: %s: %w", id, registry.Waits(list[0].Waiting), err)
+}
+
+// prepareCalls are the PrepareAlloc calls under way. A release ends those of its alloc first and waits for that: a held
+// or repeated call could otherwise reach a shim after the release, and nothing would undo it. The zero value is ready.
+type prepareCalls struct {
+	mu    sync.Mutex // guards calls; held only to read or change it
+	calls map[registry.AllocID]map[*prepareCall]bool
+}
+
+type prepareCall struct {
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+}
+
+// begin returns a context that a release of the alloc ends. The caller calls done when the call has ended.
+func (p *prepareCalls) begin(ctx context.Context, id registry.AllocID) (limited context.Context, done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	limited, cancel := context.WithCancelCause(ctx)
+	call := &prepareCall{cancel, make(chan struct{})}
+	if p.calls == nil {
+		p.calls = map[registry.AllocID]map[*prepareCall]bool{}
+	}
+	if p.calls[id] == nil {
+		p.calls[id] = map[*prepareCall]bool{}
+	}
+	p.calls[id][call] = true
+	return limited, func() { cancel(nil); p.end(id, call) }
+}
+
+func (p *prepareCalls) end(id registry.AllocID, call *prepareCall) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(call.ended)
+	delete(p.calls[id], call)
+	if len(p.calls[id]) == 0 {
+		delete(p.calls, id)
+	}
+}
+
+// stop ends the calls of the alloc, and returns when they have ended, or ctx has.
+func (p *prepareCalls) stop(ctx context.Context, id registry.AllocID) {
+	calls := p.of(id)
+	for _, call := range calls {
+		call.cancel(registry.Errorf(registry.ErrConflict, "alloc %s is being released", id))
+	}
+	for _, call := range calls {
+		select {
+		case <-call.ended:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (p *prepareCalls) of(id registry.AllocID) []*prepareCall {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.calls[id]))
+}

@@ -1,0 +1,186 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"holdfast/host/internal/launch"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+	"holdfast/registry"
+)
+
+// A shim is a peer of a swap by calls of the Control service.
+var _ peer = (*shim)(nil)
+
+func (s *shim) control() pb.ControlClient { return pb.NewControlClient(s.process.Conn()) }
+
+func (s *shim) pid() int { return s.process.PID() }
+
+func (s *shim) exited() <-chan struct{} { return s.process.Done() }
+
+func (s *shim) exitError() error {
+	if err := s.process.Err(); err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "%w", withLastLines(err, s.process))
+	}
+	return nil
+}
+
+func (s *shim) kill(ctx context.Context) error {
+	s.cancel()
+	return s.process.Kill(ctx)
+}
+
+// stop ends the process even if ctx has ended.
+func (s *shim) stop(ctx context.Context) error {
+	s.cancel()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
+	defer cancel()
+	return s.process.Stop(ctx, stopGrace)
+}
+
+func (s *shim) ping(ctx context.Context) error {
+	_, err := s.control().Status(ctx, &pb.StatusRequest{Call: &pb.Call{}})
+	return wire.Error(err)
+}
+
+func (s *shim) quiesce(ctx context.Context, short time.Duration) error {
+	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}, Long: durationpb.New(short)})
+	return s.callError(ctx, err)
+}
+
+func (s *shim) release(ctx context.Context) (handoff, error) {
+	reply, err := s.control().Release(ctx, &pb.ReleaseRequest{Call: &pb.Call{}})
+	if err != nil {
+		return handoff{}, s.callError(ctx, err)
+	}
+	return handoff{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
+}
+
+// activate makes the shim active. Without a handoff, Sync follows: the shim may have missed something.
+func (s *shim) activate(ctx context.Context, from handoff) (generation uint64, err error) {
+	req := &pb.ActivateRequest{Call: &pb.Call{}, Generation: from.generation, Index: from.index}
+	reply, err := s.control().Activate(ctx, req)
+	if err != nil {
+		return 0, fmt.Errorf("activate the shim: %w", s.callError(ctx, err))
+	}
+	if from == (handoff{}) {
+		if err := s.sync(ctx); err != nil {
+			return 0, fmt.Errorf("send the shim what runs: %w", s.callError(ctx, err))
+		}
+	}
+	return reply.GetAnswer().GetGeneration(), nil
+}
+
+func (s *shim) resume(ctx context.Context) error {
+	_, err := s.control().Activate(ctx, &pb.ActivateRequest{Call: &pb.Call{}, Resume: true})
+	return s.callError(ctx, err)
+}
+
+// snapshot has the shim write a consistent copy of the state to a new file.
+func (s *shim) snapshot(ctx context.Context, file string) (err error) {
+	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return noRoom(err)
+	}
+	defer func() {
+		if err = errors.Join(err, to.Close()); err != nil {
+			_ = os.Remove(file)
+		}
+	}()
+	stream, err := s.control().Snapshot(ctx, &pb.SnapshotRequest{Call: &pb.Call{}, File: file})
+	if err != nil {
+		return s.callError(ctx, err)
+	}
+	for { // a shim that writes the file itself sends no chunk
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return s.callError(ctx, err)
+		}
+		if _, err := to.Write(chunk.GetData()); err != nil {
+			return noRoom(err)
+		}
+	}
+}
+
+// noRoom adds what to do if the disk is full.
+func noRoom(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return registry.Errorf(registry.ErrExhausted, "%w: a swap needs room for a copy of the state; free some there", err)
+	}
+	return err
+}
+
+// rehearse has a candidate take over a copy of the state.
+func (s *shim) rehearse(ctx context.Context, file string) (rehearsal, error) {
+	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
+	if err != nil {
+		return rehearsal{}, s.candidateError(ctx, err)
+	}
+	return rehearsal{reply.GetWarnings(), reply.GetReadable()}, nil
+}
+
+// checkReadable returns an error unless this shim can read a state whose oldest readable schema is the given one. It has
+// to take over again if its successor fails.
+func (s *shim) checkReadable(schema uint32) error {
+	if s.schema == 0 || schema <= s.schema {
+		return nil
+	}
+	return registry.Errorf(registry.ErrUnsupported, "the new shim would make the state one that only shims of schema %d or newer "+
+		"can read; the running shim knows none newer than %d, and could not take over again: swap to a release between the two first",
+		schema, s.schema)
+}
+
+// errTooLate is in the cause of a context of withLimit that has ended.
+var errTooLate = errors.New("there was no answer")
+
+// withLimit bounds the wait for a shim's answer.
+func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	cause := registry.Errorf(registry.ErrUnavailable, "%w within %s", errTooLate, limit)
+	return context.WithTimeoutCause(ctx, limit, cause)
+}
+
+// callError returns the error of a call at this shim. If the shim died during the call, it says so, with its last lines.
+// If the call ended with its context, it returns the context's cause.
+func (s *shim) callError(ctx context.Context, err error) error {
+	if endedByDeadline(ctx, err) {
+		<-ctx.Done()
+		return registry.Errorf(registry.ErrUnavailable, "%w", context.Cause(ctx))
+	}
+	if !cutOff(err) {
+		return wire.Error(err)
+	}
+	select {
+	case <-s.exited():
+		return s.exitError()
+	case <-time.After(launch.DeathNoticed):
+	case <-ctx.Done():
+	}
+	return wire.Error(err)
+}
+
+// candidateError is callError with the last lines of a candidate that lives: it is about to be ended.
+func (s *shim) candidateError(ctx context.Context, err error) error {
+	if err = s.callError(ctx, err); err == nil || isDead(s) {
+		return err
+	}
+	return withLastLines(err, s.process)
+}
+
+// endedByDeadline reports whether a call ended because its time was up. The shim has the same deadline and may notice it
+// first: the call is then cut off before its context ends here.
+func endedByDeadline(ctx context.Context, err error) bool {
+	return err != nil && timeIsUp(ctx) && (cutOff(err) || status.Code(err) == codes.DeadlineExceeded)
+}

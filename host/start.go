@@ -1,0 +1,205 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/host/internal/launch"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/registry"
+)
+
+// Version is the version of this host, as Hello sends it.
+const Version = "0.1.0"
+
+// digest names a binary in the store.
+type digest = launch.Digest
+
+// runningBinary is the binary of the active shim, or of the one to be started next.
+type runningBinary struct {
+	mu     sync.Mutex // guards digest; held only to read or replace it
+	digest digest
+}
+
+func (r *runningBinary) set(d digest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.digest = d
+}
+
+func (r *runningBinary) get() digest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.digest
+}
+
+// shim is one process: a candidate, active, or standing by.
+type shim struct {
+	process *launch.Process
+	binary  digest
+	ctx     context.Context // of what the host does for it
+	cancel  context.CancelFunc
+	sync    func(ctx context.Context) error // sends the workload
+	schema  uint32                          // newest that it can read; zero: unknown
+}
+
+const (
+	stopGrace     = time.Second     // for a shim to end by itself
+	killLimit     = 5 * time.Second // for a killed process to exit
+	activateLimit = 30 * time.Second
+	shownLines    = 8 // of a dead shim's log, in an error
+	startTries    = 3 // after so many starts that fail by themselves, the binary is considered broken
+)
+
+// startFirst starts the first shim of this host: the chosen binary, or the one before it if the swap to it was in its
+// bake when the host ended, and it does not start.
+func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
+	defer func() { h.history.settle(h.running.get().SHA256) }()
+	binary, fallback := h.decide(ctx, h.running.get())
+	h.choose(binary, fallback)
+	sh, err := h.startRepeatedly(ctx, run)
+	switch {
+	case err == nil:
+		h.chosen(binary, digest{})
+		return sh, nil
+	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil:
+		return nil, err
+	}
+	h.config.Logger.Error("the shim of the last swap cannot be started; starting the one before it", "error", err)
+	h.chosen(fallback, digest{})
+	return h.startRepeatedly(ctx, run)
+}
+
+// startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that something else killed
+// is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in all. Errors
+// of other kinds would repeat, and are returned at once.
+func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
+	pauses, failed := newStartPauses(), 0
+	for {
+		sh, err := h.startActive(ctx, run)
+		if err == nil {
+			return sh, nil
+		}
+		exit, died := errors.AsType[*launch.Exit](err)
+		switch {
+		case ctx.Err() != nil:
+			return sh, gaveUp(ctx, err)
+		case sh != nil:
+			return sh, err
+		case died && exit.Outside():
+		case errors.Is(err, registry.ErrUnavailable):
+			failed++
+		default:
+			return nil, err
+		}
+		if failed == startTries {
+			return nil, fmt.Errorf("the shim did not start in %d tries: %w", pauses.failures+1, err)
+		}
+		pause := pauses.next()
+		h.config.Logger.Error("the shim did not start; it is started again",
+			"in", pause, "failures in a row", pauses.failures, "error", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, gaveUp(ctx, err)
+		}
+	}
+}
+
+// gaveUp adds to the error of the last start why there is no other one.
+func gaveUp(ctx context.Context, last error) error {
+	if end := context.Cause(ctx); !errors.Is(last, end) {
+		return fmt.Errorf("gave up starting the shim: %w; the last start: %w", end, last)
+	}
+	return last
+}
+
+// startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds that; run bounds its life.
+// With an error it returns a shim only if that may be active and does not die.
+func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
+	sh, err := h.startCandidate(ctx, run, h.running.get())
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := withLimit(ctx, activateLimit)
+	defer cancel()
+	if _, err := sh.activate(limited, handoff{}); err != nil {
+		if !isDead(sh) { // else the error has them already
+			err = withLastLines(err, sh.process)
+		}
+		if err = errors.Join(err, sh.stop(run)); isDead(sh) {
+			sh = nil
+		}
+		return sh, err
+	}
+	h.serveCallbacks(sh)
+	return sh, nil
+}
+
+// startCandidate starts a binary and sends it Hello.
+func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, error) {
+	log := h.config.Logger.Named("shim")
+	process, err := launch.Start(ctx, launch.Options{
+		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Database: h.config.layout().Database(),
+		Generation: h.launches.Add(1), Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	sh := &shim{process: process, binary: binary}
+	sh.sync = func(ctx context.Context) error { return h.sync(ctx, process.Conn()) }
+	sh.ctx, sh.cancel = context.WithCancel(run)
+	limited, cancel := withLimit(ctx, h.config.StartTimeout)
+	defer cancel()
+	if err := sh.hello(limited, h.config); err != nil {
+		return nil, errors.Join(fmt.Errorf("greet the shim: %w", err), sh.stop(run))
+	}
+	return sh, nil
+}
+
+func (s *shim) hello(ctx context.Context, c Config) error {
+	req := &pb.HelloRequest{
+		Call: &pb.Call{}, HostVersion: Version, Node: c.Node, Blocks: c.Blocks, StateDir: c.StateDir, RunDir: c.RunDir,
+	}
+	for _, op := range c.Operations {
+		req.Operations = append(req.Operations, string(op))
+	}
+	reply, err := s.control().Hello(ctx, req)
+	s.schema = reply.GetSchemaNewest()
+	return s.candidateError(ctx, err)
+}
+
+// logLevel returns the arguments that have the shim log what the logger takes.
+func logLevel(log hclog.Logger) []string {
+	level := log.GetLevel()
+	switch level {
+	case hclog.NoLevel:
+		level = hclog.DefaultLevel
+	case hclog.Off:
+		level = hclog.Error
+	}
+	return []string{"-log-level", level.String()}
+}
+
+// withLastLines adds what the process wrote last: of a panic its first lines, which say what it was.
+func withLastLines(err error, p *launch.Process) error {
+	lines := p.LastLines()
+	if len(lines) == 0 {
+		return err
+	}
+	from := slices.IndexFunc(lines, func(l string) bool {
+		return strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ")
+	})
+	if from < 0 {
+		from = max(0, len(lines)-shownLines)
+	}
+	lines = lines[from:min(len(lines), from+shownLines)]
+	return fmt.Errorf("%w; its last lines:\n  %s", err, strings.Join(lines, "\n  "))
+}

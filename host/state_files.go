@@ -1,0 +1,248 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/renameio/v2"
+)
+
+// writer writes files of the state directory, one after the other. It bounds how long a caller waits for a disk that
+// hangs: the write is finished once the disk answers.
+type writer struct {
+	writing sync.WaitGroup
+	mu      sync.Mutex    // guards last; held only to read or replace it
+	last    chan struct{} // closed once the newest write has ended; nil: there was none
+}
+
+// writeLimit is how long a caller waits for a write.
+const writeLimit = time.Second
+
+var errDiskHangs = errors.New("the disk of the state directory does not answer; the file is written once it does")
+
+// do runs one write after those before it, and returns its error.
+func (w *writer) do(write func() error) error {
+	w.mu.Lock()
+	before, written, failed := w.last, make(chan struct{}), make(chan error, 1)
+	w.last = written
+	w.mu.Unlock()
+	w.writing.Go(func() {
+		defer close(written)
+		if before != nil {
+			<-before
+		}
+		failed <- write()
+	})
+	select {
+	case err := <-failed:
+		return err
+	case <-time.After(writeLimit):
+		return errDiskHangs
+	}
+}
+
+// wait returns once all writes have ended. Until then no other host may have the directory.
+func (w *writer) wait() { w.writing.Wait() }
+
+// replaceFile replaces a file durably: after a crash it has the old content or the new one.
+func replaceFile(path string, text []byte) error {
+	dir := filepath.Dir(path)
+	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// removeFiles removes the files of the state directory that match a pattern.
+func (c *Config) removeFiles(patterns ...string) error {
+	var all error
+	for _, pattern := range patterns {
+		found, err := filepath.Glob(filepath.Join(c.StateDir, pattern))
+		all = errors.Join(all, err)
+		for _, file := range found {
+			if err := os.Remove(file); !errors.Is(err, os.ErrNotExist) {
+				all = errors.Join(all, err)
+			}
+		}
+	}
+	return all
+}
+
+// removeUnfinished removes what an earlier host that died has not finished. No file of this host is being written yet.
+func (c *Config) removeUnfinished() error {
+	return c.removeFiles(rehearsalFile+"*", "."+choiceFile+"*", "."+historyFile+"*")
+}
+
+// The files, in the state directory.
+const (
+	choiceFile    = "shim.json"
+	historyFile   = "swaps.json"
+	rehearsalFile = "rehearsal.db" // the copy of the state that a candidate rehearses on
+)
+
+// choice records which binary runs. The newest decision counts: a binary that was swapped to stays the choice after a
+// restart of the host, until the configuration names another binary than before. It is written with each decision.
+type choice struct {
+	path   string
+	writer writer
+
+	Configured string   `json:"configured"`         // SHA-256 of the configured binary when this was written
+	Running    string   `json:"running"`            // SHA-256 of the binary that runs
+	Previous   string   `json:"previous,omitempty"` // the one before, while Running bakes
+	Ran        []string `json:"ran,omitempty"`      // were active, newest first, without those that were rolled back
+}
+
+// maxRan bounds choice.Ran.
+const maxRan = 3
+
+// openChoice reads the file. A file that cannot be read decides nothing.
+func openChoice(dir string) *choice {
+	c := &choice{path: filepath.Join(dir, choiceFile)}
+	text, err := os.ReadFile(c.path)
+	if err != nil || json.Unmarshal(text, c) != nil {
+		return &choice{path: c.path}
+	}
+	return c
+}
+
+// wanted returns the binaries that may be needed again. A binary that never was active is not among them.
+func (c *choice) wanted() []string { return append([]string{c.Running, c.Previous}, c.Ran...) }
+
+// ran notes that a binary is active. If it is the previous one, the running one has been rolled back.
+func (c *choice) ran(sum string) {
+	failed := sum
+	if sum == c.Previous {
+		failed = c.Running
+	}
+	others := slices.DeleteFunc(c.Ran, func(o string) bool { return o == sum || o == failed })
+	c.Ran = slices.Insert(others, 0, sum)
+	c.Ran = c.Ran[:min(len(c.Ran), maxRan)]
+}
+
+// write makes the choice durable.
+func (c *choice) write() error {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return c.writer.do(func() error { return replaceFile(c.path, text) })
+}
+
+// decide returns the binary to start if the given one is configured, and the one to fall back on; empty: none.
+func (h *Host) decide(ctx context.Context, configured digest) (run, fallback digest) {
+	c := h.choice
+	swapped := c.Configured == configured.SHA256 && c.Running != c.Configured && c.Running != ""
+	previous := c.Previous
+	if c.Configured, c.Previous = configured.SHA256, ""; !swapped {
+		c.Running = configured.SHA256
+		return configured, digest{}
+	}
+	run, err := h.binaries.Stored(ctx, c.Running)
+	if err != nil {
+		h.config.Logger.Warn("cannot use the shim of the last swap; starting the configured one", "error", err)
+		c.Running = configured.SHA256
+		return configured, digest{}
+	}
+	h.config.Logger.Info("starting the shim of the last swap; the configured one has not changed since", "sha256", run.SHA256)
+	if previous != "" {
+		fallback, _ = h.binaries.Stored(ctx, previous)
+	}
+	return run, fallback
+}
+
+// chosen is choose for a binary that is or was active.
+func (h *Host) chosen(run, previous digest) {
+	h.choice.ran(run.SHA256)
+	h.choose(run, previous)
+}
+
+// choose has this host and the next one run a binary while the previous one stands by. One goroutine at a time calls it.
+func (h *Host) choose(run, previous digest) {
+	h.running.set(run)
+	h.choice.Running, h.choice.Previous = run.SHA256, previous.SHA256
+	h.binaries.Keep(h.choice.wanted()...)
+	if err := h.choice.write(); err != nil {
+		h.config.Logger.Warn("cannot record which shim runs: the next host may start the previous one", "error", err)
+	}
+}
+
+// maxHistory is how many swaps are remembered.
+const maxHistory = 50
+
+// history is the outcome of past swaps, in a file for people. A file that cannot be read is an empty history.
+type history struct {
+	path   string
+	writer writer
+	mu     sync.Mutex   // guards all; held only to read or change it
+	all    []SwapReport // oldest first
+}
+
+func openHistory(dir string) *history {
+	h := &history{path: filepath.Join(dir, historyFile)}
+	if text, err := os.ReadFile(h.path); err == nil && json.Unmarshal(text, &h.all) != nil {
+		h.all = nil
+	}
+	return h
+}
+
+// settle ends the swaps that baked when their host died: they are committed if their binary runs now.
+func (h *history) settle(running string) {
+	for _, s := range h.list() {
+		if s.Outcome != SwapBaking {
+			continue
+		}
+		if s.Outcome = SwapCommitted; s.To != running {
+			s.Outcome, s.Failed = SwapRolledBack, SwapBake
+			s.Reason = "the host ended during the bake, and the next one runs another binary"
+		}
+		h.add(s)
+	}
+}
+
+// add notes a swap and writes the file.
+func (h *history) add(s SwapReport) {
+	h.note(s)
+	_ = h.writer.do(h.save)
+}
+
+// note adds a swap in memory, or replaces what is known of it.
+func (h *history) note(s SwapReport) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.IndexFunc(h.all, func(o SwapReport) bool { return o.Began.Equal(s.Began) })
+	if i >= 0 {
+		h.all[i] = s
+	} else {
+		h.all = append(h.all, s)
+	}
+	h.all = h.all[max(0, len(h.all)-maxHistory):]
+}
+
+func (h *history) save() error {
+	h.mu.Lock()
+	text, err := json.MarshalIndent(h.all, "", "\t")
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return replaceFile(h.path, text)
+}
+
+// list returns the swaps, newest first.
+func (h *history) list() []SwapReport {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := slices.Clone(h.all)
+	slices.Reverse(list)
+	return list
+}

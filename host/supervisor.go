@@ -1,0 +1,520 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// supervisor has one shim active until its context ends. It starts a shim that dies again, kills one that does not
+// answer, carries out swaps, and has the old shim stand by while the new one bakes.
+//
+// All of it runs on one goroutine, so there is one change of shim at a time. What takes long runs beside it: starting a
+// shim, and ending an old one.
+type supervisor struct {
+	*Host
+	gate         gateOps
+	active       peer            // nil: none, and the next start is due or under way
+	activeCtx    context.Context // ends when active is not the active shim any more
+	deactivate   context.CancelFunc
+	activeSince  time.Time
+	unresponsive chan struct{} // closed once active has not answered for too long
+	killed       bool          // active was killed for that
+	pauses       *startPauses
+	nextStart    *time.Timer   // nil: no start is planned
+	starting     *pendingStart // nil: none is under way
+	baking       *bake         // nil: no swap is in its bake
+	committing   *bake         // its old shim is being ended; nil: none
+	waiting      *preparedSwap // for starting or committing to end; nil: none
+	unkillable   []peer        // were killed and may have the state; no shim is started before they exit
+}
+
+// pendingStart is a start that is under way.
+type pendingStart struct {
+	done   chan struct{} // closed once shim and err are set
+	shim   *shim         // with an err: a shim that does not die; nil: nothing is left
+	err    error
+	cancel context.CancelCauseFunc
+}
+
+// startGrace is how long a start that is under way may take when a candidate is ready. A healthy start is done by then.
+const startGrace = time.Second
+
+var errCalledOff = errors.New("the start was called off for a swap whose candidate is ready")
+
+// bake is a swap whose old shim stands by.
+type bake struct {
+	report   SwapReport
+	standby  peer // nil: it has died since
+	digest   digest
+	began    time.Time
+	over     *time.Timer
+	answered chan struct{} // closed once the new shim has answered after that; nil: the bake is not over yet
+	stopped  chan error    // how standby has ended, once it is not needed any more
+}
+
+// step notes that a step of the swap has ended.
+func (b *bake) step(name SwapStep, began time.Time) {
+	b.report.Steps = append(b.report.Steps, SwapStepTime{name, time.Since(began)})
+}
+
+const (
+	goodLife      = time.Minute // a shim that lived for longer is started again at once
+	firstPause    = 10 * time.Millisecond
+	longestPause  = 5 * time.Second
+	pauseMultiple = 2
+)
+
+// startPauses spaces starts. The first follows at once; then the pause doubles up to a ceiling.
+type startPauses struct {
+	backoff  *backoff.ExponentialBackOff
+	failures int
+}
+
+func newStartPauses() *startPauses {
+	return &startPauses{backoff: newBackoff(firstPause, longestPause)}
+}
+
+// next returns how long to wait now.
+func (p *startPauses) next() time.Duration {
+	if p.failures++; p.failures == 1 {
+		return 0
+	}
+	return p.backoff.NextBackOff()
+}
+
+// newBackoff returns pauses that double, without jitter: one host waits for one shim.
+func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: first, Multiplier: pauseMultiple, MaxInterval: longest}
+}
+
+// newSupervisor returns a supervisor of a shim that is active already.
+func newSupervisor(h *Host, gate gateOps, first peer) *supervisor {
+	s := &supervisor{Host: h, gate: gate, deactivate: func() {}, pauses: newStartPauses()}
+	s.serve(first)
+	return s
+}
+
+// run returns what went wrong at the end of the last shim.
+func (s *supervisor) run(ctx context.Context) error {
+	for {
+		if p := s.readySwap(); p != nil {
+			p.done <- s.swap(ctx, p)
+		}
+		select {
+		case <-s.activeExited():
+			s.restart(ctx)
+		case <-s.unresponsive:
+			s.killUnresponsive(ctx)
+		case <-s.startDue():
+			s.start(ctx)
+		case <-s.standbyExited():
+			s.config.Logger.Warn("the shim that stands by has died; a rollback would start its binary anew")
+			s.cleanUp(ctx, s.baking.standby)
+			s.baking.standby = nil
+		case <-s.bakeOver():
+			s.awaitAnswer()
+		case <-s.bakeAnswered():
+			s.commit(ctx)
+		case err := <-s.oldStopped():
+			s.committed(err)
+		case <-s.startEnded():
+			s.started(ctx)
+		case <-s.unkillableExited():
+			s.reap(ctx)
+		case s.waiting = <-s.nextSwap():
+			s.commit(ctx)
+			s.limitStart()
+		case <-ctx.Done():
+			return s.end(ctx)
+		}
+	}
+}
+
+// The channels of run. A nil channel never becomes ready.
+
+func (s *supervisor) activeExited() <-chan struct{} {
+	if s.active == nil {
+		return nil
+	}
+	return s.active.exited()
+}
+
+func (s *supervisor) startDue() <-chan time.Time {
+	if s.nextStart == nil || len(s.unkillable) > 0 {
+		return nil
+	}
+	return s.nextStart.C
+}
+
+func (s *supervisor) standbyExited() <-chan struct{} {
+	if s.baking == nil || s.baking.standby == nil {
+		return nil
+	}
+	return s.baking.standby.exited()
+}
+
+func (s *supervisor) bakeOver() <-chan time.Time {
+	if s.baking == nil {
+		return nil
+	}
+	return s.baking.over.C
+}
+
+func (s *supervisor) bakeAnswered() <-chan struct{} {
+	if s.baking == nil {
+		return nil
+	}
+	return s.baking.answered
+}
+
+func (s *supervisor) oldStopped() <-chan error {
+	if s.committing == nil {
+		return nil
+	}
+	return s.committing.stopped
+}
+
+func (s *supervisor) startEnded() <-chan struct{} {
+	if s.starting == nil {
+		return nil
+	}
+	return s.starting.done
+}
+
+func (s *supervisor) unkillableExited() <-chan struct{} {
+	if len(s.unkillable) == 0 {
+		return nil
+	}
+	return s.unkillable[0].exited()
+}
+
+// nextSwap takes one prepared swap at a time.
+func (s *supervisor) nextSwap() <-chan *preparedSwap {
+	if s.waiting != nil {
+		return nil
+	}
+	return s.swaps
+}
+
+// readySwap returns the swap that waits, once nothing is in its way; nil: none.
+func (s *supervisor) readySwap() *preparedSwap {
+	if s.committing != nil || s.starting != nil {
+		return nil
+	}
+	p := s.waiting
+	s.waiting = nil
+	return p
+}
+
+// end ends all shims.
+func (s *supervisor) end(ctx context.Context) error {
+	if s.nextStart != nil {
+		s.nextStart.Stop()
+	}
+	if s.waiting != nil {
+		s.waiting.done <- errors.Join(errClosed, s.waiting.swap.killNext(ctx))
+	}
+	var err error
+	if s.active != nil {
+		err = s.active.stop(ctx)
+	}
+	if b := s.endBake(); b != nil && b.standby != nil {
+		err = errors.Join(err, b.standby.stop(ctx))
+	}
+	if s.starting != nil {
+		<-s.starting.done // soon, as ctx has ended
+		if s.starting.shim != nil {
+			err = errors.Join(err, s.starting.shim.stop(ctx))
+		}
+	}
+	for _, p := range s.unkillable {
+		err = errors.Join(err, p.stop(ctx))
+	}
+	if s.committing != nil {
+		s.committed(<-s.committing.stopped)
+	}
+	return err
+}
+
+var errDied = errors.New("it has died")
+
+// restart replaces a shim that has died: by the one that stands by, or by a new process. Calls are held until then, so
+// nothing slow comes before: neither its last lines, nor the removal of its files, nor a write to a disk that may hang.
+func (s *supervisor) restart(ctx context.Context) {
+	dead, baked, killed := s.active, s.endBake(), s.killed
+	s.gate.holdAll(errDied)
+	s.shimState.down(errDied, s.pauses.failures, s.running.get(), time.Time{})
+	revived := baked != nil && s.rollBack(ctx, baked)
+	if revived {
+		s.serve(baked.standby)
+	}
+	why := dead.exitError()
+	if killed {
+		why = fmt.Errorf("it gave no answer for %s, and was killed", s.config.AnswerTimeout)
+	}
+	if baked != nil {
+		baked.report.Outcome, baked.report.Failed, baked.report.Reason = SwapRolledBack, SwapBake, why.Error()
+		s.history.note(baked.report) // written below
+	}
+	if revived {
+		s.shimState.explain(why)
+		s.config.Logger.Error("the new shim has died; the old one has taken over again", "error", why)
+	} else {
+		if time.Since(s.activeSince) > goodLife {
+			s.pauses = newStartPauses()
+		}
+		if s.planStart("the shim has died", why) == 0 && len(s.unkillable) == 0 {
+			s.start(ctx)
+		}
+	}
+	s.cleanUp(ctx, dead)
+	if baked != nil {
+		s.history.add(baked.report)
+		s.chosen(baked.digest, digest{})
+	}
+}
+
+// cleanUp removes what a dead shim has left.
+func (s *supervisor) cleanUp(ctx context.Context, dead peer) {
+	if err := dead.stop(ctx); err != nil {
+		s.config.Logger.Warn("a dead shim has left something", "error", err)
+	}
+}
+
+// killUnresponsive kills a shim that does not answer. If it does not exit, calls wait until it does.
+func (s *supervisor) killUnresponsive(ctx context.Context) {
+	s.unresponsive, s.killed = nil, true
+	s.down(fmt.Errorf("the shim has given no answer for %s, and is killed", s.config.AnswerTimeout))
+	if err := kill(ctx, s.active); err != nil {
+		s.down(fmt.Errorf("the shim has given no answer for %s: %w: %w", s.config.AnswerTimeout, errUnkillable, err))
+		s.noteUnkillable(s.active)
+	}
+}
+
+// down holds all calls, and says why.
+func (s *supervisor) down(why error) {
+	s.gate.holdAll(why)
+	s.shimState.down(why, s.pauses.failures, s.running.get(), time.Time{})
+}
+
+// noteUnkillable notes those of the shims that were killed and have not exited.
+func (s *supervisor) noteUnkillable(shims ...peer) {
+	for _, p := range shims {
+		if !isDead(p) {
+			s.unkillable = append(s.unkillable, p)
+			s.config.Logger.Error("a killed shim does not exit; none is started before it does", "pid", p.pid())
+		}
+	}
+}
+
+// reap forgets an unkillable shim that has exited. After the last one, the planned start is due.
+func (s *supervisor) reap(ctx context.Context) {
+	s.cleanUp(ctx, s.unkillable[0])
+	s.unkillable = s.unkillable[1:]
+}
+
+// planStart records that no shim is active and why, and plans the next start. It returns the pause until then.
+func (s *supervisor) planStart(what string, why error) (pause time.Duration) {
+	s.active, s.unresponsive = nil, nil
+	s.deactivate()
+	s.gate.holdAll(why)
+	pause = s.pauses.next()
+	s.nextStart = time.NewTimer(pause)
+	due := time.Now().Add(pause)
+	if len(s.unkillable) > 0 {
+		due = time.Time{} // unknown
+	}
+	s.shimState.down(why, s.pauses.failures, s.running.get(), due)
+	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error", why)
+	return pause
+}
+
+// start starts the shim's binary.
+func (s *supervisor) start(ctx context.Context) {
+	s.nextStart.Stop()
+	s.nextStart = nil
+	limited, cancel := context.WithCancelCause(ctx)
+	p := &pendingStart{done: make(chan struct{}), cancel: cancel}
+	s.starting = p
+	go func() {
+		p.shim, p.err = s.startActive(limited, ctx)
+		close(p.done)
+	}()
+	if s.waiting != nil {
+		s.limitStart()
+	}
+}
+
+// limitStart has a start that is under way end soon: it may hang, and a candidate is ready to take its place.
+func (s *supervisor) limitStart() {
+	if p := s.starting; p != nil {
+		time.AfterFunc(startGrace, func() { p.cancel(errCalledOff) })
+	}
+}
+
+// started handles the end of a start.
+func (s *supervisor) started(ctx context.Context) {
+	p := s.starting
+	s.starting = nil
+	p.cancel(nil)
+	if p.err != nil && p.shim != nil {
+		s.noteUnkillable(p.shim)
+	}
+	switch {
+	case p.err == nil:
+		s.serve(p.shim)
+	case ctx.Err() == nil:
+		s.planStart("the shim cannot be started", p.err)
+	}
+}
+
+// serve makes a shim the active one and sends calls to it.
+func (s *supervisor) serve(p peer) {
+	s.setActive(p)
+	s.gate.open(p)
+}
+
+func (s *supervisor) setActive(p peer) {
+	if s.nextStart != nil {
+		s.nextStart.Stop()
+		s.nextStart = nil
+	}
+	s.deactivate()
+	s.active, s.activeSince, s.killed = p, time.Now(), false
+	s.activeCtx, s.deactivate = context.WithCancel(s.closing)
+	s.shimState.serving(p.pid(), s.running.get())
+	s.watchActive()
+}
+
+// swap hands over to the candidate.
+func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
+	if err := s.reapAll(ctx); err != nil {
+		return errors.Join(p.swap.step(SwapActivate, func() error { return err }), p.swap.killNext(ctx))
+	}
+	old, next := s.active, p.swap.next
+	p.swap.old = old
+	p.swap.report.From = s.running.get().SHA256 // a rollback may have changed it since the swap began
+	active, err := p.swap.handOver(p.ctx)
+	switch {
+	case active == next:
+		s.swapped(p, old)
+	case old == nil: // none is active, as before: the next start is planned
+		s.noteUnkillable(next)
+	case active == old:
+	default:
+		if !errors.Is(err, errUnkillable) {
+			_ = old.stop(ctx)
+		}
+		s.noteUnkillable(old, next)
+		s.planStart("no shim is left after a swap", err)
+	}
+	return err
+}
+
+// reapAll returns nil once all unkillable shims have exited, and waits a moment for that.
+func (s *supervisor) reapAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reapLimit)
+	defer cancel()
+	for len(s.unkillable) > 0 {
+		if err := s.unkillable[0].kill(ctx); err != nil {
+			return fmt.Errorf("%w: %w", errUnkillable, err)
+		}
+		s.reap(ctx)
+	}
+	return nil
+}
+
+// reapLimit is how long a swap waits for a shim that was killed long ago.
+const reapLimit = 100 * time.Millisecond
+
+// swapped begins the bake.
+func (s *supervisor) swapped(p *preparedSwap, old peer) {
+	now := time.Now()
+	s.baking = &bake{
+		report: p.swap.report, digest: s.running.get(), began: now, over: time.NewTimer(s.config.Bake),
+		standby: old, // if it has died, run notices that next
+	}
+	s.shimState.bakeUntil(now.Add(s.config.Bake))
+	s.running.set(p.digest)
+	s.setActive(p.swap.next)
+	s.history.add(s.baking.report)
+	s.chosen(p.digest, s.baking.digest)
+}
+
+// commit ends the bake: the old shim is not needed any more.
+func (s *supervisor) commit(ctx context.Context) {
+	b := s.endBake()
+	if b == nil {
+		return
+	}
+	s.chosen(s.running.get(), digest{})
+	b.stopped = make(chan error, 1)
+	s.committing = b
+	b.began = time.Now()
+	go func() {
+		if b.standby == nil {
+			b.stopped <- nil
+			return
+		}
+		b.stopped <- b.standby.stop(ctx)
+	}()
+}
+
+// committed notes that the old shim has ended.
+func (s *supervisor) committed(err error) {
+	b := s.committing
+	s.committing = nil
+	if err != nil {
+		s.config.Logger.Warn("the replaced shim has left something", "error", err)
+	}
+	b.step(SwapCommit, b.began)
+	b.report.Outcome = SwapCommitted
+	s.history.add(b.report)
+}
+
+// endBake ends the bake, whatever follows; nil: there is none.
+func (s *supervisor) endBake() *bake {
+	b := s.baking
+	s.baking = nil
+	if b != nil {
+		b.over.Stop()
+		s.shimState.bakeUntil(time.Time{})
+		b.step(SwapBake, b.began)
+	}
+	return b
+}
+
+// rollBack returns to the binary before a shim that died during its bake. It reports whether the old shim is active
+// again; if not, its binary has to be started.
+func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
+	s.running.set(b.digest)
+	if b.standby == nil {
+		return false
+	}
+	if err := s.revive(ctx, b.standby); err != nil {
+		err = errors.Join(err, kill(ctx, b.standby))
+		s.config.Logger.Error("the old shim cannot take over again; its binary is started", "error", err)
+		s.noteUnkillable(b.standby)
+		return false
+	}
+	return true
+}
+
+// revive makes a shim active that stood by. It does not wait for one that does not answer, as calls are held.
+func (s *supervisor) revive(ctx context.Context, p peer) error {
+	limited, cancel := context.WithTimeout(ctx, s.config.SwapBudget)
+	defer cancel()
+	if err := p.ping(limited); err != nil {
+		return fmt.Errorf("it does not answer: %w", err)
+	}
+	ctx, cancel = context.WithTimeout(ctx, activateLater)
+	defer cancel()
+	if _, err := p.activate(ctx, handoff{}); err != nil {
+		return fmt.Errorf("activate: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It returns
+// when the new shim serves. The old one stands by for Config.Bake after that, and takes over again if the new one dies.
+// An error names the step that failed and why. The old shim, or a new process of its binary, then serves on, unless the
+// error says that no shim is active. One swap runs at a time; another is ErrConflict.
+func (h *Host) Swap(ctx context.Context, b Binary) (SwapReport, error) { return h.SwapAs(ctx, b, "") }
+
+// SwapAs is Swap for an operator, whose name is in the report and in the history.
+func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapReport, error) {
+	if h.closing.Err() != nil {
+		return SwapReport{}, errClosed
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(h.closing, func() { cancel(errClosed) })()
+	select {
+	case h.swapping <- struct{}{}:
+		defer func() { <-h.swapping }()
+	default:
+		return SwapReport{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
+	}
+	s := &swap{progress: h.shimState.swapStep, report: SwapReport{
+		By: operator, Began: time.Now(), Path: b.Path, From: h.running.get().SHA256, Outcome: SwapRefused,
+	}}
+	err := h.swap(ctx, s, b)
+	if s.report.Failed == SwapActivate && errors.Is(err, errTooLate) {
+		if slow := h.slowDisk(); slow != "" {
+			err = fmt.Errorf("%w; %s", err, slow)
+			s.report.Reason += "; " + slow
+		}
+	}
+	h.shimState.swapStep(s.report, "")
+	if err := h.binaries.Prune(); err != nil {
+		h.config.Logger.Warn("cannot remove binaries that are not needed any more", "error", err)
+	}
+	if s.report.Outcome != SwapBaking { // else the supervisor records how it ends
+		h.history.add(s.report)
+	}
+	return s.report, err
+}
+
+// Swaps returns the last swaps, newest first.
+func (h *Host) Swaps() []SwapReport { return h.history.list() }
+
+// preparedSwap is a swap whose candidate has rehearsed. The supervisor runs the rest of it.
+type preparedSwap struct {
+	ctx    context.Context
+	swap   *swap
+	digest digest
+	done   chan error
+}
+
+// swap runs all steps up to resume.
+func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
+	var binary digest
+	err := s.step(SwapVerify, func() (err error) {
+		binary, err = h.verify(ctx, b)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.report.To = binary.SHA256
+	next, err := h.prepare(ctx, s, binary)
+	if err != nil {
+		return err
+	}
+	s.next, s.gate, s.limits = next, h.gateOps(), limitsWithin(h.config.SwapBudget)
+	p := &preparedSwap{ctx: ctx, swap: s, digest: binary, done: make(chan error, 1)}
+	select {
+	case h.swaps <- p:
+		if err = <-p.done; err == nil {
+			h.serveCallbacks(next)
+		}
+		return err
+	case <-h.closing.Done():
+		return errors.Join(errClosed, s.killNext(ctx))
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), s.killNext(ctx))
+	}
+}
+
+// prepare starts the binary beside the active shim and has it rehearse.
+func (h *Host) prepare(ctx context.Context, s *swap, binary digest) (*shim, error) {
+	limited, cancel := withLimit(ctx, h.config.PrepareTimeout)
+	defer cancel()
+	var next *shim
+	err := s.step(SwapPrepare, func() (err error) {
+		if next, err = h.startCandidate(limited, h.closing, binary); err != nil {
+			return err
+		}
+		s.report.Protocol = next.process.Protocol()
+		s.report.Warnings, err = h.rehearse(limited, next.rehearse)
+		return err
+	})
+	if err != nil && next != nil {
+		err = errors.Join(err, next.stop(ctx))
+	}
+	return next, err
+}
+
+const (
+	pingLimit = 2 * time.Second // for the active shim to be there and to answer
+	copyShare = 2               // 1/copyShare of Config.PrepareTimeout is for the copy
+)
+
+// errNoCopy means that a candidate cannot rehearse. It does not refuse the swap: the shim that should write the copy is
+// the one to be replaced.
+var errNoCopy = errors.New("the running shim gives no copy of the state, so the new one takes it over without having tried that")
+
+// rehearsal is the result of taking over a copy of the state.
+type rehearsal struct {
+	warnings []string // for people
+	readable uint32   // oldest schema that can read the state after the candidate has migrated it; zero: unknown
+}
+
+// rehearse has a candidate take over a copy of the active shim's state. The active shim must be able to read the result.
+func (h *Host) rehearse(
+	ctx context.Context, rehearse func(ctx context.Context, file string) (rehearsal, error),
+) (warnings []string, err error) {
+	const files = rehearsalFile + "*"
+	if err := h.config.removeFiles(files); err != nil {
+		return nil, err
+	}
+	defer func() { _ = h.config.removeFiles(files) }() // the candidate has, unless it died
+	file := filepath.Join(h.config.StateDir, rehearsalFile)
+	old, err := h.copyState(ctx, file)
+	switch {
+	case errors.Is(err, errNoCopy) && ctx.Err() == nil:
+		return []string{err.Error()}, nil
+	case err != nil:
+		return nil, fmt.Errorf("copy the state: %w", err)
+	}
+	result, err := rehearse(ctx, file)
+	if err == nil {
+		err = old.checkReadable(result.readable)
+	}
+	return result.warnings, err
+}
+
+// copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, if it does not
+// answer, and if it dies.
+func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
+	hold := pingLimit
+	old, err := h.gate.enter(ctx, reads, &hold, nil)
+	if err == nil {
+		limited, cancel := context.WithTimeout(ctx, pingLimit)
+		defer cancel()
+		err = old.ping(limited)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoCopy, err)
+	}
+	limited, cancel := context.WithTimeout(ctx, h.config.PrepareTimeout/copyShare)
+	defer cancel()
+	err = old.snapshot(limited, file)
+	if err != nil && (limited.Err() != nil || isDead(old)) {
+		return nil, fmt.Errorf("%w: %w", errNoCopy, err)
+	}
+	return old, err
+}
+
+// slowDisk measures a durable write to the state directory: an activation makes one within the budget of a swap. If it
+// takes a large part of the budget, slowDisk returns what to do about it, else "".
+func (h *Host) slowDisk() string {
+	file, began := h.history.path+".probe", time.Now()
+	err := h.history.writer.do(func() error { return writeProbe(file) })
+	took := time.Since(began).Round(time.Millisecond)
+	if !errors.Is(err, errDiskHangs) && took < h.config.SwapBudget/10 {
+		return ""
+	}
+	return fmt.Sprintf("the disk of %s is slow: one small write took %s or more just now, and a swap may hold calls for %s; "+
+		"allow it longer (--shim-swap-budget, Config.SwapBudget), or move the state directory to a faster disk",
+		h.config.StateDir, took, h.config.SwapBudget)
+}
+
+func writeProbe(file string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("probe")
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(file))
+}

@@ -1,0 +1,70 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"holdfast/internal/proc"
+	pb "holdfast/proto/holdfast/v1"
+	"holdfast/proto/wire"
+)
+
+// TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of it starts. After an error,
+// nothing has to be applied.
+func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
+	req := &pb.TaskStartingRequest{Call: mutating(), Task: wire.AllocTaskProto(t)}
+	if _, err := wire.AllocTask(req.GetTask()); err != nil {
+		return Plan{}, err // before it is in the workload: no shim could start with that
+	}
+	undo := h.workload.putTask(t)
+	reply, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Starting, req)
+	if err != nil {
+		if !mayBeDone(err) {
+			undo()
+		}
+		return Plan{}, err
+	}
+	return wire.Plan(reply.GetPlan())
+}
+
+// mayBeDone reports whether a call that failed may have been done nevertheless, or may still be.
+func mayBeDone(err error) bool {
+	for _, kind := range []error{ErrUnavailable, ErrUncertain, ErrInternal, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// TaskStarted reports that the attempt runs, since now.
+func (h *Host) TaskStarted(ctx context.Context, k TaskKey, attempt uint64) error {
+	boot, err := proc.BootID()
+	if err != nil {
+		return err
+	}
+	at := BootTime{Boot: boot, At: proc.BootTime()}
+	h.workload.taskStarted(k, attempt, at)
+	_, err = call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Started, &pb.TaskStartedRequest{
+		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt, At: wire.BootTimeProto(at),
+	})
+	return err
+}
+
+// TaskStopping reports that the attempt is about to be ended on purpose, so that its plugin is not reported as unhealthy
+// when it stops answering.
+func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) error {
+	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Stopping, &pb.TaskStoppingRequest{
+		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,
+	})
+	return err
+}
+
+// TaskExited reports that the attempt has ended. If final, the task will not be started again.
+func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
+	h.workload.taskExited(k, attempt, final)
+	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Exited, &pb.TaskExitedRequest{
+		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt, Code: int32(code), Signal: int32(signal), Final: final,
+	})
+	return err
+}
