@@ -13,7 +13,7 @@ import (
 // attached already for the same usage stays as it is. The volume has a claim, whose usage u is.
 //
 // An attachment is shared by all users of the volume on the node, so it is read-only only where the access mode allows no write.
-func (m *Mediator) Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) error {
+func (m *Controller) Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) error {
 	p, wanted, err := m.placed(ctx, v)
 	if err != nil || !wanted {
 		return err
@@ -32,7 +32,7 @@ func (m *Mediator) Attach(ctx context.Context, by intent.Caller, v registry.Volu
 		return registry.Invalid("volume %s has to be attached, and its plugin %s did not say what this node is called",
 			v.VolumeName(), v.Plugin)
 	}
-	if err := demands(inst, u.Access); err != nil {
+	if err := intent.Supports(inst, u); err != nil {
 		return err
 	}
 	u = u.Staging()
@@ -47,7 +47,7 @@ func (m *Mediator) Attach(ctx context.Context, by intent.Caller, v registry.Volu
 }
 
 // attacher is the plugin's controller; false: it has none that would have to be waited for.
-func (m *Mediator) attacher(ctx context.Context, v registry.Volume, p registry.Placement) (inst registry.Instance, has bool, err error) {
+func (m *Controller) attacher(ctx context.Context, v registry.Volume, p registry.Placement) (inst registry.Instance, has bool, err error) {
 	if v.Unattached && !p.Attaches && !m.there(v.Plugin) {
 		return inst, false, nil
 	}
@@ -56,8 +56,8 @@ func (m *Mediator) attacher(ctx context.Context, v registry.Volume, p registry.P
 
 // placed is the volume's placement, and whether it may be attached at all: what was staged or published without being attached
 // was so by a plugin that did not attach, and stays so.
-func (m *Mediator) placed(ctx context.Context, v registry.Volume) (p registry.Placement, wanted bool, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) placed(ctx context.Context, v registry.Volume) (p registry.Placement, wanted bool, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		p, _ = view.Placement(v.VolumeKey())
 		wanted = !v.Ephemeral && (p.Attach != registry.MarkNone || p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0)
 		return nil
@@ -65,19 +65,19 @@ func (m *Mediator) placed(ctx context.Context, v registry.Volume) (p registry.Pl
 	return p, wanted, err
 }
 
-func (m *Mediator) attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) (err error) {
+func (m *Controller) attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) (err error) {
 	request := csi.AttachRequest{VolumeID: v.External, Node: node, Usage: u, VolumeContext: v.Context}
-	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
+	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
 	open := base(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
 	var answer map[string]string
-	return m.drive(ctx, intent.Call{
+	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return attaching(view, v, u, node) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, by, v.Plugin)
+			inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -120,11 +120,11 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, node reg
 
 // Detach has the plugin detach the volume from the node that it was attached to. Nothing happens if it is not attached, or while
 // it is published: its last user detaches it. ErrConflict: it is still staged.
-func (m *Mediator) Detach(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
+func (m *Controller) Detach(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	var p registry.Placement
 	var v registry.Volume
 	var users int
-	err := m.log.View(ctx, func(view registry.View) error {
+	err := m.State.View(ctx, func(view registry.View) error {
 		p, _ = view.Placement(key)
 		v, _ = view.VolumeByKey(key)
 		users = len(view.Refs(key))
@@ -145,8 +145,8 @@ func (m *Mediator) Detach(ctx context.Context, by intent.Caller, key registry.Vo
 	return nil
 }
 
-func (m *Mediator) detach(ctx context.Context, by intent.Caller, p registry.Placement, v registry.Volume) error {
-	secrets, err := m.resolve(ctx, v.VolumeSpec)
+func (m *Controller) detach(ctx context.Context, by intent.Caller, p registry.Placement, v registry.Volume) error {
+	secrets, err := m.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return err
 	}
@@ -154,19 +154,19 @@ func (m *Mediator) detach(ctx context.Context, by intent.Caller, p registry.Plac
 		VolumeID: p.Volume.External, Node: p.Node, Secrets: secrets,
 		Private: csi.Private{MountFlags: p.Attached.MountFlags, Contexts: []map[string]string{v.Context, p.Publish}},
 	}
-	if _, err := m.await(ctx, by, p.Volume.Plugin); err != nil {
+	if _, err := m.Await(ctx, by, registry.RoleController, p.Volume.Plugin); err != nil {
 		return err
 	}
 	open := registry.Intent{
 		Volume: p.Volume, Name: p.Name, RPC: registry.ControllerUnpublishRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.ControllerUnpublishRPC, request),
 	}
-	return m.drive(ctx, intent.Call{
+	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return detaching(view, p.Volume) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, by, p.Volume.Plugin)
+			inst, err := m.Await(ctx, by, registry.RoleController, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}
@@ -189,4 +189,81 @@ func detaching(view registry.View, key registry.VolumeKey) (registry.Change, err
 	}
 	p.Attach = registry.MarkSent
 	return registry.Change{Put: []registry.Record{p}}, nil
+}
+
+// AwaitAttach returns once the plugin can be asked to attach the volume, or has not to be. It calls waits before it waits. Nobody needs to
+// hold the volume's lane for it.
+func (m *Controller) AwaitAttach(ctx context.Context, v registry.Volume, waits func(what string)) error {
+	p, wanted, err := m.placed(ctx, v)
+	if err != nil || !wanted || p.Attach == registry.MarkDone || m.there(v.Plugin) {
+		return err
+	}
+	if v.Unattached && !p.Attaches {
+		return nil
+	}
+	certain := m.attaches(v, p)
+	if node, found := m.Plugins.Find(registry.RoleNode, v.Plugin); found && !certain && !node.Fingerprint.Has(registry.PluginController) {
+		if certain, err = m.Expects(ctx, registry.RoleController, v.Plugin); err != nil || !certain {
+			return err
+		}
+	}
+	waits(fmt.Sprintf("the controller of plugin %s", v.Plugin))
+	if _, _, err := m.controller(ctx, v.Plugin, certain); err != nil {
+		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
+	}
+	return nil
+}
+
+// AwaitDetach returns once the plugin can be asked to detach the volume, or has not to be.
+func (m *Controller) AwaitDetach(ctx context.Context, by intent.Caller, key registry.VolumeKey, waits func(what string)) error {
+	var p registry.Placement
+	if err := m.State.View(ctx, func(view registry.View) error { p, _ = view.Placement(key); return nil }); err != nil {
+		return err
+	}
+	if p.Attach == registry.MarkNone || m.there(key.Plugin) {
+		return nil
+	}
+	waits(fmt.Sprintf("the controller of plugin %s", key.Plugin))
+	if _, err := m.Await(ctx, by, registry.RoleController, key.Plugin); err != nil {
+		return fmt.Errorf("detach volume %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// there says whether a healthy controller can be asked now.
+func (m *Controller) there(id registry.PluginID) bool {
+	inst, found := m.Plugins.Find(registry.RoleController, id)
+	return found && inst.Health.State == registry.Healthy
+}
+
+// attaches says whether the volume's plugin is known to have a controller that is to be waited for: one made the volume, unless that one said
+// that it attaches nothing.
+func (m *Controller) attaches(v registry.Volume, p registry.Placement) bool {
+	return p.Attaches || v.Created && !v.Unattached
+}
+
+// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end, by the same call
+// again. nil says that it has one, whichever. Whoever calls it holds the volume's lane.
+func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
+	var p registry.Placement
+	var v registry.Volume
+	err := m.State.View(ctx, func(view registry.View) error {
+		p, _ = view.Placement(open.Volume)
+		v, _ = view.VolumeByKey(open.Volume)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	switch open.RPC {
+	case registry.ControllerPublishRPC:
+		err = m.attach(ctx, by, v, p.Attached, p.Node)
+	case registry.ControllerUnpublishRPC:
+		err = m.detach(ctx, by, p, v)
+	case registry.ControllerExpandRPC:
+		err = m.enlarge(ctx, by, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
+	default:
+		return registry.Errorf(registry.ErrInternal, "%s is no call of a controller for a volume in use", open.RPC)
+	}
+	return intent.Settled(err)
 }

@@ -14,7 +14,7 @@ func TestAttachAndDetach(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"device": "/dev/x"}
 	for range 2 { // the second is there already
-		if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
 			t.Fatal(err)
 		}
 		d.crash()
@@ -24,14 +24,14 @@ func TestAttachAndDetach(t *testing.T) {
 	if p.Attach != registry.MarkDone || !p.Attaches || p.Node != "i-1" || !maps.Equal(p.Publish, d.publish) || p.Attached != usage() {
 		t.Errorf("%+v", p)
 	}
-	if err := d.Mediator.Detach(t.Context(), by, key); err != nil {
+	if err := d.Controller.Detach(t.Context(), by, key); err != nil {
 		t.Fatal(err)
 	}
 	d.expect("ControllerUnpublishVolume vol-data i-1")
 	if p := d.placement(); p.Attach != registry.MarkNone || len(d.attached) != 0 {
 		t.Errorf("%+v, %v", p, d.attached)
 	}
-	if err := d.Mediator.Detach(t.Context(), by, key); err != nil {
+	if err := d.Controller.Detach(t.Context(), by, key); err != nil {
 		t.Error(err)
 	}
 	d.expect()
@@ -50,10 +50,10 @@ func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
 		v := ready()
 		v.Created = false
 		d := open(t, plugins, v, claimed())
-		if err := d.Mediator.Attach(t.Context(), by, v, usage(), ""); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, v, usage(), ""); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if err := d.Mediator.Detach(t.Context(), by, key); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, key); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		d.expect()
@@ -74,10 +74,10 @@ func TestAttachReadOnly(t *testing.T) {
 		{"a reader among writers", writing, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, false},
 	} {
 		d := open(t, of(c.caps...), ready(), claimed())
-		if err := d.Mediator.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || d.last.attach.Usage.ReadOnly != c.want {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || d.last.attach.Usage.ReadOnly != c.want {
 			t.Errorf("%s: %+v, %v", c.name, d.last.attach.Usage, err)
 		}
-		if err := d.Mediator.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || len(d.journal) != 1 {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || len(d.journal) != 1 {
 			t.Errorf("%s, again: %v, %v", c.name, d.journal, err)
 		}
 	}
@@ -101,7 +101,7 @@ func TestAttachRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, of(registry.AttachDetach), c.records...)
-			err := d.Mediator.Attach(t.Context(), by, ready(), usage(), c.node)
+			err := d.Controller.Attach(t.Context(), by, ready(), usage(), c.node)
 			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v", err)
 			}
@@ -115,13 +115,13 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true), uncertain("ALREADY_EXISTS", false)} {
 		d := open(t, of(registry.AttachDetach), ready(), claimed())
 		d.faults = []fault{f}
-		if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); err == nil {
+		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err == nil {
 			t.Error("no error")
 		}
 		d.crash()
 		// The plugin that comes back has forgotten how to attach: what was recorded counts.
 		d.use(of())
-		if err := d.Mediator.Detach(t.Context(), by, key); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, key); err != nil {
 			t.Error(err)
 		}
 		d.expect("ControllerPublishVolume vol-data i-1", "ControllerUnpublishVolume vol-data i-1")
@@ -134,7 +134,7 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 func TestLargePublishContextIsRefused(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"k": strings.Repeat("x", maxMap)}
-	if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrInternal) {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrInternal) {
 		t.Errorf("%v", err)
 	}
 	if p := d.placement(); p.Attach != registry.MarkSent || p.Publish != nil {
@@ -157,7 +157,7 @@ func TestDetachKeepsTheOrder(t *testing.T) {
 		{"node not recorded", []registry.Record{nowhere}, registry.ErrDamaged},
 	} {
 		d := open(t, of(registry.AttachDetach), append(c.records, ready(), claimed())...)
-		if err := d.Mediator.Detach(t.Context(), by, key); !errors.Is(err, c.kind) {
+		if err := d.Controller.Detach(t.Context(), by, key); !errors.Is(err, c.kind) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		d.expect()
@@ -169,11 +169,11 @@ func TestDetachKeepsTheOrder(t *testing.T) {
 
 func TestDetachNotFoundIsNotSuccess(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
 		t.Fatal(err)
 	}
 	d.faults = []fault{failed("NOT_FOUND")}
-	if err := d.Mediator.Detach(t.Context(), by, key); err == nil {
+	if err := d.Controller.Detach(t.Context(), by, key); err == nil {
 		t.Error("the spec wants the caller to verify, not to assume")
 	}
 	if p := d.placement(); p.Attach != registry.MarkSent || p.Node != "i-1" {

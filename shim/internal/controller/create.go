@@ -14,7 +14,7 @@ import (
 
 // Create has the plugin make the volume, and waits for its active controller until ctx ends. The same spec again is the same
 // volume; another spec under the name is ErrExists.
-func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+func (m *Controller) Create(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
 	spec, err := creatable(spec)
 	if err != nil {
 		return registry.Volume{}, err
@@ -39,10 +39,10 @@ func (m *Mediator) Create(ctx context.Context, call registry.Call, spec registry
 }
 
 // aftermath adds to the error of a creation or deletion what remains of it and what to do about that.
-func (m *Mediator) aftermath(ctx context.Context, name registry.VolumeName, err error) error {
+func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, err error) error {
 	var state registry.VolumeState
 	goesOn := false
-	look := m.log.View(context.WithoutCancel(ctx), func(view registry.View) error {
+	look := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
 		if v, found := view.Volume(name); found {
 			state = v.State
 			_, goesOn = m.remains(view, v)
@@ -93,8 +93,8 @@ func asked(v registry.Volume) string {
 func given(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
 
 // known is the volume of the spec's name if there is one, which must have been asked for alike.
-func (m *Mediator) known(ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string) (v registry.Volume, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) known(ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string) (v registry.Volume, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		v, err = existing(view, registry.Volume{VolumeSpec: spec, Created: spec.External == ""}, form)
 		return err
 	})
@@ -147,7 +147,7 @@ type attempt struct {
 }
 
 // create drives CreateVolume to its end: the record is there before the call, and ready or uncertain after it.
-func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
+func (m *Controller) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
 	inst, err := m.creator(ctx, spec)
 	if err != nil {
 		return err
@@ -158,18 +158,18 @@ func (m *Mediator) create(ctx context.Context, call registry.Call, spec registry
 	}
 	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made it
 	request := createRequest(inst, made)
-	if request.Secrets, err = m.resolve(ctx, spec); err != nil {
+	if request.Secrets, err = m.Resolve(ctx, spec); err != nil {
 		return err
 	}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
 	var clash error // two creations were answered with one volume at the same time: the second is uncertain
-	err = m.drive(ctx, intent.Call{
+	err = m.Send(ctx, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
-		Renew:  func(ctx context.Context) { request.Secrets = m.renewed(ctx, spec, request.Secrets) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, spec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, intent.Caller{}, spec.Plugin)
+			inst, err := m.Await(ctx, intent.Caller{}, registry.RoleController, spec.Plugin)
 			if err != nil {
 				return err
 			}
@@ -207,7 +207,7 @@ func acted(err *registry.CallError) bool {
 }
 
 // unusable is the change that ends a creation that may have made a volume which cannot be used.
-func (m *Mediator) unusable(v registry.Volume, why *registry.CallError) registry.Change {
+func (m *Controller) unusable(v registry.Volume, why *registry.CallError) registry.Change {
 	v.State = registry.VolumeUncertain
 	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
 	return registry.Change{
@@ -218,8 +218,8 @@ func (m *Mediator) unusable(v registry.Volume, why *registry.CallError) registry
 
 // making is the record that a creation begins with: the one that there is, or a new one with the source that the spec names. The source is
 // resolved once, as each further try has to be the same call.
-func (m *Mediator) making(ctx context.Context, inst registry.Instance, spec registry.VolumeSpec) (v registry.Volume, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) making(ctx context.Context, inst registry.Instance, spec registry.VolumeSpec) (v registry.Volume, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(spec.VolumeName()); found {
 			return nil
@@ -260,7 +260,7 @@ func creating(s registry.VolumeSpec) registry.ExternalID {
 }
 
 // creator is the active controller, which can do what the spec needs.
-func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
+func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
 	inst, has, err := m.asked(ctx, s.Plugin, false)
 	switch {
 	case err != nil:
@@ -278,7 +278,7 @@ func (m *Mediator) creator(ctx context.Context, s registry.VolumeSpec) (registry
 		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
 			"remove snapshot_id, or use a plugin that can", s.Plugin, registry.CreateSnapshot)
 	}
-	return inst, demands(inst, modesOf(s)...)
+	return inst, intent.Supports(inst, usagesOf(s)...)
 }
 
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
@@ -312,7 +312,7 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 
 // accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so that the volume can be
 // deleted.
-func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created) error {
+func (m *Controller) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created) error {
 	refuse := func(kind error, err error) error {
 		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
 	}
@@ -323,7 +323,7 @@ func (m *Mediator) accept(ctx context.Context, at registry.InstanceKey, v *regis
 	named := *v
 	named.External = id
 	var clash error
-	if err := m.log.View(ctx, func(view registry.View) error { clash = taken(view, named); return nil }); err != nil {
+	if err := m.State.View(ctx, func(view registry.View) error { clash = taken(view, named); return nil }); err != nil {
 		return err
 	}
 	if clash != nil {
@@ -366,8 +366,8 @@ func checkCreated(c csi.Created, source registry.Source) error {
 }
 
 // answer makes the answer of a call that had nothing to do durable too.
-func (m *Mediator) answer(ctx context.Context, call registry.Call, answer any) error {
-	_, err := m.log.Commit(ctx, func(registry.View) (registry.Change, error) {
+func (m *Controller) answer(ctx context.Context, call registry.Call, answer any) error {
+	_, err := m.State.Commit(ctx, func(registry.View) (registry.Change, error) {
 		return registry.Change{Put: call.Answered(answer)}, nil
 	})
 	return err

@@ -13,7 +13,7 @@ import (
 
 // Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
 // of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
-func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+func (m *Controller) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	leave, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
 		return err
@@ -41,8 +41,8 @@ func (m *Mediator) Delete(ctx context.Context, call registry.Call, name registry
 }
 
 // deletable is the volume, if it may be deleted now. The zero volume: the very call is answered already.
-func (m *Mediator) deletable(ctx context.Context, call registry.Call, name registry.VolumeName) (v registry.Volume, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) deletable(ctx context.Context, call registry.Call, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		if op, found := view.Operation(call.ID); found && op.Method == call.Method && op.Digest == call.Digest {
 			return nil
 		}
@@ -66,7 +66,7 @@ func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, e
 
 // settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless the plugin has already
 // said what it calls the volume. The zero volume: there is none.
-func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
+func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
 	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
 		return v, err
 	}
@@ -84,8 +84,8 @@ func (m *Mediator) settle(ctx context.Context, call registry.Call, v registry.Vo
 }
 
 // named says whether the plugin has said what it calls the volume, and no creation of it is open any more.
-func (m *Mediator) named(ctx context.Context, name registry.VolumeName) (named bool, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) named(ctx context.Context, name registry.VolumeName) (named bool, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
 		named = v.External != "" && len(intents(view, v)) == 0
 		return nil
@@ -94,7 +94,7 @@ func (m *Mediator) named(ctx context.Context, name registry.VolumeName) (named b
 }
 
 // delete drives DeleteVolume to its end. again is as attempt.again.
-func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy, again time.Duration) error {
+func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy, again time.Duration) error {
 	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
@@ -114,10 +114,10 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 	request := csi.DeleteRequest{
 		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
-	if request.Secrets, err = m.resolve(ctx, v.VolumeSpec); err != nil {
+	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
-	return m.drive(ctx, intent.Call{
+	return m.Send(ctx, intent.Call{
 		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
 		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
@@ -125,9 +125,9 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 			v.State = registry.VolumeDeleting
 			return registry.Change{Put: []registry.Record{v}}, err
 		},
-		Renew: func(ctx context.Context) { request.Secrets = m.renewed(ctx, v.VolumeSpec, request.Secrets) },
+		Renew: func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := m.await(ctx, intent.Caller{}, v.Plugin)
+			inst, err := m.Await(ctx, intent.Caller{}, registry.RoleController, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -152,7 +152,7 @@ func (m *Mediator) delete(ctx context.Context, call registry.Call, v registry.Vo
 }
 
 // kept is the change by which a volume whose deletion was refused for certain is as it was before.
-func (m *Mediator) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
+func (m *Controller) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
 	v, found := view.Volume(name)
 	if !found || v.State != registry.VolumeDeleting {
 		return registry.Change{}

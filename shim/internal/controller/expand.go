@@ -2,9 +2,12 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -15,7 +18,7 @@ import (
 // An expansion that nobody knows the end of is asked for once more before another is. A plugin that expands only
 // unused volumes (VolumeExpansion OFFLINE without ONLINE) is not asked while the volume is attached, staged or published: ErrConflict names
 // its users.
-func (m *Mediator) Expand(
+func (m *Controller) Expand(
 	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
 ) (registry.Volume, error) {
 	if err := meaningful(want); err != nil {
@@ -56,7 +59,7 @@ func meaningful(want registry.CapacityRange) error {
 }
 
 // expandable is the volume, if it is one that can be made larger.
-func (m *Mediator) expandable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.volume(ctx, name); err != nil {
 		return v, err
 	}
@@ -71,7 +74,7 @@ func (m *Mediator) expandable(ctx context.Context, name registry.VolumeName) (v 
 }
 
 // enough says whether there is nothing to do: the volume is as large as it is to be, here too. An error says that it would have to shrink.
-func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.CapacityRange) (done bool, err error) {
+func (m *Controller) enough(ctx context.Context, v registry.Volume, want registry.CapacityRange) (done bool, err error) {
 	e, floor := v.Expansion, v.Capacity
 	if asked := max(e.Done, v.CapacityMin); asked > 0 {
 		floor = min(floor, asked) // plugins round up, and what was asked for before is no request to shrink
@@ -86,8 +89,8 @@ func (m *Mediator) enough(ctx context.Context, v registry.Volume, want registry.
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
 	}
-	err = m.log.View(ctx, func(view registry.View) error {
-		done = m.Node == nil || !m.Node.Grows(view, v) && !retriable(e)
+	err = m.State.View(ctx, func(view registry.View) error {
+		done = m.node == nil || !m.node.Grows(view, v) && !retriable(e)
 		return nil
 	})
 	return done, err
@@ -110,7 +113,7 @@ func expandsInUse(f registry.Fingerprint) bool {
 }
 
 // wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lock is held meanwhile.
-func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
+func (m *Controller) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
 	if err != nil {
 		return way{}, err
@@ -131,7 +134,7 @@ func (m *Mediator) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 }
 
 // expandIn expands the volume in its locks: that of its name, and that of what it is called by now.
-func (m *Mediator) expandIn(
+func (m *Controller) expandIn(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w way,
 ) error {
 	leave, err := m.Locks.Lock(ctx, name, "its expansion")
@@ -178,7 +181,7 @@ func (m *Mediator) expandIn(
 
 // earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What the node has
 // answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node was asked for what is pending.
-func (m *Mediator) earlier(
+func (m *Controller) earlier(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way,
 ) (now registry.Volume, asked bool, err error) {
 	open, err := m.opened(ctx, v)
@@ -204,7 +207,7 @@ func (m *Mediator) earlier(
 }
 
 // nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or it cannot be.
-func (m *Mediator) nodeFirst(
+func (m *Controller) nodeFirst(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
 	e := v.Expansion
@@ -212,7 +215,7 @@ func (m *Mediator) nodeFirst(
 	if err := m.grow(ctx, by, v, vague); err != nil {
 		return v, false, err
 	}
-	err = m.log.View(ctx, func(view registry.View) error {
+	err = m.State.View(ctx, func(view registry.View) error {
 		now, _ = view.Volume(v.VolumeName())
 		p, _ := view.Placement(v.VolumeKey())
 		mounted := p.Stage != registry.MarkNone || len(view.Refs(v.VolumeKey())) > 0
@@ -230,8 +233,8 @@ func (m *Mediator) nodeFirst(
 }
 
 // opened is the call that is open for the volume; empty: none.
-func (m *Mediator) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		open, _ := view.Intent(v.VolumeKey())
 		rpc = open.RPC
 		return nil
@@ -240,12 +243,12 @@ func (m *Mediator) opened(ctx context.Context, v registry.Volume) (rpc registry.
 }
 
 // grow has the node see to what is pending, if it can. again: also to what it has refused, unless CSI forbids that.
-func (m *Mediator) grow(ctx context.Context, by intent.Caller, v registry.Volume, again bool) error {
-	if m.Node == nil {
+func (m *Controller) grow(ctx context.Context, by intent.Caller, v registry.Volume, again bool) error {
+	if m.node == nil {
 		return nil
 	}
 	if again {
-		_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+		_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 			v, known := view.VolumeByKey(v.VolumeKey())
 			if !known || !retriable(v.Expansion) {
 				return registry.Change{}, nil
@@ -257,7 +260,7 @@ func (m *Mediator) grow(ctx context.Context, by intent.Caller, v registry.Volume
 			return err
 		}
 	}
-	return m.Node.Grow(ctx, by, v.VolumeKey())
+	return m.node.Grow(ctx, by, v.VolumeKey())
 }
 
 // offline is nil if the volume may be expanded now. One that was only claimed so far is not used yet.
@@ -272,8 +275,8 @@ func offline(view registry.View, v registry.Volume, w way) error {
 }
 
 // leaveToNode records what the node is to see to, for a plugin that expands there alone.
-func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
-	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(v.VolumeName())
 		if !found {
 			return registry.Change{}, unknown(v.VolumeName())
@@ -292,11 +295,11 @@ func (m *Mediator) leaveToNode(ctx context.Context, v registry.Volume, want regi
 }
 
 // withdraw has the node not make a size any more that somebody asked for before, who asks for what there is now.
-func (m *Mediator) withdraw(ctx context.Context, v registry.Volume) error {
+func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 	if !v.Unmade() {
 		return nil
 	}
-	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(v.VolumeName())
 		if !found || !now.Unmade() {
 			return registry.Change{}, nil
@@ -309,10 +312,153 @@ func (m *Mediator) withdraw(ctx context.Context, v registry.Volume) error {
 }
 
 // possible is nil unless the node has said that it can never make the volume so large, and is not asked for that any more.
-func (m *Mediator) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
+func (m *Controller) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
 	v, err := m.volume(ctx, name)
 	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() && e.RPC == registry.NodeExpandRPC {
 		err = registry.Invalid("%s: %s: %s; %s", e.RPC, e.Code, e.Detail, intent.Advice(e.RPC, e.Code))
 	}
 	return err
+}
+
+// enlarge drives ControllerExpandVolume to its end.
+func (m *Controller) enlarge(
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
+) error {
+	request := csi.ExpandRequest{
+		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+	}
+	var err error
+	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
+		return err
+	}
+	before := v.Expansion
+	if request.Usage = before.Usage; !before.Open() {
+		if request.Usage, err = m.usage(ctx, v); err != nil {
+			return err
+		}
+	}
+	vague := before.Open() // something may be made of the request that nobody knows of
+	var answer csi.Expanded
+	open := base(registry.ControllerExpandRPC, registry.Call{ID: by.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
+	return m.Send(ctx, intent.Call{
+		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
+		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
+		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
+		Do: func(ctx context.Context) error {
+			inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
+			if err != nil {
+				return err
+			}
+			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil {
+				err = checkExpanded(answer, inst.InstanceKey, want)
+			}
+			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
+				vague = intent.Vague(e.Code)
+			}
+			return err
+		},
+		Done: func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
+		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
+			v, known := view.Volume(v.VolumeName())
+			if !known {
+				return registry.Change{}
+			}
+			switch {
+			case err.Code == "OK":
+				v.Expansion = before.Closed()
+				v = m.resized(v, answer)
+			case vague || !clean && intent.Silent(err.Code):
+				v.Expansion = v.Expansion.Troubled(err)
+			default:
+				v.Expansion = before.Closed()
+			}
+			return registry.Change{Put: []registry.Record{v}}
+		},
+	})
+}
+
+// usage is that for which the volume is attached; else the one that it was made for; zero if there are several: a plugin that is told
+// of the one could leave out what the others need.
+func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
+		if p, _ := view.Placement(v.VolumeKey()); p.Attach != registry.MarkNone {
+			u = p.Attached
+		} else {
+			u = usageOf(v.VolumeSpec)
+		}
+		return nil
+	})
+	return u, err
+}
+
+func usageOf(s registry.VolumeSpec) (u registry.Usage) {
+	for _, c := range s.Capabilities {
+		if c != s.Capabilities[0] {
+			return registry.Usage{}
+		}
+	}
+	if len(s.Capabilities) == 0 {
+		return u
+	}
+	u = registry.Usage{Access: s.Capabilities[0].Access, Attachment: s.Capabilities[0].Attachment}
+	if u.Attachment == registry.FileSystem {
+		u.FSType, u.MountFlags, u.MountGroup = s.FSType, s.MountFlags, s.MountGroup
+	}
+	return u
+}
+
+// expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
+func (m *Controller) expanding(view registry.View, v registry.Volume, r csi.ExpandRequest, w way) (registry.Change, error) {
+	now, found := view.Volume(v.VolumeName())
+	if !found {
+		return registry.Change{}, unknown(v.VolumeName())
+	}
+	if err := offline(view, now, w); err != nil {
+		return registry.Change{}, err
+	}
+	if !now.Expansion.Open() {
+		now.Expansion.Since = m.Now()
+	}
+	now.Expansion.Asked, now.Expansion.Usage = r.Range, r.Usage
+	return registry.Change{Put: []registry.Record{now}}, nil
+}
+
+// expanded is what the controller has made of the volume, and in the same commit what is left for its node.
+func (m *Controller) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded) registry.Change {
+	v, known := view.Volume(name)
+	if !known {
+		return registry.Change{}
+	}
+	v.Expansion = v.Expansion.Closed().Retried()
+	v.Expansion.Done = max(want.Required, v.Expansion.Done)
+	v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{}, time.Time{}
+	v = m.resized(v, answer)
+	told := fmt.Sprintf("%d bytes", v.Capacity)
+	if answer.Node {
+		told += "; its node is to see to it"
+	}
+	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+}
+
+// resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is mounted still stands.
+func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
+	v.Capacity = max(v.Capacity, answer.Capacity)
+	if answer.Node {
+		v.Expansion = v.Expansion.Retried()
+		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
+	}
+	return v
+}
+
+// checkExpanded returns an error if the volume does not have the size that was asked for.
+func checkExpanded(e csi.Expanded, at registry.InstanceKey, want registry.CapacityRange) error {
+	switch {
+	case e.Capacity < want.Required:
+		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+			"the plugin says that the volume has %d bytes; %d were asked for", e.Capacity, want.Required)
+	case want.Limit > 0 && e.Capacity > want.Limit:
+		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+			"the plugin says that the volume has %d bytes; at most %d were asked for", e.Capacity, want.Limit)
+	}
+	return nil
 }

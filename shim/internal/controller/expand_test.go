@@ -35,7 +35,7 @@ const large, larger = 2 << 20, 3 << 20
 func TestExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
-	v, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, larger))
+	v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, larger))
 	if err != nil || v.Capacity != large+512 || v.Expansion.Node != upTo(large+512, 0) || v.Expansion.Open() {
 		t.Fatalf("%+v, %v", v, err)
 	}
@@ -52,7 +52,7 @@ func TestExpand(t *testing.T) {
 			t.Error("the call is not answered")
 		}
 	})
-	if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(large, larger)); err != nil {
+	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, larger)); err != nil {
 		t.Errorf("again: %v", err)
 	}
 	d.expect()
@@ -83,13 +83,13 @@ func TestExpandRefused(t *testing.T) {
 			registry.ErrNotFound, "there is no volume"},
 	} {
 		d := open(t, c.plugins, c.volume)
-		if _, err := d.Mediator.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+		if _, err := d.Controller.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", what, err)
 		}
 		d.expect()
 	}
 	d := open(t, expands(), mixed)
-	if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != (registry.Usage{}) {
+	if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != (registry.Usage{}) {
 		t.Errorf("of a volume for both: %+v, %v", d.last.expand, err)
 	}
 }
@@ -109,7 +109,7 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, of(append(c.modes, registry.ControllerExpand)...), madeOf(1<<20), claimed(), staged)
-			_, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+			_, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
 			if c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && err != nil {
 				t.Error(err)
 			}
@@ -117,7 +117,7 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 			alone := both(append(c.modes, registry.CreateDelete)...)
 			alone[registry.RoleNode] = with(append(c.modes, registry.NodeExpand)...)
 			d = open(t, alone, madeOf(1<<20), claimed(), staged)
-			_, err = d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+			_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
 			if v, _ := d.stored(); c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && v.Expansion.Node != upTo(large, 0) {
 				t.Errorf("on the node alone: %v, recorded %+v", err, v.Expansion)
 			}
@@ -139,7 +139,7 @@ func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
 		d.faults = []fault{failed("INTERNAL"), failed("INTERNAL"), {"INTERNAL", registry.OutcomeFailed, true}}
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
 			t.Error("it succeeded")
 		}
 		d.view(func(view registry.View) {
@@ -153,7 +153,7 @@ func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 		}
 		d.crash()
 		d.plugin.journal = nil
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0)); err != nil {
+		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(larger, 0)); err != nil {
 			t.Error(err)
 		}
 		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 3145728..0")
@@ -168,7 +168,7 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
 		d.faults = []fault{failed("OUT_OF_RANGE")}
-		_, err := d.Mediator.Expand(t.Context(), call, name, upTo(larger, 0))
+		_, err := d.Controller.Expand(t.Context(), call, name, upTo(larger, 0))
 		if !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "ask for another size") {
 			t.Errorf("%v", err)
 		}
@@ -176,7 +176,7 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 			t.Errorf("recorded: %+v", v.Expansion)
 		}
 		d.plugin.enlarged = &csi.Expanded{Capacity: 1 << 20}
-		_, err = d.Mediator.Expand(t.Context(), call, name, upTo(large, 0))
+		_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
 		if err == nil || !strings.Contains(err.Error(), "says that the volume has 1048576 bytes") {
 			t.Errorf("of a plugin that does less: %v", err)
 		}
@@ -190,19 +190,19 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	larger := spec()
 	larger.CapacityMin = large
 	const advice = "holdfast volume expand --namespace=default --size 2097152 data"
-	if _, err := d.Mediator.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), advice) {
+	if _, err := d.Controller.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), advice) {
 		t.Errorf("before: %v", err)
 	}
-	if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
+	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
 		t.Fatal(err)
 	}
 	for what, s := range map[string]registry.VolumeSpec{"the larger file": larger, "the one that it was made of": spec()} {
-		if v, err := d.Mediator.Create(t.Context(), registry.Call{}, s); err != nil || v.Capacity != large {
+		if v, err := d.Controller.Create(t.Context(), registry.Call{}, s); err != nil || v.Capacity != large {
 			t.Errorf("%s: %+v, %v", what, v, err)
 		}
 	}
 	larger.CapacityMin = 4 << 20
-	if _, err := d.Mediator.Create(t.Context(), registry.Call{}, larger); !errors.Is(err, registry.ErrExists) {
+	if _, err := d.Controller.Create(t.Context(), registry.Call{}, larger); !errors.Is(err, registry.ErrExists) {
 		t.Errorf("one that is larger still: %v", err)
 	}
 	d.expect("ControllerExpandVolume vol-data 2097152..0")
@@ -215,11 +215,11 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d.faults = []fault{uncertain("UNAVAILABLE", true)}
 		go func() { synctest.Wait(); cancel() }()
-		if _, err := d.Mediator.Expand(ctx, call, name, upTo(large, 0)); !errors.Is(err, registry.ErrUncertain) {
+		if _, err := d.Controller.Expand(ctx, call, name, upTo(large, 0)); !errors.Is(err, registry.ErrUncertain) {
 			t.Errorf("%v", err)
 		}
 		d.crash()
-		if err := d.Mediator.Delete(t.Context(), registry.Call{}, name); err != nil {
+		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)
 		}
 		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 2097152..0", "DeleteVolume vol-data")
@@ -238,14 +238,14 @@ func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 				for range tries {
 					d.faults = append(d.faults, failed(code))
 				}
-				if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+				if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
 					t.Errorf("%s, %s: it succeeded", what, code)
 				}
 				if v, _ := d.stored(); v.Expansion.Asked != upTo(large, 0) || v.Expansion.Code != code {
 					t.Errorf("%s, %s: recorded: %+v", what, code, v.Expansion)
 				}
 				d.plugin.journal = nil
-				if _, err := d.Mediator.Expand(t.Context(), registry.Call{}, name, upTo(larger, 0)); err != nil {
+				if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(larger, 0)); err != nil {
 					t.Error(err)
 				}
 				d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 3145728..0")
@@ -255,7 +255,7 @@ func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
 		d.faults = []fault{failed("PERMISSION_DENIED")}
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
+		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err == nil {
 			t.Error("it succeeded")
 		}
 		if v, _ := d.stored(); v.Expansion.Open() {
@@ -279,7 +279,7 @@ func TestExpandedToAnotherSize(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, expands(), madeOf(1<<20))
 			d.plugin.enlarged = &c.answer
-			_, err := d.Mediator.Expand(t.Context(), call, name, c.want)
+			_, err := d.Controller.Expand(t.Context(), call, name, c.want)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -306,7 +306,7 @@ func TestLargerFileOfARoundedVolume(t *testing.T) {
 	} {
 		s := spec()
 		s.CapacityMin, s.CapacityMax = c.least, c.most
-		v, err := d.Mediator.Create(t.Context(), registry.Call{}, s)
+		v, err := d.Controller.Create(t.Context(), registry.Call{}, s)
 		if (err == nil) != c.is || c.is && v.Capacity != larger {
 			t.Errorf("%s: %+v, %v", what, v, err)
 		}
@@ -330,7 +330,7 @@ func TestUsageOfAnExpansion(t *testing.T) {
 		"not":      {registry.Placement{Volume: key, Stage: registry.MarkDone}, registry.Usage{}},
 	} {
 		d := open(t, expands(), several, c.place)
-		if _, err := d.Mediator.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != c.want {
+		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != c.want {
 			t.Errorf("%s: %+v, %v", what, d.last.expand.Usage, err)
 		}
 	}
@@ -359,7 +359,7 @@ func TestDeleteTriesAnExpansionAsOne(t *testing.T) {
 		d := open(t, expands(), v, registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: intent.Hash(
 			registry.ControllerExpandRPC, csi.ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
 		d.faults = []fault{failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED")}
-		if err := d.Mediator.Delete(t.Context(), registry.Call{}, name); err != nil {
+		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)
 		}
 		const once = "ControllerExpandVolume vol-data 2097152..0"

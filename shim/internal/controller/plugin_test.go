@@ -179,13 +179,13 @@ func (vault) Resolve(_ context.Context, refs map[string]registry.Secret) (map[st
 
 // desk is a mediator with all around it.
 type desk struct {
-	*Mediator
+	*Controller
 	*plugin
 	log *registrytest.Log
 	t   *testing.T
 }
 
-func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
+func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *desk {
 	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{}}, log: registrytest.NewLog(time.Now), t: t}
 	d.use(plugins)
 	d.put(records...)
@@ -193,15 +193,23 @@ func open(t *testing.T, plugins Plugins, records ...registry.Record) *desk {
 	return d
 }
 
-// use replaces the mediator, as a new process does.
-func (d *desk) use(plugins Plugins) {
-	d.Mediator = New(d.log, d.plugin, plugins, vault{}, Options{Locks: &intent.Locks{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger()})
+// build returns a controller over the desk's state.
+func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller {
+	return New(intent.Calls{
+		Sender: intent.Sender{State: d.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
+		Locks: &intent.Locks{}, Expected: serves,
+	}, d.plugin, nil, hclog.NewNullLogger())
+}
+
+// use replaces the controller, as a new process does.
+func (d *desk) use(plugins intent.Plugins) {
+	d.Controller = d.build(plugins, vault{})
 }
 
 // crash has the process die: what is durable stays.
 func (d *desk) crash() {
 	d.log = d.log.Reopen()
-	d.use(d.Mediator.plugins)
+	d.use(d.Controller.Plugins)
 }
 
 func (d *desk) put(records ...registry.Record) {

@@ -16,7 +16,7 @@ import (
 const validateTimeout = time.Minute
 
 // Register makes a volume that exists at its plugin known. Where the plugin has a controller, that one confirms the capabilities.
-func (m *Mediator) Register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+func (m *Controller) Register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
 	}
@@ -43,7 +43,7 @@ func (m *Mediator) Register(ctx context.Context, call registry.Call, spec regist
 }
 
 // admit registers a volume that is not known yet.
-func (m *Mediator) admit(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+func (m *Controller) admit(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
 	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
 	if err != nil {
 		return err
@@ -56,15 +56,15 @@ func (m *Mediator) admit(ctx context.Context, call registry.Call, spec registry.
 }
 
 // confirm asks the controller whether the volume is there and has the capabilities.
-func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
+func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	inst, has, err := m.asked(ctx, s.Plugin, false)
 	if err != nil || !has {
 		return err
 	}
-	if err := demands(inst, modesOf(s)...); err != nil {
+	if err := intent.Supports(inst, usagesOf(s)...); err != nil {
 		return err
 	}
-	secrets, err := m.resolve(ctx, s)
+	secrets, err := m.Resolve(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -89,9 +89,9 @@ func (m *Mediator) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	return nil
 }
 
-func (m *Mediator) register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+func (m *Controller) register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
 	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Since: m.Now()}
-	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := existing(view, v, given)
 		if err != nil || old.State != "" {
 			return registry.Change{}, err
@@ -110,7 +110,7 @@ func (m *Mediator) register(ctx context.Context, call registry.Call, spec regist
 
 // Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody uses it, and while a
 // call for it is under way.
-func (m *Mediator) Deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+func (m *Controller) Deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	leave, err := m.soon(ctx, name, name)
 	if err != nil {
 		return err
@@ -131,8 +131,8 @@ func (m *Mediator) Deregister(ctx context.Context, call registry.Call, name regi
 }
 
 // forgettable is the volume, if nobody uses it.
-func (m *Mediator) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(name); !found {
 			return unknown(name)
@@ -143,7 +143,7 @@ func (m *Mediator) forgettable(ctx context.Context, name registry.VolumeName) (v
 }
 
 // soon waits only a moment for one of the volume's locks: what is under way there may take as long as it likes.
-func (m *Mediator) soon(ctx context.Context, name registry.VolumeName, k intent.Key) (leave func(), err error) {
+func (m *Controller) soon(ctx context.Context, name registry.VolumeName, k intent.Key) (leave func(), err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, busyWait, errBusy)
 	defer cancel()
 	leave, err = m.Locks.Lock(limited, k, "its deregistration")
@@ -159,9 +159,9 @@ const busyWait = time.Second
 var errBusy = errors.New("that has not ended yet")
 
 // busy is why the volume cannot be deregistered, with the call that is open.
-func (m *Mediator) busy(ctx context.Context, name registry.VolumeName, why error) error {
+func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why error) error {
 	open := ""
-	err := m.log.View(ctx, func(view registry.View) error {
+	err := m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
 		for _, i := range intents(view, v) {
 			open += "; " + intent.Describe(i)
@@ -182,8 +182,8 @@ func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	return open
 }
 
-func (m *Mediator) deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
-	_, err := m.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+func (m *Controller) deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
 			return registry.Change{}, unknown(name)

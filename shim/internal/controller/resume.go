@@ -18,8 +18,8 @@ var pace = intent.Backoff{First: time.Second, Max: time.Minute}
 // caller got no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his
 // turn, until it is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx
 // ends.
-func (m *Mediator) Run(ctx context.Context) error {
-	r := resumer{Mediator: m, under: map[registry.VolumeName]bool{}}
+func (m *Controller) Run(ctx context.Context) error {
+	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
 	for first := true; ; first = false {
 		names, err := m.unfinished(ctx)
@@ -42,7 +42,7 @@ func (m *Mediator) Run(ctx context.Context) error {
 }
 
 // leaves has Run look for what is unfinished.
-func (m *Mediator) leaves() {
+func (m *Controller) leaves() {
 	select {
 	case m.left <- struct{}{}:
 	default: // it is about to look anyway
@@ -51,7 +51,7 @@ func (m *Mediator) leaves() {
 
 // resumer is the volumes that are being driven to their end.
 type resumer struct {
-	*Mediator
+	*Controller
 	all   sync.WaitGroup
 	mu    sync.Mutex // guards under; held for no longer than a look-up
 	under map[registry.VolumeName]bool
@@ -86,12 +86,12 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		if over || ctx.Err() != nil {
 			return
 		}
-		r.Logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait, "error", err)
+		r.logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait, "error", err)
 	}
 }
 
 // again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lock.
-func (m *Mediator) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
+func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, _, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
@@ -124,7 +124,7 @@ func (m *Mediator) again(ctx context.Context, name registry.VolumeName, wait tim
 
 // comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's
 // controller, or its node plugin where nothing goes on by itself but the node's half of an expansion.
-func (m *Mediator) comes(ctx context.Context, v registry.Volume) error {
+func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	open, err := m.opened(ctx, v)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (m *Mediator) comes(ctx context.Context, v registry.Volume) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, pace.Max)
 	defer cancel()
-	_, err = m.plugins.Await(ctx, role, v.Plugin)
+	_, err = m.Plugins.Await(ctx, role, v.Plugin)
 	return err
 }
 
@@ -144,8 +144,8 @@ func once(rpc registry.RPC) intent.Policy {
 	return intent.PolicyOf(rpc).Once()
 }
 
-func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
 			if _, open := m.remains(view, v); open {
 				names = append(names, v.VolumeName())
@@ -157,8 +157,8 @@ func (m *Mediator) unfinished(ctx context.Context) (names []registry.VolumeName,
 }
 
 // unfinishedOne is the volume if something is left to be done for it, and the call that is answered by that.
-func (m *Mediator) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, call registry.Call, found bool, err error) {
-	err = m.log.View(ctx, func(view registry.View) error {
+func (m *Controller) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, call registry.Call, found bool, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
 		if v, found = view.Volume(name); found {
 			call, found = m.remains(view, v)
 		}
@@ -169,7 +169,7 @@ func (m *Mediator) unfinishedOne(ctx context.Context, name registry.VolumeName) 
 
 // remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation
 // that has ended for certain without a volume that can be used is for people.
-func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry.Call, is bool) {
+func (m *Controller) remains(view registry.View, v registry.Volume) (call registry.Call, is bool) {
 	for _, open := range intents(view, v) {
 		if open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC {
 			call, is = open.Answers, true
@@ -186,26 +186,26 @@ func (m *Mediator) remains(view registry.View, v registry.Volume) (call registry
 
 // resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,
 // and nothing else has happened to the volume since. Whoever calls it holds the lock of the volume's name.
-func (m *Mediator) resumeExpansion(ctx context.Context, v registry.Volume) error {
+func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) error {
 	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.Node == nil {
+	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.node == nil {
 		return err
 	}
-	return m.Node.Grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey())
+	return m.node.Grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey())
 }
 
 // settleExpansion has an open ControllerExpandVolume of the volume sent again.
-func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
+func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
 	v, err := m.volume(ctx, name)
 	if err != nil {
 		return err
 	}
 	open, found := registry.Intent{}, false
-	err = m.log.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
+	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
 	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
 		return err
 	}
@@ -213,11 +213,11 @@ func (m *Mediator) settleExpansion(ctx context.Context, name registry.VolumeName
 }
 
 // expands says whether an expansion of the volume is under way that goes on by itself.
-func (m *Mediator) expands(view registry.View, v registry.Volume) bool {
+func (m *Controller) expands(view registry.View, v registry.Volume) bool {
 	for _, open := range intents(view, v) {
 		if open.RPC.Expands() {
 			return true
 		}
 	}
-	return m.Node != nil && v.Expansion.Pending() && m.Node.Grows(view, v)
+	return m.node != nil && v.Expansion.Pending() && m.node.Grows(view, v)
 }

@@ -15,7 +15,7 @@ import (
 func (d *desk) run() (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = d.Mediator.Run(ctx) }()
+	go func() { defer close(done); _ = d.Controller.Run(ctx) }()
 	return func() { cancel(); <-done }
 }
 
@@ -25,7 +25,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))
 			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-			if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+			if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
 				t.Fatal(err)
 			}
 			d.crash()
@@ -40,7 +40,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 
 			remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
 			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-			if err := d.Mediator.Delete(t.Context(), remove, name); !errors.Is(err, registry.ErrUncertain) {
+			if err := d.Controller.Delete(t.Context(), remove, name); !errors.Is(err, registry.ErrUncertain) {
 				t.Fatal(err)
 			}
 			d.crash()
@@ -53,7 +53,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 				t.Errorf("stored %v, made %v", found, d.made)
 			}
 			d.expect(slices.Repeat([]string{"DeleteVolume vol-data"}, tries)...)
-			if err := d.Mediator.Delete(t.Context(), remove, name); err != nil {
+			if err := d.Controller.Delete(t.Context(), remove, name); err != nil {
 				t.Errorf("the caller's own call, which comes again: %v", err)
 			}
 		})
@@ -70,7 +70,7 @@ func TestUnfinishedEnds(t *testing.T) {
 		d.faults = []fault{uncertain("UNAVAILABLE", false), failed("PERMISSION_DENIED"), failed("PERMISSION_DENIED")}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := d.Mediator.Delete(ctx, call, name); !errors.Is(err, registry.ErrUncertain) {
+		if err := d.Controller.Delete(ctx, call, name); !errors.Is(err, registry.ErrUncertain) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Hour)
@@ -88,7 +88,7 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete))
 		d.faults = slices.Repeat([]fault{uncertain("UNKNOWN", false)}, 1000)
-		if _, err := d.Mediator.Create(t.Context(), call, spec()); err == nil {
+		if _, err := d.Controller.Create(t.Context(), call, spec()); err == nil {
 			t.Fatal("no error")
 		}
 		d.crash()
@@ -98,7 +98,7 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 		if v, _ := d.stored(); v.State != registry.VolumeCreating {
 			t.Errorf("%+v", v)
 		}
-		if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+		if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
 			t.Error(err)
 		}
 		d.journal = nil
@@ -121,11 +121,11 @@ func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
 			d := open(t, plugins, v, c)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if err := d.Mediator.Attach(ctx, by, v, usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+			if err := d.Controller.Attach(ctx, by, v, usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
 				t.Errorf("%s: %v", what, err)
 			}
 			plugins[registry.RoleController] = of(registry.AttachDetach)[registry.RoleController]
-			if err := d.Mediator.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
+			if err := d.Controller.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
 				t.Errorf("%s, when it is back: %v", what, err)
 			}
 			d.expect("ControllerPublishVolume vol-data i-1")
@@ -136,7 +136,7 @@ func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s := split.VolumeSpec
-		if _, err := d.Mediator.Register(ctx, call, s); !errors.Is(err, registry.ErrUnavailable) {
+		if _, err := d.Controller.Register(ctx, call, s); !errors.Is(err, registry.ErrUnavailable) {
 			t.Errorf("registered without being confirmed: %v", err)
 		}
 	})

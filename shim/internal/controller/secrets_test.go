@@ -6,12 +6,8 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
-
-	"github.com/hashicorp/go-hclog"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
 // safe tells one secret after another, then fails.
@@ -31,18 +27,18 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 	placed := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Attached: usage(), Node: "i-1"}
 	for rpc, c := range map[registry.RPC]struct {
 		records []registry.Record
-		do      func(*Mediator, context.Context) error
+		do      func(*Controller, context.Context) error
 	}{
-		registry.CreateVolumeRPC: {nil, func(m *Mediator, ctx context.Context) error {
+		registry.CreateVolumeRPC: {nil, func(m *Controller, ctx context.Context) error {
 			_, err := m.Create(ctx, call, spec())
 			return err
 		}},
-		registry.DeleteVolumeRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error { return m.Delete(ctx, call, name) }},
-		registry.ControllerPublishRPC: {[]registry.Record{ready(), claimed()}, func(m *Mediator, ctx context.Context) error {
+		registry.DeleteVolumeRPC: {[]registry.Record{ready()}, func(m *Controller, ctx context.Context) error { return m.Delete(ctx, call, name) }},
+		registry.ControllerPublishRPC: {[]registry.Record{ready(), claimed()}, func(m *Controller, ctx context.Context) error {
 			return m.Attach(ctx, by, ready(), usage(), "i-1")
 		}},
-		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Mediator, ctx context.Context) error { return m.Detach(ctx, by, key) }},
-		registry.ControllerExpandRPC: {[]registry.Record{ready()}, func(m *Mediator, ctx context.Context) error {
+		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Controller, ctx context.Context) error { return m.Detach(ctx, by, key) }},
+		registry.ControllerExpandRPC: {[]registry.Record{ready()}, func(m *Controller, ctx context.Context) error {
 			_, err := m.Expand(ctx, call, name, upTo(large, 0))
 			return err
 		}},
@@ -52,11 +48,9 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand), c.records...)
 					last := values[len(values)-1].Reveal()
-					d.Mediator = New(d.log, d.plugin, d.plugins, &values, Options{
-						Locks: &intent.Locks{}, Expected: serves, Now: time.Now, Logger: hclog.NewNullLogger(),
-					})
+					d.Controller = d.build(d.Plugins, &values)
 					d.faults = []fault{failed("UNAUTHENTICATED")}
-					if err := c.do(d.Mediator, t.Context()); err != nil {
+					if err := c.do(d.Controller, t.Context()); err != nil {
 						t.Error(err)
 					}
 					if want := []string{string(rpc) + " canary-old", string(rpc) + " " + last}; !slices.Equal(d.plugin.secrets, want) {
@@ -71,8 +65,8 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 // Without any secret at all nothing is sent.
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	d.Mediator = New(d.log, d.plugin, d.plugins, &safe{}, Options{Locks: &intent.Locks{}, Now: time.Now})
-	if err := d.Mediator.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+	d.Controller = d.build(d.Plugins, &safe{})
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
 	d.expect()

@@ -19,7 +19,7 @@ import (
 
 func TestCreate(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
-	v, err := d.Mediator.Create(t.Context(), call, spec())
+	v, err := d.Controller.Create(t.Context(), call, spec())
 	if err != nil || v.External != key.External || v.State != registry.VolumeReady || !v.Created || v.Capacity != 1<<30 || v.Context["pool"] != "p" {
 		t.Fatalf("%+v, %v", v, err)
 	}
@@ -42,19 +42,19 @@ func TestCreate(t *testing.T) {
 
 func TestSameSpecIsTheSameVolume(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
-	first, err := d.Mediator.Create(t.Context(), call, spec())
+	first, err := d.Controller.Create(t.Context(), call, spec())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.crash()
-	again, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-2"}, spec())
+	again, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-2"}, spec())
 	if err != nil || again.CreateIndex != first.CreateIndex {
 		t.Errorf("%+v, %v", again, err)
 	}
 	d.expect("CreateVolume data")
 	other := spec()
 	other.CapacityMax++
-	if _, err := d.Mediator.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
+	if _, err := d.Controller.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
 		t.Errorf("%v", err)
 	}
 	d.expect()
@@ -64,7 +64,7 @@ func TestTwoVolumesNeverShareANameAtTheirPlugin(t *testing.T) {
 	d := open(t, of(registry.CreateDelete), ready())
 	other := spec()
 	other.Namespace, other.Name = "theirs", "data"
-	if _, err := d.Mediator.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
+	if _, err := d.Controller.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
 		t.Errorf("%v", err)
 	}
 	d.expect()
@@ -100,7 +100,7 @@ func TestWhoHasANameAtItsPlugin(t *testing.T) {
 	} {
 		d := open(t, of(registry.CreateDelete), c.known)
 		d.crash() // an earlier shim has made it
-		_, err := d.Mediator.Create(t.Context(), call, theirs())
+		_, err := d.Controller.Create(t.Context(), call, theirs())
 		if c.taken != errors.Is(err, registry.ErrExists) || c.taken != (err != nil) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -115,22 +115,22 @@ func TestNamesThatAreFreeAgain(t *testing.T) {
 	inline := ready()
 	inline.Name, inline.External, inline.Created, inline.Ephemeral = "r", "csi-1", false, true
 	for what, giveUp := range map[string]func(*desk) error{
-		"deleted":              func(d *desk) error { return d.Mediator.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
-		"deregistered":         func(d *desk) error { return d.Mediator.Deregister(d.t.Context(), registry.Call{ID: "op-2"}, name) },
+		"deleted":              func(d *desk) error { return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
+		"deregistered":         func(d *desk) error { return d.Controller.Deregister(d.t.Context(), registry.Call{ID: "op-2"}, name) },
 		"replaced by another":  func(d *desk) error { d.put(inline); return nil },
-		"forgotten, then read": func(d *desk) error { err := d.Mediator.Deregister(d.t.Context(), call, name); d.crash(); return err },
+		"forgotten, then read": func(d *desk) error { err := d.Controller.Deregister(d.t.Context(), call, name); d.crash(); return err },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
-		if _, err := d.Mediator.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
+		if _, err := d.Controller.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
 			t.Errorf("%s, before that: %v", what, err)
 		}
 		if err := giveUp(d); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-3"}, theirs()); err != nil {
+		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-3"}, theirs()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err, registry.ErrExists) {
+		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err, registry.ErrExists) {
 			t.Errorf("%s, the first again: %v", what, err)
 		}
 	}
@@ -149,14 +149,14 @@ func TestFailedCommitLeavesNoNameTaken(t *testing.T) {
 	} {
 		d := open(t, of(registry.CreateDelete))
 		c.fail(d.log)
-		if _, err := d.Mediator.Create(t.Context(), call, spec()); err == nil {
+		if _, err := d.Controller.Create(t.Context(), call, spec()); err == nil {
 			t.Errorf("%s: no error", what)
 		}
 		d.expect()
 		if what != "not written" {
 			d.crash()
 		}
-		if _, err := d.Mediator.Create(t.Context(), registry.Call{ID: "op-2"}, theirs()); c.taken != (err != nil) {
+		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-2"}, theirs()); c.taken != (err != nil) {
 			t.Errorf("%s: another volume of that name: %v", what, err)
 		}
 	}
@@ -171,7 +171,7 @@ func TestOneOfManyGetsTheName(t *testing.T) {
 		s := theirs()
 		s.Namespace = registry.Namespace(fmt.Sprint("of-", i))
 		wg.Go(func() {
-			_, errs[i] = d.Mediator.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))}, s)
+			_, errs[i] = d.Controller.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))}, s)
 		})
 	}
 	wg.Wait()
@@ -194,7 +194,7 @@ func TestOneOfManyGetsTheName(t *testing.T) {
 func TestRefusedCreationLeavesNothing(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	d.faults = []fault{failed("INVALID_ARGUMENT")}
-	if _, err := d.Mediator.Create(t.Context(), call, spec()); err == nil || errors.Is(err, registry.ErrUncertain) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); err == nil || errors.Is(err, registry.ErrUncertain) {
 		t.Errorf("%v", err)
 	}
 	if v, found := d.stored(); found {
@@ -202,7 +202,7 @@ func TestRefusedCreationLeavesNothing(t *testing.T) {
 	}
 	better := spec()
 	better.CapacityMin = 0
-	if _, err := d.Mediator.Create(t.Context(), call, better); err != nil {
+	if _, err := d.Controller.Create(t.Context(), call, better); err != nil {
 		t.Error(err)
 	}
 }
@@ -211,14 +211,14 @@ func TestRefusedCreationLeavesNothing(t *testing.T) {
 func TestUnheardCreationIsFoundAgain(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
 		t.Fatalf("%v", err)
 	}
 	if v, _ := d.stored(); v.State != registry.VolumeCreating {
 		t.Errorf("%+v", v)
 	}
 	d.crash()
-	if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
+	if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
 		t.Errorf("%+v, %v", v, err)
 	}
 	d.expect("CreateVolume data", "CreateVolume data")
@@ -230,9 +230,9 @@ func TestUnheardCreationIsFoundAgain(t *testing.T) {
 func TestHalfCreatedVolumeIsFoundAndDeleted(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	_, _ = d.Mediator.Create(t.Context(), call, spec())
+	_, _ = d.Controller.Create(t.Context(), call, spec())
 	d.crash()
-	if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
+	if err := d.Controller.Delete(t.Context(), call, name); err != nil {
 		t.Fatal(err)
 	}
 	d.expect("CreateVolume data", "CreateVolume data", "DeleteVolume vol-data")
@@ -245,12 +245,12 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		d := open(t, of(registry.CreateDelete))
 		d.spoil = func(*csi.Created) { d.log.Lose(written) }
-		if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+		if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
 			t.Errorf("%v", err)
 		}
 		d.spoil = nil
 		d.crash()
-		if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.External != key.External {
+		if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.External != key.External {
 			t.Errorf("written %v: %+v, %v", written, v, err)
 		}
 	}
@@ -277,7 +277,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			other.ID, other.Name, other.External, other.Created = "other", "other", "vol-other", false
 			d := open(t, of(registry.CreateDelete), other)
 			d.spoil = c.spoil
-			_, err := d.Mediator.Create(t.Context(), call, spec())
+			_, err := d.Controller.Create(t.Context(), call, spec())
 			if !errors.Is(err, registry.ErrInternal) && !errors.Is(err, registry.ErrExists) || !strings.Contains(fmt.Sprint(err), "volume deregister") {
 				t.Errorf("%v", err)
 			}
@@ -295,14 +295,14 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			d.journal = nil
 			if !c.named {
 				// It never leads to the deletion of what is somebody else's, and can be forgotten.
-				if err := d.Mediator.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "volume deregister") {
+				if err := d.Controller.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "volume deregister") {
 					t.Errorf("%v", err)
 				}
 				d.expect("CreateVolume data")
-				if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+				if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
 					t.Error(err)
 				}
-			} else if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
+			} else if err := d.Controller.Delete(t.Context(), call, name); err != nil {
 				t.Error(err)
 			} else {
 				d.expect("DeleteVolume vol-data")
@@ -325,7 +325,7 @@ func TestExternalIDIsOpaque(t *testing.T) {
 	for _, id := range externalIDs {
 		d := open(t, of(registry.CreateDelete, registry.AttachDetach))
 		d.spoil = func(c *csi.Created) { c.VolumeID = id }
-		v, err := d.Mediator.Create(t.Context(), call, spec())
+		v, err := d.Controller.Create(t.Context(), call, spec())
 		if err != nil || v.State != registry.VolumeReady || string(v.External) != id {
 			t.Errorf("%.40q: state %s, %v", id, v.State, err)
 			continue
@@ -335,19 +335,19 @@ func TestExternalIDIsOpaque(t *testing.T) {
 		c := claimed()
 		c.Volume = v.VolumeKey()
 		d.put(c)
-		if err := d.Mediator.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
-		if err := d.Mediator.Detach(t.Context(), by, v.VolumeKey()); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, v.VolumeKey()); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		d.drop(c.Key())
-		if err := d.Mediator.Delete(t.Context(), registry.Call{ID: "op-2"}, name); err != nil {
+		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2"}, name); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		registered := spec()
 		registered.External = registry.ExternalID(id)
-		if _, err := d.Mediator.Register(t.Context(), registry.Call{ID: "op-3"}, registered); err != nil {
+		if _, err := d.Controller.Register(t.Context(), registry.Call{ID: "op-3"}, registered); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		if want := "DeleteVolume " + id; len(d.journal) != 4 || d.journal[2] != want {
@@ -363,16 +363,16 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
 	d := open(t, of(registry.CreateDelete, registry.AttachDetach), other)
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
 		t.Fatal(err)
 	}
 	c := claimed()
 	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
 	d.put(c)
-	if err := d.Mediator.Attach(t.Context(), by, other, usage(), "i-1"); err != nil {
+	if err := d.Controller.Attach(t.Context(), by, other, usage(), "i-1"); err != nil {
 		t.Error(err)
 	}
-	if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
+	if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
 		t.Errorf("%s, %v", v.State, err)
 	}
 }
@@ -423,7 +423,7 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, c.plugins, source, making, foreign)
 			d.spoil = c.answer
-			v, err := d.Mediator.Create(t.Context(), call, filled(c.change))
+			v, err := d.Controller.Create(t.Context(), call, filled(c.change))
 			if (err == nil) != (c.kind == nil) || c.kind != nil && !errors.Is(err, c.kind) {
 				t.Errorf("state %s, %v", v.State, err)
 			}
@@ -442,13 +442,13 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 				t.Errorf("%+v, %v", v.Failure, err)
 			}
 			d.faults = []fault{failed("FAILED_PRECONDITION")}
-			if err := d.Mediator.Delete(t.Context(), call, copied); err == nil {
+			if err := d.Controller.Delete(t.Context(), call, copied); err == nil {
 				t.Error("no error")
 			}
 			if d.view(func(view registry.View) { v, _ = view.Volume(copied) }); v.State != registry.VolumeUncertain {
 				t.Errorf("after a deletion that was refused: %s", v.State)
 			}
-			if err := d.Mediator.Delete(t.Context(), call, copied); err != nil || len(d.made) != 0 {
+			if err := d.Controller.Delete(t.Context(), call, copied); err != nil || len(d.made) != 0 {
 				t.Errorf("%v, %v", err, d.made)
 			}
 		})
@@ -462,7 +462,7 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 		d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
 		d.spoil = func(c *csi.Created) { c.Source.Volume = "vol-data" }
 		copied := filled(func(s *registry.VolumeSpec) { s.CloneID = "data" })
-		if _, err := d.Mediator.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
+		if _, err := d.Controller.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
 			t.Fatal(err)
 		}
 		d.crash()
@@ -497,7 +497,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))
 			d.faults = c.faults
-			_, err := d.Mediator.Create(t.Context(), call, spec())
+			_, err := d.Controller.Create(t.Context(), call, spec())
 			if err == nil || !strings.Contains(err.Error(), c.says) || (c.says != "") != strings.Contains(err.Error(), "volume deregister") {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -516,7 +516,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			}
 			// A refusal of now says nothing of what an earlier call has made: only a person forgets it.
 			d.faults = []fault{failed("INVALID_ARGUMENT")}
-			if err := d.Mediator.Delete(t.Context(), call, name); err == nil {
+			if err := d.Controller.Delete(t.Context(), call, name); err == nil {
 				t.Errorf("%s: deleted without a word of the plugin", what)
 			}
 			d.journal = nil
@@ -524,7 +524,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			time.Sleep(time.Hour)
 			end()
 			d.expect()
-			if v, err := d.Mediator.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
+			if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
 				t.Errorf("%s, asked again: %s, %v", what, v.State, err)
 			}
 		})
@@ -536,7 +536,7 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3)
-		if err := d.Mediator.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "in the background") {
+		if err := d.Controller.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "in the background") {
 			t.Errorf("%v", err)
 		}
 		d.view(func(view registry.View) {
@@ -550,8 +550,8 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 // A volume that is forgotten is not said to be deleted.
 func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 	for kind, end := range map[registry.EventKind]func(*desk) error{
-		registry.EventVolumeDeleted:      func(d *desk) error { return d.Mediator.Delete(t.Context(), call, name) },
-		registry.EventVolumeDeregistered: func(d *desk) error { return d.Mediator.Deregister(t.Context(), call, name) },
+		registry.EventVolumeDeleted:      func(d *desk) error { return d.Controller.Delete(t.Context(), call, name) },
+		registry.EventVolumeDeregistered: func(d *desk) error { return d.Controller.Deregister(t.Context(), call, name) },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
 		if err := end(d); err != nil {
@@ -583,7 +583,7 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, of(c.caps...))
-			_, err := d.Mediator.Create(t.Context(), call, c.spec)
+			_, err := d.Controller.Create(t.Context(), call, c.spec)
 			if c.kind != nil {
 				if !errors.Is(err, c.kind) {
 					t.Errorf("%v", err)
@@ -604,7 +604,7 @@ func TestCreateWaitsForItsController(t *testing.T) {
 		d := open(t, table{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := d.Mediator.Create(ctx, call, spec()); !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := d.Controller.Create(ctx, call, spec()); !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		if _, found := d.stored(); found {
@@ -617,7 +617,7 @@ func TestNodeOnlyPluginCannotCreate(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
 	d := open(t, table{registry.RoleNode: node})
-	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUnsupported) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}
 }
@@ -650,7 +650,7 @@ func TestRegister(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, c.plugins)
 			d.plugin.confirm = c.confirm
-			v, err := d.Mediator.Register(t.Context(), call, known)
+			v, err := d.Controller.Register(t.Context(), call, known)
 			d.expect(c.asked...)
 			if c.kind != nil {
 				if _, found := d.stored(); found || !errors.Is(err, c.kind) {
@@ -661,7 +661,7 @@ func TestRegister(t *testing.T) {
 			if err != nil || v.State != registry.VolumeReady || v.Created {
 				t.Fatalf("%+v, %v", v, err)
 			}
-			if again, err := d.Mediator.Register(t.Context(), call, known); err != nil || again.CreateIndex != v.CreateIndex {
+			if again, err := d.Controller.Register(t.Context(), call, known); err != nil || again.CreateIndex != v.CreateIndex {
 				t.Errorf("again: %+v, %v", again, err)
 			}
 		})
@@ -672,11 +672,11 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	d := open(t, of(), ready())
 	other := spec()
 	other.ID, other.External = "alias", key.External
-	if _, err := d.Mediator.Register(t.Context(), call, other); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "data") {
+	if _, err := d.Controller.Register(t.Context(), call, other); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "data") {
 		t.Errorf("%v", err)
 	}
 	other.External = ""
-	if _, err := d.Mediator.Register(t.Context(), call, other); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := d.Controller.Register(t.Context(), call, other); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("without an external id: %v", err)
 	}
 }
@@ -696,10 +696,10 @@ func uses() map[string][]registry.Record {
 func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 	for says, records := range uses() {
 		d := open(t, of(registry.CreateDelete), append(records, ready())...)
-		if err := d.Mediator.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
-		if err := d.Mediator.Deregister(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+		if err := d.Controller.Deregister(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
 		d.expect()
@@ -713,17 +713,17 @@ func TestDelete(t *testing.T) {
 	for what, faults := range map[string][]fault{"well": nil, "gone already": {failed("NOT_FOUND")}} {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.made["vol-data"], d.faults = true, faults
-		if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
+		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		d.expect("DeleteVolume vol-data")
 		if _, found := d.stored(); found {
 			t.Errorf("%s: the record is still there", what)
 		}
-		if err := d.Mediator.Delete(t.Context(), call, name); err != nil {
+		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
 			t.Errorf("%s, the same call again: %v", what, err)
 		}
-		if err := d.Mediator.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err, registry.ErrNotFound) {
+		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err, registry.ErrNotFound) {
 			t.Errorf("%s, another call: %v", what, err)
 		}
 	}
@@ -732,17 +732,17 @@ func TestDelete(t *testing.T) {
 func TestDeletionThatFailsGoesOnLater(t *testing.T) {
 	d := open(t, of(registry.CreateDelete), ready())
 	d.made["vol-data"], d.faults = true, []fault{uncertain("INVALID_ARGUMENT", true)}
-	if err := d.Mediator.Delete(t.Context(), call, name); err == nil {
+	if err := d.Controller.Delete(t.Context(), call, name); err == nil {
 		t.Error("no error")
 	}
 	if v, _ := d.stored(); v.State != registry.VolumeDeleting {
 		t.Errorf("state %s", v.State)
 	}
 	d.crash()
-	if _, err := d.Mediator.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) && !errors.Is(err, registry.ErrExists) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) && !errors.Is(err, registry.ErrExists) {
 		t.Errorf("%v", err)
 	}
-	if err := d.Mediator.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
+	if err := d.Controller.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
 		t.Errorf("%v, %v", err, d.made)
 	}
 }
@@ -756,7 +756,7 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete), ready())
 			d.made["vol-data"], d.faults = true, faults
-			if err := d.Mediator.Delete(t.Context(), call, name); err == nil || errors.Is(err, registry.ErrUncertain) {
+			if err := d.Controller.Delete(t.Context(), call, name); err == nil || errors.Is(err, registry.ErrUncertain) {
 				t.Errorf("%s: %v", what, err)
 			}
 			if v, _ := d.stored(); v.State != registry.VolumeReady || v.External != key.External {
@@ -765,7 +765,7 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 			if kinds := d.kinds(); !slices.Contains(kinds, registry.EventVolumeKept) {
 				t.Errorf("%s: events %v", what, kinds)
 			}
-			if err := d.Mediator.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
+			if err := d.Controller.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
 				t.Errorf("%s, later: %v, %v", what, err, d.made)
 			}
 		})
@@ -776,10 +776,10 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 func TestDeletionAnswersForItself(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	_, _ = d.Mediator.Create(t.Context(), call, spec())
+	_, _ = d.Controller.Create(t.Context(), call, spec())
 	remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
 	d.faults = []fault{{}, failed("PERMISSION_DENIED")} // it is found, and not deleted
-	if err := d.Mediator.Delete(t.Context(), remove, name); err == nil {
+	if err := d.Controller.Delete(t.Context(), remove, name); err == nil {
 		t.Error("no error")
 	}
 	d.view(func(v registry.View) {
@@ -787,7 +787,7 @@ func TestDeletionAnswersForItself(t *testing.T) {
 			t.Errorf("an answer is stored for a call that failed: %+v", op)
 		}
 	})
-	if err := d.Mediator.Delete(t.Context(), remove, name); err != nil {
+	if err := d.Controller.Delete(t.Context(), remove, name); err != nil {
 		t.Fatal(err)
 	}
 	d.view(func(v registry.View) {
@@ -802,10 +802,10 @@ func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {
 	v.Created = false
 	d := open(t, of(registry.CreateDelete), v)
 	d.made["vol-data"] = true
-	if err := d.Mediator.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
+	if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("%v", err)
 	}
-	if err := d.Mediator.Deregister(t.Context(), call, name); err != nil {
+	if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
 		t.Error(err)
 	}
 	d.expect()

@@ -12,8 +12,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
-	"holdfast/shim/internal/alloc"
-	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/disk"
@@ -36,8 +34,8 @@ type reign struct {
 	fleet   *csi.Fleet
 	sockets *task.Directories
 	tasks   *task.Tasks
-	allocs  *alloc.Allocs
-	volumes *controller.Mediator
+	allocs  *node.Allocs
+	volumes *controller.Controller
 	meter   rpc.Meter
 	health  func(context.Context) error // asks for the health of volumes in use
 	doctor  *doctor.Doctor
@@ -168,26 +166,25 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 		return err
 	}
 	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
-	host := alloc.Host{Node: hello.Node, Operations: hello.Operations}
+	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := task.New(r.store, supervised{r.fleet}, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
-	locks, log := &intent.Locks{}, r.store
+	calls := intent.Calls{
+		Sender:  intent.Sender{State: r.store, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
+		Plugins: r.table, Secrets: t.callbacks, Locks: &intent.Locks{}, Expected: expected,
+	}
 	suspended := suspend.New(layout.Suspensions())
-	stager := node.New(log, r.fleet, r.table, d, t.callbacks, node.Options{
-		Layout: layout, Check: true, Look: m.devices, Parts: d, Locks: locks, Pause: &r.pause, Now: time.Now, Expected: expected,
-		Suspended: suspended,
+	stager := node.NewStager(calls, r.fleet, d, node.Options{
+		Layout: layout, Check: true, Look: m.devices, Parts: d, Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
-	r.volumes = controller.New(log, r.fleet, r.table, t.callbacks, controller.Options{
-		Locks: locks, Node: stager, Expected: expected, Pause: &r.pause, Now: time.Now, Logger: t.log.Named("volumes"),
-	})
-	ac := alloc.Clock{Now: time.Now, Boot: clock}
+	r.volumes = controller.New(calls, r.fleet, stager, t.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, d, layout, hello.Operations)
-	r.allocs = alloc.NewAllocs(log, r.table, claim.New(log, time.Now), r.volumes, stager, locks, host, ac, t.log.Named("allocs"))
+	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, t.log.Named("allocs"))
 	if in.handed() {
 		r.allocs.Calm, r.allocs.Breath = calm, breath
 	}
 	r.doctor = doctor.New(r.store, m, doctor.Options{
-		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Locks: locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
+		Layout: layout, Now: time.Now, Logger: t.log.Named("doctor"), Live: true, Locks: calls.Locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },
 	})

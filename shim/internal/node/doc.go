@@ -1,26 +1,24 @@
-// Package volume stages and publishes volumes on this node, and takes that down again.
+// Package node uses volumes on this node. Allocs prepares the volumes of an alloc before its tasks start: claim, attach,
+// stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish, unstage, detach,
+// release the claim. Stager makes the calls to node plugins.
 //
-// A Stager keeps the order of the CSI life cycle: a volume is attached, then staged once, then published once for each request of
-// an alloc; down, everything is unpublished, then unstaged, then detached. Nothing later is sent while something earlier failed.
-// Every call has a durable intent before it, and what is known of each edge is a durable mark: sent before the call leaves, done
-// or gone after its answer. Whatever was ever sent gets undone, however it ended (rule U). So a new process knows the last user
-// of a volume as well as the one before.
+// One operation at a time is under way for a volume (intent.Locks; TestOneLockPerVolume). Nothing later is sent while
+// something earlier failed, and a claim is released last (TestDownOrder). Prepare and Release are an idempotent pair:
+// Release is legal in any state, cancels a Prepare that waits, and continues over restarts until everything is taken
+// back (TestReleaseResumes).
 //
-// There is one staging path per volume and one target path per request of an alloc (hooks.Layout). The Stager makes the staging
-// directory and the target's parent, and removes them with rmdir(2) only; the plugin makes and removes the target. What the plugin
-// announced when a volume was put up decides how it is taken down. A second user of a staged volume whose usage would need
-// another staging mount is a conflict that says why; usages are compared by value.
+// Every call that changes something has an intent before it. Each step has a durable mark: sent before the call leaves,
+// done or gone after its answer. Whatever was sent gets undone, however it ended, so a new process knows the last user
+// of a volume. What the plugin declared when a volume was mounted decides how it is unmounted.
 //
-// An expansion that is pending for the node (registry.Expansion) is seen to where the volume is mounted for writing, at once or at its next
-// mount (Grow). It has no undo; a call of which nobody knows the end is sent again, at the same place, before anything else.
+// A volume has one staging path, and one target path per request of an alloc (hooks.Layout). Stager makes the staging
+// directory and the target's parent, and removes them with rmdir(2) only. The plugin makes and removes the target. A
+// second user of a staged volume whose usage needs another staging mount is a conflict.
 //
-// Where tasks want parts of what is published, these are mounted once more after the publish and taken off before its undo, each at a
-// place of its own that is recorded before it is used (Parts). A part that is used keeps its volume published.
+// The mount table decides. A publish is done when something is mounted at the target, an unpublish when nothing is, and
+// NOT_FOUND is success only where the table agrees. No path that may hold a volume is ever touched. After a reboot the
+// node's marks count as sent only.
 //
-// The mount table is the witness: a publish of a file system is done when something is mounted at the target, an unpublish when
-// nothing is, and "not found" is success only where the table agrees. No path that may hold a volume is ever touched. After a boot
-// (another boot id) the node's marks are worth no more than "sent".
-//
-// Calls for one volume are never concurrent: whoever calls holds the volume's lane. Stats alone holds none, as it changes nothing; it is
-// not sent while another call is open. What is recorded is compared with what is there by package reconcile, before all others.
+// Where tasks want parts of a volume, these are mounted once more after the publish, and taken off before its undo. An
+// expansion that is pending for the node is made where the volume is mounted for writing, at once or at its next mount.
 package node

@@ -34,7 +34,7 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 // askHealth is one round. It fails if the records cannot be read.
 func (s *Stager) askHealth(ctx context.Context) error {
 	var volumes []registry.Volume
-	err := s.log.View(ctx, func(view registry.View) error {
+	err := s.State.View(ctx, func(view registry.View) error {
 		seen := map[registry.VolumeKey]bool{}
 		for _, r := range view.AllRefs() {
 			if v, known := view.VolumeByKey(r.Volume); known && r.Publish == registry.MarkDone && !seen[r.Volume] {
@@ -64,7 +64,7 @@ func (s *Stager) askHealth(ctx context.Context) error {
 		_, err = s.Stats(ctx, v.VolumeName())
 		if noAnswer(err) && ctx.Err() == nil {
 			skip[v.Plugin] = true
-			_ = s.Suspended.Died(ctx, s.log, inst, err, s.Now()) // it is remembered until this shim ends at least
+			_ = s.Suspended.Died(ctx, s.State, inst, err, s.Now()) // it is remembered until this shim ends at least
 		}
 	}
 	return err
@@ -83,7 +83,7 @@ func (s *Stager) forgetHealth(ctx context.Context, v registry.Volume) error {
 	if !v.Health.Node.Abnormal {
 		return nil
 	}
-	_, err := registry.Ensure(ctx, s.log, func(view registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		return registry.Change{Put: withoutCondition(view, v.VolumeKey())}, nil
 	})
 	return err
@@ -91,7 +91,7 @@ func (s *Stager) forgetHealth(ctx context.Context, v registry.Volume) error {
 
 // judged records what the node plugin says of a volume's health, if the volume is still mounted here.
 func (s *Stager) judged(ctx context.Context, key registry.VolumeKey, says registry.VolumeCondition) error {
-	_, err := registry.Ensure(ctx, s.log, func(view registry.View) (registry.Change, error) {
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
 		v, known := view.VolumeByKey(key)
 		if st := stateOf(view, key); !known || len(st.refs) == 0 && st.place.Stage == registry.MarkNone {
 			return registry.Change{}, nil

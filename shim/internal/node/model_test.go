@@ -110,7 +110,7 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			case 4:
 				_ = w.mediator.Attach(ctx, call, v, usage.Draw(t, "usage"), "i-1")
 			case 5:
-				_, _ = w.ledger.Release(ctx, key)
+				_, _ = w.ledger.Unclaim(ctx, key)
 			}
 		},
 		"restart": func(t *rapid.T) {

@@ -29,11 +29,11 @@ func (s *Stager) Publish(
 			return at, err
 		}
 	}
-	inst, err := s.await(ctx, by, v.Plugin)
+	inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	if err := demands(inst, u); err != nil {
+	if err := intent.Supports(inst, u); err != nil {
 		return hooks.Published{}, err
 	}
 	if r.Publish == registry.MarkNone {
@@ -74,7 +74,7 @@ func (s *Stager) publish(
 ) (at hooks.Published, err error) {
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
 	stages := !v.Ephemeral && (st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
-	secrets, err := s.resolve(ctx, v)
+	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return at, err
 	}
@@ -85,12 +85,12 @@ func (s *Stager) publish(
 	open := s.intent(registry.NodePublishRPC, by, r, v.VolumeName())
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
 	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
-	err = s.drive(ctx, intent.Call{
+	err = s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
-		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, by, v.Plugin)
+			inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
 			if err != nil {
 				return err
 			}
@@ -98,7 +98,7 @@ func (s *Stager) publish(
 			if stages {
 				request.StagingPath = pathAt(inst, st.place.StagedAt)
 			}
-			if err := s.node.Publish(ctx, inst.InstanceKey, request); err != nil {
+			if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
 				return err
 			}
 			at, err = s.appeared(ctx, inst.InstanceKey, r)
@@ -197,7 +197,7 @@ func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.C
 	if !found {
 		return nil
 	}
-	if _, err := s.await(ctx, by, key.Volume.Plugin); err != nil {
+	if _, err := s.Await(ctx, by, registry.RoleNode, key.Volume.Plugin); err != nil {
 		return err
 	}
 	if err := s.unpublish(ctx, by, r, st.volume.VolumeName()); err != nil {
@@ -217,19 +217,19 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 	open := s.intent(registry.NodeUnpublishRPC, by, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""
-	return s.drive(ctx, intent.Call{
+	return s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
 			r.Publish = registry.MarkSent
 			return registry.Change{Put: []registry.Record{r}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, by, r.Volume.Plugin)
+			inst, err := s.Await(ctx, by, registry.RoleNode, r.Volume.Plugin)
 			if err != nil {
 				return err
 			}
 			request.TargetPath = pathAt(inst, r.Target)
-			answer := s.node.Unpublish(ctx, inst.InstanceKey, request)
+			answer := s.driver.Unpublish(ctx, inst.InstanceKey, request)
 			if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 				return err
 			}

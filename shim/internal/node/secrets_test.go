@@ -10,7 +10,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/node"
 )
 
 // safe tells one secret after another, then fails.
@@ -65,9 +64,9 @@ func rotated(t *testing.T, rpc registry.RPC, values safe, wanted string, sent []
 		}
 		return fault{code: "UNAUTHENTICATED", outcome: registry.OutcomeFailed}
 	}
-	w.stager = node.New(w.log, w.plugin, w.plugin, w.machine, &values, node.Options{Layout: layout, Check: true, Now: time.Now})
+	w.stager = w.newStager(w.plugin, w.machine, &values)
 	v, key := volumeOf("one"), keyOf("one", "a1")
-	_, err := w.ledger.Take(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()})
+	_, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()})
 	if err == nil {
 		err = w.mediator.Attach(t.Context(), intent.Caller{}, v, shared(), "i-1")
 	}
@@ -91,7 +90,7 @@ func TestSecretsAreWaitedForBriefly(t *testing.T) {
 		w := open(t)
 		w.attaches, w.stages = false, false
 		first := &firstOnly{}
-		w.stager = node.New(w.log, w.plugin, w.plugin, w.machine, first, node.Options{Layout: layout, Check: true, Now: time.Now})
+		w.stager = w.newStager(w.plugin, w.machine, first)
 		w.failNext(publish, fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain})
 		begin := time.Now()
 		w.mustUp("a1", shared())

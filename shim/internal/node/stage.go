@@ -27,14 +27,14 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 	if stands && st.place.Staged == u.Staging() {
 		return nil
 	}
-	inst, err := s.await(ctx, by, v.Plugin)
+	inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
 	if err != nil {
 		return err
 	}
 	if st.place.Stage == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
 		return nil // it does not stage, or did not when the volume was put up
 	}
-	if err := demands(inst, u); err != nil {
+	if err := intent.Supports(inst, u); err != nil {
 		return err
 	}
 	if st.place.Stage == registry.MarkNone {
@@ -55,7 +55,7 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 // same publish could be.
 func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st state) error {
 	var open registry.Intent
-	err := s.log.View(ctx, func(view registry.View) error {
+	err := s.State.View(ctx, func(view registry.View) error {
 		open, _ = view.Intent(st.place.Volume)
 		return nil
 	})
@@ -91,7 +91,7 @@ func (s *Stager) stage(
 	if p.Stage == registry.MarkNone {
 		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
 	}
-	secrets, err := s.resolve(ctx, v)
+	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return err
 	}
@@ -105,17 +105,17 @@ func (s *Stager) stage(
 	}
 	defer s.tidyUnused(ctx, v.VolumeKey(), at.Host)
 	mounts := false
-	return s.drive(ctx, intent.Call{
+	return s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
-		Renew:  func(ctx context.Context) { request.Secrets = s.renewed(ctx, v, request.Secrets) },
+		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, by, v.Plugin)
+			inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
 			if err != nil {
 				return err
 			}
 			request.StagingPath = pathAt(inst, at)
-			if err := s.node.Stage(ctx, inst.InstanceKey, request); err != nil {
+			if err := s.driver.Stage(ctx, inst.InstanceKey, request); err != nil {
 				return err
 			}
 			mounts, _ = s.mounted(at.Host, false) // what cannot be looked at now is never said to be lost
@@ -158,7 +158,7 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
 		return p.Attaches && p.Attach != registry.MarkDone
 	}
-	if inst, found := s.plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
+	if inst, found := s.Plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
 		return inst.Fingerprint.Has(registry.AttachDetach)
 	}
 	if v.Unattached || v.Ephemeral {
@@ -174,7 +174,7 @@ func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.Vol
 	if err != nil || st.place.Stage == registry.MarkNone || len(st.refs) > 0 {
 		return err
 	}
-	if _, err := s.await(ctx, by, key.Plugin); err != nil {
+	if _, err := s.Await(ctx, by, registry.RoleNode, key.Plugin); err != nil {
 		return err
 	}
 	if err := s.unstage(ctx, by, st.place); err != nil {
@@ -192,7 +192,7 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Place
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),
 	}
 	left := ""
-	return s.drive(ctx, intent.Call{
+	return s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
 		Before: func(view registry.View) (registry.Change, error) {
 			st := stateOf(view, p.Volume)
@@ -203,12 +203,12 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Place
 			return registry.Change{Put: []registry.Record{st.place}}, nil
 		},
 		Do: func(ctx context.Context) error {
-			inst, err := s.await(ctx, by, p.Volume.Plugin)
+			inst, err := s.Await(ctx, by, registry.RoleNode, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}
 			request.StagingPath = pathAt(inst, p.StagedAt)
-			answer := s.node.Unstage(ctx, inst.InstanceKey, request)
+			answer := s.driver.Unstage(ctx, inst.InstanceKey, request)
 			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
 				return err
 			}

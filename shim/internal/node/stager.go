@@ -25,31 +25,21 @@ type Options struct {
 	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
 	// Parts mounts parts of what is published. nil: nobody can.
 	Parts Parts
-	// Locks are shared with whoever calls Stage and its like. nil: nobody does but the caller.
-	Locks *intent.Locks
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *suspend.Calls
-	// Pause is that of the shim. nil: there never is one.
-	Pause *intent.Pause
-	// Now tells the wall time, for people.
-	Now func() time.Time
-	// Expected says whether the plugin has a task in the role, whatever became of its instance. nil: none is known.
-	Expected func(registry.View, registry.Role, registry.PluginID) bool
 }
 
 // Stager stages and publishes volumes.
 type Stager struct {
-	log     registry.State
-	node    Node
-	plugins Plugins
-	kernel  Kernel
-	secrets Secrets
+	intent.Calls
+	driver Driver
+	kernel Kernel
 	Options
 }
 
-// New is a stager over log.
-func New(log registry.State, node Node, plugins Plugins, kernel Kernel, secrets Secrets, o Options) *Stager {
-	return &Stager{log, node, plugins, kernel, secrets, o}
+// NewStager returns a stager that calls node plugins through driver.
+func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Stager {
+	return &Stager{calls, driver, kernel, o}
 }
 
 // state is all that is recorded of one volume.
@@ -67,7 +57,7 @@ func stateOf(view registry.View, key registry.VolumeKey) state {
 }
 
 func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
-	err = s.log.View(ctx, func(view registry.View) error {
+	err = s.State.View(ctx, func(view registry.View) error {
 		st = stateOf(view, key)
 		return nil
 	})
@@ -101,17 +91,6 @@ func (st state) users() string {
 	return strings.Join(users, ", ")
 }
 
-// await is the plugin's active node instance.
-func (s *Stager) await(ctx context.Context, by intent.Caller, id registry.PluginID) (registry.Instance, error) {
-	ctx, cancel := by.Waiting(ctx)
-	defer cancel()
-	inst, err := s.plugins.Await(ctx, registry.RoleNode, id)
-	if err != nil {
-		return inst, fmt.Errorf("node plugin %s: %w", id, err)
-	}
-	return inst, nil
-}
-
 // pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than the one
 // of that time may know the root by another name.
 func pathAt(inst registry.Instance, t registry.Tree) string {
@@ -120,41 +99,6 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 		return t.Task
 	}
 	return filepath.Join(inst.Volumes.Task, rel)
-}
-
-// demands is nil if the node plugin can be asked for the usage.
-func demands(inst registry.Instance, u registry.Usage) error {
-	newer := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
-	switch {
-	case newer && !inst.Fingerprint.Has(registry.SingleNodeMulti):
-		return registry.Errorf(registry.ErrUnsupported, "plugin %s does not know the access mode %s (it lacks %s); use %s",
-			inst.Plugin, u.Access, registry.SingleNodeMulti, registry.SingleNodeWriter)
-	case u.MountGroup != "" && !inst.Fingerprint.Has(registry.VolumeMountGroup):
-		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot give a volume to a group (it lacks %s); remove mount_group",
-			inst.Plugin, registry.VolumeMountGroup)
-	}
-	return nil
-}
-
-func (s *Stager) resolve(ctx context.Context, v registry.Volume) (map[string]registry.SecretValue, error) {
-	if len(v.Secrets) == 0 {
-		return nil, nil
-	}
-	values, err := s.secrets.Resolve(ctx, v.Secrets)
-	if err != nil {
-		return nil, fmt.Errorf("secrets of volume %s: %w", v.VolumeName(), err)
-	}
-	return values, nil
-}
-
-// renewed is the secrets for a further try of a call: those of now, as one that was refused may have been replaced, or the same again if
-// nobody can be asked.
-func (s *Stager) renewed(ctx context.Context, v registry.Volume, last map[string]registry.SecretValue) map[string]registry.SecretValue {
-	values, err := s.resolve(ctx, v)
-	if err != nil {
-		return last
-	}
-	return values
 }
 
 // askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
@@ -167,7 +111,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 	var v registry.Volume
 	var st state
 	known := false
-	err := s.log.View(ctx, func(view registry.View) error {
+	err := s.State.View(ctx, func(view registry.View) error {
 		v, known = view.VolumeByKey(key)
 		st = stateOf(view, key)
 		return nil
@@ -179,7 +123,7 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 	}
 	p.MountFlags = registry.FlagsOf(flags)
 	if err == nil && known {
-		p.Secrets, err = s.resolve(ctx, v)
+		p.Secrets, err = s.Resolve(ctx, v.VolumeSpec)
 	}
 	p.Unknown = err != nil || !known
 	return p
@@ -261,13 +205,60 @@ func conflict(format string, args ...any) error {
 	return registry.Errorf(registry.ErrConflict, format, args...)
 }
 
-func (s *Stager) drive(ctx context.Context, c intent.Call) error {
-	return intent.Sender{State: s.log, Now: s.Now, Pause: s.Pause, Drain: intent.DrainTime}.Send(ctx, c)
-}
-
 // told is the event of a call that is done.
 func (s *Stager) told(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
 	e := intent.Event(kind, i, s.Now())
 	e.Detail = detail
 	return e
+}
+
+// Settle has an open call of a node come to a certain end: by the same call again, which has the same arguments as it is made of what was
+// recorded; a publish whose secrets cannot be had any more, or whose stage is gone, is undone instead, which needs neither. nil says that it
+// has an end, whichever. Whoever calls it holds the volume's lane.
+func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
+	return intent.Settled(s.again(ctx, by, open))
+}
+
+// again makes the open call once more.
+func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Intent) error {
+	st, err := s.state(ctx, open.Volume)
+	if err != nil {
+		return err
+	}
+	if open.RPC == registry.NodeExpandRPC {
+		return s.Grow(ctx, by, open.Volume)
+	}
+	inst, err := s.Await(ctx, by, registry.RoleNode, open.Volume.Plugin)
+	if err != nil {
+		return err
+	}
+	switch open.RPC {
+	case registry.NodeStageRPC:
+		return s.stage(ctx, by, st.volume, st.place.Staged, st.place, inst)
+	case registry.NodeUnstageRPC:
+		return s.unstage(ctx, by, st.place)
+	case registry.NodePublishRPC, registry.NodeUnpublishRPC:
+		r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
+		if !found {
+			return registry.Errorf(registry.ErrDamaged, "%s, and no record says what was published", intent.Describe(open))
+		}
+		return s.publishAgain(ctx, by, open, st, r, inst)
+	}
+	return registry.Errorf(registry.ErrInternal, "%s is no call of a node", open.RPC)
+}
+
+func (s *Stager) publishAgain(
+	ctx context.Context, by intent.Caller, open registry.Intent, st state, r registry.Ref, inst registry.Instance,
+) error {
+	stands, err := s.stands(st)
+	if err != nil {
+		return err
+	}
+	if open.RPC == registry.NodePublishRPC && (stands || st.place.Stage == registry.MarkNone) {
+		_, err := s.publish(ctx, by, st.volume, r, st, inst)
+		if _, sent := errors.AsType[*registry.CallError](err); err == nil || sent || ctx.Err() != nil {
+			return err
+		}
+	}
+	return s.unpublish(ctx, by, r, open.Name)
 }

@@ -12,7 +12,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/node"
 )
 
 const (
@@ -98,7 +97,7 @@ func TestUpAndDown(t *testing.T) {
 func TestContextsReachTheNode(t *testing.T) {
 	w := open(t)
 	v, ctx := volumeOf("one"), t.Context()
-	if _, err := w.ledger.Take(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.mediator.Attach(ctx, intent.Caller{}, v, shared(), "i-1"); err != nil {
@@ -277,8 +276,7 @@ func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
 		t.Run(by.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := open(t)
-				w.stager = node.New(w.log, w.plugin, w.plugin, &slowTable{machine: w.machine, by: by}, vault{},
-					node.Options{Layout: layout, Check: true, Now: time.Now})
+				w.stager = w.newStager(w.plugin, &slowTable{machine: w.machine, by: by}, vault{})
 				start := time.Now()
 				for range asked {
 					_, err := w.up(t.Context(), "one", "a1", shared())
@@ -494,7 +492,7 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := w.ledger.Take(ctx, registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
 	for what, step := range steps {
@@ -522,7 +520,7 @@ func TestHungPlugin(t *testing.T) {
 
 func TestNewerModesNeedTheirCapability(t *testing.T) {
 	w := open(t)
-	w.stager = node.New(w.log, w.plugin, plain{w.plugin}, w.machine, vault{}, node.Options{Layout: layout, Check: true, Now: time.Now})
+	w.stager = w.newStager(plain{w.plugin}, w.machine, vault{})
 	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}
@@ -563,7 +561,7 @@ func TestReleaseNeedsNoSecrets(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		w.crash()
-		w.stager = node.New(w.log, w.plugin, w.plugin, w.machine, mute{}, node.Options{Layout: layout, Check: true, Now: time.Now})
+		w.stager = w.newStager(w.plugin, w.machine, mute{})
 		w.mustDown("a2")
 		if !w.last.private.Unknown {
 			t.Errorf("%+v", w.last.private)
@@ -588,15 +586,13 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 	for what, expected := range map[string]bool{"a controller is expected": true, "there is none": false} {
 		w := open(t)
 		w.attaches = false
-		if _, err := w.ledger.Take(t.Context(), registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+		if _, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
 			t.Fatal(err)
 		}
-		s := node.New(w.log, w.plugin, away{w.plugin}, w.machine, vault{}, node.Options{
-			Layout: layout, Check: true, Now: time.Now,
-			Expected: func(_ registry.View, role registry.Role, id registry.PluginID) bool {
-				return expected && role == registry.RoleController && id == v.Plugin
-			},
-		})
+		s := w.newStager(away{w.plugin}, w.machine, vault{})
+		s.Expected = func(_ registry.View, role registry.Role, id registry.PluginID) bool {
+			return expected && role == registry.RoleController && id == v.Plugin
+		}
 		if err := s.Stage(t.Context(), intent.Caller{}, v, shared()); errors.Is(err, registry.ErrConflict) != expected {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -42,7 +42,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	if err != nil {
 		return nil, err
 	}
-	report, err := s.node.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
+	report, err := s.driver.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
 	if err != nil && errors.Is(context.Cause(asking), intent.ErrYielded) {
 		return nil, conflict("volume %s was not measured, as it is being mounted, unmounted or changed; ask again", name)
 	}
@@ -64,7 +64,7 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 		return ctx, func() {}, nil
 	}
 	var key registry.VolumeKey
-	err = s.log.View(ctx, func(view registry.View) error {
+	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
 		if !found {
 			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
@@ -93,7 +93,7 @@ func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree
 
 // measurable is what is recorded of the volume, unless a call for it is open: until that has an end, no other is sent.
 func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st state, err error) {
-	err = s.log.View(ctx, func(view registry.View) error {
+	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
 		if !found {
 			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
@@ -111,7 +111,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 // measurer is the plugin's node instance, if it can say how full a volume is. One that is away is not waited for: what
 // counts is now.
 func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
-	inst, found := s.plugins.Find(registry.RoleNode, id)
+	inst, found := s.Plugins.Find(registry.RoleNode, id)
 	switch {
 	case !found:
 		return inst, registry.Errorf(registry.ErrUnavailable, "plugin %s has no node instance here (see holdfast plugin status)", id)

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/claim"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
@@ -25,8 +26,8 @@ type world struct {
 	check    bool
 	limit    time.Duration // of each step; 0: none
 	wanted   []hooks.Part  // by who comes up
-	ledger   *claim.Ledger
-	mediator *controller.Mediator
+	ledger   *controller.Claims
+	mediator *controller.Controller
 	stager   *node.Stager
 }
 
@@ -42,11 +43,23 @@ func newWorld(report errorf) *world {
 
 // build makes the use cases anew, as a process that starts does.
 func (w *world) build() {
-	w.ledger = claim.New(w.log, time.Now)
-	w.stager = node.New(w.log, w.plugin, w.plugin, w.machine, vault{}, node.Options{
-		Layout: layout, Check: w.check, Parts: w.machine, Now: time.Now,
-	})
-	w.mediator = controller.New(w.log, w.plugin, w.plugin, vault{}, controller.Options{Locks: &intent.Locks{}, Node: w.stager, Now: time.Now})
+	w.stager = w.newStager(w.plugin, w.machine, vault{})
+	calls := w.calls(w.plugin, vault{})
+	calls.Locks = &intent.Locks{}
+	w.mediator = controller.New(calls, w.plugin, w.stager, hclog.NewNullLogger())
+	w.ledger = w.mediator.Claims
+}
+
+// calls is what the use cases share.
+func (w *world) calls(plugins intent.Plugins, secrets intent.Secrets) intent.Calls {
+	return intent.Calls{
+		Sender: intent.Sender{State: w.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
+	}
+}
+
+// newStager returns a stager over the world's state.
+func (w *world) newStager(plugins intent.Plugins, kernel node.Kernel, secrets intent.Secrets) *node.Stager {
+	return node.NewStager(w.calls(plugins, secrets), w.plugin, kernel, node.Options{Layout: layout, Check: w.check, Parts: w.machine})
 }
 
 // crash has the process die: whatever it still does is not durable any more.
@@ -91,7 +104,7 @@ func shared() registry.Usage {
 // up is the story of an alloc that gets its volume.
 func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID, u registry.Usage) (registry.Tree, error) {
 	v, key, call := volumeOf(id), keyOf(id, a), intent.Caller{Call: registry.Call{ID: "op"}}
-	c, err := w.ledger.Take(ctx, registry.Claim{Volume: key.Volume, Alloc: a, Request: key.Request, Node: "n1", Usage: u})
+	c, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: a, Request: key.Request, Node: "n1", Usage: u})
 	if err != nil {
 		return registry.Tree{}, err
 	}
@@ -126,7 +139,7 @@ func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.Alloc
 		func(ctx context.Context) error { return w.stager.Unstage(ctx, call, key.Volume) },
 		func(ctx context.Context) error { return w.mediator.Detach(ctx, call, key.Volume) },
 		func(ctx context.Context) error {
-			_, err := w.ledger.Release(ctx, key)
+			_, err := w.ledger.Unclaim(ctx, key)
 			return err
 		},
 	)

@@ -16,9 +16,9 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
-	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/task"
 )
 
@@ -93,8 +93,8 @@ type Active struct {
 	Feed       *registry.Feed
 	Pulse      *Pulse
 	Tasks      *task.Tasks
-	Allocs     *alloc.Allocs
-	Volumes    *controller.Mediator
+	Allocs     *node.Allocs
+	Volumes    *controller.Controller
 	Meter      Meter           // nil: there is none
 	Doctor     Doctor          // nil: there is none
 	Pause      *intent.Pause   // nil: there never is one

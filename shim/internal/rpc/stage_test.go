@@ -19,9 +19,9 @@ import (
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/alloc"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/task"
 )
 
@@ -67,12 +67,15 @@ func newStage(t *testing.T) *stage {
 	s.release = cancel
 	t.Cleanup(func() { cancel(nil) })
 	supervisor := task.New(s.log, nil, nil, task.Clock{Now: time.Now}, nil, hclog.NewNullLogger())
-	host, clock, log := alloc.Host{Node: "here"}, alloc.Clock{Now: time.Now}, hclog.NewNullLogger()
+	host, log := node.Host{Node: "here"}, hclog.NewNullLogger()
+	calls := intent.Calls{
+		Sender: intent.Sender{State: s.log, Now: time.Now}, Plugins: s.table, Secrets: s.callbacks, Locks: &intent.Locks{},
+	}
 	s.active = &Active{
 		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
 		Tasks:   task.NewTasks(supervisor, nil, hooks.Layout{}, nil),
-		Allocs:  alloc.NewAllocs(s.log, s.table, nil, nil, nil, &intent.Locks{}, host, clock, log),
-		Volumes: controller.New(s.log, nil, s.table, s.callbacks, controller.Options{Locks: &intent.Locks{}, Now: time.Now}),
+		Allocs:  node.NewAllocs(calls, nil, nil, host, log),
+		Volumes: controller.New(calls, nil, nil, log),
 	}
 	s.server.Set(s.active)
 	return s

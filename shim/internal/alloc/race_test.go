@@ -1,6 +1,0 @@
-//go:build race
-
-package alloc_test
-
-// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without -race as well.
-const usual = 2_500

@@ -1,0 +1,68 @@
+package controller
+
+import (
+	"fmt"
+
+	"holdfast/registry"
+)
+
+// limit is how many claims of a kind there may be.
+type limit int
+
+const (
+	none limit = iota
+	one
+	many
+)
+
+// rule is one access mode's row of the matrix.
+type rule struct {
+	claims, nodes, writers limit
+}
+
+var rules = map[registry.AccessMode]rule{
+	registry.SingleNodeWriter:       {claims: one, nodes: one, writers: one},
+	registry.SingleNodeReaderOnly:   {claims: one, nodes: one, writers: none},
+	registry.SingleNodeSingleWriter: {claims: one, nodes: one, writers: one},
+	registry.SingleNodeMultiWriter:  {claims: many, nodes: one, writers: many},
+	registry.MultiNodeReaderOnly:    {claims: many, nodes: many, writers: none},
+	registry.MultiNodeSingleWriter:  {claims: many, nodes: many, writers: one},
+	registry.MultiNodeMultiWriter:   {claims: many, nodes: many, writers: many},
+}
+
+// Check is nil if the usage makes sense by itself, else an ErrInvalid.
+func Check(u registry.Usage) error {
+	r, known := rules[u.Access]
+	switch {
+	case !known:
+		return registry.Invalid("unknown access mode %q; choose one of %v", u.Access, registry.AccessModes)
+	case u.Attachment != registry.FileSystem && u.Attachment != registry.BlockDevice:
+		return registry.Invalid("unknown attachment mode %q; choose %s or %s",
+			u.Attachment, registry.FileSystem, registry.BlockDevice)
+	case r.writers == none && !u.ReadOnly:
+		return registry.Invalid("access mode %s allows no writes: set read_only = true", u.Access)
+	}
+	return nil
+}
+
+// Compatible says why claims a and b of one volume exclude each other; empty: they do not. The order does not matter.
+func Compatible(a, b registry.Claim) string {
+	r, sameNode := rules[a.Usage.Access], a.Node == b.Node
+	switch {
+	case a.Usage.Attachment != b.Usage.Attachment:
+		return "a volume is used either as a block device or as a file system"
+	case a.Usage.Access != b.Usage.Access:
+		return "all users of a volume use it in one access mode"
+	case r.claims != many:
+		return fmt.Sprintf("%s allows one user at a time", a.Usage.Access)
+	case r.nodes == one && !sameNode:
+		return fmt.Sprintf("%s allows one node at a time", a.Usage.Access)
+	case r.writers == none && !(a.Usage.ReadOnly && b.Usage.ReadOnly):
+		return fmt.Sprintf("%s allows no writes", a.Usage.Access)
+	case r.writers == one && !a.Usage.ReadOnly && !b.Usage.ReadOnly:
+		return fmt.Sprintf("%s allows one user that writes at a time", a.Usage.Access)
+	case sameNode && a.Usage.Staging() != b.Usage.Staging():
+		return "on one node, the file system type, mount flags and mount group of all users are the same"
+	}
+	return ""
+}

@@ -1,0 +1,185 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/registry"
+)
+
+// Claims takes and releases claims.
+type Claims struct {
+	log registry.State
+	now func() time.Time
+}
+
+// NewClaims returns the claims in log. now tells the wall time, for people.
+func NewClaims(log registry.State, now func() time.Time) *Claims { return &Claims{log, now} }
+
+// Claim grants the claim and returns it as it was stored: its usage is complete, with what the volume says where the request was
+// silent. Claiming the same again returns the claim that is there. ErrConflict names those who hold the volume, or says that the
+// volume is on its way in or out.
+func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
+	if err := completeClaim(c); err != nil {
+		return registry.Claim{}, err
+	}
+	var taken registry.Claim
+	at, err := registry.Ensure(ctx, l.log, func(view registry.View) (change registry.Change, err error) {
+		taken, change, err = l.take(view, c)
+		return change, err
+	})
+	if err != nil {
+		return registry.Claim{}, err
+	}
+	if taken.CreateIndex == 0 {
+		taken.CreateIndex, taken.ModifyIndex = at, at
+	}
+	return taken, nil
+}
+
+func completeClaim(c registry.Claim) error {
+	if c.Alloc == "" || c.Request == "" || c.Node == "" {
+		return registry.Invalid("a claim of %s names its alloc, request and node; got %q, %q, %q",
+			c.Volume, c.Alloc, c.Request, c.Node)
+	}
+	return Check(c.Usage)
+}
+
+func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
+	volume, found := view.VolumeByKey(c.Volume)
+	if !found {
+		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "there is no volume %s; create or register it first",
+			c.Volume)
+	}
+	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
+	claims := view.Claims(c.Volume)
+	for _, held := range claims {
+		if held.ClaimKey() == c.ClaimKey() {
+			return held, registry.Change{}, again(held, c)
+		}
+	}
+	if err := usable(volume, c.Usage); err != nil {
+		return c, registry.Change{}, err
+	}
+	if err := admits(claims, c); err != nil {
+		return c, registry.Change{}, err
+	}
+	c.Since = l.now()
+	return c, registry.Change{Put: []registry.Record{c}, Events: []registry.Event{l.event(registry.EventClaimed, c)}}, nil
+}
+
+// overlay is the usage with the volume's mount options where it has none of its own.
+func overlay(v registry.Volume, u registry.Usage) registry.Usage {
+	if u.Attachment != registry.FileSystem {
+		return u
+	}
+	if u.FSType == "" {
+		u.FSType = v.FSType
+	}
+	if u.MountFlags == "" {
+		u.MountFlags = v.MountFlags
+	}
+	if u.MountGroup == "" {
+		u.MountGroup = v.MountGroup
+	}
+	return u
+}
+
+// again is nil if c asks for what is held already.
+func again(held, c registry.Claim) error {
+	if held.Usage == c.Usage && held.Node == c.Node {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "alloc %s holds volume %s as %q on node %s already, for another usage: %s, not %s on node %s",
+		held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
+}
+
+// usable is nil if the volume can be used so at all.
+func usable(v registry.Volume, u registry.Usage) error {
+	if v.State != registry.VolumeReady {
+		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s",
+			v.VolumeName(), v.State, registry.VolumeReady)
+	}
+	if v.Supports(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}) {
+		return nil
+	}
+	var can []string
+	for _, c := range v.Capabilities {
+		can = append(can, fmt.Sprintf("%s as %s", c.Access, c.Attachment))
+	}
+	return registry.Errorf(registry.ErrUnsupported, "volume %s was not made for %s as %s; it was made for: %s",
+		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
+}
+
+// admits is nil if c excludes none of the claims, else an ErrConflict that names each that it excludes and says why.
+func admits(claims []registry.Claim, c registry.Claim) error {
+	var holders []string
+	for _, held := range claims {
+		if why := Compatible(held, c); why != "" {
+			holders = append(holders, fmt.Sprintf("alloc %s (as %q on node %s, %s, since %s): %s",
+				held.Alloc, held.Request, held.Node, held.Usage, held.Since.UTC().Format(time.RFC3339), why))
+		}
+	}
+	if len(holders) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be used as %s on node %s while it is held by %s",
+		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
+}
+
+// Unclaim gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet.
+func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey) (existed bool, err error) {
+	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
+		change, err := l.release(view, key)
+		existed = err == nil && !change.Empty()
+		return change, err
+	})
+	return existed && err == nil, err
+}
+
+func (l *Claims) release(view registry.View, key registry.ClaimKey) (registry.Change, error) {
+	claims := view.Claims(key.Volume)
+	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
+	if at < 0 {
+		return registry.Change{}, nil
+	}
+	if err := down(view, claims, claims[at]); err != nil {
+		return registry.Change{}, err
+	}
+	return registry.Change{Delete: []registry.Key{key.ClaimRecord()}, Events: []registry.Event{l.event(registry.EventReleased, claims[at])}}, nil
+}
+
+// down is nil if nothing that c stands for is up any more.
+func down(view registry.View, claims []registry.Claim, c registry.Claim) error {
+	for _, r := range view.Refs(c.Volume) {
+		if r.ClaimKey() == c.ClaimKey() && r.Publish != registry.MarkNone {
+			return registry.Errorf(registry.ErrConflict, "volume %s is still published for alloc %s at %s; it has to be unpublished first",
+				c.Name, c.Alloc, r.Target.Host)
+		}
+	}
+	for _, other := range claims {
+		if other.ClaimKey() != c.ClaimKey() && other.Node == c.Node {
+			return nil
+		}
+	}
+	p, _ := view.Placement(c.Volume)
+	switch {
+	case p.Stage != registry.MarkNone:
+		return registry.Errorf(registry.ErrConflict, "volume %s is still staged at %s, and alloc %s is its last user; it has to be unstaged first",
+			c.Name, p.StagedAt.Host, c.Alloc)
+	case p.Attach != registry.MarkNone:
+		return registry.Errorf(registry.ErrConflict, "volume %s is still attached to node %s, and alloc %s is its last user; it has to be detached first",
+			c.Name, p.Node, c.Alloc)
+	}
+	return nil
+}
+
+func (l *Claims) event(kind registry.EventKind, c registry.Claim) registry.Event {
+	return registry.Event{
+		Kind: kind, Plugin: c.Volume.Plugin, Alloc: c.Alloc, Volume: c.Name, External: c.Volume.External, Request: c.Request,
+		Detail: fmt.Sprintf("%s on node %s", c.Usage, c.Node), At: l.now(),
+	}
+}

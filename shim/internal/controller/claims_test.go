@@ -1,0 +1,342 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/controller"
+)
+
+var (
+	key  = registry.VolumeKey{Plugin: "ebs", External: "vol-1"}
+	name = registry.VolumeName{Namespace: "default", ID: "data"}
+)
+
+// volume is one that was made for every pair of modes.
+func volume() registry.Volume {
+	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{
+		Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External,
+		FSType: "xfs", MountFlags: "noatime", MountGroup: "2000",
+	}}
+	for _, m := range registry.AccessModes {
+		for _, a := range []registry.AttachmentMode{registry.FileSystem, registry.BlockDevice} {
+			v.Capabilities = append(v.Capabilities, registry.VolumeCapability{Access: m, Attachment: a})
+		}
+	}
+	return v
+}
+
+func ledger(t testing.TB, records ...registry.Record) (*controller.Claims, *registrytest.Log) {
+	log := registrytest.NewLog(time.Now)
+	put(t, log, records...)
+	return controller.NewClaims(log, time.Now), log
+}
+
+func put(t testing.TB, log registry.State, records ...registry.Record) {
+	t.Helper()
+	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t testing.TB, log registry.State, keys ...registry.Key) {
+	t.Helper()
+	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: keys}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func want(alloc registry.AllocID, m registry.AccessMode) registry.Claim {
+	return registry.Claim{
+		Volume: key, Alloc: alloc, Request: "r", Node: "n1",
+		Usage: registry.Usage{Access: m, Attachment: registry.FileSystem, ReadOnly: m.ReaderOnly()},
+	}
+}
+
+func stored(t testing.TB, log registry.State) (claims []registry.Claim, events []registry.Event) {
+	t.Helper()
+	err := log.View(context.Background(), func(v registry.View) error {
+		claims = v.AllClaims()
+		events, _ = v.Events(0, 1000)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return claims, events
+}
+
+func TestTakeCompletesAndRepeats(t *testing.T) {
+	l, log := ledger(t, volume())
+	first, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := first.Usage
+	if u.FSType != "xfs" || u.MountFlags != "noatime" || u.MountGroup != "2000" || first.Name != name || first.Since.IsZero() || first.CreateIndex == 0 {
+		t.Errorf("taken: %+v", first)
+	}
+	again, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	if err != nil || again.CreateIndex != first.CreateIndex || again.Usage != first.Usage {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	claims, events := stored(t, log)
+	if len(claims) != 1 || claims[0].Usage != first.Usage || len(events) != 1 || events[0].Kind != registry.EventClaimed {
+		t.Errorf("stored: %v, %v", claims, events)
+	}
+}
+
+func TestOwnMountOptionsStay(t *testing.T) {
+	l, _ := ledger(t, volume())
+	c := want("a1", registry.SingleNodeWriter)
+	c.Usage.FSType, c.Usage.MountFlags, c.Usage.MountGroup = "ext4", "sync", "0"
+	if got, err := l.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
+		t.Errorf("%+v, %v", got.Usage, err)
+	}
+	l, _ = ledger(t, volume())
+	c = want("a1", registry.SingleNodeWriter)
+	c.Usage.Attachment = registry.BlockDevice
+	if got, err := l.Claim(t.Context(), c); err != nil || got.Usage != c.Usage {
+		t.Errorf("a block device has mount options: %+v, %v", got.Usage, err)
+	}
+}
+
+func TestConflictNamesTheHolder(t *testing.T) {
+	l, _ := ledger(t, volume())
+	if _, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := l.Claim(t.Context(), want("a2", registry.SingleNodeWriter))
+	if !errors.Is(err, registry.ErrConflict) {
+		t.Fatalf("%v", err)
+	}
+	for _, part := range []string{"data", "alloc a1", "node n1", "single-node-writer", "since 20", "one user at a time"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in: %v", part, err)
+		}
+	}
+}
+
+// A reader after a writer is treated as a writer after a reader is.
+func TestSingleWriterIsSymmetric(t *testing.T) {
+	reader := want("a2", registry.SingleNodeWriter)
+	reader.Usage.ReadOnly = true
+	for _, order := range [][2]registry.Claim{{want("a1", registry.SingleNodeWriter), reader}, {reader, want("a1", registry.SingleNodeWriter)}} {
+		l, _ := ledger(t, volume())
+		if _, err := l.Claim(t.Context(), order[0]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Claim(t.Context(), order[1]); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("%s beside %s: %v", order[1].Usage, order[0].Usage, err)
+		}
+	}
+}
+
+func TestModeOfActiveClaimsIsCompared(t *testing.T) {
+	l, _ := ledger(t, volume())
+	if _, err := l.Claim(t.Context(), want("a1", registry.MultiNodeMultiWriter)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Claim(t.Context(), want("a2", registry.SingleNodeWriter)); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestTakeRefuses(t *testing.T) {
+	deleting, creating, narrow := volume(), volume(), volume()
+	deleting.State, creating.State = registry.VolumeDeleting, registry.VolumeCreating
+	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}
+	ok := want("a1", registry.SingleNodeWriter)
+	anonymous, homeless := ok, ok
+	anonymous.Alloc, homeless.Node = "", ""
+	for _, c := range []struct {
+		name    string
+		records []registry.Record
+		claim   registry.Claim
+		kind    error
+		says    string
+	}{
+		{"no volume", nil, ok, registry.ErrNotFound, "create or register"},
+		{"being deleted", []registry.Record{deleting}, ok, registry.ErrConflict, "deleting"},
+		{"being created", []registry.Record{creating}, ok, registry.ErrConflict, "creating"},
+		{"other capability", []registry.Record{narrow}, ok, registry.ErrUnsupported, "multi-node-reader-only as file-system"},
+		{"no alloc", []registry.Record{volume()}, anonymous, registry.ErrInvalid, "alloc"},
+		{"no node", []registry.Record{volume()}, homeless, registry.ErrInvalid, "node"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, log := ledger(t, c.records...)
+			_, err := l.Claim(t.Context(), c.claim)
+			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v", err)
+			}
+			if claims, _ := stored(t, log); len(claims) != 0 {
+				t.Errorf("stored: %v", claims)
+			}
+		})
+	}
+}
+
+func TestSameKeyWithAnotherUsage(t *testing.T) {
+	l, log := ledger(t, volume())
+	if _, err := l.Claim(t.Context(), want("a1", registry.MultiNodeMultiWriter)); err != nil {
+		t.Fatal(err)
+	}
+	other := want("a1", registry.MultiNodeMultiWriter)
+	other.Usage.ReadOnly = true
+	if _, err := l.Claim(t.Context(), other); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+	if claims, _ := stored(t, log); claims[0].Usage.ReadOnly {
+		t.Error("the claim was replaced")
+	}
+}
+
+// A claim is not given up before all that it stands for is down, whatever its alloc has become.
+func TestClaimKeptUntilUnpublished(t *testing.T) {
+	l, log := ledger(t, volume())
+	c, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := registry.Ref{Volume: key, Alloc: "a1", Request: "r", Publish: registry.MarkDone}
+	place := registry.Placement{Volume: key, Attach: registry.MarkSent, Node: "i-1", Stage: registry.MarkSent}
+	put(t, log, ref, place)
+	refused := func(says string) {
+		t.Helper()
+		existed, err := l.Unclaim(t.Context(), c.ClaimKey())
+		if existed || !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+			t.Errorf("released %v: %v", existed, err)
+		}
+		if claims, _ := stored(t, log); len(claims) != 1 {
+			t.Fatal("the claim is gone")
+		}
+	}
+	refused("published")
+	ref.Publish = registry.MarkSent
+	put(t, log, ref)
+	refused("published")
+	remove(t, log, ref.Key())
+	refused("staged")
+	place.Stage = registry.MarkNone
+	put(t, log, place)
+	refused("attached")
+	remove(t, log, place.Key())
+	if existed, err := l.Unclaim(t.Context(), c.ClaimKey()); !existed || err != nil {
+		t.Errorf("%v, %v", existed, err)
+	}
+	if existed, err := l.Unclaim(t.Context(), c.ClaimKey()); existed || err != nil {
+		t.Errorf("again: %v, %v", existed, err)
+	}
+	if claims, events := stored(t, log); len(claims) != 0 || events[len(events)-1].Kind != registry.EventReleased {
+		t.Errorf("%v, %v", claims, events)
+	}
+}
+
+// Of two users of one node the first may go while the volume stays staged for the other; a user of another node does not count.
+func TestOnlyTheLastUserWaitsForUnstage(t *testing.T) {
+	l, log := ledger(t, volume())
+	far := want("a3", registry.MultiNodeMultiWriter)
+	far.Node = "n2"
+	for _, c := range []registry.Claim{want("a1", registry.MultiNodeMultiWriter), want("a2", registry.MultiNodeMultiWriter), far} {
+		if _, err := l.Claim(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, log, registry.Placement{Volume: key, Stage: registry.MarkDone})
+	if existed, err := l.Unclaim(t.Context(), want("a1", "").ClaimKey()); !existed || err != nil {
+		t.Errorf("%v, %v", existed, err)
+	}
+	if _, err := l.Unclaim(t.Context(), want("a2", "").ClaimKey()); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestManyWantOne(t *testing.T) {
+	l, log := ledger(t, volume())
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			_, err := l.Claim(t.Context(), want(registry.AllocID(fmt.Sprintf("a%d", i)), registry.SingleNodeWriter))
+			if err != nil && !errors.Is(err, registry.ErrConflict) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if claims, events := stored(t, log); len(claims) != 1 || len(events) != 1 {
+		t.Errorf("%d claims, %d events", len(claims), len(events))
+	}
+}
+
+// Whatever is asked in whatever order, with a reopen after each step: what is stored never holds two claims that exclude each
+// other, and what is answered is what is stored.
+func TestModelOfClaims(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		log := registrytest.NewLog(time.Now)
+		_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Put: []registry.Record{volume()}}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := map[registry.ClaimKey]registry.Claim{}
+		modes := rapid.SliceOfN(rapid.SampledFrom(registry.AccessModes), 1, 2).Draw(t, "modes")
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			l := controller.NewClaims(log, time.Now)
+			c := anyClaim().Draw(t, "claim")
+			c.Volume, c.Request = key, "r"
+			c.Alloc = rapid.SampledFrom([]registry.AllocID{"a1", "a2", "a3", "a4"}).Draw(t, "alloc")
+			c.Usage.Access = rapid.SampledFrom(modes).Draw(t, "mode")
+			if rapid.IntRange(0, 2).Draw(t, "release") == 0 {
+				_, was := held[c.ClaimKey()]
+				existed, err := l.Unclaim(context.Background(), c.ClaimKey())
+				if err != nil || existed != was {
+					t.Fatalf("release: %v, %v; held: %v", existed, err, was)
+				}
+				delete(held, c.ClaimKey())
+			} else if got, err := l.Claim(context.Background(), c); err == nil {
+				held[c.ClaimKey()] = got
+			}
+			log = log.Reopen()
+			checkClaims(t, log, held)
+		}
+	})
+}
+
+func checkClaims(t *rapid.T, log registry.State, held map[registry.ClaimKey]registry.Claim) {
+	var claims []registry.Claim
+	_ = log.View(context.Background(), func(v registry.View) error { claims = v.AllClaims(); return nil })
+	if len(claims) != len(held) {
+		t.Fatalf("%d claims stored, %d granted", len(claims), len(held))
+	}
+	for i, a := range claims {
+		if h := held[a.ClaimKey()]; h.Usage != a.Usage || h.Node != a.Node {
+			t.Fatalf("stored %+v, granted %+v", a, h)
+		}
+		for _, b := range claims[:i] {
+			writers := 0
+			for _, u := range []registry.Usage{a.Usage, b.Usage} {
+				if !u.ReadOnly {
+					writers++
+				}
+			}
+			exclusive := a.Usage.Access == registry.SingleNodeWriter || a.Usage.Access == registry.SingleNodeReaderOnly || a.Usage.Access == registry.SingleNodeSingleWriter
+			switch {
+			case a.Usage.Access != b.Usage.Access, exclusive, a.Usage.Access == registry.MultiNodeSingleWriter && writers > 1,
+				a.Usage.Access == registry.SingleNodeMultiWriter && a.Node != b.Node:
+				t.Fatalf("held together: %+v and %+v", a, b)
+			}
+		}
+	}
+}

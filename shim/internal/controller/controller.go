@@ -1,0 +1,202 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
+)
+
+// Controller calls controller plugins.
+type Controller struct {
+	intent.Calls
+	*Claims
+	driver Driver
+	node   Node
+	logger hclog.Logger
+	left   chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+}
+
+// New returns a controller that calls plugins through driver. node does the node's half of expansions; it may be nil.
+func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
+	return &Controller{
+		Calls: calls, Claims: NewClaims(calls.State, calls.Now), driver: driver, node: node, logger: logger,
+		left: make(chan struct{}, 1),
+	}
+}
+
+// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends. certain: the plugin is
+// known to have one. A controller that is away for a moment is no reason to go on without one.
+func (m *Controller) controller(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
+	if !certain {
+		if certain, err = m.Expects(ctx, registry.RoleController, id); err != nil {
+			return inst, false, err
+		}
+	}
+	if !certain {
+		if inst, err = m.either(ctx, id); err != nil {
+			return inst, false, fmt.Errorf("plugin %s: %w", id, err)
+		}
+		if inst.Role == registry.RoleController {
+			return inst, true, nil
+		}
+		if !inst.Fingerprint.Has(registry.PluginController) {
+			return inst, false, nil
+		}
+	}
+	if inst, err = m.Await(ctx, intent.Caller{}, registry.RoleController, id); err != nil {
+		return inst, false, err
+	}
+	return inst, true, nil
+}
+
+// either is an instance that can say whether the plugin has a controller: the controller, or any of its node plugins.
+func (m *Controller) either(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		if _, found := m.Plugins.Find(role, id); found {
+			return m.Plugins.Await(ctx, role, id)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		registry.Instance
+		error
+	}
+	answers := make(chan answer, 2)
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		go func() {
+			inst, err := m.Plugins.Await(ctx, role, id)
+			answers <- answer{inst, err}
+		}()
+	}
+	first := <-answers
+	cancel()
+	second := <-answers
+	if first.error != nil && second.error == nil {
+		first = second
+	}
+	return first.Instance, first.error
+}
+
+func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {
+	for _, c := range s.Capabilities {
+		usages = append(usages, registry.Usage{Access: c.Access, Attachment: c.Attachment})
+	}
+	return usages
+}
+
+// volume is the volume of that name as it is stored.
+func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
+		var found bool
+		if v, found = view.Volume(name); !found {
+			return unknown(name)
+		}
+		return nil
+	})
+	return v, err
+}
+
+func unknown(name registry.VolumeName) error {
+	return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+}
+
+func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail string) registry.Event {
+	return registry.Event{
+		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: detail, At: m.Now(),
+	}
+}
+
+// idle is nil if nobody uses the volume, else an ErrConflict that names who does.
+func idle(view registry.View, v registry.Volume, what string) error {
+	if v.External == "" {
+		return nil
+	}
+	var users []string
+	key := v.VolumeKey()
+	for _, c := range view.Claims(key) {
+		users = append(users, fmt.Sprintf("claimed by alloc %s (as %q on node %s, %s, since %s)",
+			c.Alloc, c.Request, c.Node, c.Usage, c.Since.UTC().Format(time.RFC3339)))
+	}
+	for _, r := range view.Refs(key) {
+		users = append(users, fmt.Sprintf("published for alloc %s at %s", r.Alloc, r.Target.Host))
+	}
+	p, _ := view.Placement(key)
+	if p.Stage != registry.MarkNone {
+		users = append(users, fmt.Sprintf("staged at %s", p.StagedAt.Host))
+	}
+	if p.Attach != registry.MarkNone {
+		users = append(users, fmt.Sprintf("attached to node %s", p.Node))
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s",
+		v.VolumeName(), what, strings.Join(users, ", "))
+}
+
+// broken is the error of a call that the plugin answered OK, with an answer that cannot be used.
+func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind, Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+// answered says whether the plugin answered the call with the code.
+func answered(err error, code string) bool {
+	call, ok := errors.AsType[*registry.CallError](err)
+	return ok && call.Code == code
+}
+
+// maxMap bounds the maps of a plugin's answer in bytes. CSI allows 4096 ("Size Limits"); a volume whose driver needs more is of more use than none,
+// as a map is only stored and handed back.
+const maxMap = 64 << 10
+
+func checkMap(what string, m map[string]string) error {
+	size := 0
+	for k, v := range m {
+		size += len(k) + len(v)
+	}
+	if size > maxMap {
+		return registry.Invalid("its %s is %d bytes large; at most %d are allowed", what, size, maxMap)
+	}
+	return nil
+}
+
+// base is the part of an intent that all calls for a volume share.
+func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
+	i := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
+	if call.Method != "" {
+		i.Answers = call
+	}
+	return i
+}
+
+// Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a call that
+// was or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
+type Driver interface {
+	Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error)
+	Delete(context.Context, registry.InstanceKey, csi.DeleteRequest) error
+	// Attach returns the publish context.
+	Attach(context.Context, registry.InstanceKey, csi.AttachRequest) (map[string]string, error)
+	Detach(context.Context, registry.InstanceKey, csi.DetachRequest) error
+	Validate(context.Context, registry.InstanceKey, csi.ValidateRequest) (csi.Validated, error)
+	Expand(context.Context, registry.InstanceKey, csi.ExpandRequest) (csi.Expanded, error)
+}
+
+// Node is the node's half of an expansion. Whoever calls Grow holds the volume's lane.
+type Node interface {
+	// Grow has the node see to an expansion that is pending, if the volume is where it can. What the plugin refuses for certain is recorded,
+	// and no error.
+	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey) error
+	// Grows says whether Grow would have something to do.
+	Grows(view registry.View, v registry.Volume) bool
+}

@@ -1,0 +1,85 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+// Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others find it done.
+func TestOneCreationAtATime(t *testing.T) {
+	d := open(t, of(registry.CreateDelete))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if _, err := d.Controller.Create(t.Context(), registry.Call{}, spec()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	d.expect("CreateVolume data")
+	if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventVolumeCreated}) {
+		t.Errorf("events %v", kinds)
+	}
+	for range 8 {
+		all.Go(func() {
+			if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil && !errors.Is(err, registry.ErrNotFound) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	d.expect("DeleteVolume vol-data")
+}
+
+// Nobody forgets a volume, or registers it under another name, while a call for it is under way or waits for its next try.
+func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete), ready())
+		d.made["vol-data"], d.faults = true, []fault{uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false)}
+		deleted := make(chan error, 1)
+		go func() { deleted <- d.Controller.Delete(t.Context(), call, name) }()
+		synctest.Wait() // it waits for its second try
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		other := ready().VolumeSpec
+		other.ID, other.External = "other", key.External
+		if _, err := d.Controller.Register(ctx, call, other); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its deletion is under way") {
+			t.Errorf("registered while it is being deleted: %v", err)
+		}
+		err := d.Controller.Deregister(t.Context(), call, name)
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
+			t.Errorf("forgotten while it is being deleted: %v", err)
+		}
+		if err := <-deleted; err != nil || len(d.made) > 0 {
+			t.Errorf("%v, %v", err, d.made)
+		}
+	})
+}
+
+func TestDeregisterDoesNotUndoACreation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete))
+		d.spoil = func(*csi.Created) { // while the plugin makes it
+			err := d.Controller.Deregister(t.Context(), call, name)
+			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "CreateVolume of data") {
+				t.Errorf("%v", err)
+			}
+		}
+		if _, err := d.Controller.Create(t.Context(), call, spec()); err != nil {
+			t.Error(err)
+		}
+		if v, _ := d.stored(); v.State != registry.VolumeReady {
+			t.Errorf("%+v", v)
+		}
+	})
+}

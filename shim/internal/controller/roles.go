@@ -1,0 +1,97 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"holdfast/registry"
+)
+
+// roleWait bounds the wait for a role that no task of the plugin serves yet: such a task may be about to start.
+const roleWait = 5 * time.Second
+
+// errNoRole ends a wait for a role that no known task will serve.
+type errNoRole struct{ error }
+
+// withRole runs f, which waits for the plugin's role. After roleWait it ends f, with an ErrUnavailable that names the role, as soon as the
+// plugin is healthy in its other role and no task is known that would serve this one.
+func (m *Controller) withRole(ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for m.pauses(ctx, roleWait) {
+			if err := m.lacks(ctx, role, id); err != nil {
+				cancel(err)
+			}
+		}
+	}()
+	err := f(ctx)
+	var lacking errNoRole
+	missing := err != nil && errors.As(context.Cause(ctx), &lacking)
+	cancel(nil)
+	<-ended
+	if missing {
+		return lacking.error
+	}
+	return err
+}
+
+// pauses reports whether d passed before ctx ended.
+func (m *Controller) pauses(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// lacks is an errNoRole if the plugin is healthy here in its other role, and nothing tells of a task in this one.
+func (m *Controller) lacks(ctx context.Context, role registry.Role, id registry.PluginID) error {
+	other := registry.RoleNode
+	if role == registry.RoleNode {
+		other = registry.RoleController
+	}
+	inst, found := m.Plugins.Find(other, id)
+	_, serves := m.Plugins.Find(role, id)
+	if !found || serves || inst.Health.State != registry.Healthy {
+		return nil
+	}
+	if expected, err := m.Expects(ctx, role, id); expected || err != nil {
+		return nil
+	}
+	return errNoRole{registry.Errorf(registry.ErrUnavailable, "plugin %s serves only %s here, and %s is needed: "+
+		"run a task of it with type = %q or %q in its csi_plugin block, and ask again", id, other, role, typeOf(role), "monolith")}
+}
+
+// typeOf is what a csi_plugin block calls a task that serves the role alone.
+func typeOf(role registry.Role) string {
+	if role == registry.RoleController {
+		return "controller"
+	}
+	return "node"
+}
+
+// asked is controller with roleWait: it fails soon if the plugin must have a controller and no task will serve it.
+func (m *Controller) asked(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
+	err = m.withRole(ctx, registry.RoleController, id, func(ctx context.Context) (err error) {
+		inst, has, err = m.controller(ctx, id, certain)
+		return err
+	})
+	return inst, has, err
+}
+
+// askedNode returns the plugin's healthy node instance. It fails after roleWait if no task will serve the role.
+func (m *Controller) askedNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
+	err = m.withRole(ctx, registry.RoleNode, id, func(ctx context.Context) (err error) {
+		if inst, err = m.Plugins.Await(ctx, registry.RoleNode, id); err != nil {
+			err = fmt.Errorf("node plugin %s: %w", id, err)
+		}
+		return err
+	})
+	return inst, err
+}

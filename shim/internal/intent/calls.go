@@ -1,0 +1,105 @@
+package intent
+
+import (
+	"context"
+	"fmt"
+
+	"holdfast/registry"
+)
+
+// Plugins is the live table of plugin instances.
+type Plugins interface {
+	// Find returns the active instance of the plugin in the role.
+	Find(registry.Role, registry.PluginID) (registry.Instance, bool)
+	// Await waits for a healthy instance until ctx ends.
+	Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error)
+}
+
+// Secrets resolves references to secrets, for one call.
+type Secrets interface {
+	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
+}
+
+// Calls is what the use cases of volumes share to make CSI calls.
+type Calls struct {
+	Sender
+	Plugins Plugins
+	Secrets Secrets
+	Locks   *Locks
+	// Expected reports whether the plugin has a task in the role, whether or not it has an instance. nil: there are none.
+	Expected func(registry.View, registry.Role, registry.PluginID) bool
+}
+
+// Await waits for the plugin's healthy instance in the role, for as long as by allows.
+func (c Calls) Await(
+	ctx context.Context, by Caller, role registry.Role, id registry.PluginID,
+) (registry.Instance, error) {
+	ctx, cancel := by.Waiting(ctx)
+	defer cancel()
+	inst, err := c.Plugins.Await(ctx, role, id)
+	switch {
+	case err == nil:
+		return inst, nil
+	case role == registry.RoleController:
+		return inst, fmt.Errorf("controller of plugin %s: %w", id, err)
+	}
+	return inst, fmt.Errorf("node plugin %s: %w", id, err)
+}
+
+// Expects reports whether a record says that the plugin has a task in the role.
+func (c Calls) Expects(ctx context.Context, role registry.Role, id registry.PluginID) (expected bool, err error) {
+	if c.Expected == nil {
+		return false, nil
+	}
+	err = c.State.View(ctx, func(view registry.View) error {
+		expected = c.Expected(view, role, id)
+		return nil
+	})
+	return expected, err
+}
+
+// Resolve returns the volume's secrets for one call.
+func (c Calls) Resolve(ctx context.Context, s registry.VolumeSpec) (map[string]registry.SecretValue, error) {
+	if len(s.Secrets) == 0 {
+		return nil, nil
+	}
+	values, err := c.Secrets.Resolve(ctx, s.Secrets)
+	if err != nil {
+		return nil, fmt.Errorf("secrets of volume %s: %w", s.VolumeName(), err)
+	}
+	return values, nil
+}
+
+// Renew returns the volume's secrets for a further try of a call. A secret that the plugin refused may have been
+// replaced. If the secrets cannot be resolved now, the last ones are used again.
+func (c Calls) Renew(
+	ctx context.Context, s registry.VolumeSpec, last map[string]registry.SecretValue,
+) map[string]registry.SecretValue {
+	values, err := c.Resolve(ctx, s)
+	if err != nil {
+		return last
+	}
+	return values
+}
+
+// Supports returns nil if the instance declares what the usages need of its role.
+func Supports(inst registry.Instance, usages ...registry.Usage) error {
+	multi := registry.SingleNodeMulti
+	if inst.Role == registry.RoleController {
+		multi = registry.ControllerMulti
+	}
+	for _, u := range usages {
+		newer := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
+		switch {
+		case newer && !inst.Fingerprint.Has(multi):
+			return registry.Errorf(registry.ErrUnsupported,
+				"plugin %s does not know the access mode %s (it lacks %s); use %s",
+				inst.Plugin, u.Access, multi, registry.SingleNodeWriter)
+		case u.MountGroup != "" && inst.Role == registry.RoleNode && !inst.Fingerprint.Has(registry.VolumeMountGroup):
+			return registry.Errorf(registry.ErrUnsupported,
+				"plugin %s cannot give a volume to a group (it lacks %s); remove mount_group",
+				inst.Plugin, registry.VolumeMountGroup)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,382 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by itself, over
+// restarts too. An alloc that is not known is released already.
+func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
+	a.stop(id) // before the record is looked for: a Prepare may be about to make it
+	known, err := a.releasing(ctx, call, id)
+	if err != nil || !known {
+		return err
+	}
+	w := a.teardown(id)
+	if w == nil {
+		return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends", id)
+	}
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+	}
+	switch {
+	case intent.Released(ctx): // nobody reads what it waits for: the call is made again at the next shim
+		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
+	case ctx.Err() != nil:
+		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
+	case w.cut != nil: // with the shim's part in it, of which ctx hears in a moment
+		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
+	}
+	return a.gone(ctx, call, id)
+}
+
+// releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants it is answered by the
+// transaction that forgets the alloc.
+func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
+	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		al, ok := v.Alloc(id)
+		known = ok
+		switch {
+		case !ok:
+			return registry.Change{Put: call.Answered(struct{}{})}, nil
+		case al.State == registry.AllocReleasing:
+			return registry.Change{}, nil
+		}
+		al.State, al.Waiting, al.Release = registry.AllocReleasing, nil, call
+		return registry.Change{Put: []registry.Record{al}}, nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("record the release of alloc %s: %w", id, err)
+	}
+	return known, nil
+}
+
+// teardown has the alloc taken down on a goroutine of the crew, once; nil if the crew has ended. It ends a Prepare that is under way.
+func (a *Allocs) teardown(id registry.AllocID) *work {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	earlier := a.busy[id]
+	if earlier != nil && earlier.teardown {
+		return earlier
+	}
+	w := &work{teardown: true, cancel: func(error) {}, done: make(chan struct{})}
+	if earlier != nil {
+		earlier.stop()
+	}
+	started := a.crew.start(func(ctx context.Context) {
+		defer a.end(id, w)
+		if earlier != nil {
+			<-earlier.done
+		}
+		a.takeDown(ctx, id)
+		w.cut = context.Cause(ctx)
+	})
+	if !started {
+		return nil
+	}
+	a.busy[id] = w
+	return w
+}
+
+// takeDown takes back every volume of the alloc, beside each other, so that what holds up one holds up no other; and then forgets the alloc
+// with its inline volumes. It tries until that is done or ctx ends.
+func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
+	var claims []registry.Claim
+	persist(ctx, func(pause time.Duration) error {
+		err := a.State.View(ctx, func(v registry.View) error { claims = v.ClaimsOf(id); return nil })
+		return a.unreleased(id, pause, err)
+	})
+	var all sync.WaitGroup
+	for _, c := range claims {
+		all.Go(func() { persist(ctx, func(pause time.Duration) error { return a.takeBack(ctx, c, pause) }) })
+	}
+	all.Wait()
+	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
+}
+
+// forget forgets an alloc that holds nothing any more.
+func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
+	var inline []registry.Key
+	known := false
+	err := a.State.View(ctx, func(v registry.View) error {
+		if _, known = v.Alloc(id); known {
+			inline = inlineOf(v, id)
+		}
+		return nil
+	})
+	if err == nil && known {
+		_, err = a.State.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id, inline), nil })
+	}
+	return err
+}
+
+// takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
+func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
+	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
+	err := h.back(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	h.failed(ctx, err, a.Now().Add(pause))
+	return a.unreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
+}
+
+// unreleased says in the log that the alloc cannot be released yet, if err says why.
+func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
+	if err != nil {
+		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause, "error", err)
+	}
+	return err
+}
+
+// persist tries until it succeeds or ctx ends. try is told how long the pause is that follows a failure. Once ctx has ended, nothing is tried.
+func persist(ctx context.Context, try func(pause time.Duration) error) {
+	for pause := retryFirst; ctx.Err() == nil && try(pause) != nil; pause = min(pause*2, retryCeiling) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// inlineOf is the alloc's inline volumes. While it is taken down there come no more of them.
+func inlineOf(v registry.View, id registry.AllocID) (keys []registry.Key) {
+	for _, vol := range v.VolumesOf(id) {
+		keys = append(keys, vol.Key())
+	}
+	return keys
+}
+
+// forgotten is the change that forgets the alloc, its inline volumes with it, and answers who asked for that.
+func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) registry.Change {
+	al, known := v.Alloc(id)
+	if !known {
+		return registry.Change{}
+	}
+	return registry.Change{Put: al.Release.Answered(struct{}{}), Delete: append(inline, registry.AllocRecord(id))}
+}
+
+// gone is nil if the alloc is forgotten. Then the call is answered for good, whichever call began the release.
+func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
+	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		if al, known := v.Alloc(id); known {
+			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, registry.Waits(allocStatus(v, al).Waiting))
+		}
+		if _, answered := v.Operation(call.ID); answered {
+			return registry.Change{}, nil
+		}
+		return registry.Change{Put: call.Answered(struct{}{})}, nil
+	})
+	return err
+}
+
+// why is what the alloc's release waits for, as an error.
+func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
+	var waits string
+	_ = a.State.View(context.WithoutCancel(ctx), func(v registry.View) error {
+		if al, known := v.Alloc(id); known {
+			waits = registry.Waits(allocStatus(v, al).Waiting)
+		}
+		return nil
+	})
+	if waits == "" {
+		return nil
+	}
+	return registry.Errorf(registry.ErrUnavailable, "%s", waits)
+}
+
+// use is how a volume is used on this node, as one request sees it.
+type use struct {
+	own    bool // published for the request, or maybe
+	others bool // published for somebody else, or maybe
+	staged bool // or maybe
+}
+
+// use looks. Who holds a claim and has not come so far stages the volume again, so a claim is no use.
+func (h *hold) use(ctx context.Context) (u use, err error) {
+	err = h.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Refs(h.key.Volume) {
+			own := r.ClaimKey() == h.key
+			u.own, u.others = u.own || own, u.others || !own
+		}
+		p, _ := v.Placement(h.key.Volume)
+		u.staged = p.Stage != registry.MarkNone
+		return nil
+	})
+	return u, err
+}
+
+// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
+// a round of tries it gives the volume's lane back.
+func (h *hold) back(ctx context.Context) error {
+	if released, err := h.light(ctx); err != nil || released {
+		return err
+	}
+	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
+	if err != nil {
+		return err
+	}
+	defer leave()
+	h.by.RetryUntil = time.Now().Add(roundLimit)
+	u, err := h.use(ctx)
+	if err != nil {
+		return err
+	}
+	if u.own || u.staged && !u.others {
+		if _, err := h.awaitNode(ctx, h.key.Volume.Plugin); err != nil {
+			return err
+		}
+	}
+	if err := h.settleDown(ctx, func(open registry.Intent) bool { return h.undoes(open, u) }); err != nil {
+		return err
+	}
+	h.step = registry.StepUnpublish
+	if err := h.mounter.Unpublish(ctx, h.by, h.key); err != nil {
+		return err
+	}
+	if !u.others {
+		if err := h.dismount(ctx); err != nil {
+			return err
+		}
+	}
+	h.step = registry.StepClaim
+	_, err = h.controller.Unclaim(ctx, h.key)
+	return err
+}
+
+// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:
+// he takes down what is staged and attached. A plugin that hangs for the one does not hold up the other.
+func (h *hold) light(ctx context.Context) (done bool, err error) {
+	own, others := false, false
+	err = h.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Refs(h.key.Volume) {
+			own = own || r.ClaimKey() == h.key
+		}
+		for _, c := range v.Claims(h.key.Volume) {
+			others = others || c.ClaimKey() != h.key && c.Node == h.host.Node
+		}
+		return nil
+	})
+	if err != nil || own || !others {
+		return false, err
+	}
+	h.step = registry.StepClaim
+	_, err = h.controller.Unclaim(ctx, h.key)
+	if errors.Is(err, registry.ErrConflict) {
+		return false, nil // the other one was quicker: this is the last claim now
+	}
+	return err == nil, err
+}
+
+// undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last user also the stage
+// and the attachment, unless something still stands on them.
+func (h *hold) undoes(open registry.Intent, u use) bool {
+	if open.Alloc != "" {
+		return h.own(open)
+	}
+	return !u.own && !u.others
+}
+
+// dismount has the volume unstaged and detached.
+func (h *hold) dismount(ctx context.Context) error {
+	h.step = registry.StepUnstage
+	if err := h.mounter.Unstage(ctx, h.by, h.key.Volume); err != nil {
+		return err
+	}
+	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.awaits(ctx, registry.RoleController)); err != nil {
+		return err
+	}
+	h.waited(ctx)
+	h.step = registry.StepDetach
+	return h.controller.Detach(ctx, h.by, h.key.Volume)
+}
+
+// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on until it is done,
+// or somebody claims the volume.
+func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
+	var loose []registry.Placement
+	err := a.State.View(ctx, func(v registry.View) error {
+		for _, p := range v.Placements() {
+			if unclaimed(v, p.Volume) {
+				loose = append(loose, p)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("load placements: %w", err)
+	}
+	for _, p := range loose {
+		a.takeDownUnclaimed(p)
+	}
+	return nil
+}
+
+// unclaimed says whether nobody uses the volume or is about to, and something of it is left.
+func unclaimed(v registry.View, key registry.VolumeKey) bool {
+	_, placed := v.Placement(key)
+	return placed && len(v.Claims(key)) == 0 && len(v.Refs(key)) == 0
+}
+
+func (a *Allocs) takeDownUnclaimed(p registry.Placement) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.loose[p.Volume] {
+		return
+	}
+	a.loose[p.Volume] = a.crew.start(func(ctx context.Context) {
+		a.untilDown(ctx, p)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.loose, p.Volume)
+	})
+}
+
+// untilDown tries until nothing is left of the volume, it is claimed, or ctx ends.
+func (a *Allocs) untilDown(ctx context.Context, p registry.Placement) {
+	persist(ctx, func(pause time.Duration) error {
+		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: p.Volume}, name: p.Name}
+		err := h.clear(ctx)
+		if err != nil && ctx.Err() == nil {
+			a.logger.Warn("a volume that nobody claims cannot be taken down yet", "volume", p.Name, "again_in", pause, "error", err)
+		}
+		return err
+	})
+}
+
+// clear unstages and detaches a volume that nobody claims.
+func (h *hold) clear(ctx context.Context) (err error) {
+	leave, err := h.turn(ctx, "the end of what nobody claims")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	var still bool
+	var p registry.Placement
+	err = h.State.View(ctx, func(v registry.View) error {
+		still = unclaimed(v, h.key.Volume)
+		p, _ = v.Placement(h.key.Volume)
+		return nil
+	})
+	if err != nil || !still {
+		return err
+	}
+	h.by.RetryUntil = time.Now().Add(roundLimit)
+	if p.Stage != registry.MarkNone {
+		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
+			return err
+		}
+	}
+	if err := h.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
+		return err
+	}
+	return h.dismount(ctx)
+}

@@ -1,0 +1,286 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// hold is one request of an alloc for a volume, on its way up or down. step is what is being done for it now.
+type hold struct {
+	*Allocs
+	by    intent.Caller
+	key   registry.ClaimKey // its Volume is not known before the request's volume is
+	name  registry.VolumeName
+	parts []hooks.Part // of the volume, which tasks mount instead of all of it
+	step  registry.Step
+}
+
+// turn waits for the volume's lock, and says so if it has to. The lock has to be left. That it was waited for is forgotten by settle, which may have to
+// wait on.
+func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) {
+	h.step = registry.StepTurn
+	over := func() {}
+	if busy := h.Locks.Busy(h.key.Volume); busy != "" {
+		over = h.waitsLong(ctx, registry.Wait{For: busy})
+	}
+	defer func() { over() }()
+	return h.Locks.Lock(ctx, h.key.Volume, what)
+}
+
+// awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
+func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registry.Instance, error) {
+	if node, ok := h.Plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
+		return node, nil
+	}
+	ctx, cancel := h.bounded(ctx)
+	defer cancel()
+	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
+	if _, serves := h.Plugins.Find(registry.RoleNode, plugin); !serves {
+		if _, other := h.Plugins.Find(registry.RoleController, plugin); other {
+			what = fmt.Sprintf("plugin %s to serve %s on this node: it serves only %s here", plugin, registry.RoleNode, registry.RoleController)
+		}
+	}
+	h.awaits(ctx, registry.RoleNode)(what)
+	node, err := h.Plugins.Await(ctx, registry.RoleNode, plugin)
+	if err == nil {
+		h.waited(ctx)
+	}
+	return node, err
+}
+
+// awaits is what a use case calls that has to wait for a plugin in a role.
+func (h *hold) awaits(ctx context.Context, role registry.Role) func(what string) {
+	return func(what string) {
+		h.step = registry.StepPlugin
+		h.waits(ctx, registry.Wait{For: what, Role: role})
+	}
+}
+
+// bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set none.
+func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	waiting, cancel := h.by.Waiting(ctx)
+	if _, has := waiting.Deadline(); has {
+		return waiting, cancel
+	}
+	cancel()
+	return context.WithTimeout(ctx, pluginWait)
+}
+
+// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may follow: nothing but the
+// same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
+func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
+	open, found := registry.Intent{}, false
+	err := h.State.View(ctx, func(v registry.View) error { open, found = v.Intent(h.key.Volume); return nil })
+	if err != nil {
+		return err
+	}
+	if !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
+		h.waited(ctx)
+		return nil
+	}
+	h.step = registry.StepTurn
+	over := h.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
+	switch open.RPC {
+	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
+		err = h.controller.Settle(ctx, h.by, open)
+	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC, registry.NodeExpandRPC:
+		err = h.mounter.Settle(ctx, h.by, open)
+	default:
+		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
+	}
+	if over(); err == nil {
+		h.waited(ctx)
+	}
+	return err
+}
+
+// settleDown is settle on the way down. A call that an earlier shim has left, and that is likely to run, is asked for once more, for a round, before it is
+// undone. An expansion holds the way down up for no longer than a round either: nothing stands on it, so that it is then taken for one that was answered
+// vaguely, and found out when somebody asks for one again or the volume is mounted anew.
+func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
+	var round *time.Timer // nil: no call that may run is waited for
+	limited, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err := h.settle(limited, func(open registry.Intent) bool {
+		undoes := follows(open)
+		if undoes && h.hasty(open) {
+			round = time.AfterFunc(roundLimit, func() { cancel(errRound) })
+		}
+		return undoes && round == nil
+	})
+	if round != nil {
+		round.Stop()
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if round != nil {
+		h.waited(ctx)
+		return nil
+	}
+	left, store := h.leaveExpansion(ctx)
+	if store != nil || !left {
+		return errors.Join(err, store)
+	}
+	h.logger.Warn("an expansion is not waited for any more, as its volume is given back", "volume", h.name, "error", err)
+	h.waited(ctx)
+	return nil
+}
+
+var errRound = fmt.Errorf("it has had no certain end for %s", roundLimit)
+
+// hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was started anew since.
+func (h *hold) hasty(open registry.Intent) bool {
+	inst, is := h.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
+	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
+}
+
+// leaveExpansion closes an open expansion whose end nobody knows.
+func (h *hold) leaveExpansion(ctx context.Context) (left bool, err error) {
+	_, err = h.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		open, found := v.Intent(h.key.Volume)
+		if left = found && open.RPC.Expands(); !left {
+			return registry.Change{}, nil
+		}
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		if vol, known := v.VolumeByKey(open.Volume); known {
+			vol.Expansion = vol.Expansion.Troubled(unknown(open))
+			change.Put = []registry.Record{vol}
+		}
+		return change, nil
+	})
+	return left, err
+}
+
+// unknown is what is known of a call that has no end: at most a vague answer. A try after a certain one may be under way.
+func unknown(open registry.Intent) *registry.CallError {
+	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
+	if open.Code == "" || !intent.Vague(open.Code) {
+		said.Code = "UNKNOWN"
+	}
+	return said
+}
+
+// own says whether the call was made for this request.
+func (h *hold) own(open registry.Intent) bool {
+	return open.Alloc == h.key.Alloc && open.Request == h.key.Request
+}
+
+// failed records why the step under way did not succeed, and when it is tried again; the zero time: when the host asks for it.
+func (h *hold) failed(ctx context.Context, err error, next time.Time) {
+	w := registry.Wait{Next: next, Detail: err.Error()}
+	if call, ok := errors.AsType[*registry.CallError](err); ok {
+		h.step = cmp.Or(call.RPC.Step(), h.step) // no alloc asks for a ControllerExpandVolume: it is in the way of what does
+		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(h.key.Volume.Plugin), call.RPC, call.Code, call.Detail
+		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
+	}
+	h.waits(ctx, w)
+}
+
+// waited forgets a wait for a plugin or a turn that is over, also one that an earlier shim has left.
+func (h *hold) waited(ctx context.Context) {
+	over := func(w registry.Wait) bool {
+		return w.Request == h.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
+	}
+	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
+		next := slices.DeleteFunc(slices.Clone(list), over)
+		return next, len(next) < len(list)
+	})
+}
+
+// waits records for whom or what the step under way waits.
+func (h *hold) waits(ctx context.Context, w registry.Wait) { h.record(ctx, h.waiting(w)) }
+
+// waiting is w as a wait of the step under way.
+func (h *hold) waiting(w registry.Wait) registry.Wait {
+	w.Alloc, w.Request, w.Volume, w.Step, w.Since = h.key.Alloc, h.key.Request, h.name, h.step, h.Now()
+	return w
+}
+
+func (h *hold) record(ctx context.Context, w registry.Wait) {
+	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
+}
+
+// long is a wait that people may notice. After a swap there are many that end sooner.
+const long = 100 * time.Millisecond
+
+// waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded any more.
+func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
+	w = h.waiting(w)
+	recorded := make(chan struct{})
+	timer := time.AfterFunc(long, func() {
+		defer close(recorded)
+		h.record(ctx, w)
+	})
+	return func() {
+		if !timer.Stop() {
+			<-recorded
+		}
+	}
+}
+
+// rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
+func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
+	if intent.Released(ctx) {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	_, err := registry.Ensure(ctx, h.State, func(v registry.View) (out registry.Change, err error) {
+		al, known := v.Alloc(h.key.Alloc)
+		if next, changed := change(al.Waiting); known && changed {
+			al.Waiting = next
+			out.Put = []registry.Record{al}
+		}
+		return out, nil
+	})
+	if err != nil {
+		h.logger.Warn("cannot record what an alloc waits for", "alloc", h.key.Alloc, "error", err)
+	}
+}
+
+// waitingFor is the list with w in place of what its request waited for before.
+func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, changed bool) {
+	changed = true
+	for _, old := range list {
+		if old.Request != w.Request {
+			next = append(next, old)
+			continue
+		}
+		w = goesOn(old, w)
+		changed = old != w
+	}
+	return append(next, w), changed
+}
+
+// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what was said last
+// stands until something else is.
+func goesOn(old, w registry.Wait) registry.Wait {
+	if old.Step != w.Step || old.RPC != w.RPC {
+		return w
+	}
+	if old.Since.Before(w.Since) {
+		w.Since = old.Since
+	}
+	if w.For == "" {
+		w.For = old.For
+	}
+	if w.RPC == "" {
+		return w
+	}
+	if intent.OutcomeOf(old.RPC, old.Code) == registry.OutcomeFailed {
+		w.Attempt += old.Attempt
+	}
+	w.Attempt = max(w.Attempt, old.Attempt)
+	if w.Code == "" && w.Detail == "" {
+		w.Code, w.Detail, w.Advice = old.Code, old.Detail, old.Advice
+	}
+	return w
+}

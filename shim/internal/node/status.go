@@ -1,0 +1,194 @@
+package node
+
+import (
+	"context"
+	"slices"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// Status lists allocs and how far their volumes have come; only says which, the zero value all. It is true for the index returned.
+func (a *Allocs) Status(ctx context.Context, only registry.AllocID) (list []registry.AllocStatus, at registry.Seq, err error) {
+	err = a.State.View(ctx, func(v registry.View) error {
+		at = v.Index()
+		for _, al := range chosen(v, only) {
+			list = append(list, allocStatus(v, al))
+		}
+		return nil
+	})
+	return list, at, err
+}
+
+// chosen is the alloc with the id, or all of them.
+func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
+	if only == "" {
+		return v.Allocs()
+	}
+	if al, known := v.Alloc(only); known {
+		return []registry.Alloc{al}
+	}
+	return nil
+}
+
+func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
+	out := registry.AllocStatus{Alloc: al}
+	for _, c := range v.ClaimsOf(al.ID) {
+		r := refOf(v, c.ClaimKey())
+		use := registry.Use{
+			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
+			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
+		}
+		if vol, ok := v.VolumeByKey(c.Volume); ok {
+			use.Health = vol.Health
+			if vol.Expansion.Pending() || vol.Expansion.Open() {
+				use.Expansion = vol.Expansion
+			}
+		}
+		if p, ok := v.Placement(c.Volume); ok {
+			use.Attach, use.Stage = p.Attach, p.Stage
+		}
+		if in, ok := v.Intent(c.Volume); ok {
+			use.Intent = &in
+		}
+		if use.Wait != nil {
+			out.Waiting = slices.DeleteFunc(slices.Clone(out.Waiting), func(w registry.Wait) bool { return w.Request == use.Request })
+			out.Waiting = append(out.Waiting, *use.Wait)
+		}
+		out.Uses = append(out.Uses, use)
+	}
+	return out
+}
+
+// refOf is the claim's ref; the zero value: there is none.
+func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
+	refs := v.Refs(k.Volume)
+	if i := slices.IndexFunc(refs, func(r registry.Ref) bool { return r.ClaimKey() == k }); i >= 0 {
+		return refs[i]
+	}
+	return registry.Ref{}
+}
+
+// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded. Who waits for a
+// plugin or for its turn has no call open: the one that there may be is somebody else's.
+func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
+	if al.State == registry.AllocReady {
+		return nil
+	}
+	var known *registry.Wait
+	for _, w := range al.Waiting {
+		if w.Request == c.Request {
+			known = &w
+		}
+	}
+	open, found := v.Intent(c.Volume)
+	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
+	if !found || open.RPC.Step() == "" || foreign || known != nil && (known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
+		return known
+	}
+	w := intent.Waits(open)
+	w.Alloc, w.Request = al.ID, c.Request
+	if known != nil && open.Outcome != registry.OutcomePending && w.Next.IsZero() {
+		w.Next = known.Next
+	}
+	if known != nil {
+		w = goesOn(*known, w)
+	}
+	return &w
+}
+
+// Volumes lists volumes and how they are used now; only says which, the zero value all. It is true for the index returned.
+func (a *Allocs) Volumes(ctx context.Context, only registry.VolumeName) (list []registry.VolumeStatus, at registry.Seq, err error) {
+	err = a.State.View(ctx, func(v registry.View) error {
+		at = v.Index()
+		var volumes []registry.Volume
+		var allocs []registry.Alloc
+		if only == (registry.VolumeName{}) {
+			volumes, allocs = v.Volumes(), v.Allocs()
+		} else {
+			volumes, allocs = theVolume(v, only)
+		}
+		waits, creations := waitsOf(v, allocs), creationsOf(v)
+		for _, vol := range volumes {
+			st := volumeStatus(v, vol, waits[vol.VolumeName()])
+			if st.Intent == nil {
+				st.Intent = creations[vol.VolumeName()]
+			}
+			if st.Intent != nil && st.Intent.RPC.Step() == "" {
+				st.Waiting = append(st.Waiting, intent.Waits(*st.Intent))
+			}
+			list = append(list, st)
+		}
+		return nil
+	})
+	return list, at, err
+}
+
+// theVolume is the one of that name, if there is one, and the allocs that may use it or wait for it.
+func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
+	vol, known := v.Volume(name)
+	if !known {
+		return nil, nil
+	}
+	allocs := v.AllocsWhere(func(al registry.Alloc) bool {
+		return slices.ContainsFunc(al.Waiting, func(w registry.Wait) bool { return w.Volume == name })
+	})
+	for _, c := range v.Claims(vol.VolumeKey()) {
+		al, known := v.Alloc(c.Alloc)
+		if known && !slices.ContainsFunc(allocs, func(o registry.Alloc) bool { return o.ID == al.ID }) {
+			allocs = append(allocs, al)
+		}
+	}
+	return []registry.Volume{vol}, allocs
+}
+
+// waitsOf is what allocs wait for, by volume.
+func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][]registry.Wait {
+	waits := map[registry.VolumeName][]registry.Wait{}
+	for _, al := range allocs {
+		if al.State == registry.AllocReady {
+			continue
+		}
+		for _, w := range allocStatus(v, al).Waiting {
+			waits[w.Volume] = append(waits[w.Volume], w)
+		}
+	}
+	return waits
+}
+
+// creationsOf is the open CreateVolume calls: a volume that is being made has no key yet to find its call by.
+func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
+	open := map[registry.VolumeName]*registry.Intent{}
+	for _, in := range v.Intents() {
+		if in.RPC == registry.CreateVolumeRPC {
+			open[in.Name] = &in
+		}
+	}
+	return open
+}
+
+func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {
+	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
+	out.Placement, _ = v.Placement(vol.VolumeKey())
+	if in, ok := v.Intent(vol.VolumeKey()); ok {
+		out.Intent = &in
+	}
+	refs := map[registry.ClaimKey]registry.Ref{}
+	for _, r := range v.Refs(vol.VolumeKey()) {
+		refs[r.ClaimKey()] = r
+	}
+	for _, c := range v.Claims(vol.VolumeKey()) {
+		r := refs[c.ClaimKey()]
+		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target, Trouble: r.Trouble, Troubled: r.Troubled})
+	}
+	return out
+}
+
+// Claims lists every claim.
+func (a *Allocs) Claims(ctx context.Context) (list []registry.Claim, at registry.Seq, err error) {
+	err = a.State.View(ctx, func(v registry.View) error {
+		at, list = v.Index(), v.AllClaims()
+		return nil
+	})
+	return list, at, err
+}
