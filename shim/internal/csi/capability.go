@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// modes is the access modes, in CSI's numbers.
+// modes maps access modes to CSI's numbers.
 var modes = map[registry.AccessMode]csi.VolumeCapability_AccessMode_Mode{
 	registry.SingleNodeWriter:       csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 	registry.SingleNodeReaderOnly:   csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -23,11 +23,12 @@ func volumeCapability(c registry.VolumeCapability, fs string, flags registry.Fla
 		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		return out
 	}
-	out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fs, MountFlags: flags.List()}}
+	mount := &csi.VolumeCapability_MountVolume{FsType: fs, MountFlags: flags.List()}
+	out.AccessType = &csi.VolumeCapability_Mount{Mount: mount}
 	return out
 }
 
-// usageCapability is the capability that a usage is, with its mount group.
+// usageCapability returns the capability of a usage, with its mount group.
 func usageCapability(u registry.Usage) *csi.VolumeCapability {
 	out := volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType, u.MountFlags)
 	if mount := out.GetMount(); mount != nil {
@@ -36,7 +37,7 @@ func usageCapability(u registry.Usage) *csi.VolumeCapability {
 	return out
 }
 
-// maybeCapability is the capability that a usage is; none for no usage.
+// maybeCapability returns the capability of a usage, or nil if there is none.
 func maybeCapability(u registry.Usage) *csi.VolumeCapability {
 	if u == (registry.Usage{}) {
 		return nil
@@ -55,8 +56,8 @@ func capabilities(list []registry.VolumeCapability, fs string, flags registry.Fl
 	return out
 }
 
-// confirmed is what a plugin's list says. What says neither file system nor block device, or names a mode that we do not know, is not
-// among it.
+// confirmed returns the capabilities in a plugin's list. It leaves out entries that are neither file system nor block
+// device, and those with an access mode that this build does not know.
 func confirmed(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
 	for _, c := range list {
 		one := registry.VolumeCapability{Attachment: attachment(c)}
@@ -89,7 +90,7 @@ func topologies(list []registry.Topology) (out []*csi.Topology) {
 	return out
 }
 
-// reveal is the secrets as the plugin gets them.
+// reveal returns the secrets as the plugin gets them.
 func reveal(secrets map[string]registry.SecretValue) map[string]string {
 	if len(secrets) == 0 {
 		return nil

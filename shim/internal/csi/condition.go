@@ -1,8 +1,6 @@
 package csi
 
 import (
-	"strings"
-
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -16,9 +14,8 @@ const (
 	messageField   protowire.Number = 2 // of VolumeCondition
 )
 
-// condition returns the VolumeCondition in m, or nil if m has none that can be read. Secrets in its message are masked;
-// if they are not known, the whole message is.
-func condition(m proto.Message, masks func() (masks *strings.Replacer, all bool)) *registry.VolumeCondition {
+// condition returns the VolumeCondition in m, or nil if m has none that can be read. Its message is redacted.
+func condition(m proto.Message, sent *sentSecrets, p private) *registry.VolumeCondition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
 	case !found:
@@ -26,11 +23,7 @@ func condition(m proto.Message, masks func() (masks *strings.Replacer, all bool)
 	case !abnormal:
 		return &registry.VolumeCondition{}
 	}
-	hide, all := masks()
-	if all {
-		message = withheld
-	}
-	return &registry.VolumeCondition{Abnormal: true, Message: Redact(message, hide)}
+	return &registry.VolumeCondition{Abnormal: true, Message: sent.redactorOf(p).redact(message)}
 }
 
 // decodeCondition reads VolumeCondition from the unknown fields of a message. As in any protobuf message, the last

@@ -47,7 +47,7 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 			says := csifake.Condition{Abnormal: abnormal, Message: "source path\x1b[2J\ndoesn't exist: " + canarySecret}
 			fake.On("NodeGetVolumeStats").Answer(statsOf(&csi.NodeGetVolumeStatsResponse{}, says))
 			fake.On("ListVolumes").Rule(csifake.Rule{Condition: &says})
-			f.memory("disk").learn([]word{{"", canarySecret}})
+			f.secretsOf("disk").add([]secret{{"", canarySecret}})
 			got, err := ask()
 			if err != nil || got == nil || got.Abnormal != abnormal || abnormal != strings.HasPrefix(got.Message, "source path") {
 				t.Fatalf("%s: %+v, %v", rpc, got, err)

@@ -3,16 +3,20 @@ package csi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
@@ -20,156 +24,252 @@ import (
 
 // Limits of one connection.
 const (
-	maxAnswer   = 4 << 20 // bytes of one message
-	window      = 1 << 20 // bytes of an answer that may come before it is read; less than maxAnswer: readAnswer relies on it
-	maxHeaders  = 1 << 20 // bytes of headers and trailers: the plugin's error texts
-	redialFirst = 10 * time.Millisecond
-	redialMost  = time.Second
-	dialLimit   = time.Second
-	idleLimit   = 5 * time.Minute // a connection that nobody uses closes by itself, and comes back with the next call
+	maxAnswer  = 4 << 20 // bytes of one message
+	window     = 1 << 20 // bytes of an answer before it is read; less than maxAnswer: invoke relies on that
+	maxHeaders = 1 << 20 // bytes of headers and trailers: the plugin's error texts
+	dialLimit  = time.Second
+	dialPause  = 10 * time.Millisecond // between two tries within dialLimit
 )
 
-// Conn is the connection to one task's socket. It is made anew by whoever needs it after it was lost.
+// Conn connects to one task's socket. It makes a new link when a caller needs one and the last link is lost.
 type Conn struct {
-	Task  registry.TaskKey
-	path  string
-	dial  Dial
-	cc    *grpc.ClientConn
-	sent  *memory       // to the plugin
-	news  atomic.Uint64 // counts what may change what the plugin says of itself: connections made, and some answers (send)
-	known atomic.Uint64 // news at the last good Describe
-	made  atomic.Uint64 // connections
-	cut   atomic.Int64  // when a call was last cut off that the plugin may have heard of, Unix time in ns
+	path    string
+	dial    Dial
+	secrets *sentSecrets // to the plugin
 
-	supervised bool // guarded by the fleet's lock: a supervisor uses it, so only Close or the end of the fleet closes it
+	ctx    context.Context // ends when the Conn is closed
+	cancel context.CancelFunc
 
-	mu  sync.Mutex               // guards met; held for no longer than a look-up
-	met map[registry.Role]uint64 // connections made when the plugin last said what it is in the role
+	linking singleflight.Group // callers share one try
 
-	sockets sockets
+	mu   sync.Mutex // guards link; held for no longer than a look-up
+	link *link
+
+	changes   atomic.Uint64 // counts what may change the plugin's description: new links and some answers
+	described atomic.Uint64 // changes at the last good Describe
 }
 
-func newConn(t registry.TaskKey, path string, d Dial, sent *memory) (*Conn, error) {
-	c := &Conn{Task: t, path: path, dial: d, sent: sent}
-	c.news.Store(1) // what it says of itself has not been asked yet
-	cc, err := grpc.NewClient("passthrough:///"+path,
-		grpc.WithTransportCredentials(numbered(c)),
-		grpc.WithPerRPCCredentials(sameLine{}),
-		grpc.WithContextDialer(c.dialSocket),
-		grpc.WithAuthority("localhost"),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(),
-		grpc.WithIdleTimeout(idleLimit),
-		grpc.WithInitialWindowSize(window),
-		grpc.WithUnaryInterceptor(readAnswer),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithStatsHandler(ear{c}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: redialFirst, Multiplier: 1.6, Jitter: 0.2, MaxDelay: redialMost},
-			MinConnectTimeout: dialLimit,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(exact{})),
-	)
-	if err != nil {
-		return nil, registry.Errorf(registry.ErrInternal, "connect to %s: %w", path, err)
-	}
-	c.cc = cc
-	return c, nil
+var errClosed = errors.New("the connection is closed")
+
+func newConn(path string, d Dial, s *sentSecrets) *Conn {
+	c := &Conn{path: path, dial: d, secrets: s}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.changes.Store(1) // the plugin has not been described yet
+	return c
 }
 
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", path)
 }
 
-// cutHeard is after how long a plugin has surely heard that a call was cut off.
-const cutHeard = 2 * time.Second
-
-func (c *Conn) cutLately() bool { return time.Now().UnixNano()-c.cut.Load() < int64(cutHeard) }
-
-func (c *Conn) close() { _ = c.cc.Close() } // closed before is as good
-
-// ready returns once calls can be sent, or why not. It dials at once, whatever the back-off of earlier dials is, and waits for no
-// longer than one dial may take.
-func (c *Conn) ready(ctx context.Context) error {
-	if c.cc.GetState() == connectivity.Ready {
-		return nil
+// close closes the connection for good. Calls under way end with CANCELLED.
+func (c *Conn) close() {
+	if l := c.shut(); l != nil {
+		_ = l.cc.Close()
 	}
-	if err := c.knock(ctx); err != nil {
-		return status.Error(codes.Unavailable, err.Error())
-	}
-	return c.settle(ctx)
 }
 
-// knock dials the socket and hangs up. It fails if nobody listens there. A full queue of callers is somebody who is slow.
-func (c *Conn) knock(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
-	defer cancel()
-	conn, err := c.dial(ctx, c.path)
-	if err == nil {
-		return conn.Close()
-	}
-	if ctx.Err() != nil || errors.Is(err, syscall.EAGAIN) {
-		return nil
-	}
-	return err
+// shut lets no new link be made, and returns the last one.
+func (c *Conn) shut() *link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancel()
+	return c.link
 }
 
-// settle connects now, and waits for the end of that, at most one dial long.
-func (c *Conn) settle(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, dialLimit)
-	defer cancel()
-	for limited.Err() == nil {
-		wait := dialLimit
-		state := c.cc.GetState()
-		switch state {
-		case connectivity.Ready:
-			return nil
-		case connectivity.Shutdown:
-			return status.Error(codes.Unavailable, "the connection is closed")
-		case connectivity.Idle:
-			c.cc.Connect()
-		case connectivity.TransientFailure:
-			// A process that dies may have taken the knock and not the call: its listener is the last to go.
-			if err := c.knock(limited); err != nil {
-				return status.Error(codes.Unavailable, err.Error())
-			}
-			c.cc.ResetConnectBackoff()
-			wait = 2 * redialFirst
+// sever shuts the socket down if a call was cut off over it, so that the plugin learns of that before anything else. It
+// waits for nobody, unlike close, which follows.
+func (c *Conn) sever() {
+	if l := c.shut(); l != nil && l.cut.Load() {
+		hangUp(l.socket)
+	}
+}
+
+// hangUp ends a connection in both directions at once.
+func hangUp(conn net.Conn) {
+	if sc, is := conn.(syscall.Conn); is {
+		shutdown := func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }
+		if raw, err := sc.SyscallConn(); err == nil && raw.Control(shutdown) == nil {
+			return
 		}
-		c.changes(limited, state, wait)
 	}
+	_ = conn.Close()
+}
+
+// connect returns a link that is up. It fails at once if no process listens, and after dialLimit if the listener does not
+// answer. Its error is a gRPC status.
+func (c *Conn) connect(ctx context.Context) (*link, error) {
+	l, err := c.tryConnect(ctx)
 	switch {
-	case c.cc.GetState() == connectivity.Ready: // in the last moment
-		return nil
+	case err == nil:
+		return l, nil
 	case ctx.Err() != nil:
-		return status.FromContextError(ctx.Err()).Err()
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return status.Errorf(codes.Unavailable, "somebody listens at %s, but does not speak gRPC", c.path)
+	return nil, status.Error(codes.Unavailable, err.Error())
 }
 
-// changes waits until the state is another one, at most for limit.
-func (c *Conn) changes(ctx context.Context, state connectivity.State, limit time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	c.cc.WaitForStateChange(ctx, state)
+func (c *Conn) tryConnect(ctx context.Context) (*link, error) {
+	if l := c.current(); l != nil || ctx.Err() != nil {
+		return l, ctx.Err()
+	}
+	linked := c.linking.DoChan("", func() (any, error) { return c.newLink() })
+	select {
+	case r := <-linked:
+		l, _ := r.Val.(*link)
+		return l, r.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
-// Lost returns once the connection is lost and nobody answers a new one, with the reason, or nil when ctx ends.
-func (c *Conn) Lost(ctx context.Context) error {
-	for ctx.Err() == nil {
-		state := c.cc.GetState()
-		if state == connectivity.Ready || state == connectivity.Shutdown {
-			c.cc.WaitForStateChange(ctx, state)
-			continue
-		}
-		if err := c.knock(ctx); err != nil && ctx.Err() == nil {
-			return err
-		}
-		_ = c.settle(ctx) // who answers the knock but not the call is seen by its heartbeat
+// current returns the link if it is up, else nil.
+func (c *Conn) current() *link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() == nil && c.link != nil && c.link.up() {
+		return c.link
 	}
 	return nil
 }
 
-// Outdated says whether something has happened since the last good Describe after which what it told may not hold any more: another
-// connection, which may lead to another process, or an answer RESOURCE_EXHAUSTED or UNIMPLEMENTED.
-func (c *Conn) Outdated() bool { return c.news.Load() != c.known.Load() }
+// errSilent means that a process listens and does not speak gRPC.
+var errSilent = errors.New("the listener does not speak gRPC")
+
+// newLink makes a link. A full queue of callers means that the plugin is slow. A dying process may accept a connection and
+// reset it, because its listener is the last to go. So both are tried again until dialLimit.
+func (c *Conn) newLink() (*link, error) {
+	if l := c.current(); l != nil { // made since the caller looked
+		return l, nil
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, dialLimit)
+	defer cancel()
+	for ctx.Err() == nil {
+		socket, err := c.dial(ctx, c.path)
+		if err == nil {
+			if l, err := newLink(ctx, c.path, socket); err == nil {
+				return l, c.use(l)
+			}
+		} else if ctx.Err() == nil && !errors.Is(err, syscall.EAGAIN) {
+			return nil, err
+		}
+		select {
+		case <-time.After(dialPause):
+		case <-ctx.Done():
+		}
+	}
+	if c.ctx.Err() != nil {
+		return nil, errClosed
+	}
+	return nil, fmt.Errorf("connect to %s within %v: %w", c.path, dialLimit, errSilent)
+}
+
+func (c *Conn) use(l *link) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		_ = l.cc.Close()
+		return errClosed
+	}
+	c.link = l // the last one closes itself as its socket closes
+	c.changes.Add(1)
+	return nil
+}
+
+// Lost returns once the connection is lost and no process accepts a new one, with the reason, or nil when ctx ends. A
+// process that accepts and does not speak gRPC is left to the heartbeat.
+func (c *Conn) Lost(ctx context.Context) error {
+	for ctx.Err() == nil {
+		l, err := c.tryConnect(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err == nil:
+			l.cc.WaitForStateChange(ctx, connectivity.Ready)
+		case errors.Is(err, errClosed):
+			<-ctx.Done()
+		case !errors.Is(err, errSilent):
+			return err
+		}
+	}
+	return nil
+}
+
+// Outdated reports whether the last good Describe may not hold any more. A new link may lead to another process, and an
+// answer RESOURCE_EXHAUSTED or UNIMPLEMENTED may contradict the description.
+func (c *Conn) Outdated() bool { return c.changes.Load() != c.described.Load() }
+
+// link is one connection to one process. A grpc.ClientConn connects again by itself, perhaps to another process than the
+// one that was described. So each link has a ClientConn of its own that dials once.
+type link struct {
+	cc     *grpc.ClientConn
+	socket net.Conn
+	cut    atomic.Bool // a call that the plugin may have read was cut off
+
+	mu   sync.Mutex // guards said
+	said map[registry.Role]registry.Fingerprint
+}
+
+// newLink speaks gRPC over the socket, which it owns from now on, and returns once the plugin has answered.
+func newLink(ctx context.Context, path string, socket net.Conn) (*link, error) {
+	l := &link{socket: socket, said: map[registry.Role]registry.Fingerprint{}}
+	var dialled atomic.Bool
+	cc, err := grpc.NewClient("passthrough:///"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if dialled.Swap(true) {
+				return nil, errors.New("the connection to the plugin was lost")
+			}
+			return &ownSocket{socket, sync.OnceFunc(func() { go func() { _ = l.cc.Close() }() })}, nil
+		}),
+		grpc.WithAuthority("localhost"),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(),
+		grpc.WithIdleTimeout(0),
+		grpc.WithInitialWindowSize(window),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithStatsHandler(statsHandler{}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialLimit}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.ForceCodecV2(codec{})),
+	)
+	if err != nil {
+		_ = socket.Close()
+		return nil, err
+	}
+	l.cc = cc
+	cc.Connect()
+	for state := cc.GetState(); state != connectivity.Ready; state = cc.GetState() {
+		failed := state == connectivity.TransientFailure || state == connectivity.Shutdown
+		if failed || !cc.WaitForStateChange(ctx, state) {
+			_, _ = cc.Close(), socket.Close()
+			return nil, errSilent
+		}
+	}
+	return l, nil
+}
+
+// ownSocket is the socket of a link. gRPC closes it when it is lost, or when the plugin has ended it and its last call is over.
+type ownSocket struct {
+	net.Conn
+	closed func()
+}
+
+func (s *ownSocket) Close() error { defer s.closed(); return s.Conn.Close() }
+
+func (l *link) up() bool { return l.cc.GetState() == connectivity.Ready }
+
+// describedAs reports whether the plugin has said over this link that it is what is registered.
+func (l *link) describedAs(in registry.Instance) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	said, known := l.said[in.Role]
+	return known && said.Provider == in.Fingerprint.Provider && said.NodeID == in.Fingerprint.NodeID &&
+		slices.Equal(said.Capabilities, in.Fingerprint.Capabilities)
+}
+
+func (l *link) says(found map[registry.Role]registry.Fingerprint) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for role, f := range found {
+		l.said[role] = f
+	}
+}

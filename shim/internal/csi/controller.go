@@ -4,47 +4,48 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
 )
 
-// Create is CreateVolume. What comes back is the plugin's word, unchecked.
+// Create is CreateVolume.
 func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateRequest) (out Created, err error) {
-	hide := hidden(r.Secrets, r.MountFlags, r.Parameters)
-	err = f.send(ctx, registry.CreateVolumeRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		reply, err := csi.NewControllerClient(cc).CreateVolume(ctx, createRequest(r))
-		vol := reply.GetVolume()
-		out = Created{VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext()}
-		out.Source = registry.Source{
+	var reply csi.CreateVolumeResponse
+	p := carried(r.Secrets, r.MountFlags, r.Parameters)
+	err = f.send(ctx, registry.CreateVolumeRPC, at, p, createRequest(r), &reply)
+	vol := reply.GetVolume()
+	out = Created{
+		VolumeID: vol.GetVolumeId(), Capacity: vol.GetCapacityBytes(), Context: vol.GetVolumeContext(),
+		Source: registry.Source{
 			Volume:   registry.ExternalID(vol.GetContentSource().GetVolume().GetVolumeId()),
 			Snapshot: registry.ExternalID(vol.GetContentSource().GetSnapshot().GetSnapshotId()),
-		}
-		for _, t := range vol.GetAccessibleTopology() {
-			out.Accessible = append(out.Accessible, t.GetSegments())
-		}
-		return err
-	})
+		},
+	}
+	for _, t := range vol.GetAccessibleTopology() {
+		out.Accessible = append(out.Accessible, t.GetSegments())
+	}
 	return out, err
 }
 
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
-		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters,
+		Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
 		req.CapacityRange = &csi.CapacityRange{RequiredBytes: r.CapacityMin, LimitBytes: r.CapacityMax}
 	}
 	if len(r.Required)+len(r.Preferred) > 0 {
-		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(r.Required), Preferred: topologies(r.Preferred)}
+		req.AccessibilityRequirements = &csi.TopologyRequirement{
+			Requisite: topologies(r.Required), Preferred: topologies(r.Preferred),
+		}
 	}
-	req.VolumeContentSource = contentSource(r.Source)
 	return req
 }
 
-// contentSource is nil for an empty volume.
+// contentSource returns nil for an empty volume.
 func contentSource(s registry.Source) *csi.VolumeContentSource {
 	switch {
 	case s.Volume != "":
@@ -61,69 +62,85 @@ func contentSource(s registry.Source) *csi.VolumeContentSource {
 
 // Delete is DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r DeleteRequest) error {
-	return f.send(ctx, registry.DeleteVolumeRPC, at, hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...), func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewControllerClient(cc).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)})
-		return err
-	})
+	req := &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)}
+	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
+	return f.send(ctx, registry.DeleteVolumeRPC, at, p, req, &csi.DeleteVolumeResponse{})
 }
 
 // Attach is ControllerPublishVolume. It returns the publish context.
-func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachRequest) (publish map[string]string, err error) {
-	hide := hidden(r.Secrets, r.Usage.MountFlags, r.VolumeContext)
-	err = f.send(ctx, registry.ControllerPublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		reply, err := csi.NewControllerClient(cc).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-			VolumeId: string(r.VolumeID), NodeId: string(r.Node), VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly,
-			Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
-		})
-		publish = reply.GetPublishContext()
-		return err
-	})
-	return publish, err
+func (f *Fleet) Attach(ctx context.Context, at registry.InstanceKey, r AttachRequest) (map[string]string, error) {
+	req := &csi.ControllerPublishVolumeRequest{
+		VolumeId: string(r.VolumeID), NodeId: string(r.Node), VolumeCapability: usageCapability(r.Usage),
+		Readonly: r.Usage.ReadOnly, Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
+	}
+	var reply csi.ControllerPublishVolumeResponse
+	p := carried(r.Secrets, r.Usage.MountFlags, r.VolumeContext)
+	err := f.send(ctx, registry.ControllerPublishRPC, at, p, req, &reply)
+	return reply.GetPublishContext(), err
 }
 
-// Detach is ControllerUnpublishVolume. Without a node id it would mean every node: it is never sent so.
+// Detach is ControllerUnpublishVolume. It is not sent without a node id, which would mean every node.
 func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachRequest) error {
 	if r.Node == "" {
-		err := status.Error(codes.InvalidArgument, "the node id is empty, which would detach the volume from every node: it was not sent")
-		return failure(registry.ControllerUnpublishRPC, at, err, false, nil)
+		err := status.Error(codes.InvalidArgument,
+			"the node id is empty, which would detach the volume from every node: the call was not sent")
+		return failure(registry.ControllerUnpublishRPC, at, err, &callTrace{}, redactor{})
 	}
-	hide := hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
-	return f.send(ctx, registry.ControllerUnpublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewControllerClient(cc).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{
-			VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
-		})
-		return err
-	})
+	req := &csi.ControllerUnpublishVolumeRequest{
+		VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
+	}
+	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
+	return f.send(ctx, registry.ControllerUnpublishRPC, at, p, req, &csi.ControllerUnpublishVolumeResponse{})
 }
 
 // Expand is ControllerExpandVolume.
-func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandRequest) (out Expanded, err error) {
-	hide := hidden(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
-	err = f.send(ctx, registry.ControllerExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		reply, err := csi.NewControllerClient(cc).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-			VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets), VolumeCapability: maybeCapability(r.Usage),
-		})
-		out = Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}
-		return err
-	})
-	return out, err
+func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandRequest) (Expanded, error) {
+	req := &csi.ControllerExpandVolumeRequest{
+		VolumeId: string(r.VolumeID), CapacityRange: capacityRange(r.Range), Secrets: reveal(r.Secrets),
+		VolumeCapability: maybeCapability(r.Usage),
+	}
+	var reply csi.ControllerExpandVolumeResponse
+	p := carried(r.Secrets, r.Private.MountFlags, r.Private.Contexts...)
+	err := f.send(ctx, registry.ControllerExpandRPC, at, p, req, &reply)
+	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
 }
 
 // validateRPC changes nothing.
 const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 
 // Validate is ValidateVolumeCapabilities.
-func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (out Validated, err error) {
-	hide := hidden(r.Secrets, r.MountFlags, r.VolumeContext, r.Parameters)
-	err = f.send(ctx, validateRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		reply, err := csi.NewControllerClient(cc).ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
-			Parameters: r.Parameters, Secrets: reveal(r.Secrets),
-		})
-		out = Validated{
-			Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()), Message: Redact(reply.GetMessage(), f.memory(at.Plugin).redactor(hide.words)),
+func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (Validated, error) {
+	req := &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+		VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
+	}
+	var reply csi.ValidateVolumeCapabilitiesResponse
+	p := carried(r.Secrets, r.MountFlags, r.VolumeContext, r.Parameters)
+	err := f.send(ctx, validateRPC, at, p, req, &reply)
+	return Validated{
+		Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()),
+		Message:   f.secretsOf(at.Plugin).redactorOf(p).redact(reply.GetMessage()),
+	}, err
+}
+
+// pageSize is how many volumes ListPage asks for, so that a page of large entries fits into a message.
+const pageSize = 256
+
+// ListPage is one page of ListVolumes.
+func (f *Fleet) ListPage(ctx context.Context, at registry.InstanceKey, token string) (page Page, err error) {
+	req := &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token}
+	var reply csi.ListVolumesResponse
+	err = f.send(ctx, registry.ListVolumesRPC, at, private{}, req, &reply)
+	page.Next = reply.GetNextToken()
+	for _, e := range reply.GetEntries() {
+		entry := Entry{Volume: registry.ExternalID(e.GetVolume().GetVolumeId())}
+		for _, node := range e.GetStatus().GetPublishedNodeIds() {
+			entry.Nodes = append(entry.Nodes, registry.NodeID(node))
 		}
-		return err
-	})
-	return out, err
+		if s := e.GetStatus(); s != nil {
+			entry.Condition = condition(s, f.secretsOf(at.Plugin), private{})
+		}
+		page.Entries = append(page.Entries, entry)
+	}
+	return page, err
 }

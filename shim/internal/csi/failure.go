@@ -1,9 +1,7 @@
 package csi
 
 import (
-	"cmp"
-	"strings"
-
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -11,7 +9,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// kinds is what kind of error a gRPC code is (CSI spec "Error Scheme"). What it says of the call is in the retry table (package intent).
+// kinds maps gRPC codes to kinds of error (CSI spec "Error Scheme"). Package intent has the retry table.
 var kinds = map[codes.Code]error{
 	codes.Canceled:           registry.ErrUnavailable,
 	codes.Unknown:            registry.ErrInternal,
@@ -31,40 +29,40 @@ var kinds = map[codes.Code]error{
 	codes.Unauthenticated:    registry.ErrDenied,
 }
 
-// names of the codes as the CSI spec writes them.
-var names = map[codes.Code]string{
-	codes.Canceled: "CANCELLED", codes.Unknown: "UNKNOWN", codes.InvalidArgument: "INVALID_ARGUMENT", codes.DeadlineExceeded: "DEADLINE_EXCEEDED",
-	codes.NotFound: "NOT_FOUND", codes.AlreadyExists: "ALREADY_EXISTS", codes.PermissionDenied: "PERMISSION_DENIED",
-	codes.ResourceExhausted: "RESOURCE_EXHAUSTED", codes.FailedPrecondition: "FAILED_PRECONDITION", codes.Aborted: "ABORTED",
-	codes.OutOfRange: "OUT_OF_RANGE", codes.Unimplemented: "UNIMPLEMENTED", codes.Internal: "INTERNAL", codes.Unavailable: "UNAVAILABLE",
-	codes.DataLoss: "DATA_LOSS", codes.Unauthenticated: "UNAUTHENTICATED",
-}
-
-// codeName is the code of err by name. A number that gRPC does not have is UNKNOWN, as the gRPC specification asks.
+// codeName returns the code of err as the CSI spec writes it. A number that gRPC does not have is UNKNOWN, as the gRPC
+// specification asks.
 func codeName(err error) string {
+	c := status.Code(err)
 	if isUnreadable(err) {
 		return registry.CodeUnreadable
 	}
-	return cmp.Or(names[status.Code(err)], "UNKNOWN")
+	if _, known := kinds[c]; !known {
+		c = codes.Unknown
+	}
+	return code.Code_name[int32(c)]
 }
 
-// failure is err, of a call to the instance, as everybody else knows it. A call whose request has not left has failed,
-// whatever its code is: it can have no effect. Neither can a call that changes nothing. Secrets in its text are masked.
-func failure(rpc registry.RPC, at registry.InstanceKey, err error, left bool, masks *strings.Replacer) *registry.CallError {
-	text, kind := judge(err, masks)
+// failure returns the error of a call to the instance. A call whose request has not left has failed, whatever its code is:
+// it can have no effect. Neither can a call that changes nothing.
+func failure(rpc registry.RPC, at registry.InstanceKey, err error, t *callTrace, r redactor) *registry.CallError {
+	text, kind := classify(err, r)
+	left := t.left.Load()
 	outcome := registry.OutcomeFailed
 	if _, changes := intent.Policies[rpc]; changes && left {
 		outcome = intent.OutcomeOf(rpc, codeName(err))
 	}
-	return &registry.CallError{RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text}
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text,
+		Lost: left && !t.answered.Load() && status.Code(err) == codes.Unavailable,
+	}
 }
 
-// judge is what err says, and its kind.
-func judge(err error, masks *strings.Replacer) (text string, kind error) {
+// classify returns the redacted text and the kind of a call's error.
+func classify(err error, r redactor) (text string, kind error) {
 	st := status.Convert(err)
 	kind, known := kinds[st.Code()]
 	if !known || isUnreadable(err) {
 		kind = registry.ErrInternal
 	}
-	return Redact(st.Message(), masks), kind
+	return r.redact(st.Message()), kind
 }

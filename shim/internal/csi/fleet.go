@@ -3,87 +3,91 @@ package csi
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 
 	"holdfast/registry"
 )
 
-// Instances finds the record of an instance, for its endpoint.
+// Instances finds the record of an instance, for its endpoint. Get takes no lock and calls nothing of a Fleet.
 type Instances interface {
 	Get(registry.InstanceKey) (registry.Instance, bool)
 }
 
-// Fleet holds the connections to plugins: one per task, whatever roles it serves.
+// Fleet holds the connections to plugins: one per task, for all its roles.
 type Fleet struct {
-	instances Instances
-	dial      Dial
+	dial Dial
+
 	mu        sync.Mutex // guards what follows; held for no longer than a look-up
+	instances Instances
 	conns     map[registry.TaskKey]*Conn
-	memories  map[registry.PluginID]*memory
-	ending    bool
+	secrets   map[registry.PluginID]*sentSecrets
 	ended     bool
 }
 
 // Dial connects to a socket by its path.
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
-// New is a fleet without connections. instances may be nil where only Open and Connect are used.
-func New(instances Instances) *Fleet { return Dialling(instances, dial) }
+// New returns a fleet without connections. If instances is nil, only Connect and Greet may be used until Find.
+func New(instances Instances) *Fleet { return NewDialing(instances, dial) }
 
-// Dialling is a fleet that connects by d.
-func Dialling(instances Instances, d Dial) *Fleet {
-	return &Fleet{conns: map[registry.TaskKey]*Conn{}, memories: map[registry.PluginID]*memory{}, instances: instances, dial: d}
+// NewDialing returns a fleet that connects by d.
+func NewDialing(instances Instances, d Dial) *Fleet {
+	return &Fleet{
+		dial: d, instances: instances,
+		conns: map[registry.TaskKey]*Conn{}, secrets: map[registry.PluginID]*sentSecrets{},
+	}
 }
 
-// Open is the connection to the plugin's task at its socket; it is made if there is none. Nothing is dialled before the first call.
-func (f *Fleet) Open(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
+// Connect returns the connection to the plugin's task at its socket. Nothing is dialled before the first call.
+func (f *Fleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.open(id, t, at)
+	return f.connect(id, t, at)
 }
 
-// open is Open for a caller that holds the fleet's lock.
-func (f *Fleet) open(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
+// connect is Connect for a caller that holds the lock.
+func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
 	if f.ended {
 		return nil, registry.Errorf(registry.ErrUnavailable, "the connections to plugins are closed")
 	}
-	if c := f.conns[t]; c != nil && c.path == at.Host && c.sent == f.memoryOf(id) {
-		return c, nil
+	sent := f.sentTo(id)
+	old := f.conns[t]
+	if old != nil && old.path == at.Host && old.secrets == sent {
+		return old, nil
 	}
-	c, err := newConn(t, at.Host, f.dial, f.memoryOf(id))
-	if err != nil {
-		return nil, err
-	}
-	if old := f.conns[t]; old != nil {
+	if old != nil {
 		old.close()
 	}
+	c := newConn(at.Host, f.dial, sent)
 	f.conns[t] = c
 	return c, nil
 }
 
-// Connect returns the connection as Open does. The connection stays open until Close.
-func (f *Fleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (*Conn, error) {
+// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed, and
+// both are looked up under one lock, so no call opens a connection that stays.
+func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c, err := f.open(id, t, at)
-	if err != nil {
-		return nil, err
+	in, known := f.instances.Get(k)
+	if !known {
+		return nil, in, registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
 	}
-	c.supervised = true
-	return c, nil
+	c, err := f.connect(k.Plugin, k.TaskKey(), in.Endpoint)
+	return c, in, err
 }
 
-// Close ends the task's connection, if there is one. Calls under way end uncertain. A fleet that is about to end leaves that to End.
+// Close ends the task's connection, if there is one. The outcome of calls under way is uncertain.
 func (f *Fleet) Close(t registry.TaskKey) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c := f.conns[t]; c != nil && !f.ending {
+	if c := f.conns[t]; c != nil {
 		c.close()
 		delete(f.conns, t)
 	}
 }
 
-// Find has the fleet find instances there from now on, and ends the connections of tasks that have none. It is called before the first call.
+// Find sets where instances are found, and closes the connections of tasks without an instance. Call it before the first call.
 func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,16 +100,29 @@ func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 	}
 }
 
-// Ending says that End comes, as soon as whoever calls plugins has ended.
-func (f *Fleet) Ending() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.ending = true
+// Greet connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances. A
+// plugin that is not what they say keeps no connection.
+func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
+	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
+	if err != nil {
+		return err
+	}
+	var roles []registry.Role
+	for _, in := range instances {
+		roles = append(roles, in.Role)
+	}
+	_, err = c.Probe(ctx)
+	_, undescribed := c.Describe(ctx, roles)
+	l := c.current()
+	if err != nil || undescribed != nil || l == nil ||
+		slices.ContainsFunc(instances, func(in registry.Instance) bool { return !l.describedAs(in) }) {
+		f.Close(t)
+	}
+	return err
 }
 
-// End lets nothing be sent by this fleet any more, and returns what is left to do: to close connections over which nothing goes. The sockets of those
-// over which a call was cut off in this moment are shut down when it returns, so that the plugin hears of that before it hears from anybody else. All
-// calls have ended.
+// End sends nothing any more, and returns what is left to do: to close connections that carry no call. When End returns,
+// each plugin whose call was cut off has been told so by the kernel, before the next shim can call it. All calls have ended.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,9 +130,7 @@ func (f *Fleet) End() (rest func()) {
 	idle := f.conns
 	f.conns = map[registry.TaskKey]*Conn{}
 	for _, c := range idle {
-		if c.cutLately() {
-			c.sever()
-		}
+		c.sever()
 	}
 	return func() {
 		for _, c := range idle {
@@ -124,45 +139,22 @@ func (f *Fleet) End() (rest func()) {
 	}
 }
 
-// CloseAll ends every connection for good: nothing is sent by this fleet any more.
-func (f *Fleet) CloseAll() {
+// CloseAll ends every connection for good.
+func (f *Fleet) CloseAll() { f.End()() }
+
+// secretsOf returns the secrets that were sent to the plugin.
+func (f *Fleet) secretsOf(id registry.PluginID) *sentSecrets {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.ended = true
-	for t, c := range f.conns {
-		c.close()
-		delete(f.conns, t)
-	}
+	return f.sentTo(id)
 }
 
-// of returns the instance and the connection to its task.
-func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
-	in, known := f.instances.Get(k)
-	if !known {
-		return nil, in, unregistered(k)
+// sentTo is secretsOf for a caller that holds the lock.
+func (f *Fleet) sentTo(id registry.PluginID) *sentSecrets {
+	s := f.secrets[id]
+	if s == nil {
+		s = &sentSecrets{}
+		f.secrets[id] = s
 	}
-	c, err := f.Open(k.Plugin, k.TaskKey(), in.Endpoint)
-	if err != nil {
-		return nil, in, err
-	}
-	// The instance leaves the table before its connection is closed. If it has left by now, Close may have come before Open.
-	if _, known := f.instances.Get(k); !known {
-		f.drop(c)
-		return nil, in, unregistered(k)
-	}
-	return c, in, nil
-}
-
-func unregistered(k registry.InstanceKey) error {
-	return registry.Errorf(registry.ErrUnavailable, "%s is not registered any more", k)
-}
-
-// drop closes c unless a supervisor uses it: a newer attempt of the task has the same key.
-func (f *Fleet) drop(c *Conn) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.conns[c.Task] == c && !f.ending && !c.supervised {
-		c.close()
-		delete(f.conns, c.Task)
-	}
+	return s
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -13,66 +14,74 @@ import (
 	"holdfast/registry"
 )
 
-// Limits of what a plugin may say of itself: it is stored, and told in every event of the plugin.
+// Limits of a description. It is stored, and part of every event of the plugin.
 const (
 	maxVersion      = 128     // bytes (CSI "Size Limits")
 	maxTopology     = 4 << 10 // bytes of names and values (CSI "Size Limits")
 	maxCapabilities = 256     // of one service; CSI 1.13 has 15
 )
 
-// Probe asks whether the plugin is ready. No answer to that question means yes (CSI ProbeResponse.ready).
+// Probe asks whether the plugin is ready. An answer that does not say so means yes (CSI ProbeResponse.ready).
 func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
-	err = c.ask(ctx, "Probe", func(ctx context.Context) error {
-		reply, err := csi.NewIdentityClient(c.cc).Probe(ctx, &csi.ProbeRequest{})
-		ready = reply.GetReady() == nil || reply.GetReady().GetValue()
-		return err
-	})
-	return ready && err == nil, err
+	const rpc = "Probe"
+	l, err := c.connect(ctx)
+	if err != nil {
+		return false, c.refusal(rpc, err)
+	}
+	var reply csi.ProbeResponse
+	err = c.ask(ctx, l, "Identity", rpc, &csi.ProbeRequest{}, &reply)
+	return err == nil && (reply.GetReady() == nil || reply.GetReady().GetValue()), err
 }
 
 // Describe asks the plugin what it is and can do, for each role that its task serves.
-func (c *Conn) Describe(ctx context.Context, roles []registry.Role) (map[registry.Role]registry.Fingerprint, error) {
-	if err := c.ready(ctx); err != nil {
+func (c *Conn) Describe(
+	ctx context.Context, roles []registry.Role,
+) (map[registry.Role]registry.Fingerprint, error) {
+	l, err := c.connect(ctx)
+	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%s", status.Convert(err).Message())
 	}
-	news := c.news.Load()
-	out, err := c.describe(ctx, roles)
+	changes := c.changes.Load()
+	out, err := c.describe(ctx, l, roles)
 	if err == nil {
-		c.known.Store(news)
+		c.described.Store(changes)
 	}
 	return out, err
 }
 
-func (c *Conn) describe(ctx context.Context, roles []registry.Role) (map[registry.Role]registry.Fingerprint, error) {
-	made := c.made.Load()
-	ctx = over(ctx, made)
-	base, err := c.identity(ctx)
+func (c *Conn) describe(
+	ctx context.Context, l *link, roles []registry.Role,
+) (map[registry.Role]registry.Fingerprint, error) {
+	base, err := c.identity(ctx, l)
 	if err != nil {
 		return nil, err
 	}
 	out := map[registry.Role]registry.Fingerprint{}
 	for _, role := range roles {
-		if out[role], err = c.role(ctx, role, base.Clone()); err != nil {
+		if out[role], err = c.role(ctx, l, role, base.Clone()); err != nil {
 			return nil, err
 		}
 	}
 	node, serves := out[registry.RoleNode]
 	if serves && node.NodeID == "" && out[registry.RoleController].Has(registry.AttachDetach) {
-		return nil, broken("NodeGetInfo", "it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
+		return nil, broken("NodeGetInfo",
+			"it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
 	}
-	c.hasSaid(roles, made)
+	l.says(out)
 	return out, nil
 }
 
-// role is base with what the plugin says of one role.
-func (c *Conn) role(ctx context.Context, role registry.Role, base registry.Fingerprint) (registry.Fingerprint, error) {
+// role returns base with what the plugin says of one role.
+func (c *Conn) role(
+	ctx context.Context, l *link, role registry.Role, base registry.Fingerprint,
+) (registry.Fingerprint, error) {
 	var err error
 	switch role {
 	case registry.RoleController:
-		err = c.controllerCapabilities(ctx, &base)
+		err = c.controllerCapabilities(ctx, l, &base)
 	case registry.RoleNode:
-		if err = c.nodeCapabilities(ctx, &base); err == nil {
-			err = c.nodeInfo(ctx, &base)
+		if err = c.nodeCapabilities(ctx, l, &base); err == nil {
+			err = c.nodeInfo(ctx, l, &base)
 		}
 	}
 	if err != nil {
@@ -83,87 +92,68 @@ func (c *Conn) role(ctx context.Context, role registry.Role, base registry.Finge
 	return base, nil
 }
 
-// pluginName is the form that GetPluginInfo.name must have: domain notation, at most 63 characters, letters and digits at both ends.
+// pluginName is the form of GetPluginInfo.name: domain notation, at most 63 characters, letters and digits at both ends.
 var pluginName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
-func (c *Conn) identity(ctx context.Context) (registry.Fingerprint, error) {
+func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, error) {
 	const rpc = "GetPluginInfo"
-	var info *csi.GetPluginInfoResponse
-	err := c.ask(ctx, rpc, func(ctx context.Context) (err error) {
-		info, err = csi.NewIdentityClient(c.cc).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-		return err
-	})
-	f := registry.Fingerprint{Provider: info.GetName(), Version: Redact(info.GetVendorVersion(), nil)}
+	var info csi.GetPluginInfoResponse
+	err := c.ask(ctx, l, "Identity", rpc, &csi.GetPluginInfoRequest{}, &info)
+	f := registry.Fingerprint{Provider: info.GetName(), Version: redactor{}.redact(info.GetVendorVersion())}
 	switch {
 	case err != nil:
 		return f, err
 	case !pluginName.MatchString(f.Provider):
-		return f, broken(rpc, "the plugin's name %q is not one: 1 to 63 characters in domain notation are needed", Redact(f.Provider, nil))
+		return f, broken(rpc, "the plugin's name %q is not one: 1 to 63 characters in domain notation are needed",
+			redactor{}.redact(f.Provider))
 	case len(f.Version) > maxVersion:
 		return f, broken(rpc, "the plugin's version is longer than %d bytes", maxVersion)
 	}
-	return f, c.pluginCapabilities(ctx, &f)
-}
-
-func (c *Conn) pluginCapabilities(ctx context.Context, f *registry.Fingerprint) error {
-	var reply *csi.GetPluginCapabilitiesResponse
-	err := c.ask(ctx, "GetPluginCapabilities", func(ctx context.Context) (err error) {
-		reply, err = csi.NewIdentityClient(c.cc).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-		return err
-	})
+	var reply csi.GetPluginCapabilitiesResponse
+	err = c.ask(ctx, l, "Identity", "GetPluginCapabilities", &csi.GetPluginCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if s := one.GetService(); s != nil {
-			f.Capabilities = append(f.Capabilities, capability("plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType())))
+			add(&f, "plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType()))
 		}
 		if e := one.GetVolumeExpansion(); e != nil {
-			f.Capabilities = append(f.Capabilities, capability("expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType())))
+			add(&f, "expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType()))
+		}
+	}
+	return f, err
+}
+
+func (c *Conn) controllerCapabilities(ctx context.Context, l *link, f *registry.Fingerprint) error {
+	var reply csi.ControllerGetCapabilitiesResponse
+	err := c.ask(ctx, l, "Controller", "ControllerGetCapabilities", &csi.ControllerGetCapabilitiesRequest{}, &reply)
+	for _, one := range bounded(reply.GetCapabilities()) {
+		if r := one.GetRpc(); r != nil {
+			add(f, "controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
 		}
 	}
 	return err
 }
 
-func (c *Conn) controllerCapabilities(ctx context.Context, f *registry.Fingerprint) error {
-	var reply *csi.ControllerGetCapabilitiesResponse
-	err := c.ask(ctx, "ControllerGetCapabilities", func(ctx context.Context) (err error) {
-		reply, err = csi.NewControllerClient(c.cc).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-		return err
-	})
+func (c *Conn) nodeCapabilities(ctx context.Context, l *link, f *registry.Fingerprint) error {
+	var reply csi.NodeGetCapabilitiesResponse
+	err := c.ask(ctx, l, "Node", "NodeGetCapabilities", &csi.NodeGetCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			f.Capabilities = append(f.Capabilities, capability("controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType())))
-		}
-	}
-	return err
-}
-
-func (c *Conn) nodeCapabilities(ctx context.Context, f *registry.Fingerprint) error {
-	var reply *csi.NodeGetCapabilitiesResponse
-	err := c.ask(ctx, "NodeGetCapabilities", func(ctx context.Context) (err error) {
-		reply, err = csi.NewNodeClient(c.cc).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-		return err
-	})
-	for _, one := range bounded(reply.GetCapabilities()) {
-		if r := one.GetRpc(); r != nil {
-			f.Capabilities = append(f.Capabilities, capability("node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType())))
+			add(f, "node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType()))
 		}
 	}
 	return err
 }
 
 // nodeInfo tolerates a plugin without NodeGetInfo: only one whose controller attaches needs a node id.
-func (c *Conn) nodeInfo(ctx context.Context, f *registry.Fingerprint) error {
+func (c *Conn) nodeInfo(ctx context.Context, l *link, f *registry.Fingerprint) error {
 	const rpc = "NodeGetInfo"
-	var info *csi.NodeGetInfoResponse
-	unimplemented := false
-	err := c.ask(ctx, rpc, func(ctx context.Context) (err error) {
-		info, err = csi.NewNodeClient(c.cc).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-		if unimplemented = status.Code(err) == codes.Unimplemented; unimplemented {
-			return nil
-		}
-		return err
-	})
-	if err != nil || unimplemented {
-		return err
+	var info csi.NodeGetInfoResponse
+	err := l.invoke(ctx, &callTrace{}, "Node", rpc, &csi.NodeGetInfoRequest{}, &info)
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return nil
+	case err != nil:
+		return c.refusal(rpc, err)
 	}
 	topology := info.GetAccessibleTopology().GetSegments()
 	if f.NodeID, err = registry.ParseNodeID(info.GetNodeId()); err != nil {
@@ -179,7 +169,7 @@ func (c *Conn) nodeInfo(ctx context.Context, f *registry.Fingerprint) error {
 	return nil
 }
 
-// bounded is the beginning of a list of capabilities: no plugin has so many.
+// bounded returns the beginning of a list of capabilities.
 func bounded[T any](list []T) []T { return list[:min(len(list), maxCapabilities)] }
 
 func size(m map[string]string) (n int) {
@@ -195,19 +185,19 @@ var retired = map[string]map[int32]string{
 	"node":       {4: "VOLUME_CONDITION"},
 }
 
-// capability names an enum value, also one that this build does not know.
-func capability(service string, known map[int32]string, value int32) registry.Capability {
+// add adds the capability of that number by its name, or by the number if this build does not know it.
+func add(f *registry.Fingerprint, service string, known map[int32]string, value int32) {
 	name, ok := known[value]
 	if !ok {
 		name, ok = retired[service][value]
 	}
-	if ok {
-		return registry.Capability(service + "." + name)
+	if !ok {
+		name = strconv.Itoa(int(value))
 	}
-	return registry.Capability(fmt.Sprintf("%s.%d", service, value))
+	f.Capabilities = append(f.Capabilities, registry.Capability(service+"."+name))
 }
 
-// broken is the error of an answer that cannot be believed.
+// broken returns the error of an answer that breaks the CSI specification.
 func broken(rpc registry.RPC, format string, args ...any) error {
 	return registry.Errorf(registry.ErrInternal, "%s: %s", rpc, fmt.Sprintf(format, args...))
 }

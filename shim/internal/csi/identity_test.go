@@ -134,7 +134,7 @@ func TestHostileAnswers(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*maxDetail || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*maxText || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %.3000v, want %q in it", err, c.want)
 			}
 			if _, isCall := errors.AsType[*registry.CallError](err); isCall {

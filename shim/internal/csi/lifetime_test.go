@@ -61,7 +61,7 @@ func startPluginTasks(t *testing.T) *pluginTasks {
 	p := &pluginTasks{t: t, log: registrytest.NewLog(time.Now)}
 	p.table = registry.New(p.log)
 	p.log.OnApplied(p.table.Applied)
-	p.fleet = Dialling(p.table, p.dial)
+	p.fleet = NewDialing(p.table, p.dial)
 	sockets, err := task.NewDirectories()
 	if err != nil {
 		t.Fatal(err)
@@ -218,41 +218,5 @@ func TestNoConnectionOutlivesItsPluginTask(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d connections are open after %d updates", p.open.Load(), updates)
 		}
-	}
-}
-
-// replaced is a table whose instance leaves it after the first look-up, as a newer attempt of its task is connected.
-type replaced struct {
-	endpoint registry.Endpoint
-	connect  func()
-	looked   bool
-}
-
-func (r *replaced) Get(k registry.InstanceKey) (registry.Instance, bool) {
-	if r.looked {
-		r.connect()
-		return registry.Instance{}, false
-	}
-	r.looked = true
-	return registry.Instance{InstanceKey: k, Endpoint: r.endpoint}, true
-}
-
-// A call that is late for its instance opens a connection under the key of the task's newer attempt, and must not close that one's.
-func TestLateCallLeavesTheNewAttemptItsConnection(t *testing.T) {
-	r := &replaced{endpoint: registry.Endpoint{Host: "/none.sock"}}
-	f := New(r)
-	defer f.CloseAll()
-	var connected *Conn
-	r.connect = func() {
-		var err error
-		if connected, err = f.Connect(controllerKey.Plugin, controllerKey.TaskKey(), r.endpoint); err != nil {
-			t.Error(err)
-		}
-	}
-	if _, _, err := f.of(controllerKey); !errors.Is(err, registry.ErrUnavailable) {
-		t.Error(err)
-	}
-	if kept, err := f.Open(controllerKey.Plugin, controllerKey.TaskKey(), r.endpoint); err != nil || connected != kept {
-		t.Errorf("the supervisor's connection was closed: %v", err)
 	}
 }

@@ -54,13 +54,13 @@ func TestListPage(t *testing.T) {
 // A token that does not hold any more is told from other failures, and what the plugin was sent does not come back in a text.
 func TestListPageFails(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	f.memory("disk").learn([]word{{"", canarySecret}})
+	f.secretsOf("disk").add([]secret{{"", canarySecret}})
 	fake.On("ListVolumes").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
 		return nil, status.Error(codes.Aborted, "bad token, and "+canarySecret)
 	})
 	_, err := f.ListPage(patient(t), controllerKey, "old")
 	call, is := errors.AsType[*registry.CallError](err)
-	if !is || call.Code != "ABORTED" || call.RPC != listRPC {
+	if !is || call.Code != "ABORTED" || call.RPC != registry.ListVolumesRPC {
 		t.Fatalf("got %v", err)
 	}
 	without(t, "its text", err.Error(), canarySecret)

@@ -109,7 +109,7 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 // register has the plugin say what it is, if one listens, as a supervisor does.
 func register(f *Fleet, instances table) {
 	for k, in := range instances {
-		c, err := f.Open(k.Plugin, taskKey, in.Endpoint)
+		c, err := f.Connect(k.Plugin, taskKey, in.Endpoint)
 		if err != nil {
 			continue
 		}
@@ -126,11 +126,11 @@ func register(f *Fleet, instances table) {
 // met has the fleet take it that the plugin, which is none, has said what it is.
 func met(t *testing.T, f *Fleet) *Fleet {
 	t.Helper()
-	c := open(t, f)
-	if err := c.ready(patient(t)); err != nil {
+	l, err := open(t, f).connect(patient(t))
+	if err != nil {
 		t.Fatal(err)
 	}
-	c.hasSaid([]registry.Role{registry.RoleNode, registry.RoleController}, c.made.Load())
+	l.says(map[registry.Role]registry.Fingerprint{registry.RoleNode: {}, registry.RoleController: {}})
 	return f
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,22 +88,23 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	m := &memory{}
-	kept := word{"", "secret-kept"}
-	for i := range 3 * maxRemembered {
-		m.learn([]word{{"", fmt.Sprint("secret-", i)}, kept})
+	m := &sentSecrets{}
+	kept := secret{"", "secret-kept"}
+	for i := range 3 * maxSecrets {
+		m.add([]secret{{"", fmt.Sprint("secret-", i)}, kept})
 	}
-	if _, newest := m.sent[word{"", fmt.Sprint("secret-", 3*maxRemembered-1)}]; len(m.sent) != maxRemembered || !newest {
-		t.Errorf("%d values are remembered, the newest: %v", len(m.sent), newest)
+	newest := secret{"", fmt.Sprint("secret-", 3*maxSecrets-1)}
+	if len(m.sent) != maxSecrets || !slices.Contains(m.sent, newest) {
+		t.Errorf("%d values are remembered; the newest: %v", len(m.sent), slices.Contains(m.sent, newest))
 	}
-	if _, is := m.sent[kept]; !is {
+	if !slices.Contains(m.sent, kept) {
 		t.Error("a value that every call sends is forgotten")
 	}
-	large := word{"", strings.Repeat("x", maxBytes+1)}
-	if got := Redact("is "+large.value, m.redactor([]word{large})); got != "is ***" {
+	large := secret{"", strings.Repeat("x", maxSecretBytes+1)}
+	if got := m.redactor([]secret{large}).redact("is " + large.value); got != "is ***" {
 		t.Errorf("a value beyond the limit is shown in its own call: %.20q", got)
 	}
-	m.learn([]word{kept})
+	m.add([]secret{kept})
 	if m.bytes != len(kept.value) || len(m.sent) != 1 {
 		t.Errorf("%d bytes of %d values are remembered", m.bytes, len(m.sent))
 	}
@@ -112,15 +114,15 @@ func TestMemoryIsBounded(t *testing.T) {
 func fleetThatSent(n int) *Fleet {
 	f := New(table{})
 	for i := range n {
-		f.memory("disk").learn([]word{{"", fmt.Sprint("secret-number-", i)}})
-		f.memory("other").learn([]word{{"", fmt.Sprint("other-number-", i)}})
+		f.secretsOf("disk").add([]secret{{"", fmt.Sprint("secret-number-", i)}})
+		f.secretsOf("other").add([]secret{{"", fmt.Sprint("other-number-", i)}})
 	}
 	return f
 }
 
 func failedProbe(t testing.TB, f *Fleet, dir string) func() {
 	t.Helper()
-	c, err := f.Open("disk", taskKey, registry.Endpoint{Host: filepath.Join(dir, "none.sock")})
+	c, err := f.Connect("disk", taskKey, registry.Endpoint{Host: filepath.Join(dir, "none.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,15 +135,15 @@ func failedProbe(t testing.TB, f *Fleet, dir string) func() {
 
 // A probe that fails costs the same whatever was sent before. Building the masks of 512 values takes thousands of allocations.
 func TestFailedProbeBuildsNoMasks(t *testing.T) {
-	f := fleetThatSent(maxRemembered)
+	f := fleetThatSent(maxSecrets)
 	defer f.CloseAll()
 	probe := failedProbe(t, f, socketDir(t))
 	probe() // builds them once
-	built := f.memory("disk").masks
+	built := f.secretsOf("disk").masks
 	if n := testing.AllocsPerRun(20, probe); n > 1000 {
 		t.Errorf("a failed probe allocates %v times", n)
 	}
-	if f.memory("disk").masks != built || built == nil || f.memory("other").masks != nil {
+	if f.secretsOf("disk").masks != built || built == nil || f.secretsOf("other").masks != nil {
 		t.Error("masks were built for nothing")
 	}
 }
@@ -149,13 +151,13 @@ func TestFailedProbeBuildsNoMasks(t *testing.T) {
 // A plugin's texts are masked by what was sent to this plugin.
 func TestSecretsOfAnotherPluginMaskNothing(t *testing.T) {
 	f := fleetThatSent(1)
-	if got := Redact("secret-number-0 other-number-0", f.memory("disk").redactor(nil)); got != "*** other-number-0" {
+	if got := f.secretsOf("disk").redactor(nil).redact("secret-number-0 other-number-0"); got != "*** other-number-0" {
 		t.Error(got)
 	}
 }
 
 func BenchmarkFailedProbe(b *testing.B) {
-	f := fleetThatSent(maxRemembered)
+	f := fleetThatSent(maxSecrets)
 	defer f.CloseAll()
 	probe := failedProbe(b, f, b.TempDir())
 	b.ReportAllocs()

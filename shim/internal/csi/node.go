@@ -2,78 +2,119 @@ package csi
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 
 	"holdfast/registry"
 )
 
 // Stage is NodeStageVolume.
 func (f *Fleet) Stage(ctx context.Context, at registry.InstanceKey, r StageRequest) error {
-	hide := hidden(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
-	return f.send(ctx, registry.NodeStageRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewNodeClient(cc).NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-			VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
-			VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
-		})
-		return err
-	})
+	req := &csi.NodeStageVolumeRequest{
+		VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
+		VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
+	}
+	p := carried(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
+	return f.send(ctx, registry.NodeStageRPC, at, p, req, &csi.NodeStageVolumeResponse{})
 }
 
 // Unstage is NodeUnstageVolume.
 func (f *Fleet) Unstage(ctx context.Context, at registry.InstanceKey, r UnstageRequest) error {
-	return f.send(ctx, registry.NodeUnstageRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewNodeClient(cc).NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-			VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath,
-		})
-		return err
-	})
+	req := &csi.NodeUnstageVolumeRequest{VolumeId: string(r.VolumeID), StagingTargetPath: r.StagingPath}
+	return f.send(ctx, registry.NodeUnstageRPC, at, notCarried(ctx, r.Private), req, &csi.NodeUnstageVolumeResponse{})
 }
 
 // Publish is NodePublishVolume.
 func (f *Fleet) Publish(ctx context.Context, at registry.InstanceKey, r PublishRequest) error {
-	hide := hidden(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
-	return f.send(ctx, registry.NodePublishRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewNodeClient(cc).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath, TargetPath: r.TargetPath,
-			VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly, Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
-		})
-		return err
-	})
+	req := &csi.NodePublishVolumeRequest{
+		VolumeId: string(r.VolumeID), PublishContext: r.PublishContext, StagingTargetPath: r.StagingPath,
+		TargetPath: r.TargetPath, VolumeCapability: usageCapability(r.Usage), Readonly: r.Usage.ReadOnly,
+		Secrets: reveal(r.Secrets), VolumeContext: r.VolumeContext,
+	}
+	p := carried(r.Secrets, r.Usage.MountFlags, r.PublishContext, r.VolumeContext)
+	return f.send(ctx, registry.NodePublishRPC, at, p, req, &csi.NodePublishVolumeResponse{})
 }
 
 // Unpublish is NodeUnpublishVolume.
 func (f *Fleet) Unpublish(ctx context.Context, at registry.InstanceKey, r UnpublishRequest) error {
-	return f.send(ctx, registry.NodeUnpublishRPC, at, later(ctx, r.Private), func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		_, err := csi.NewNodeClient(cc).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-			VolumeId: string(r.VolumeID), TargetPath: r.TargetPath,
-		})
-		return err
-	})
+	req := &csi.NodeUnpublishVolumeRequest{VolumeId: string(r.VolumeID), TargetPath: r.TargetPath}
+	p := notCarried(ctx, r.Private)
+	return f.send(ctx, registry.NodeUnpublishRPC, at, p, req, &csi.NodeUnpublishVolumeResponse{})
 }
 
-// Grow is NodeExpandVolume. It returns the capacity that the plugin tells; 0: it tells none.
+// Grow is NodeExpandVolume. It returns the capacity in the plugin's answer, or 0 if the answer has none.
 func (f *Fleet) Grow(ctx context.Context, at registry.InstanceKey, r GrowRequest) (capacity int64, err error) {
-	hide := hidden(r.Secrets, r.Usage.MountFlags, r.Private.Contexts...)
-	err = f.send(ctx, registry.NodeExpandRPC, at, hide, func(ctx context.Context, cc grpc.ClientConnInterface) error {
-		reply, err := csi.NewNodeClient(cc).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-			VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range), StagingTargetPath: r.StagingPath,
-			VolumeCapability: maybeCapability(r.Usage), Secrets: reveal(r.Secrets),
-		})
-		capacity = reply.GetCapacityBytes()
-		return err
-	})
-	return capacity, err
+	req := &csi.NodeExpandVolumeRequest{
+		VolumeId: string(r.VolumeID), VolumePath: r.Path, CapacityRange: capacityRange(r.Range),
+		StagingTargetPath: r.StagingPath, VolumeCapability: maybeCapability(r.Usage), Secrets: reveal(r.Secrets),
+	}
+	var reply csi.NodeExpandVolumeResponse
+	p := carried(r.Secrets, r.Usage.MountFlags, r.Private.Contexts...)
+	err = f.send(ctx, registry.NodeExpandRPC, at, p, req, &reply)
+	return reply.GetCapacityBytes(), err
 }
 
-// later is the veil of a call that carries nothing private.
-func later(ctx context.Context, private func(context.Context) Private) veil {
-	if private == nil {
-		return veil{}
+// notCarried returns the secrets of a call that carries none itself.
+func notCarried(ctx context.Context, get func(context.Context) Private) private {
+	if get == nil {
+		return private{}
 	}
-	return veil{more: func() (veil, bool) {
-		p := private(ctx)
-		return hidden(p.Secrets, p.MountFlags, p.Contexts...), p.Unknown
+	return private{more: func() ([]secret, bool) {
+		p := get(ctx)
+		return carried(p.Secrets, p.MountFlags, p.Contexts...).secrets, p.Unknown
 	}}
+}
+
+// maxUnits bounds the units of one answer; CSI 1.13 has two.
+const maxUnits = 8
+
+// Stats is NodeGetVolumeStats.
+func (f *Fleet) Stats(
+	ctx context.Context, at registry.InstanceKey, r StatsRequest,
+) (out registry.VolumeReport, err error) {
+	req := &csi.NodeGetVolumeStatsRequest{
+		VolumeId: string(r.VolumeID), VolumePath: r.Path, StagingTargetPath: r.StagingPath,
+	}
+	var reply csi.NodeGetVolumeStatsResponse
+	p := notCarried(ctx, r.Private)
+	if err = f.send(ctx, registry.NodeStatsRPC, at, p, req, &reply); err != nil {
+		return out, err
+	}
+	if out.Usage, err = usages(reply.GetUsage()); err != nil {
+		err = &registry.CallError{
+			RPC: registry.NodeStatsRPC, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed,
+			Kind: registry.ErrInternal, Detail: err.Error(),
+		}
+	}
+	out.Condition = condition(&reply, f.secretsOf(at.Plugin), p)
+	return out, err
+}
+
+// usages returns the entries that say something. No number may be negative (CSI VolumeUsage).
+func usages(list []*csi.VolumeUsage) (out []registry.VolumeUsage, err error) {
+	for _, u := range list {
+		total, used, available := u.GetTotal(), u.GetUsed(), u.GetAvailable()
+		switch {
+		case total < 0 || used < 0 || available < 0:
+			return nil, fmt.Errorf(
+				"the plugin's answer cannot be used: total %d, used %d, available %d %s, and none may be negative",
+				total, used, available, unit(u.GetUnit()))
+		case total == 0 && used == 0 && available == 0 && u.GetUnit() == csi.VolumeUsage_UNKNOWN:
+			continue
+		case len(out) == maxUnits:
+			return out, nil
+		}
+		out = append(out, registry.VolumeUsage{Unit: unit(u.GetUnit()), Total: total, Used: used, Available: available})
+	}
+	return out, nil
+}
+
+// unit names a unit, also one that this build does not know.
+func unit(u csi.VolumeUsage_Unit) string {
+	if name, known := csi.VolumeUsage_Unit_name[int32(u)]; known {
+		return strings.ToLower(name)
+	}
+	return fmt.Sprintf("unknown-%d", u)
 }

@@ -10,29 +10,141 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 
 	"holdfast/registry"
 )
 
-// maxDetail bounds what is kept of a plugin's text, in bytes.
-const maxDetail = 1 << 10
+// Limits of redaction, in bytes but for maxSecrets.
+const (
+	maxText        = 1 << 10 // of a plugin's text that is kept
+	maxSecrets     = 512     // remembered of one plugin
+	maxSecretBytes = 1 << 20 // of their values
+	// shortest is the length from which a secret is masked wherever it stands. Masking "true" or "1234" everywhere would
+	// hide words that are no secrets.
+	shortest = 6
+)
 
-// Redact returns s as it may be shown: bounded, printable, on one line, and with registry.Masked in place of secrets. The
-// secrets are the strings that masks replaces (nil: none), and values whose name is a registry.SecretName: password=x.
-func Redact(s string, masks *strings.Replacer) string {
-	if masks != nil {
-		s = masks.Replace(s)
+// secret is a value that must not appear in a text. It is masked wherever it stands, or only behind its name if that is set.
+type secret struct{ name, value string }
+
+// private is what must not appear in the texts of one call.
+type private struct {
+	secrets []secret
+	// more returns secrets that the call itself does not carry. It is called only if the plugin has said something. If they
+	// are unknown, the plugin's whole text is withheld. nil: the call carries everything.
+	more func() (secrets []secret, unknown bool)
+}
+
+// carried returns the secrets that a request carries: those that are declared so, and values in mount flags, parameters and
+// contexts that are named like secrets.
+func carried(declared map[string]registry.SecretValue, flags registry.Flags, contexts ...map[string]string) (p private) {
+	for name, s := range declared {
+		p.add(name, s.Reveal())
 	}
-	s = printable(s)
-	if masks != nil {
-		s = masks.Replace(s)
+	flags.Secrets(p.add)
+	for _, c := range contexts {
+		for name, value := range c {
+			if registry.SecretName(name) {
+				p.add(name, value)
+			}
+		}
 	}
-	s = maskNamed(s)
-	if len(s) > maxDetail {
-		s = s[:maxDetail] + "…"
+	return p
+}
+
+func (p *private) add(name, value string) {
+	switch {
+	case value == "":
+	case len(value) >= shortest:
+		p.secrets = append(p.secrets, secret{"", value})
+	case name != "":
+		p.secrets = append(p.secrets, secret{name, value})
+	}
+}
+
+// sentSecrets holds the secrets that were sent to one plugin. The plugin may repeat in any answer what it was sent in an
+// earlier call, so all its texts are masked by them. They are not stored.
+type sentSecrets struct {
+	mu    sync.Mutex        // guards what follows; held while masks are built, by calls of this plugin only
+	sent  []secret          // the newest last
+	bytes int               // of the values
+	masks *strings.Replacer // of sent; nil: sent has changed since they were built
+}
+
+// add remembers secrets that are about to be sent. Beyond the limits the oldest are forgotten, but none of one call.
+func (s *sentSecrets) add(secrets []secret) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.sent)
+	for _, one := range secrets {
+		if i := slices.Index(s.sent, one); i >= 0 {
+			s.sent = slices.Delete(s.sent, i, i+1)
+			before = min(before, len(s.sent))
+		} else {
+			s.bytes, s.masks = s.bytes+len(one.value), nil
+		}
+		s.sent = append(s.sent, one)
+	}
+	for before > 0 && (len(s.sent) > maxSecrets || s.bytes > maxSecretBytes) {
+		s.bytes, s.masks = s.bytes-len(s.sent[0].value), nil
+		s.sent = slices.Delete(s.sent, 0, 1)
+		before--
+	}
+}
+
+// redactor masks everything that was ever sent to the plugin, and the given secrets for certain.
+func (s *sentSecrets) redactor(secrets []secret) redactor {
+	s.add(secrets)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.masks == nil {
+		s.masks = masksOf(s.sent)
+	}
+	return redactor{masks: s.masks}
+}
+
+// redactorOf is redactor for a text that the plugin may have said.
+func (s *sentSecrets) redactorOf(p private) redactor {
+	secrets := p.secrets
+	if p.more != nil {
+		more, unknown := p.more()
+		if unknown {
+			return redactor{withhold: true}
+		}
+		secrets = slices.Concat(secrets, more)
+	}
+	return s.redactor(secrets)
+}
+
+// redactor makes a plugin's texts fit to be shown. The zero value knows no secrets.
+type redactor struct {
+	masks    *strings.Replacer
+	withhold bool // every text
+}
+
+const withheld = "the plugin's text is withheld: the volume has secrets, and they could not be resolved to mask them in it"
+
+// redact returns s bounded, printable, on one line, and with registry.Masked in place of secrets: those that r knows, and
+// values whose name is a registry.SecretName, such as password=x.
+func (r redactor) redact(s string) string {
+	if r.withhold {
+		return withheld
+	}
+	s = printable(r.mask(s))
+	s = maskNamed(r.mask(s)) // once more: what is not printable may have stood within a secret
+	if len(s) > maxText {
+		s = s[:maxText] + "…"
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+func (r redactor) mask(s string) string {
+	if r.masks == nil {
+		return s
+	}
+	return r.masks.Replace(s)
 }
 
 func printable(s string) string {
@@ -46,7 +158,8 @@ func printable(s string) string {
 
 // named matches a value behind its name: name=value as in a mount flag or a URL, also in quotes, and "name":"value" as in
 // JSON.
-var named = regexp.MustCompile(`([A-Za-z][A-Za-z0-9_./-]*)(?:(?:="|" ?: ?")((?:[^"\\]|\\.)+)|='([^']+)|=([^,\s"'&;)\]}]+))`)
+var named = regexp.MustCompile(
+	`([A-Za-z][A-Za-z0-9_./-]*)(?:(?:="|" ?: ?")((?:[^"\\]|\\.)+)|='([^']+)|=([^,\s"'&;)\]}]+))`)
 
 // maskNamed masks values that are named like secrets, even if this process never sent them. A name before a colon counts
 // only in JSON, because prose says "secret: not found".
@@ -63,17 +176,17 @@ func maskNamed(s string) string {
 	return out.String() + s[last:]
 }
 
-// masksOf replaces every form of the words, the longest first: one may be part of another.
-func masksOf(words map[word]uint64) *strings.Replacer {
+// masksOf replaces every form of the secrets, the longest first: one may be part of another.
+func masksOf(secrets []secret) *strings.Replacer {
 	masks := map[string]string{}
-	for w := range words {
-		for _, form := range forms(w.value) {
-			if w.name == "" {
+	for _, s := range secrets {
+		for _, form := range forms(s.value) {
+			if s.name == "" {
 				masks[form] = registry.Masked
 				continue
 			}
 			for _, between := range []string{"=", `="`, ":", ": ", `":"`, `": "`} {
-				masks[w.name+between+form] = w.name + between + registry.Masked
+				masks[s.name+between+form] = s.name + between + registry.Masked
 			}
 		}
 	}

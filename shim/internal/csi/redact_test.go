@@ -15,17 +15,17 @@ import (
 	"holdfast/registry"
 )
 
-// masksFor masks secrets without names.
-func masksFor(values ...string) *strings.Replacer {
-	var v veil
+// redactorFor masks secrets without names.
+func redactorFor(values ...string) redactor {
+	var p private
 	for _, value := range values {
-		v.add("", value)
+		p.add("", value)
 	}
-	return (&memory{}).redactor(v.words)
+	return (&sentSecrets{}).redactorOf(p)
 }
 
 func TestRedact(t *testing.T) {
-	masks := masksFor("", "s3cret", "s3cret-long", `a"bcde`, "<a&bc>")
+	r := redactorFor("", "s3cret", "s3cret-long", `a"bcde`, "<a&bc>")
 	for _, c := range []struct{ in, want string }{
 		{"", ""},
 		{"plain text", "plain text"},
@@ -36,10 +36,10 @@ func TestRedact(t *testing.T) {
 		{"right\u202eto left\u2028end", "right to left end"},
 		{`quoted a\"bcde`, "quoted ***"},
 		{`as JSON \u003ca\u0026bc\u003e!`, "as JSON ***!"},
-		{strings.Repeat("é", maxDetail), strings.Repeat("é", maxDetail/2) + "…"},
-		{strings.Repeat("x", maxDetail-1) + "é", strings.Repeat("x", maxDetail-1) + "\uFFFD…"},
+		{strings.Repeat("é", maxText), strings.Repeat("é", maxText/2) + "…"},
+		{strings.Repeat("x", maxText-1) + "é", strings.Repeat("x", maxText-1) + "\uFFFD…"},
 	} {
-		if got := Redact(c.in, masks); got != c.want {
+		if got := r.redact(c.in); got != c.want {
 			t.Errorf("Redact(%q) is %q, want %q", c.in, got, c.want)
 		}
 	}
@@ -47,13 +47,13 @@ func TestRedact(t *testing.T) {
 
 // TestDriverTextsKeepTheirWords has real drivers' texts for a volume with flags, parameters and contexts, and one secret of each length.
 func TestDriverTextsKeepTheirWords(t *testing.T) {
-	v := hidden(
+	masked := carried(
 		map[string]registry.SecretValue{"apikey": "hunter2-long", "verbose": "true", "pin": "1234", "a": "a"},
 		registry.FlagsOf([]string{"vers=4,hard", "-o username=smbuser,password=FLAGSECRET-1234", "loop", "pwd=abc"}),
 		map[string]string{"fsType": "ext4", "server": "server", "share": "/export", "adminSecret": "CTX-SECRET", "size": "1073741824", "loop": "true"},
 		map[string]string{"device": "/dev/loop1", "token": "PUBLISH-TOKEN"},
 	)
-	masks := (&memory{}).redactor(v.words)
+	r := (&sentSecrets{}).redactorOf(masked)
 	for in, want := range map[string]string{
 		"mount -t nfs -o vers=4,hard server:/export failed":                   "mount -t nfs -o vers=4,hard server:/export failed",
 		"ext4fs has 1073741824 in all":                                        "ext4fs has 1073741824 in all",
@@ -76,7 +76,7 @@ func TestDriverTextsKeepTheirWords(t *testing.T) {
 		`key="default/pvc" secretName=smb-creds`:                              `key="default/pvc" secretName=smb-creds`,
 		"base64 " + base64.StdEncoding.EncodeToString([]byte("hunter2-long")): "base64 ***",
 	} {
-		if got := Redact(in, masks); got != want {
+		if got := r.redact(in); got != want {
 			t.Errorf("%q is shown as %q, want %q", in, got, want)
 		}
 	}
@@ -103,7 +103,7 @@ func TestNoSecretSurvivesRedact(t *testing.T) {
 			parts = rapid.Permutation(parts).Draw(t, "order")
 		}
 		text := strings.Join(parts, rapid.SampledFrom([]string{"", " ", "\n", "\xff", ","}).Draw(t, "between"))
-		got := Redact(text, masksFor(secrets...))
+		got := redactorFor(secrets...).redact(text)
 		for _, s := range secrets {
 			for _, form := range forms(s) {
 				if strings.Contains(got, form) {
@@ -111,7 +111,7 @@ func TestNoSecretSurvivesRedact(t *testing.T) {
 				}
 			}
 		}
-		if len(got) > maxDetail+len("…")+2 || !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		if len(got) > maxText+len("…")+2 || !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			t.Fatalf("%q is %d bytes", got, len(got))
 		}
 	})
@@ -123,8 +123,8 @@ func FuzzRedact(f *testing.F) {
 	f.Add("a\xffb", "\xff")
 	f.Add("canarycanary", "canary")
 	f.Fuzz(func(t *testing.T, s, secret string) {
-		got := Redact(s+secret, masksFor(secret))
-		if !utf8.ValidString(got) || len(got) > 4*maxDetail {
+		got := redactorFor(secret).redact(s + secret)
+		if !utf8.ValidString(got) || len(got) > 4*maxText {
 			t.Errorf("%q", got)
 		}
 		if len(secret) >= shortest && !strings.ContainsAny(secret, "*…\uFFFD") && strings.Contains(got, secret) {

@@ -35,7 +35,7 @@ func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 func told(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.NodeGetVolumeStatsRequest) {
 	asked = &csi.NodeGetVolumeStatsRequest{}
 	fake.ClearScript()
-	fake.On(string(statsRPC)).Answer(func(_ context.Context, req, _ proto.Message, _ error) (proto.Message, error) {
+	fake.On(string(registry.NodeStatsRPC)).Answer(func(_ context.Context, req, _ proto.Message, _ error) (proto.Message, error) {
 		proto.Merge(asked, req)
 		return reply, err
 	})
@@ -109,15 +109,15 @@ func TestStatsThatFail(t *testing.T) {
 	for _, code := range codesTable {
 		told(fake, nil, status.Error(code.code, "it says: "+canarySecret))
 		_, err := askStats(patient(t), f)
-		wantCallError(t, code.name, err, call{rpc: statsRPC}, registry.OutcomeFailed, code.name, code.kind)
+		wantCallError(t, code.name, err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, code.name, code.kind)
 		without(t, code.name, err.Error(), canarySecret)
 	}
 	fake.ClearScript()
-	fake.On(string(statsRPC)).Hang()
+	fake.On(string(registry.NodeStatsRPC)).Hang()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := askStats(ctx, f)
-	wantCallError(t, "hangs", err, call{rpc: statsRPC}, registry.OutcomeFailed, "DEADLINE_EXCEEDED", registry.ErrUnavailable)
+	wantCallError(t, "hangs", err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, "DEADLINE_EXCEEDED", registry.ErrUnavailable)
 	told(fake, &csi.NodePublishVolumeResponse{}, nil) // no field at all
 	if got, err := askStats(patient(t), f); got != nil || err != nil {
 		t.Errorf("%v, %v", got, err)
@@ -136,9 +136,9 @@ func TestUnimplementedIsNews(t *testing.T) {
 			"stats": func() error { _, err := askStats(patient(t), f); return err },
 			"stage": func() error { return mutating[4].do(patient(t), f) },
 		} {
-			c.known.Store(c.news.Load())
+			c.described.Store(c.changes.Load())
 			fake.ClearScript()
-			for _, rpc := range []string{string(statsRPC), "NodeStageVolume"} {
+			for _, rpc := range []string{string(registry.NodeStatsRPC), "NodeStageVolume"} {
 				fake.On(rpc).Code(code, "unknown")
 			}
 			if err := ask(); err == nil || c.Outdated() != (code == codes.Unimplemented) {

@@ -238,9 +238,6 @@ func (t *Tenure) loop(ctx context.Context, name string, f func(context.Context) 
 
 // stop ends the loops that have plugins change something and the calls that are under way; both still write down how they ended.
 func (r *reign) stop(why error) {
-	if r.fleet != nil {
-		r.fleet.Ending()
-	}
 	r.cancel(why)
 	r.work.Wait()
 }

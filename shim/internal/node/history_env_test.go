@@ -224,7 +224,7 @@ func (n *historyEnv) startShim() {
 	if err := s.table.Load(s.ctx); err != nil {
 		n.t.Fatal(err)
 	}
-	s.fleet = csi.Dialling(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
+	s.fleet = csi.NewDialing(s.table, func(ctx context.Context, _ string) (net.Conn, error) {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	calls := intent.Calls{
@@ -270,7 +270,7 @@ func (n *historyEnv) reboot() {
 func (n *historyEnv) introduce() {
 	task := registry.TaskKey{Alloc: "plugin", Task: "p"}
 	at := registry.Endpoint{Host: "/run/p"} // as a task keeps its socket
-	conn, err := n.shim.fleet.Open(pluginID, task, at)
+	conn, err := n.shim.fleet.Connect(pluginID, task, at)
 	if err != nil {
 		n.t.Fatal(err)
 	}

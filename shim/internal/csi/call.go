@@ -1,0 +1,203 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/registry"
+)
+
+// services names the CSI service of each role. A role's instance is called in that service only.
+var services = map[registry.Role]string{registry.RoleController: "Controller", registry.RoleNode: "Node"}
+
+// send makes one call to the instance. The text of its error has no secret of p, and none that the plugin was ever sent.
+func (f *Fleet) send(
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, p private, req, reply proto.Message,
+) error {
+	sent := f.secretsOf(at.Plugin)
+	sent.add(p.secrets)
+	c, in, err := f.of(at)
+	if err != nil {
+		unsent := status.Error(codes.Unavailable, err.Error())
+		return failure(rpc, at, unsent, &callTrace{}, sent.redactor(p.secrets))
+	}
+	trace, err := c.deliver(ctx, in, rpc, req, reply)
+	if err == nil {
+		return nil
+	}
+	switch status.Code(err) {
+	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
+		codes.Unimplemented: // a capability may be gone: the process may be of another version
+		c.changes.Add(1)
+	}
+	if !trace.left.Load() { // the plugin has said nothing
+		p.more = nil
+	}
+	return failure(rpc, at, err, trace, sent.redactorOf(p))
+}
+
+// maxTries bounds how often a call is begun whose link is lost before the request has left.
+const maxTries = 3
+
+// deliver makes the call over a link over which the plugin has said what it is.
+func (c *Conn) deliver(
+	ctx context.Context, in registry.Instance, rpc registry.RPC, req, reply proto.Message,
+) (trace *callTrace, err error) {
+	for range maxTries {
+		var l *link
+		if l, err = c.connect(ctx); err != nil {
+			return &callTrace{}, err
+		}
+		if trace, err = c.deliverOver(ctx, l, in, rpc, req, reply); err == nil || trace.left.Load() || l.up() {
+			break
+		}
+	}
+	return trace, err
+}
+
+func (c *Conn) deliverOver(
+	ctx context.Context, l *link, in registry.Instance, rpc registry.RPC, req, reply proto.Message,
+) (*callTrace, error) {
+	trace := &callTrace{}
+	if err := c.identify(ctx, l, in); err != nil {
+		return trace, err
+	}
+	err := l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
+	if err != nil && ctx.Err() != nil && trace.left.Load() {
+		l.cut.Store(true)
+	}
+	return trace, err
+}
+
+// identify has the plugin say over this link what it is in the instance's role, unless it has. CSI requires capabilities to
+// be known before any call that depends on them, and another process may listen at the socket by now. A plugin that is not
+// what is registered gets no call: its supervisor registers it anew at the next heartbeat.
+func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) error {
+	if l.describedAs(in) {
+		return nil
+	}
+	if _, err := c.describe(ctx, l, []registry.Role{in.Role}); err != nil {
+		return status.Errorf(codes.Unavailable, "the plugin has come back, and does not say what it is: %v", err)
+	}
+	if !l.describedAs(in) {
+		return status.Error(codes.Unavailable,
+			"the plugin has come back as another one; it gets calls once it is registered as such")
+	}
+	return nil
+}
+
+// ask makes one call that changes nothing and belongs to no instance.
+func (c *Conn) ask(ctx context.Context, l *link, service string, rpc registry.RPC, req, reply proto.Message) error {
+	if err := l.invoke(ctx, &callTrace{}, service, rpc, req, reply); err != nil {
+		return c.refusal(rpc, err)
+	}
+	return nil
+}
+
+// refusal returns the error of such a call.
+func (c *Conn) refusal(rpc registry.RPC, err error) error {
+	text, kind := classify(err, c.secrets.redactor(nil))
+	return registry.Errorf(kind, "%s: %s: %s", rpc, codeName(err), text)
+}
+
+// callTrace records how far a call has come.
+type callTrace struct {
+	left     atomic.Bool // the request was handed to the transport, after which the plugin may read it
+	answered atomic.Bool // the plugin's own status has come, which ends the answer
+}
+
+type traceKey struct{}
+
+// invoke makes one call over the link. Its error is an *unreadable if the plugin's answer could not be read.
+func (l *link) invoke(
+	ctx context.Context, trace *callTrace, service string, rpc registry.RPC, req, reply proto.Message,
+) error {
+	// The API of stats.Handler has no other way to find the call of an event.
+	ctx = context.WithValue(ctx, traceKey{}, trace)
+	a := &answer{into: reply}
+	err := l.cc.Invoke(ctx, "/csi.v1."+service+"/"+string(rpc), req, a)
+	switch {
+	case err == nil:
+		return nil
+	case a.err != nil: // the decoder has run, so the plugin sent a message and not just a status
+		return &unreadable{fmt.Sprintf("the plugin's answer cannot be read: %v", a.err)}
+	case status.Code(err) == codes.ResourceExhausted && trace.left.Load() && !trace.answered.Load():
+		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses a
+		// large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
+		// only window bytes before any of them are read.
+		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB, and was not read", maxAnswer>>20)}
+	}
+	return err
+}
+
+// statsHandler fills in the trace of each call.
+type statsHandler struct{}
+
+var _ stats.Handler = statsHandler{}
+
+func (statsHandler) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+func (statsHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	trace, _ := ctx.Value(traceKey{}).(*callTrace)
+	switch s.(type) {
+	case *stats.OutPayload:
+		trace.left.Store(true)
+	case *stats.InTrailer:
+		trace.answered.Store(true)
+	}
+}
+
+func (statsHandler) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (statsHandler) HandleConn(context.Context, stats.ConnStats) {}
+
+// unreadable is the error of an answer that has come and cannot be read. gRPC reports it with a code that a plugin can send
+// too: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither the code nor
+// the text tells the two sources apart, so invoke does it by what was seen of the answer.
+type unreadable struct{ why string }
+
+func (e *unreadable) Error() string { return e.why }
+
+// GRPCStatus returns the status UNKNOWN. codeName has a name of its own for the error.
+func (e *unreadable) GRPCStatus() *status.Status { return status.New(codes.Unknown, e.why) }
+
+func isUnreadable(err error) bool {
+	_, is := errors.AsType[*unreadable](err)
+	return is
+}
+
+// answer is where a message is decoded to, with the error of that.
+type answer struct {
+	into proto.Message
+	err  error
+}
+
+// codec encodes equal messages as equal bytes: a call that is sent again, by whatever generation, is the same call.
+type codec struct{}
+
+var _ encoding.CodecV2 = codec{}
+
+func (codec) Name() string { return "proto" }
+
+func (codec) Marshal(v any) (mem.BufferSlice, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(v.(proto.Message))
+	if err != nil {
+		return nil, err
+	}
+	return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+}
+
+func (codec) Unmarshal(data mem.BufferSlice, v any) error {
+	a := v.(*answer)
+	a.err = proto.Unmarshal(data.Materialize(), a.into)
+	return a.err
+}
