@@ -19,6 +19,7 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -195,7 +196,7 @@ func (n *node) startPlugin(i int) {
 func bootTime(t testing.TB) host.BootTime {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	must(t, err)
-	return host.BootTime{Boot: strings.TrimSpace(string(boot)), At: mount.BootTime()}
+	return host.BootTime{Boot: strings.TrimSpace(string(boot)), At: proc.BootTime()}
 }
 
 // registered waits until so many tasks are.

@@ -11,7 +11,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
-	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -159,7 +159,7 @@ func (r *runner) doom(why string) error {
 // prepare has the alloc's volumes ready, or the alloc doomed or stopped. It waits for as long as it takes.
 func (r *runner) prepare(ctx, stop context.Context) error {
 	rec := r.record()
-	boot, err := mount.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return r.doom(err.Error())
 	}

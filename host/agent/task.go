@@ -10,7 +10,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
-	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -190,7 +190,7 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 
 // started notes a running attempt, and tells the shim.
 func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.Handle) error {
-	boot, err := mount.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 		text += fmt.Sprintf(", attempt %d", attempt)
 	}
 	err = t.note(text, func(r *TaskRecord) {
-		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: mount.BootTime()}, ""
+		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
 	})
 	if err == nil && t.isPlugin() {
 		t.insist(ctx, "that a plugin's task runs", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })

@@ -18,13 +18,9 @@ import (
 	"holdfast/internal/mount/mounttest"
 )
 
-// lookHelper is this binary as the helper of a Lookout.
-var lookHelper = []string{"/proc/self/exe", "-look"}
-
 func TestMain(m *testing.M) {
+	BecomeHelper()
 	switch {
-	case len(os.Args) == 2 && os.Args[1] == "-look":
-		LookMain()
 	case len(os.Args) > 1 && os.Args[1] == "-hold":
 		hold(os.Args[2:])
 	default:
@@ -133,10 +129,10 @@ func do(step string) error {
 			return err
 		}
 		return unix.Unmount(".", unix.MNT_DETACH)
-	case "look":
+	case "inspect":
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		seen, err := new(Lookout).Look(ctx, lookHelper, []string{a})
+		seen, err := newHelper().Inspect(ctx, []string{a})
 		if seen[a].Hung {
 			fmt.Println("hung")
 		}

@@ -5,49 +5,48 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // Errors of parts.
 var (
-	// ErrNoPart: there is no such directory or file in the volume, and it was not to be made or cannot be.
+	// ErrNoPart means that the directory or file does not exist in the volume, and may not or cannot be made.
 	ErrNoPart = errors.New("there is no such directory or file in the volume")
-	// ErrOutside: on the way there a symbolic link leads out of the volume, or something else is mounted in it.
+	// ErrOutside means that a symbolic link leads out of the volume, or to another mount inside it.
 	ErrOutside = errors.New("it leads out of the volume")
-	// ErrHeld: somebody else mounts or unmounts this very part now. A process that hangs at it does until the kernel lets go of it.
-	ErrHeld = errors.New("another process is at it")
+	// ErrHeld means that another process mounts or unmounts this part now. A process that hangs there holds it until
+	// the kernel lets go of it.
+	ErrHeld = errors.New("another process mounts or unmounts it now")
 )
 
-// Part is a directory or a file of something that is mounted, a volume, and the place where it is mounted once more. Nobody looks at that
-// place while he follows a path of the volume, so who makes the volume's links has no say in where it is.
+// A Part is a directory or file of a mounted volume, and the place where it is mounted again. Nobody but the owner of
+// Root can choose that place: no path inside the volume leads to it.
 type Part struct {
 	Root   string // an absolute directory of ours
-	Volume string // below Root: a mount point
+	Volume string // mount point of the volume, below Root
 	Path   string // in the volume
-	Make   bool   // what is missing of Path is made, as directories with the modes of those that they are made in
-	At     string // below Root: a mount point in a directory of its own, both made if they are missing
+	Make   bool   // make missing directories of Path, with the mode of their parent
+	At     string // mount point below Root, in a directory of its own; both are made if they are missing
 }
 
-// MountPart mounts a part: it alone, with the flags of the volume's mount, and a peer of no other mount. Symbolic links in the volume are
-// followed for as long as they stay in it, whoever changes them meanwhile: what is mounted is the very file that the kernel has found
-// beneath the volume's root. Other mounts in the volume are neither entered nor mounted with it. The server of the volume is asked, and
-// may not answer: Lookout.MountPart has that in a process that can be given up.
+// MountPart mounts a part: that directory or file alone, with the flags of the volume's mount, in no peer group.
+// Symbolic links are followed as long as they stay in the volume, whoever changes them meanwhile: what is mounted is the
+// very file that the kernel found below the volume's root. Other mounts inside the volume are neither entered nor
+// included. The volume's server is asked and may not answer; Helper.MountPart has a deadline.
 func MountPart(p Part) error {
 	s, err := openSlot(p.Root, p.At, true)
-	if err != nil {
-		return fmt.Errorf("make room for it at %s below %s: %w", p.At, p.Root, err)
+	if err == nil {
+		err = p.mount(s)
+		s.close()
 	}
-	defer s.close()
-	if err := p.mount(s); err != nil {
-		return fmt.Errorf("mount %q of %s at %s, below %s: %w", p.Path, p.Volume, p.At, p.Root, err)
-	}
-	return nil
+	return wrap(err, "mount %q of %s at %s, below %s", p.Path, p.Volume, p.At, p.Root)
 }
 
 func (p Part) mount(s *slot) error {
-	mounted, err := s.mounted()
-	if err == nil && mounted {
+	mounted, err := isMountPoint(s.dir, s.name)
+	if mounted {
 		err = ErrMounted
 	}
 	if err != nil {
@@ -58,11 +57,18 @@ func (p Part) mount(s *slot) error {
 		return err
 	}
 	defer unix.Close(volume)
-	part, kind, err := p.find(volume)
+	part, err := p.open(volume)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(part)
+	kind, err := fileType(part)
+	if err == nil && kind != unix.S_IFDIR && kind != unix.S_IFREG {
+		err = errors.New("it is neither a directory nor a file")
+	}
+	if err != nil {
+		return err
+	}
 	tree, err := unix.OpenTree(part, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("clone it: %w", err)
@@ -71,13 +77,28 @@ func (p Part) mount(s *slot) error {
 	if err := setAttr(tree, false, unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return err
 	}
-	if err := s.fit(kind); err != nil {
-		return err
+	if err := s.makePoint(kind); err != nil {
+		return fmt.Errorf("make the mount point: %w", err)
 	}
 	return attach(tree, s.dir, s.name)
 }
 
-// openVolume opens the root of what is mounted at a path below a directory. Its server is asked nothing yet but the kind of that.
+// UnmountPart unmounts what MountPart mounted, and removes the mount point and its directory unless something else is
+// there. A missing part is no error. It is neither lazy nor forced: what is used stays (ErrBusy). Like Unmount it may
+// take forever.
+func UnmountPart(root, at string) error {
+	s, err := openSlot(root, at, false)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil {
+		err = s.clear()
+		s.close()
+	}
+	return wrap(err, "unmount the part at %s below %s", at, root)
+}
+
+// openVolume opens the root of what is mounted at a path below an open directory.
 func openVolume(root int, rel string) (int, error) {
 	names, err := elements(rel)
 	if err == nil && len(names) == 0 {
@@ -93,7 +114,8 @@ func openVolume(root int, rel string) (int, error) {
 	}
 	defer unix.Close(parent)
 	fd, err := unix.Openat2(parent, filepath.Base(rel), &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
 	if err != nil {
 		return -1, fmt.Errorf("open the volume: %w", err)
@@ -101,72 +123,63 @@ func openVolume(root int, rel string) (int, error) {
 	var st unix.Statx_t
 	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 	if err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		err = fmt.Errorf("nothing is mounted there")
+		err = errors.New("nothing is mounted there")
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("the volume: %w", err)
+		return -1, fmt.Errorf("open the volume: %w", err)
 	}
 	return fd, nil
 }
 
-// find opens the part, and makes it if it is to be.
-func (p Part) find(volume int) (fd int, kind Kind, err error) {
+// open opens the part, and makes it if that is asked for.
+func (p Part) open(volume int) (int, error) {
 	names, err := elements(p.Path)
 	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("%q is all of the volume", p.Path)
+		err = fmt.Errorf("%q is the whole volume", p.Path)
 	}
 	if err != nil {
-		return -1, "", err
+		return -1, err
 	}
-	fd, err = openInside(volume, p.Path)
+	fd, err := openInside(volume, p.Path)
 	if p.Make && errors.Is(err, ErrNoPart) {
-		fd, err = makeInside(volume, names)
+		return makeInside(volume, names)
 	}
-	if err != nil {
-		return -1, "", err
-	}
-	kind, err = kindOpen(fd)
-	if err == nil && kind != Directory && kind != File {
-		err = fmt.Errorf("it is neither a directory nor a file: %s", kind)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, "", err
-	}
-	return fd, kind, nil
+	return fd, err
 }
 
-// restless is how often a path is followed anew because something was renamed meanwhile.
-const restless = 1000
+// maxRenames is how often a path is resolved again because a directory on the way was renamed.
+const maxRenames = 1000
 
-// openInside opens a path in a volume, its symbolic links followed, without ever leaving it or entering another mount (openat2(2)).
+// openInside opens a path in a volume. It follows symbolic links, but never leaves the volume or enters another mount
+// (openat2(2)).
 func openInside(volume int, path string) (fd int, err error) {
 	how := &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	}
-	for range restless {
+	for range maxRenames {
 		if fd, err = unix.Openat2(volume, path, how); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}
 	switch {
 	case errors.Is(err, unix.EXDEV):
-		return -1, fmt.Errorf("%w, or into something else that is mounted in it", ErrOutside)
+		return -1, fmt.Errorf("%w, or to another mount inside it", ErrOutside)
 	case errors.Is(err, unix.ENOENT):
 		return -1, ErrNoPart
 	case errors.Is(err, unix.ENOTDIR):
 		return -1, fmt.Errorf("%w: a file is in the way", ErrNoPart)
 	case errors.Is(err, unix.ELOOP):
-		return -1, fmt.Errorf("%w: its symbolic links go round in circles", ErrNoPart)
+		return -1, fmt.Errorf("%w: its symbolic links form a loop", ErrNoPart)
 	case errors.Is(err, unix.EAGAIN):
-		return -1, fmt.Errorf("directories on the way there are renamed all the time: %w", err)
+		return -1, fmt.Errorf("directories on the way are renamed all the time: %w", err)
 	}
 	return fd, err
 }
 
-// makeInside makes what is missing of a path in a volume, and opens it. Each step begins at the volume's root again, so that it goes
-// through the links that are there then, and stays inside.
+// makeInside makes what is missing of a path in a volume, and opens it. Each step starts at the volume's root again, so
+// that it resolves the links of that moment and stays inside.
 func makeInside(volume int, names []string) (int, error) {
 	at, err := openInside(volume, ".")
 	for i, name := range names {
@@ -176,7 +189,7 @@ func makeInside(volume int, names []string) (int, error) {
 		var next int
 		path := strings.Join(names[:i+1], "/")
 		if next, err = openInside(volume, path); errors.Is(err, ErrNoPart) {
-			if err = makeIn(at, name); err == nil {
+			if err = mkdirLike(at, name); err == nil {
 				next, err = openInside(volume, path)
 			}
 		}
@@ -186,15 +199,15 @@ func makeInside(volume int, names []string) (int, error) {
 	return at, err
 }
 
-// makeIn makes a directory like the one that it is made in: with its mode and, if that is what the mode says, of its group.
-func makeIn(dir int, name string) error {
+// mkdirLike makes a directory with the mode of its parent.
+func mkdirLike(dir int, name string) error {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, "", unix.AT_EMPTY_PATH, unix.STATX_MODE, &st); err != nil {
 		return err
 	}
 	err := unix.Mkdirat(dir, name, uint32(st.Mode)&0o1777)
 	switch {
-	case errors.Is(err, unix.EEXIST): // by now; or a link that leads nowhere
+	case errors.Is(err, unix.EEXIST): // made meanwhile, or a link that leads nowhere
 		return nil
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w, and it cannot be made: the volume is read-only", ErrNoPart)
@@ -204,24 +217,159 @@ func makeIn(dir int, name string) error {
 	return wrap(err, "make %s", name)
 }
 
-// UnmountPart takes off what MountPart has mounted, and removes the mount point with its directory, unless somebody has put something
-// there. That nothing of it is there is no error. It is neither lazy nor forced: what is used stays (ErrBusy). Like Unmount it may take
-// for ever.
-func UnmountPart(root, at string) error {
-	s, err := openSlot(root, at, false)
+// fileType returns the type bits of an open path, without asking a server.
+func fileType(fd int) (uint16, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return st.Mode & unix.S_IFMT, wrap(err, "statx")
+}
+
+// A slot is the mount point of a part in a directory of its own. While it is open, it holds a lock on that directory,
+// so no other process mounts or unmounts there. The lock belongs to the process, so a process that hangs keeps it.
+type slot struct {
+	root   int    // Part.Root
+	parent string // parent of the directory, below root
+	own    string // name of the directory
+	dir    int    // the directory
+	name   string // of the mount point in it
+}
+
+const (
+	slotWait = time.Second // for a process that was killed to release the lock
+	slotPoll = 5 * time.Millisecond
+)
+
+// openSlot opens the slot of a mount point below root. create: it makes missing directories.
+func openSlot(root, at string, create bool) (_ *slot, err error) {
+	names, err := elements(at)
+	if err == nil && len(names) < 2 {
+		err = fmt.Errorf("%q is not in a directory of its own", at)
+	}
+	if err != nil {
+		return nil, err
+	}
+	at = filepath.Clean(at)
+	dir := filepath.Dir(at)
+	s := &slot{root: -1, dir: -1, parent: filepath.Dir(dir), own: filepath.Base(dir), name: filepath.Base(at)}
+	s.root, err = openRoot(root)
+	for end := time.Now().Add(slotWait); err == nil; time.Sleep(slotPoll) {
+		if err = s.lock(dir, create); !errors.Is(err, ErrHeld) || time.Now().After(end) {
+			break
+		}
+		err = nil
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// lock opens the slot's directory and locks it. A directory that was removed before it was locked counts as held: the
+// next attempt finds another one, or none.
+func (s *slot) lock(dir string, create bool) error {
+	fd, err := -1, error(nil)
+	if create {
+		if fd, err = mkdirAll(s.root, dir, 0o700); err == nil {
+			err = unix.Close(fd)
+		}
+	}
+	if err == nil {
+		fd, err = openBelow(s.root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	}
+	if create && errors.Is(err, unix.ENOENT) {
+		return ErrHeld
+	}
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) || err == nil && st.Nlink == 0 {
+		err = ErrHeld
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	s.dir = fd
+	return nil
+}
+
+func (s *slot) close() {
+	for _, fd := range []int{s.dir, s.root} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// makePoint makes the mount point a directory or an empty file. Nothing is mounted at it.
+func (s *slot) makePoint(kind uint16) error {
+	fd, err := openBelow(s.dir, s.name, unix.O_PATH)
+	if err == nil {
+		is, err := fileType(fd)
+		unix.Close(fd)
+		if err != nil || is == kind {
+			return err
+		}
+		if err := s.removePoint(); err != nil {
+			return err
+		}
+	} else if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if kind == unix.S_IFDIR {
+		return unix.Mkdirat(s.dir, s.name, 0o700)
+	}
+	flags := unix.O_CREAT | unix.O_EXCL | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if fd, err = unix.Openat(s.dir, s.name, flags, 0o600); err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// removePoint removes the mount point, if it is an empty directory or file.
+func (s *slot) removePoint() error {
+	err := rmdirAt(s.dir, s.name)
+	if errors.Is(err, unix.ENOTDIR) {
+		var st unix.Stat_t
+		err = unix.Fstatat(s.dir, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > 0) {
+			err = errors.New("is no empty file")
+		}
+		if err == nil {
+			err = mountedIfBusy(unix.Unlinkat(s.dir, s.name, 0))
+		}
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err == nil {
-		err = s.empty()
-		s.close()
-	}
-	return wrap(err, "unmount the part at %s below %s", at, root)
+	return err
 }
 
-// kindOpen is the kind of an open file, as the kernel knows it.
-func kindOpen(fd int) (Kind, error) {
-	var st unix.Statx_t
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-	return kindOf(st.Mode), err
+// clear unmounts everything, and removes the mount point and its directory, unless they hold something else.
+func (s *slot) clear() error {
+	for {
+		mounted, err := isMountPoint(s.dir, s.name)
+		if err == nil && mounted {
+			err = unmountAt(s.dir, s.name)
+		}
+		if err != nil {
+			return err
+		}
+		if !mounted {
+			break
+		}
+	}
+	if s.removePoint() != nil {
+		return nil // what stays is no mount
+	}
+	if parent, err := openBelow(s.root, s.parent, unix.O_PATH|unix.O_DIRECTORY); err == nil {
+		_ = rmdirAt(parent, s.own)
+		unix.Close(parent)
+	}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -178,4 +179,20 @@ func wrap(err error, format string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), err)
+}
+
+// OnThread runs fn on a thread of its own, which ends with fn, so fn may leave it in any namespace. The main thread
+// cannot end before the process: if fn gets it, fn runs on another.
+func OnThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- OnThread(fn)
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
 }

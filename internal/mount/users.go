@@ -4,194 +4,275 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 	"unicode"
+
+	"holdfast/internal/proc"
 )
 
-// Use is how something is used.
-type Use string
-
-// The uses that a mount point can have.
-const (
-	WorksIn   Use = "cwd"       // a process's working directory
-	RootedIn  Use = "root"      // a process's root
-	Runs      Use = "exe"       // a process's program
-	Opens     Use = "fd"        // an open file, also one that was removed
-	Maps      Use = "map"       // a file mapped into memory
-	MountedAt Use = "mounted"   // the same file system, or a part of it, is mounted elsewhere and stays there
-	MountedIn Use = "submounts" // something is mounted inside it
-)
-
-// User is one who uses a mount.
+// A User is a process or another mount that uses what is mounted at a mount point.
 type User struct {
-	PID  int    `json:"pid,omitempty"`  // for a mount elsewhere: the first process of its namespace; 0: the mount is in our own
-	Comm string `json:"comm,omitempty"` // the process's name (proc_pid_comm(5))
-	Use  Use    `json:"use"`            //
-	Path string `json:"path,omitempty"` // of the file or of the mount, as from the root of its namespace
+	Text  string // for people
+	Mount string // the mount point of a mount in this namespace; empty: a process, or a mount in another namespace
 }
 
-func (u User) String() string {
-	who, path := fmt.Sprintf("process %d (%s)", u.PID, printable(u.Comm)), printable(u.Path)
-	switch {
-	case u.Use == WorksIn:
-		return who + " works in " + path
-	case u.Use == RootedIn:
-		return who + " has its root at " + path
-	case u.Use == Runs:
-		return who + " runs " + path
-	case u.Use == Opens:
-		return who + " has " + path + " open"
-	case u.Use == Maps:
-		return who + " maps " + path + " into its memory"
-	case u.Use == MountedIn:
-		return "something is mounted inside it, at " + path
-	case u.PID == 0:
-		return "it is mounted at " + path + " as well"
-	}
-	return "it is mounted at " + path + " in the mount namespace of " + who
-}
-
-// printable quotes what a process could have chosen to confuse the reader of a log.
-func printable(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(s)
-	}
-	return s
-}
-
-// Users says who uses what is mounted at each of the points and below them: processes, mounts inside, and mounts of the same file system
-// elsewhere, in this namespace or in another, that would stay. A copy of a mount in another namespace that an unmount here takes off too,
-// as the kernel propagates it, is no use; a process that is busy in such a copy is.
+// Users returns who uses what is mounted at each point and below:
+//   - processes whose working directory, root, program or open file is there;
+//   - mounts inside;
+//   - other mounts of the same file system, in any mount namespace, that remain when the mount at the point is
+//     unmounted. A copy that the kernel unmounts with it (mount_namespaces(7)) is not a user.
 //
-// A bind mount does not say what it was made from. One in another namespace counts for every point that it shows all or a part of. One in
-// this namespace counts for the points that are older than it is; of several beside each other, on one and the same mount, only for the
-// oldest, from which the others were made: a staged volume is used by what is published of it, and none of these by its siblings.
+// A bind mount does not record its source. Of several mounts of one file system beside each other only the oldest
+// counts as the source of the others, so a staged volume is used by its publishes, and a publish not by its siblings.
 //
-// It is what was true at some moment: the kernel's refusal to unmount is the last word. The calling process is not counted. What this
-// process may not look into is not seen, nor is a namespace that no process is in. Users opens no path that may be in a volume. A
-// process that hangs with its memory locked is left out in respect of its mapped files, and holds a thread of this process: Lookout.Users
-// has that in a process that can be given up.
-func Users(points []string) (map[string][]User, error) { return users(points, os.Getpid()) }
-
-func users(points []string, without ...int) (map[string][]User, error) {
-	c, err := newCensus(points)
-	if err != nil || len(c.held) == 0 {
-		return map[string][]User{}, err
-	}
-	all, err := processes(without)
+// Users asks no file system, so it never hangs. It does not see everything: mapped files, processes that this one may
+// not examine and the kernel itself (loop devices, swap) are missing. The kernel's refusal to unmount (ErrBusy) decides.
+func Users(points []string) (map[string][]User, error) {
+	t, err := newUserTable(points)
 	if err != nil {
 		return nil, err
 	}
-	for _, ns := range c.namespaces(all) {
-		c.follow(ns)
-		c.elsewhere(ns)
+	pids, err := proc.PIDs()
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	c.inside()
-	for _, p := range all {
-		c.links(p)
+	slices.Sort(pids)
+	t.addMounts(namespaces(pids, t.own))
+	for _, pid := range pids {
+		if pid != os.Getpid() {
+			t.addProcess(pid)
+		}
 	}
-	c.mapped(all)
-	for _, users := range c.users {
-		slices.SortStableFunc(users, func(a, b User) int { return a.PID - b.PID })
-	}
-	return c.users, nil
+	return t.users, nil
 }
 
-// links counts what a process has open, its working directories, roots and program.
-func (c *census) links(p process) {
-	for _, t := range p.tasks {
-		c.path(t, WorksIn, t.link("cwd"))
-		c.path(t, RootedIn, t.link("root"))
-	}
-	t := p.tasks[0] // what follows its threads share
-	c.path(t, Runs, t.link("exe"))
-	t.files(func(mount int, path string) {
-		if points := c.held[mount]; len(points) > 0 {
-			c.add(points, User{PID: t.pid, Use: Opens, Path: path})
+// userTable collects the users of mount points.
+type userTable struct {
+	points  map[string]bool
+	own     Mounts           // of this namespace, the oldest first
+	parents map[int]Mount    // the same by ID
+	shows   map[source][]int // indices of own, by what they show
+	users   map[string][]User
+}
+
+// source is a directory of a file system.
+type source struct {
+	major, minor int
+	root         string
+}
+
+// namespace is a mount namespace other than this process's.
+type namespace struct {
+	pid    int // one of its processes
+	mounts Mounts
+}
+
+func newUserTable(points []string) (*userTable, error) {
+	t := &userTable{points: map[string]bool{}, parents: map[int]Mount{}, shows: map[source][]int{}, users: map[string][]User{}}
+	for _, p := range points {
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+			return nil, fmt.Errorf("find users of %q: not a clean absolute path", p)
 		}
+		t.points[p] = true
+	}
+	var err error
+	if t.own, err = Table(0); err != nil {
+		return nil, err
+	}
+	for i, m := range t.own {
+		t.parents[m.ID] = m
+		t.shows[sourceOf(m)] = append(t.shows[sourceOf(m)], i)
+	}
+	return t, nil
+}
+
+// at returns the points at path and above it.
+func (t *userTable) at(path string) (points []string) {
+	for p := range upwards(path) {
+		if t.points[p] {
+			points = append(points, p)
+		}
+	}
+	return points
+}
+
+func (t *userTable) add(points []string, u User) {
+	for _, p := range points {
+		if !slices.Contains(t.users[p], u) {
+			t.users[p] = append(t.users[p], u)
+		}
+	}
+}
+
+// addMounts adds mounts inside, and mounts of the same file systems elsewhere.
+func (t *userTable) addMounts(others []namespace) {
+	masters := masters(append(others, namespace{mounts: t.own}))
+	for i, m := range t.own {
+		if on, known := t.parents[m.Parent]; known && on.Point != m.Point {
+			t.add(t.at(on.Point), User{Text: "something is mounted inside it, at " + printable(m.Point), Mount: m.Point})
+		}
+		if t.isCopy(m, i, t.parents, masters) {
+			continue
+		}
+		for _, s := range t.sources(m) {
+			points := slices.DeleteFunc(t.at(t.own[s].Point), func(p string) bool { return within(p, m.Point) })
+			if s < i && len(points) > 0 && !t.hasElder(s, i) {
+				t.add(points, User{Text: "it is also mounted at " + printable(m.Point), Mount: m.Point})
+			}
+		}
+	}
+	for _, ns := range others {
+		t.addNamespace(ns, masters)
+	}
+}
+
+func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
+	parents := map[int]Mount{}
+	for _, m := range ns.mounts {
+		parents[m.ID] = m
+	}
+	for _, m := range ns.mounts {
+		if t.isCopy(m, len(t.own), parents, masters) {
+			continue
+		}
+		for _, s := range t.sources(m) {
+			t.add(t.at(t.own[s].Point), User{
+				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point), proc.Name(ns.pid)),
+			})
+		}
+	}
+}
+
+// sources returns the mounts of this namespace of which m shows all or a part.
+func (t *userTable) sources(m Mount) (all []int) {
+	s := sourceOf(m)
+	for s.root = range upwards(s.root) {
+		for _, i := range t.shows[s] {
+			if t.own[i].ID != m.ID {
+				all = append(all, i)
+			}
+		}
+	}
+	return all
+}
+
+// hasElder reports whether mount i was made from a mount beside s that is older than s.
+func (t *userTable) hasElder(s, i int) bool {
+	return t.own[s].Parent == t.own[i].Parent && slices.ContainsFunc(t.sources(t.own[i]), func(o int) bool {
+		return o < s && t.own[o].Parent == t.own[s].Parent
 	})
 }
 
-// path counts what is known by its path alone.
-func (c *census) path(t task, use Use, path string) {
-	for at := range upwards(path) {
-		if points := c.places[t.ns][at]; len(points) > 0 {
-			c.add(points, User{PID: t.pid, Use: use, Path: path})
-		}
-	}
+// isCopy reports whether m, whose namespace has these mounts, is a copy of one of the first n mounts of this namespace:
+// the kernel made it when that was mounted, and unmounts it with that.
+func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int]int) bool {
+	below, known := mounts[m.Parent]
+	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
+		original := t.own[i]
+		return i < n && original.ID != m.ID && t.receives(below, original, masters) && spot(m, below) == spot(original, t.parents[original.Parent])
+	})
 }
 
-// Bounds of waiting for a process's memory.
-const (
-	mapsPatience = 100 * time.Millisecond // then the next process is looked at beside it
-	mapsLimit    = 2 * time.Second        // then it is left out
-)
-
-// mapped counts what the processes have mapped into their memory.
-func (c *census) mapped(all []process) {
-	type hit struct {
-		t    task
-		path string
+// receives reports whether a mount receives propagation from the mount that original is mounted on.
+func (t *userTable) receives(below, original Mount, masters map[int]int) bool {
+	source, known := t.parents[original.Parent]
+	if !known || !source.Shared() || source.ID == below.ID {
+		return false
 	}
-	crowd, begun := newCrowd(runtime.NumCPU(), mapsPatience), 0
-	hits, limit := make(chan []hit, len(all)), time.Now().Add(mapsLimit)
-	devices := c.devices()
-	for _, p := range all {
-		if time.Now().After(limit) {
+	group := below.Group
+	if group == 0 {
+		group = below.Master
+	}
+	for range len(masters) {
+		if group == 0 || group == source.Group {
 			break
 		}
-		begun++
-		crowd.run(func() {
-			var found []hit
-			p.tasks[0].maps(func(device, path string) {
-				if n := len(found); devices[device] && (n == 0 || found[n-1].path != path) {
-					found = append(found, hit{p.tasks[0], path})
-				}
-			})
-			hits <- found
-		})
+		group = masters[group]
 	}
-	late := time.After(time.Until(limit))
-	for range begun {
-		select {
-		case found := <-hits:
-			for _, h := range found {
-				c.path(h.t, Maps, h.path)
+	return group == source.Group
+}
+
+// masters returns the peer group from which each peer group receives propagation.
+func masters(all []namespace) map[int]int {
+	masters := map[int]int{}
+	for _, ns := range all {
+		for _, m := range ns.mounts {
+			if m.Shared() && m.Master != 0 {
+				masters[m.Group] = m.Master
 			}
-		case <-late:
-			return
+		}
+	}
+	return masters
+}
+
+// spot is where m is mounted, in the file system of the mount below it.
+func spot(m, below Mount) source {
+	rel := strings.TrimPrefix(m.Point, strings.TrimSuffix(below.Point, "/"))
+	s := sourceOf(below)
+	s.root = filepath.Join(s.root, rel)
+	return s
+}
+
+func sourceOf(m Mount) source {
+	return source{m.Major, m.Minor, strings.TrimSuffix(m.Root, "//deleted")}
+}
+
+// namespaces returns the mount namespaces of these processes, other than this process's, as far as they can be read.
+func namespaces(pids []int, own Mounts) (all []namespace) {
+	ours, _ := os.Readlink("/proc/thread-self/ns/mnt")
+	members := map[string]int{}
+	for _, pid := range pids {
+		id := link(pid, "ns/mnt")
+		if id == "" || id == ours {
+			continue
+		}
+		// A process sees only mounts below its root, so prefer one with the root of the namespace.
+		if first, known := members[id]; !known || len(link(pid, "root")) < len(link(first, "root")) {
+			members[id] = pid
+		}
+	}
+	for _, pid := range members {
+		if mounts, err := Table(pid); err == nil {
+			all = append(all, namespace{pid, mounts})
+		}
+	}
+	slices.SortFunc(all, func(a, b namespace) int { return a.pid - b.pid })
+	return all
+}
+
+// addProcess adds a process. Its files are known by path, whichever mount namespace it is in.
+func (t *userTable) addProcess(pid int) {
+	for _, l := range []struct{ name, does string }{
+		{"cwd", "has its working directory in"}, {"root", "has its root at"}, {"exe", "runs"},
+	} {
+		t.addPath(pid, l.does, link(pid, l.name))
+	}
+	opened := map[string]bool{} // one file for each point is enough to name the process
+	for _, fd := range proc.FDs(pid) {
+		for _, p := range t.at(fd.Path) {
+			if !opened[p] {
+				opened[p] = true
+				t.add([]string{p}, User{Text: fmt.Sprintf("%s has %s open", proc.Name(pid), printable(fd.Path))})
+			}
 		}
 	}
 }
 
-// crowd runs functions that may hang, each on its own, a number of them at a time. One that hangs gives its place to the next.
-type crowd struct {
-	places   chan struct{}
-	patience time.Duration
+func (t *userTable) addPath(pid int, does, path string) {
+	if points := t.at(path); len(points) > 0 {
+		t.add(points, User{Text: fmt.Sprintf("%s %s %s", proc.Name(pid), does, printable(path))})
+	}
 }
 
-func newCrowd(size int, patience time.Duration) crowd {
-	return crowd{make(chan struct{}, size), patience}
+// link returns the text of a link in /proc/pid, or "" if the process is gone or may not be examined.
+func link(pid int, name string) string {
+	text, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), name))
+	return text
 }
 
-// run waits for a place, and not for fn.
-func (c crowd) run(fn func()) {
-	c.places <- struct{}{}
-	leave := sync.OnceFunc(func() { <-c.places })
-	hangs := time.AfterFunc(c.patience, leave)
-	go func() {
-		defer leave()
-		defer hangs.Stop()
-		fn()
-	}()
-}
-
-// upwards goes through a path and its parents, up to "/".
+// upwards yields an absolute path and its parents, up to "/".
 func upwards(path string) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		if !filepath.IsAbs(path) {
@@ -200,4 +281,12 @@ func upwards(path string) func(func(string) bool) {
 		for path = filepath.Clean(path); yield(path) && path != "/"; path = filepath.Dir(path) {
 		}
 	}
+}
+
+// printable quotes text that would confuse a terminal.
+func printable(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
 }

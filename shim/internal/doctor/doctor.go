@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/suspend"
@@ -51,12 +52,6 @@ func New(log registry.State, m Machine, o Options) *Doctor {
 	return &Doctor{log: log, machine: m, Options: o}
 }
 
-// Limits of looking.
-const (
-	usersLimit = 20 * time.Second
-	lookLimit  = 5 * time.Second // a mount that takes longer hangs
-)
-
 // Examine says what is found, and what Repair would do. It changes nothing but the recorded health of volumes that plugins list.
 func (d *Doctor) Examine(ctx context.Context) (registry.Diagnosis, error) {
 	f, err := d.gather(ctx)
@@ -82,7 +77,7 @@ func (d *Doctor) gather(ctx context.Context) (Facts, error) {
 	if err == nil {
 		f.Records, err = d.records(ctx)
 	}
-	var after []Mount
+	var after mount.Mounts
 	if err == nil {
 		after, err = d.machine.Mounts(d.Layout.MountRoot())
 	}
@@ -95,8 +90,8 @@ func (d *Doctor) gather(ctx context.Context) (Facts, error) {
 			Detail: fmt.Sprintf("what is mounted below %s: %v", d.Layout.SocketDirs(), err), Advice: "look again",
 		})
 	}
-	d.askUsers(ctx, &f)
-	d.look(ctx, &f)
+	d.askUsers(&f)
+	d.inspect(ctx, &f)
 	return f, ctx.Err()
 }
 
@@ -109,8 +104,8 @@ func (d *Doctor) records(ctx context.Context) (r Records, err error) {
 }
 
 // settled are the mounts that were there before and after, and the points of the others.
-func settled(before, after []Mount) (both []Mount, fleeting []string) {
-	numbers := map[Mount]int{}
+func settled(before, after mount.Mounts) (both mount.Mounts, fleeting []string) {
+	numbers := map[mount.Mount]int{}
 	for _, m := range before {
 		numbers[m]++
 	}
@@ -129,8 +124,8 @@ func settled(before, after []Mount) (both []Mount, fleeting []string) {
 	return both, fleeting
 }
 
-// askUsers finds out who uses the mounts that no record knows.
-func (d *Doctor) askUsers(ctx context.Context, f *Facts) {
+// askUsers finds the users of mounts that no record knows.
+func (d *Doctor) askUsers(f *Facts) {
 	var points []string
 	for _, m := range Unknown(*f) {
 		points = append(points, m.Point)
@@ -138,16 +133,14 @@ func (d *Doctor) askUsers(ctx context.Context, f *Facts) {
 	if len(points) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, usersLimit)
-	defer cancel()
 	var err error
-	if f.Users, err = d.machine.Users(ctx, points); err != nil {
+	if f.Users, err = d.machine.Users(points); err != nil {
 		f.Users, f.Unasked = nil, err.Error()
 	}
 }
 
-// look has a helper look at what is published.
-func (d *Doctor) look(ctx context.Context, f *Facts) {
+// inspect inspects what is published.
+func (d *Doctor) inspect(ctx context.Context, f *Facts) {
 	var paths []string
 	for _, r := range f.Records.published(f.Boot) {
 		paths = append(paths, r.Target.Host)
@@ -155,15 +148,20 @@ func (d *Doctor) look(ctx context.Context, f *Facts) {
 	if len(paths) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
-	defer cancel()
 	var err error
-	if f.Sights, err = d.machine.Look(ctx, paths...); err != nil {
+	if f.Inspected, err = inspect(ctx, d.machine, paths); err != nil {
 		f.Unseen = append(f.Unseen, Blind{
-			Detail: fmt.Sprintf("what is published cannot be looked at, or not all of it: %v", err),
-			Advice: "look again: what is not said here may still be wrong",
+			Detail: fmt.Sprintf("some published volumes cannot be inspected: %v", err),
+			Advice: "run holdfast doctor again: what it does not report may still be wrong",
 		})
 	}
+}
+
+// inspect inspects paths, and leaves out those about which nothing is known.
+func inspect(ctx context.Context, m Machine, paths []string) (map[string]mount.Info, error) {
+	found, err := m.Inspect(ctx, paths...)
+	maps.DeleteFunc(found, func(_ string, i mount.Info) bool { return !i.Known() })
+	return found, err
 }
 
 // listings asks the controllers of all plugins for their volumes, all at once. blind says which plugins' volumes are not known, and why.

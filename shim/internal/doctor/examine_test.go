@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -21,8 +23,8 @@ func sound() Facts {
 			Claims:    []registry.Claim{claim()},
 			Instances: instances(),
 		},
-		Mounts: []Mount{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"}, {Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
-		Dirs:   []Dir{{root().Host + "/publish", 2}, {root().Host + "/stage", 1}, {root().Host, 2}},
+		Mounts: mount.Mounts{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"}, {Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
+		Dirs:   []mount.DirInfo{{Path: root().Host + "/publish", Entries: 2}, {Path: root().Host + "/stage", Entries: 1}, {Path: root().Host, Entries: 2}},
 	}
 }
 
@@ -35,12 +37,12 @@ func bare() Facts {
 
 func mounted(f *Facts, paths ...string) {
 	for _, p := range paths {
-		f.Mounts = append(f.Mounts, Mount{Point: p, FSType: "ext4", Source: "/dev/loop7"})
+		f.Mounts = append(f.Mounts, mount.Mount{Point: p, FSType: "ext4", Source: "/dev/loop7"})
 	}
 }
 
 func unmounted(f *Facts, paths ...string) {
-	f.Mounts = slices.DeleteFunc(f.Mounts, func(m Mount) bool { return slices.Contains(paths, m.Point) })
+	f.Mounts = slices.DeleteFunc(f.Mounts, func(m mount.Mount) bool { return slices.Contains(paths, m.Point) })
 }
 
 func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
@@ -76,18 +78,18 @@ var judgements = []struct {
 		f.Records.Refs, f.Mounts, f.Live = nil, nil, true
 	}, nil, nil},
 	{"a mount on the directory of a socket", sound, func(f *Facts) {
-		f.Sockets = []Mount{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
+		f.Sockets = mount.Mounts{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
 	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs of by-hand", "umount /run/h/t/x"}},
 	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil }, []string{"lost mark " + stagedAt()}, nil},
 	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] },
 		nil, nil},
 	{"a block device that is gone", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
-		f.Sights = map[string]Sight{publishedAt(): {}}
+		f.Inspected = map[string]mount.Info{publishedAt(): {}}
 	}, []string{"lost mark " + publishedAt()}, []string{"no block device"}},
 	{"a block device that was looked at", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
-		f.Sights = map[string]Sight{publishedAt(): {Block: true}}
+		f.Inspected = map[string]mount.Info{publishedAt(): {Block: true}}
 	}, nil, nil},
 
 	{"another boot", sound, func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
@@ -99,9 +101,9 @@ var judgements = []struct {
 		f.Records.Refs[0].Publish, f.Records.Placements[0].Stage = registry.MarkSent, registry.MarkSent
 	}, nil, nil},
 
-	{"a server that is gone", sound, func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {Trouble: "its server is gone"}} },
+	{"a server that is gone", sound, func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
 		[]string{"dead " + publishedAt()}, []string{"its server is gone", "stop alloc a1"}},
-	{"well looked at", sound, func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {}} }, nil, nil},
+	{"well looked at", sound, func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {}} }, nil, nil},
 
 	{"an open call", sound, func(f *Facts) {
 		f.Records.Intents = []registry.Intent{{Volume: key, Name: data.VolumeName(), RPC: registry.NodeStageRPC,
@@ -131,25 +133,25 @@ var judgements = []struct {
 		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 of /dev/loop7"}},
 	{"two of one volume", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("publish", "x"))
-		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("publish", "x")}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("publish", "x")}}}
 	}, []string{"orphan unmount " + stray("publish", "x"), "orphan unmount " + stray("stage", "x")}, nil},
 	{"stacked ones", bare, func(f *Facts) { mounted(f, stray("stage", "x"), stray("stage", "x"), stray("stage", "x")) },
 		[]string{"orphan unmount " + stray("stage", "x")}, []string{"on top of 2 more"}},
 	{"a used one", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
-		f.Users = map[string][]User{stray("stage", "x"): {{Text: "process 7 (sh) works in it"}, {Text: "b"}, {Text: "c"}, {Text: "d"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Text: "process 7 (sh) works in it"}, {Text: "b"}, {Text: "c"}, {Text: "d"}}}
 	}, []string{"used " + stray("stage", "x")}, []string{"process 7 (sh) works in it; b; c; and 1 more"}},
 	{"one that is used through another that is used", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("publish", "x"))
-		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("publish", "x")}}, stray("publish", "x"): {{Text: "process 7"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("publish", "x")}}, stray("publish", "x"): {{Text: "process 7"}}}
 	}, []string{"used " + stray("publish", "x"), "used " + stray("stage", "x")}, nil},
 	{"one that a known mount was made from", sound, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
-		f.Users = map[string][]User{stray("stage", "x"): {{Mount: publishedAt()}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: publishedAt()}}}
 	}, []string{"used " + stray("stage", "x")}, nil},
 	{"something is mounted inside it", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("stage", "x")+"/inner")
-		f.Users = map[string][]User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner", Text: "something is mounted inside it"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner", Text: "something is mounted inside it"}}}
 	}, []string{"used " + stray("stage", "x")}, nil},
 	{"nobody can say who uses it", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
@@ -165,7 +167,7 @@ var judgements = []struct {
 		[]string{"orphan adopt " + stagedAt()}, []string{"volume data"}},
 	{"the same, used", bare, func(f *Facts) {
 		mounted(f, stagedAt())
-		f.Users = map[string][]User{stagedAt(): {{Text: "process 7"}}}
+		f.Users = map[string][]mount.User{stagedAt(): {{Text: "process 7"}}}
 	}, []string{"used " + stagedAt()}, nil},
 	{"the same, while a call is open", bare, func(f *Facts) {
 		mounted(f, stagedAt())
@@ -174,29 +176,29 @@ var judgements = []struct {
 	}, []string{"orphan " + stagedAt()}, []string{"wait for the call"}},
 
 	{"directories that nobody knows", bare, func(f *Facts) {
-		f.Dirs = append([]Dir{{stray("stage", "x"), 0}, {stray("publish", "x"), 0}, {root().Host + "/publish/x", 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stray("stage", "x"), Entries: 0}, {Path: stray("publish", "x"), Entries: 0}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{
 		"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"), "empty remove " + stray("stage", "x"),
 	}, nil},
 	{"one with something in it", bare, func(f *Facts) {
-		f.Dirs = append([]Dir{{stray("publish", "x") + "/deep", 0}, {stray("publish", "x"), 2}, {root().Host + "/publish/x", 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stray("publish", "x") + "/deep", Entries: 0}, {Path: stray("publish", "x"), Entries: 2}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"left " + stray("publish", "x")}, []string{"2 entries"}},
 	{"the directories of what is known", sound, func(f *Facts) {
 		unmounted(f, stagedAt())
-		f.Dirs = append([]Dir{{stagedAt() + "/stage", 0}, {stagedAt(), 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stagedAt() + "/stage", Entries: 0}, {Path: stagedAt(), Entries: 1}}, f.Dirs...)
 	}, nil, nil},
 	{"a directory that a claim is about to use", bare, func(f *Facts) {
 		f.Records.Claims, f.Live = []registry.Claim{claim()}, true
-		f.Dirs = append([]Dir{{stagedAt(), 0}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0}}, f.Dirs...)
 	}, nil, nil},
 	{"the same at start, when nobody is about to do anything", bare, func(f *Facts) {
 		f.Records.Claims = []registry.Claim{claim()}
-		f.Dirs = append([]Dir{{stagedAt(), 0}, {filepath.Dir(publishedAt()), 0}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0}, {Path: filepath.Dir(publishedAt()), Entries: 0}}, f.Dirs...)
 	}, []string{"empty remove " + filepath.Dir(publishedAt()), "empty remove " + stagedAt()}, nil},
-	{"a plugin's own directories", bare, func(f *Facts) { f.Dirs = append([]Dir{{root().Host + "/cache", 0}}, f.Dirs...) }, nil, nil},
+	{"a plugin's own directories", bare, func(f *Facts) { f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/cache", Entries: 0}}, f.Dirs...) }, nil, nil},
 	{"the directory above a mount that nobody knows", bare, func(f *Facts) {
 		mounted(f, stray("publish", "x"))
-		f.Dirs = append([]Dir{{root().Host + "/publish/x", 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"orphan unmount " + stray("publish", "x")}, nil},
 
 	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil, nil},

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -15,15 +16,15 @@ type Facts struct {
 	Live    bool // a shim drives calls while this is looked at
 	Records Records
 
-	Mounts   []Mount  // below the mount root, the oldest first
-	Fleeting []string // mount points that came or went while it was looked: neither missing nor unknown
-	Dirs     []Dir    // below the mount root, children first
-	Sockets  []Mount  // at or below directories of sockets, the oldest first
+	Mounts   mount.Mounts    // below the mount root, the oldest first
+	Fleeting []string        // mount points that came or went while it was looked: neither missing nor unknown
+	Dirs     []mount.DirInfo // below the mount root, children first
+	Sockets  mount.Mounts    // at or below directories of sockets, the oldest first
 
-	Sights map[string]Sight // what was seen at targets; nil: nobody looked
+	Inspected map[string]mount.Info // what was seen at targets; nil: nobody looked
 	// Users is who uses the mounts that no record knows. nil: nobody was asked, and Unasked says why if that is a
 	// fault.
-	Users   map[string][]User
+	Users   map[string][]mount.User
 	Unasked string
 
 	Listings []Listing

@@ -7,7 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
+
+	"golang.org/x/sys/unix"
 )
 
 func partAt(path string) string { return layout.Part(claimed, path) }
@@ -20,7 +23,7 @@ func parted() Facts {
 	f := sound()
 	f.Records.Refs[0].Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
 	mounted(&f, partAt("a/b"))
-	f.Dirs = append([]Dir{{filepath.Dir(partAt("a/b")), 1}}, f.Dirs...)
+	f.Dirs = append([]mount.DirInfo{{Path: filepath.Dir(partAt("a/b")), Entries: 1}}, f.Dirs...)
 	return f
 }
 
@@ -41,24 +44,24 @@ func TestJudgementsOfParts(t *testing.T) {
 		{"all is gone", func(f *Facts) { f.Mounts = nil }, []string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, ""},
 		{"another boot", func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
 			[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, ""},
-		{"a dead volume", func(f *Facts) { f.Sights = map[string]Sight{publishedAt(): {Trouble: "its server is gone"}} },
+		{"a dead volume", func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
 			[]string{"dead " + publishedAt()}, ""},
 		{"its directory alone, between two steps", func(f *Facts) {
 			unmounted(f, partAt("a/b"))
 			f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
-			f.Dirs = append([]Dir{{partAt("a/b"), 0}}, f.Dirs...)
+			f.Dirs = append([]mount.DirInfo{{Path: partAt("a/b"), Entries: 0}}, f.Dirs...)
 		}, nil, ""},
 		{"what its task has mounted in it", func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, ""},
 		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) }, []string{"orphan unmount " + strayPart("x")}, "no record knows it"},
 		{"a used one", func(f *Facts) {
 			mounted(f, strayPart("x"))
-			f.Users = map[string][]User{strayPart("x"): {{Text: "process 7"}}}
+			f.Users = map[string][]mount.User{strayPart("x"): {{Text: "process 7"}}}
 		}, []string{"used " + strayPart("x")}, "process 7"},
 		{"an empty directory of nobody", func(f *Facts) {
-			f.Dirs = append([]Dir{{strayPart("x"), 0}, {filepath.Dir(strayPart("x")), 1}}, f.Dirs...)
+			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 0}, {Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
 		}, []string{"empty remove " + filepath.Dir(strayPart("x")), "empty remove " + strayPart("x")}, ""},
 		{"one with something in it", func(f *Facts) {
-			f.Dirs = append([]Dir{{strayPart("x"), 3}, {filepath.Dir(strayPart("x")), 1}}, f.Dirs...)
+			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 3}, {Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
 		}, []string{"left " + strayPart("x")}, "3 entries"},
 	} {
 		f := parted()
@@ -93,8 +96,8 @@ func TestPlacesOfParts(t *testing.T) {
 func TestRepairUnmountsPartsFirst(t *testing.T) {
 	w := newWorld(t)
 	w.mount(stray("stage", "x"), stray("publish", "x"), strayPart("y"))
-	w.machine.users[stray("stage", "x")] = []User{{Mount: stray("publish", "x")}}
-	w.machine.users[stray("publish", "x")] = []User{{Mount: strayPart("y")}}
+	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
+	w.machine.users[stray("publish", "x")] = []mount.User{{Mount: strayPart("y")}}
 	w.repair()
 	same(t, "acts", w.acts, []string{
 		"unmount " + strayPart("y"), "rmdir " + strayPart("y"), "rmdir " + filepath.Dir(strayPart("y")),

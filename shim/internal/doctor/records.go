@@ -76,8 +76,8 @@ func (j *judge) ref(r registry.Ref) {
 		Kind: j.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
 		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it anew", r.Alloc),
 	}
-	saw, looked := j.Sights[r.Target.Host]
-	if f.Kind == registry.FoundLost && r.Usage.Attachment == registry.BlockDevice && (!looked || saw.Block || saw.Trouble != "") {
+	saw, looked := j.Inspected[r.Target.Host]
+	if f.Kind == registry.FoundLost && r.Usage.Attachment == registry.BlockDevice && (!looked || saw.Block || saw.Trouble() != "") {
 		f.Kind = "" // a device that the plugin has made is no mount
 	}
 	switch {
@@ -88,9 +88,9 @@ func (j *judge) ref(r registry.Ref) {
 		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device", name, r.Alloc)
 	case f.Kind == registry.FoundLost:
 		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name, r.Alloc)
-	case saw.Trouble != "":
+	case saw.Trouble() != "":
 		f.Kind, f.Action = registry.FoundDead, registry.ActNothing
-		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, saw.Trouble)
+		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, saw.Trouble())
 		f.Advice = fmt.Sprintf("stop alloc %s and place it anew: its tasks cannot use the volume", r.Alloc)
 	default:
 		j.parts(r, name)

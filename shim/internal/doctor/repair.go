@@ -135,9 +135,7 @@ func (r *repair) free(ctx context.Context, path string) error {
 	if covered(path, j.known) || covered(path, j.expected) {
 		return registry.Errorf(registry.ErrConflict, "a record knows it by now; look again")
 	}
-	limited, cancel := context.WithTimeout(ctx, usersLimit)
-	defer cancel()
-	users, err := r.machine.Users(limited, []string{path})
+	users, err := r.machine.Users([]string{path})
 	if err != nil {
 		return fmt.Errorf("who uses it cannot be said: %w", err)
 	}

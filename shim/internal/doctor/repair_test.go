@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 )
@@ -113,7 +114,7 @@ func records(instances []registry.Instance) (list []registry.Record) {
 func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w := newWorld(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
-	w.machine.users[stray("stage", "x")] = []User{{Mount: stray("publish", "x")}}
+	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
 	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage",
 		"x") + ": done"})
 	same(t, "acts", w.acts, []string{
@@ -135,7 +136,7 @@ func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 		path := stray([]string{"stage", "publish"}[i/2%2], fmt.Sprint("v", i))
 		w.mount(path)
 		if i%2 == 0 {
-			w.machine.users[path] = []User{{Text: "process 7"}}
+			w.machine.users[path] = []mount.User{{Text: "process 7"}}
 		}
 	}
 	w.repair()
@@ -153,15 +154,15 @@ func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 func TestIgnoredUsersAreFoundOut(t *testing.T) {
 	f := bare()
 	mounted(&f, stray("stage", "x"))
-	f.Users = map[string][]User{stray("stage", "x"): {{Text: "process 7"}}}
+	f.Users = map[string][]mount.User{stray("stage", "x"): {{Text: "process 7"}}}
 	careless := f
-	careless.Users = map[string][]User{}
+	careless.Users = map[string][]mount.User{}
 	if slices.Equal(brief(Examine(f)), brief(Examine(careless))) || Digest(Examine(careless)) == "" {
 		t.Error("the users make no difference")
 	}
 	used := newMachine(shrug{t})
 	used.mount(stray("stage", "x"))
-	used.users[stray("stage", "x")] = []User{{Text: "process 7"}}
+	used.users[stray("stage", "x")] = []mount.User{{Text: "process 7"}}
 	if err := used.Unmount(t.Context(), stray("stage", "x")); err == nil {
 		t.Error("the machine lets go what is used")
 	}
@@ -178,7 +179,7 @@ func TestUsersAreLookedForAgain(t *testing.T) {
 	w.mount(stray("publish", "x"), stray("publish", "y"))
 	w.before = func(act string) {
 		if strings.HasPrefix(act, "unmount") { // of x: y is used from now on
-			w.machine.users[stray("publish", "y")] = []User{{Text: "process 9 (sh) works in it"}}
+			w.machine.users[stray("publish", "y")] = []mount.User{{Text: "process 9 (sh) works in it"}}
 		}
 	}
 	got := w.repair()
@@ -212,7 +213,7 @@ func TestAnotherPlanIsRefused(t *testing.T) {
 	w.mount(stray("stage", "y"))
 	for what, change := range map[string]func(){
 		"another mount":  func() {},
-		"it is used now": func() { w.machine.users[stray("stage", "x")] = []User{{Text: "process 7"}} },
+		"it is used now": func() { w.machine.users[stray("stage", "x")] = []mount.User{{Text: "process 7"}} },
 		"no plan at all": func() { w.mounts = w.mounts[:2] },
 	} {
 		change()
@@ -249,9 +250,9 @@ type late struct {
 	change func()
 }
 
-func (l late) Look(ctx context.Context, paths ...string) (map[string]Sight, error) {
+func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error) {
 	l.change()
-	return l.machine.Look(ctx, paths...)
+	return l.machine.Inspect(ctx, paths...)
 }
 
 // A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its plugin is asked.
@@ -259,7 +260,7 @@ func TestRepairAdopts(t *testing.T) {
 	w := newWorld(t, data)
 	w.put(records(instances(registry.AttachDetach))...)
 	w.mount(stagedAt(), stray("publish", "x"))
-	w.machine.users[stagedAt()] = []User{{Mount: stray("publish", "x")}}
+	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x")}}
 	w.undo = func() {
 		if w.covered(stray("publish", "x")) {
 			t.Error("what stands on it is still mounted")
@@ -285,7 +286,7 @@ func TestRepairAdopts(t *testing.T) {
 func TestNothingIsTakenFromBelow(t *testing.T) {
 	w := newWorld(t, data)
 	w.mount(stagedAt(), stray("publish", "x"))
-	w.machine.users[stagedAt()] = []User{{Mount: stray("publish", "x"), Text: "it is mounted at x as well"}}
+	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x"), Text: "it is mounted at x as well"}}
 	digest := w.examine().Digest
 	w.Doctor.machine = stuck{w.machine}
 	diagnosis, err := w.Repair(t.Context(), digest)

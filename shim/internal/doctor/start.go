@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -15,16 +16,16 @@ const maxEvents = 100
 
 // Surroundings are what is below a directory. They can be looked at before there are records to compare them with.
 type Surroundings struct {
-	Mounts []Mount
-	Dirs   []Dir
+	Mounts mount.Mounts
+	Dirs   []mount.DirInfo
 }
 
 // Surveyed is the surroundings as they are now.
-func Surveyed(g Ground, root string) (s Surroundings, err error) {
+func Surveyed(m Machine, root string) (s Surroundings, err error) {
 	var mounts, dirs error
 	var both sync.WaitGroup
-	both.Go(func() { s.Mounts, mounts = g.Mounts(root) })
-	both.Go(func() { s.Dirs, dirs = g.Dirs(root) })
+	both.Go(func() { s.Mounts, mounts = m.Mounts(root) })
+	both.Go(func() { s.Dirs, dirs = m.Dirs(root) })
 	both.Wait()
 	if err := errors.Join(mounts, dirs); err != nil {
 		return Surroundings{}, fmt.Errorf("look at %s: %w", root, err)

@@ -7,6 +7,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/internal/display"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -52,9 +53,9 @@ func (p places) of(path string) place {
 
 // Unknown lists the mounts that no record knows and no claim explains, the oldest first: of them repair has to know who
 // uses them. What is mounted inside one of them is not listed: it is a use.
-func Unknown(f Facts) []Mount { return newJudge(f).unknown() }
+func Unknown(f Facts) mount.Mounts { return newJudge(f).unknown() }
 
-func (j *judge) unknown() (found []Mount) {
+func (j *judge) unknown() (found mount.Mounts) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range j.Mounts {
 		if j.places.of(m.Point) != elsewhere {
@@ -127,7 +128,7 @@ func (j *judge) adoptable(path string) (registry.Volume, bool) {
 }
 
 // unused are those mounts at places of volumes that nobody uses but others of them, which go first.
-func (j *judge) unused(list []Mount) map[string]bool {
+func (j *judge) unused(list mount.Mounts) map[string]bool {
 	free := map[string]bool{}
 	for _, m := range list {
 		if at := j.places.of(m.Point); j.Unasked == "" && (at == staging || at == target || at == part) {

@@ -124,15 +124,13 @@ func (w *Watch) seen(ctx context.Context, refs []registry.Ref) (troubles, error)
 	if len(paths) == 0 {
 		return found, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, lookLimit)
-	defer cancel()
-	sights, err := w.machine.Look(limited, paths...)
-	for path, s := range sights {
-		r := ask[path]
-		if r.Usage.Attachment == registry.BlockDevice && s.Trouble == "" && !s.Block {
-			s.Trouble = "there is no block device any more"
+	infos, err := inspect(ctx, w.machine, paths)
+	for path, info := range infos {
+		r, trouble := ask[path], info.Trouble()
+		if r.Usage.Attachment == registry.BlockDevice && trouble == "" && !info.Block {
+			trouble = "there is no block device any more"
 		}
-		found[r.ClaimKey()] = s.Trouble
+		found[r.ClaimKey()] = trouble
 	}
 	return found, err
 }

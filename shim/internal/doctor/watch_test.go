@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -40,7 +42,7 @@ func (w *world) ref() (r registry.Ref) {
 }
 
 // sees changes what is seen of the published volume, and waits for the next look.
-func (w *world) sees(s Sight, watch *Watch) {
+func (w *world) sees(s mount.Info, watch *Watch) {
 	w.mu.Lock()
 	w.sights[publishedAt()] = s
 	w.mu.Unlock()
@@ -54,18 +56,18 @@ func (w *world) sees(s Sight, watch *Watch) {
 func TestMountsThatDieAreTold(t *testing.T) {
 	watching(t, used(), func(w *world, watch *Watch) {
 		before := w.index()
-		w.sees(Sight{}, watch)
+		w.sees(mount.Info{}, watch)
 		if w.index() != before {
 			t.Error("a mount that is well is written about")
 		}
 		begin := time.Now()
-		w.sees(Sight{Trouble: "its server is gone"}, watch)
+		w.sees(mount.Info{Errno: unix.ENOTCONN}, watch)
 		r := w.ref()
-		if r.Trouble != "its server is gone" || !r.Troubled.Equal(begin) || r.Publish != registry.MarkDone {
+		if r.Trouble != (mount.Info{Errno: unix.ENOTCONN}).Trouble() || !r.Troubled.Equal(begin) || r.Publish != registry.MarkDone {
 			t.Errorf("%+v", r)
 		}
 		lost := w.events(registry.EventMountLost)
-		if len(lost) != 1 || !strings.Contains(lost[0], "its server is gone: stop the alloc") {
+		if len(lost) != 1 || !strings.Contains(lost[0], ": stop the alloc") {
 			t.Errorf("told %q", lost)
 		}
 		w.view(func(v registry.View) {
@@ -75,15 +77,15 @@ func TestMountsThatDieAreTold(t *testing.T) {
 			}
 		})
 		after := w.index()
-		w.sees(Sight{Trouble: "its server is gone"}, watch)
+		w.sees(mount.Info{Errno: unix.ENOTCONN}, watch)
 		if w.index() != after {
 			t.Error("the same is written again")
 		}
-		w.sees(Sight{Trouble: "it hangs"}, watch)
-		if r := w.ref(); r.Trouble != "it hangs" || !r.Troubled.Equal(begin) {
+		w.sees(mount.Info{Hung: true}, watch)
+		if r := w.ref(); r.Trouble != (mount.Info{Hung: true}).Trouble() || !r.Troubled.Equal(begin) {
 			t.Errorf("another trouble: %+v", r)
 		}
-		w.sees(Sight{}, watch)
+		w.sees(mount.Info{}, watch)
 		if r := w.ref(); r.Trouble != "" || !r.Troubled.IsZero() || len(w.events(registry.EventMountBack)) != 1 {
 			t.Errorf("well again: %+v", r)
 		}
@@ -109,11 +111,11 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 	block := ref()
 	block.Usage.Attachment = registry.BlockDevice
 	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *world, watch *Watch) {
-		w.sees(Sight{Block: true}, watch)
+		w.sees(mount.Info{Block: true}, watch)
 		if r := w.ref(); r.Trouble != "" {
 			t.Errorf("%+v", r)
 		}
-		w.sees(Sight{}, watch)
+		w.sees(mount.Info{}, watch)
 		if r := w.ref(); !strings.Contains(r.Trouble, "no block device") {
 			t.Errorf("%+v", r)
 		}
@@ -143,12 +145,12 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 // A helper that fails says nothing about a mount: neither that it is ill nor that it is well again.
 func TestAFailedLookChangesNothing(t *testing.T) {
 	watching(t, used(), func(w *world, watch *Watch) {
-		w.sees(Sight{Trouble: "it hangs"}, watch)
+		w.sees(mount.Info{Hung: true}, watch)
 		before := w.index()
 		w.mu.Lock()
 		w.blind = errors.New("no helper")
 		w.mu.Unlock()
-		w.sees(Sight{}, watch)
+		w.sees(mount.Info{}, watch)
 		if w.index() != before || w.ref().Trouble == "" {
 			t.Errorf("%+v", w.ref())
 		}
@@ -159,7 +161,7 @@ func TestAFailedLookChangesNothing(t *testing.T) {
 func TestALateLookChangesNothing(t *testing.T) {
 	w := newWorld(t, used()...)
 	w.mount(publishedAt())
-	w.sights[publishedAt()] = Sight{Trouble: "it hangs"}
+	w.sights[publishedAt()] = mount.Info{Hung: true}
 	r := ref()
 	r.Publish = registry.MarkSent
 	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, time.Now, hclog.NewNullLogger())
@@ -184,11 +186,11 @@ func TestAHungLookHoldsUpNobody(t *testing.T) {
 			w.put(data) // and commits go on
 		}
 		begin := time.Now()
-		time.Sleep(lookLimit + watchGap)
+		time.Sleep(inspectLimit + watchGap)
 		synctest.Wait()
 		cancel()
 		<-done
-		if took := time.Since(begin); took > lookLimit+2*watchGap {
+		if took := time.Since(begin); took > inspectLimit+2*watchGap {
 			t.Errorf("it ended after %v", took)
 		}
 	})
@@ -203,7 +205,7 @@ func TestTheFirstLookMayBePutOff(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, used()...)
 			w.mount(stagedAt(), publishedAt())
-			w.sights[publishedAt()] = Sight{Trouble: "its server is gone"}
+			w.sights[publishedAt()] = mount.Info{Errno: unix.ENOTCONN}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())

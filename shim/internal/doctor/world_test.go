@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
@@ -27,7 +28,10 @@ var (
 	claimed = registry.ClaimKey{Volume: key, Alloc: "a1", Request: "vol"}
 )
 
-const boot = "boot-1"
+const (
+	boot         = "boot-1"
+	inspectLimit = 5 * time.Second // of a hung inspection
+)
 
 func root() registry.Tree { return registry.Tree{Host: layout.PluginRoot("ebs"), Task: "/csi"} }
 
@@ -76,10 +80,10 @@ type machine struct {
 	t      testing.TB
 	mu     sync.Mutex
 	boot   string
-	mounts []Mount
+	mounts mount.Mounts
 	files  map[string]int // by directory that exists: entries that are no directories
-	users  map[string][]User
-	sights map[string]Sight
+	users  map[string][]mount.User
+	sights map[string]mount.Info
 	blind  error // of Users and Look
 	asked  []string
 	acts   []string
@@ -89,7 +93,7 @@ type machine struct {
 }
 
 func newMachine(t testing.TB) *machine {
-	m := &machine{t: t, boot: boot, files: map[string]int{}, users: map[string][]User{}, sights: map[string]Sight{}}
+	m := &machine{t: t, boot: boot, files: map[string]int{}, users: map[string][]mount.User{}, sights: map[string]mount.Info{}}
 	m.dir(root().Host)
 	return m
 }
@@ -103,17 +107,17 @@ func (m *machine) dir(path string) {
 func (m *machine) mount(paths ...string) {
 	for _, path := range paths {
 		m.dir(path)
-		m.mounts = append(m.mounts, Mount{Point: path, FSType: "ext4", Source: "/dev/loop1"})
+		m.mounts = append(m.mounts, mount.Mount{Point: path, FSType: "ext4", Source: "/dev/loop1"})
 	}
 }
 
 func (m *machine) covered(path string) bool {
-	return slices.ContainsFunc(m.mounts, func(o Mount) bool { return path == o.Point || strings.HasPrefix(path, o.Point+"/") })
+	return slices.ContainsFunc(m.mounts, func(o mount.Mount) bool { return path == o.Point || strings.HasPrefix(path, o.Point+"/") })
 }
 
 func (m *machine) Boot() string { return m.boot }
 
-func (m *machine) Mounts(root string) (found []Mount, _ error) {
+func (m *machine) Mounts(root string) (found mount.Mounts, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, o := range m.mounts {
@@ -124,14 +128,14 @@ func (m *machine) Mounts(root string) (found []Mount, _ error) {
 	return found, nil
 }
 
-func (m *machine) Dirs(root string) (found []Dir, _ error) {
+func (m *machine) Dirs(root string) (found []mount.DirInfo, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for path := range m.files {
 		if !strings.HasPrefix(path, root+"/") || m.covered(path) {
 			continue
 		}
-		d := Dir{path, m.files[path]}
+		d := mount.DirInfo{Path: path, Entries: m.files[path]}
 		for other := range m.files {
 			if filepath.Dir(other) == path {
 				d.Entries++
@@ -139,18 +143,18 @@ func (m *machine) Dirs(root string) (found []Dir, _ error) {
 		}
 		found = append(found, d)
 	}
-	slices.SortFunc(found, func(a, b Dir) int { return strings.Compare(b.Path, a.Path) })
+	slices.SortFunc(found, func(a, b mount.DirInfo) int { return strings.Compare(b.Path, a.Path) })
 	return found, nil
 }
 
-func (m *machine) Users(_ context.Context, points []string) (map[string][]User, error) {
+func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.asked = append(m.asked, points...)
 	if m.blind != nil {
 		return nil, m.blind
 	}
-	found := map[string][]User{}
+	found := map[string][]mount.User{}
 	for _, p := range points {
 		for _, u := range m.users[p] {
 			if u.Mount == "" || m.covered(u.Mount) {
@@ -161,13 +165,14 @@ func (m *machine) Users(_ context.Context, points []string) (map[string][]User, 
 	return found, nil
 }
 
-func (m *machine) Look(ctx context.Context, paths ...string) (map[string]Sight, error) {
+func (m *machine) Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error) {
 	if m.looked != nil {
 		m.looked <- paths
 	}
 	if m.hang != nil {
 		select {
 		case <-m.hang:
+		case <-time.After(inspectLimit):
 		case <-ctx.Done():
 		}
 	}
@@ -176,7 +181,7 @@ func (m *machine) Look(ctx context.Context, paths ...string) (map[string]Sight, 
 	if m.blind != nil {
 		return nil, m.blind
 	}
-	seen := map[string]Sight{}
+	seen := map[string]mount.Info{}
 	for _, p := range paths {
 		seen[p] = m.sights[p]
 	}
@@ -195,7 +200,7 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.act("unmount %s", path)
-	users := slices.DeleteFunc(slices.Clone(m.users[path]), func(u User) bool { return u.Mount != "" && !m.covered(u.Mount) })
+	users := slices.DeleteFunc(slices.Clone(m.users[path]), func(u mount.User) bool { return u.Mount != "" && !m.covered(u.Mount) })
 	if len(users) > 0 {
 		m.t.Errorf("what is used is unmounted: %s", path)
 		return unix.EBUSY

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
-	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/store"
 	"holdfast/shim/internal/suspend"
@@ -161,9 +161,12 @@ func lockedCopy(from, to string) (used bool, err error) {
 	return used, errors.Join(err, out.Close())
 }
 
+// Helper does not return in a process that a shim started to do what may hang. main calls it first.
+func Helper() { mount.BecomeHelper() }
+
 // with opens the state for as long as use lasts.
 func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error) (err error) {
-	d, err := disk.New(l)
+	d, err := mount.NewManager(l)
 	if err != nil {
 		return err
 	}
@@ -185,7 +188,7 @@ func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool,
 		writer.Wait()
 		err = errors.Join(err, s.Close())
 	}()
-	return use(doctor.New(s, newMachine(d), doctor.Options{
+	return use(doctor.New(s, d, doctor.Options{
 		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: suspend.New(l.Suspensions()),
 		Check: func() []string { return contradictions(s) },
 	}))

@@ -21,7 +21,6 @@ import (
 	"holdfast/internal/mount/mounttest"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
-	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/store"
 )
 
@@ -103,7 +102,7 @@ func shared(t *testing.T) hooks.Layout {
 	t.Helper()
 	needsRoot(t)
 	l := dirs(t)
-	d, err := disk.New(l)
+	d, err := mount.NewManager(l)
 	must(t, err)
 	must(t, d.Share())
 	return l

@@ -11,10 +11,10 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/disk"
 	"holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
@@ -63,20 +63,19 @@ func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*re
 	if err := layout.Check(); err != nil {
 		return nil, err
 	}
-	d, err := disk.New(layout)
+	m, err := mount.NewManager(layout)
 	if err != nil {
 		return nil, err
 	}
 	r := &reign{node: hello.Node, pulse: &rpc.Pulse{}}
 	r.ctx, r.cancel = context.WithCancelCause(t.life)
 	r.watching, r.blind = context.WithCancelCause(t.life)
-	m := newMachine(d)
 	var around doctor.Surroundings
 	var shared, surveyed sync.WaitGroup // what takes a while where much is mounted, as reading the state does
 	var unseen error
 	if !in.handed() {
 		shared.Go(func() {
-			switch err := d.Share(); {
+			switch err := m.Share(); {
 			case errors.Is(err, registry.ErrExhausted):
 				t.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this namespace", "error", err)
 			case err != nil:
@@ -84,7 +83,7 @@ func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*re
 			}
 		})
 	}
-	err = r.openState(ctx, t, layout, d, in)
+	err = r.openState(ctx, t, layout, m, in)
 	if shared.Wait(); err == nil && !in.handed() { // the state is ours: nobody acts any more
 		surveyed.Go(func() { around, unseen = doctor.Surveyed(m, layout.MountRoot()) })
 	}
@@ -108,9 +107,9 @@ func open(ctx context.Context, t *Tenure, hello *rpc.Hello, in inheritance) (*re
 }
 
 // openState opens the store.
-func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, d *disk.Disk, in inheritance) (err error) {
+func (r *reign) openState(ctx context.Context, t *Tenure, layout hooks.Layout, m *mount.Manager, in inheritance) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
-		Path: layout.Database(), Boot: d.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
+		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: t.log.Named("store"),
 		Left: in.left, Generation: in.generation, Decoded: t.decoded,
 	})
 	if err != nil {
@@ -159,13 +158,12 @@ func ofInstances(c registry.Change) bool {
 }
 
 // build wires the use cases and the adapters.
-func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machine, in inheritance) (err error) {
-	d := m.Disk
+func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in inheritance) (err error) {
 	r.fleet = in.met(r.table)
 	if r.sockets, err = task.NewDirectories(); err != nil {
 		return err
 	}
-	clock := func() registry.BootTime { return registry.BootTime{Boot: d.Boot(), At: mount.BootTime()} }
+	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	supervisor := task.New(r.store, supervised{r.fleet}, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
 	calls := intent.Calls{
@@ -173,12 +171,12 @@ func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m machin
 		Plugins: r.table, Secrets: t.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
 	suspended := suspend.New(layout.Suspensions())
-	stager := node.NewStager(calls, r.fleet, d, node.Options{
-		Layout: layout, Check: true, Look: m.devices, Parts: d, Suspended: suspended,
+	stager := node.NewStager(calls, r.fleet, m, node.Options{
+		Layout: layout, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
 	})
 	r.meter, r.health = stager, stager.WatchHealth
 	r.volumes = controller.New(calls, r.fleet, stager, t.log.Named("volumes"))
-	r.tasks = task.NewTasks(supervisor, d, layout, hello.Operations)
+	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, t.log.Named("allocs"))
 	if in.handed() {
 		r.allocs.Calm, r.allocs.Breath = calm, breath

@@ -35,13 +35,6 @@ type Kernel interface {
 	Boot() string
 }
 
-// Seen is what lies at a path.
-type Seen struct {
-	Block   bool               // a block device
-	Device  hooks.DeviceNumber // its number
-	Trouble string             // why it cannot be used, for people: it hangs, or its server is gone; empty: nothing is known to be wrong
-}
-
 // Controller is what node needs of the records and calls that nodes share: claims, and the attachment of volumes to
 // nodes where their plugin wants it. Calls for one volume are never concurrent, but for Claim and Await.
 type Controller interface {

@@ -11,10 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/hooks"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/node"
 )
 
 // errorf is how a fake reports what must never happen.
@@ -35,14 +33,6 @@ func newMachine(report errorf) *machine {
 
 func (m *machine) Boot() string                      { return m.boot }
 func (m *machine) Mounted(path string) (bool, error) { return m.mounts[path], nil }
-
-func (m *machine) Look(_ context.Context, paths ...string) (map[string]node.Seen, error) {
-	seen := map[string]node.Seen{}
-	for _, path := range paths {
-		seen[path] = node.Seen{Block: m.mounts[path], Device: hooks.DeviceNumber{Major: 7, Minor: 1}}
-	}
-	return seen, nil
-}
 
 // covered says whether path is a mount or lies in one.
 func (m *machine) covered(path string) bool {

@@ -58,15 +58,15 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 		stands, err = s.mounted(r.Target.Host, true)
 		return at, stands, err
 	}
-	if !s.Check || s.Look == nil {
+	if !s.Check || s.Inspect == nil {
 		return at, true, nil
 	}
-	seen, err := s.Look(ctx, r.Target.Host)
+	found, err := s.Inspect(ctx, r.Target.Host)
 	if err != nil {
 		return at, false, err
 	}
-	at.Device = seen[r.Target.Host].Device
-	return at, seen[r.Target.Host].Block, nil
+	at.Device = found[r.Target.Host].Device
+	return at, found[r.Target.Host].Block, nil
 }
 
 func (s *Stager) publish(

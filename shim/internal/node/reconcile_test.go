@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/doctor"
 )
@@ -26,21 +27,21 @@ func (w *world) reconciled(ctx context.Context) ([]registry.Finding, error) {
 // ground is the machine as package reconcile sees it at start: then nobody is asked, and nothing unmounted.
 type ground struct{ *machine }
 
-func (g ground) Mounts(root string) (found []doctor.Mount, err error) {
+func (g ground) Mounts(root string) (found mount.Mounts, err error) {
 	for path := range g.mounts {
 		if strings.HasPrefix(path, root+"/") {
-			found = append(found, doctor.Mount{Point: path})
+			found = append(found, mount.Mount{Point: path})
 		}
 	}
 	return found, nil
 }
 
-func (g ground) Dirs(root string) (found []doctor.Dir, err error) {
+func (g ground) Dirs(root string) (found []mount.DirInfo, err error) {
 	for path := range g.dirs {
 		if !strings.HasPrefix(path, root+"/") || g.covered(path) {
 			continue
 		}
-		d := doctor.Dir{Path: path}
+		d := mount.DirInfo{Path: path}
 		for other := range g.dirs {
 			if filepath.Dir(other) == path {
 				d.Entries++
@@ -48,16 +49,16 @@ func (g ground) Dirs(root string) (found []doctor.Dir, err error) {
 		}
 		found = append(found, d)
 	}
-	slices.SortFunc(found, func(a, b doctor.Dir) int { return strings.Compare(b.Path, a.Path) })
+	slices.SortFunc(found, func(a, b mount.DirInfo) int { return strings.Compare(b.Path, a.Path) })
 	return found, nil
 }
 
-func (g ground) Users(context.Context, []string) (map[string][]doctor.User, error) {
+func (g ground) Users([]string) (map[string][]mount.User, error) {
 	g.errorf("users are looked for at start")
 	return nil, nil
 }
 
-func (g ground) Look(context.Context, ...string) (map[string]doctor.Sight, error) {
+func (g ground) Inspect(context.Context, ...string) (map[string]mount.Info, error) {
 	g.errorf("mounts are looked at at start")
 	return nil, nil
 }

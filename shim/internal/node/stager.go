@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -21,8 +22,8 @@ type Options struct {
 	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there is: for
 	// plugins that share no mounts with us.
 	Check bool
-	// Look says what lies at each of the paths, as another process sees it, for a limited time: a dead mount freezes nobody. nil: nobody can.
-	Look func(ctx context.Context, paths ...string) (map[string]Seen, error)
+	// Inspect says what is at each path, within a limited time. nil: paths are not inspected.
+	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
 	// Parts mounts parts of what is published. nil: nobody can.
 	Parts Parts
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.

@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	mounttable "holdfast/internal/mount"
+	"holdfast/internal/proc"
 )
 
 // Pool makes and removes volumes and snapshots within a total size.
@@ -20,7 +19,7 @@ type Pool struct {
 
 // NewPool makes a pool over the store. Making is a key of backends.
 func NewPool(s *Store, backends map[string]Backend, making string, capacity int64) (*Pool, error) {
-	boot, err := mounttable.BootID()
+	boot, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -196,17 +197,150 @@ func TestStaleSocketRemovesNothingElse(t *testing.T) {
 	}
 }
 
-func TestBoot(t *testing.T) {
-	id, err := BootID()
-	if err != nil || len(id) != 36 {
-		t.Errorf("BootID = %q, %v", id, err)
+// IsPoint agrees with the mount table about every kind of path.
+func TestIsPointAgreesWithTheTable(t *testing.T) {
+	root := tempDir(t)
+	for _, dir := range []string{"plain/dir", "mounted", "stacked", "hidden/below"} {
+		mkdir(t, root, dir)
 	}
-	b, err := os.ReadFile("/proc/uptime")
-	if err != nil {
-		t.Fatal(err)
+	write(t, "", root, "file")
+	write(t, "", root, "bound")
+	mountTmpfs(t, root+"/mounted")
+	mountTmpfs(t, mkdir(t, root, "mounted/inside/on"))
+	for _, at := range []string{"stacked", "stacked", "hidden/below", "hidden"} {
+		mountTmpfs(t, root+"/"+at)
 	}
-	up, err := time.ParseDuration(strings.Fields(string(b))[0] + "s")
-	if now := BootTime(); err != nil || now < up-time.Second {
-		t.Errorf("BootTime = %v, /proc/uptime said %v before", now, up)
+	must(t, unix.Mount(root+"/file", root+"/bound", "", unix.MS_BIND, ""))
+	must(t, os.Symlink(root+"/mounted", root+"/link"))
+	points := 0
+	for _, path := range []string{
+		"plain", "plain/dir", "plain/none", "none/at/all", "mounted", "mounted/inside", "mounted/inside/on", "stacked", "hidden",
+		"hidden/below", "file", "file/not", "bound", "link", "link/inside", ".", "../elsewhere",
+	} {
+		_, want, err := At(filepath.Join(root, path))
+		must(t, err)
+		got, err := IsPoint(root, filepath.Join(root, path))
+		if got != want || err != nil {
+			t.Errorf("%s: %v, %v; the table says %v", path, got, err, want)
+		}
+		if got {
+			points++
+		}
+	}
+	if points != 5 {
+		t.Errorf("%d of the paths are mount points", points)
+	}
+}
+
+// Dirs lists children first, and neither mounts nor what is in them.
+func TestDirsEnterNoMount(t *testing.T) {
+	root := tempDir(t)
+	mkdir(t, root, "a", "b", "c")
+	mkdir(t, root, "a", "d")
+	write(t, "", root, "a", "file")
+	must(t, os.Symlink("a", root+"/link"))
+	mountTmpfs(t, mkdir(t, root, "a", "vol"))
+	mkdir(t, root, "a", "vol", "inner")
+	got, err := Dirs(root)
+	slices.SortStableFunc(got, func(a, b DirInfo) int { return strings.Count(b.Path, "/") - strings.Count(a.Path, "/") })
+	must(t, err)
+	want := map[DirInfo]bool{{root + "/a/b/c", 0}: true, {root + "/a/b", 1}: true, {root + "/a/d", 0}: true, {root + "/a", 4}: true}
+	for _, d := range got {
+		if !want[d] {
+			t.Errorf("lists %+v", d)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("lists %v", got)
+	}
+	if got, err := Dirs(root + "/none"); err != nil || len(got) > 0 {
+		t.Errorf("of a missing root: %v, %v", got, err)
+	}
+	open, err := os.Open(root + "/a/d")
+	must(t, err)
+	must(t, os.Remove(root+"/a/d"))
+	if got, _, err := appendDirs(nil, open); err != nil || len(got) > 0 {
+		t.Errorf("of a directory that was removed: %v, %v", got, err)
+	}
+}
+
+func TestUnmountTakesOneOffAtATime(t *testing.T) {
+	root := tempDir(t)
+	mkdir(t, root, "a", "vol")
+	for range 50 {
+		mountTmpfs(t, root+"/a/vol")
+	}
+	for left := 50; left > 0; left-- {
+		if err := Unmount(root, "a/vol"); err != nil || len(raw(t, root)) != left-1 {
+			t.Fatalf("%d are left of %d: %v", len(raw(t, root)), left, err)
+		}
+	}
+	for _, rel := range []string{"a/vol", "a", "a/none", "none/at/all"} {
+		if err := Unmount(root, rel); err != nil {
+			t.Errorf("nothing is mounted at %s: %v", rel, err)
+		}
+	}
+}
+
+func TestUnmountLeavesWhatIsUsed(t *testing.T) {
+	root := tempDir(t)
+	mountTmpfs(t, mkdir(t, root, "vol"))
+	h := holdOn(t, false, "cwd:"+root+"/vol")
+	if err := Unmount(root, "vol"); !errors.Is(err, ErrBusy) || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("got %v", err)
+	}
+	if points := raw(t, root); len(points) != 1 { // not lazily either
+		t.Fatalf("the kernel says %q", points)
+	}
+	h.end()
+	if err := Unmount(root, "vol"); err != nil {
+		t.Error(err)
+	}
+	mountTmpfs(t, root+"/vol")
+	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
+	if err := Unmount(root, "vol"); !errors.Is(err, ErrBusy) {
+		t.Errorf("with one inside: %v", err)
+	}
+}
+
+func TestUnmountGoesNowhereElse(t *testing.T) {
+	root, outside := tempDir(t), tempDir(t)
+	mountTmpfs(t, mkdir(t, outside, "vol"))
+	mountTmpfs(t, mkdir(t, root, "vol"))
+	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
+	for link, to := range map[string]string{"dirlink": outside, "link": outside + "/vol", "self": root + "/vol", "vol/link": outside} {
+		if err := os.Symlink(to, root+"/"+link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, rel := range []string{".", "..", "", "/vol", "../vol", "dirlink/vol", "vol/inner", "vol/link/vol", "vol/../../vol"} {
+		if err := Unmount(root, rel); err == nil {
+			t.Errorf("Unmount(%q) did it", rel)
+		}
+	}
+	for _, rel := range []string{"link", "self"} { // nothing is mounted at a link
+		if err := Unmount(root, rel); err != nil {
+			t.Error(err)
+		}
+	}
+	if in, out := raw(t, root), raw(t, outside); len(in) != 2 || len(out) != 1 {
+		t.Errorf("the kernel says %q, %q", in, out)
+	}
+	if err := Unmount(root, "vol/inner"); !errors.Is(err, ErrMounted) {
+		t.Errorf("inside a mount: %v", err)
+	}
+}
+
+// An unmount asks no server, whether it is gone or hangs.
+func TestUnmountNeedsNoServer(t *testing.T) {
+	for _, gone := range []bool{true, false} {
+		root := tempDir(t)
+		dies := mountFuse(t, mkdir(t, root, "vol"))
+		if gone {
+			dies()
+		}
+		if err := Unmount(root, "vol"); err != nil || len(raw(t, root)) != 0 {
+			t.Errorf("server gone: %v: %v, %q", gone, err, raw(t, root))
+		}
 	}
 }

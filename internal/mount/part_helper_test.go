@@ -2,7 +2,7 @@ package mount
 
 import (
 	"context"
-	"encoding/json"
+	"encoding/gob"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -26,52 +26,53 @@ func hungPart(t *testing.T) (w partWorld, p Part, dies func()) {
 
 func TestPartsInAHelper(t *testing.T) {
 	w := newPartWorld(t, 0)
-	var l Lookout
+	l := newHelper()
 	p := w.part("a/b", false)
-	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), `"a/b"`) {
+	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), `"a/b"`) {
 		t.Errorf("a missing one: %v", err)
 	}
 	p.Make = true
 	must(t, os.Chmod(w.volume(), 0o777))
-	must(t, l.MountPart(soon(t, 10*time.Second), lookHelper, p))
+	must(t, l.MountPart(soon(t, 10*time.Second), p))
 	var st unix.Stat_t
 	if err := unix.Stat(w.volume("a", "b"), &st); err != nil || st.Mode != unix.S_IFDIR|0o777 {
 		t.Errorf("mode %o, %v: it depends on our umask", st.Mode, err)
 	}
-	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrMounted) || len(w.lines(w.at(p))) != 1 {
+	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrMounted) || len(w.lines(w.at(p))) != 1 {
 		t.Errorf("once more: %v", err)
 	}
 	h := holdOn(t, false, "cwd:"+w.at(p))
-	if err := l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At); !errors.Is(err, ErrBusy) {
+	if err := l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At); !errors.Is(err, ErrBusy) {
 		t.Errorf("while it is used: %v", err)
 	}
 	h.end()
-	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
 	w.gone(p)
 	must(t, os.Symlink("/", w.volume("out")))
 	p.Path = "out/etc"
-	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrOutside) {
+	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrOutside) {
 		t.Errorf("a link: %v", err)
 	}
-	must(t, l.UnmountPart(t.Context(), lookHelper, p.Root, p.At)) // without a deadline
+	must(t, l.UnmountPart(t.Context(), p.Root, p.At)) // without a deadline
 	w.gone(p)
-	if len(children(t)) > 0 || len(l.left) > 0 {
+	if len(children(t)) > 0 || len(l.killed) > 0 {
 		t.Errorf("helpers are left: %v", children(t))
 	}
 	for _, helper := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/sleep", "100"}} {
 		ctx := soon(t, 500*time.Millisecond)
-		if l.MountPart(ctx, helper, p) == nil || l.UnmountPart(ctx, helper, p.Root, p.At) == nil {
+		l.Command = helper
+		if l.MountPart(ctx, p) == nil || l.UnmountPart(ctx, p.Root, p.At) == nil {
 			t.Errorf("%q", helper)
 		}
 	}
-	reap(t, &l)
+	reap(t, l)
 }
 
 func TestPartOnAFullVolume(t *testing.T) {
 	w := newPartWorld(t, 0)
 	must(t, unix.Mount("volume", w.volume(), "tmpfs", unix.MS_REMOUNT, "nr_inodes=2"))
 	p := w.part("a/b/c/d", true)
-	if err := new(Lookout).MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, unix.ENOSPC) {
+	if err := newHelper().MountPart(soon(t, 10*time.Second), p); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("%v", err)
 	}
 	must(t, UnmountPart(p.Root, p.At))
@@ -82,10 +83,10 @@ func TestPartOnAFullVolume(t *testing.T) {
 // nothing of it; and when the kernel lets go of the helper, nothing is mounted.
 func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
 	w, p, dies := hungPart(t)
-	var l Lookout
+	l := newHelper()
 	files := openFiles(t)
 	begun := time.Now()
-	if err := l.MountPart(soon(t, time.Second), lookHelper, p); !errors.Is(err, ErrHung) || time.Since(begun) > 2*time.Second*slower {
+	if err := l.MountPart(soon(t, time.Second), p); !errors.Is(err, ErrHung) || time.Since(begun) > 2*time.Second*slower {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
 	helpers := children(t)
@@ -94,29 +95,29 @@ func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
 	}
 	begun = time.Now()
 	for range 2 {
-		if err := l.MountPart(soon(t, time.Minute), lookHelper, p); !errors.Is(err, ErrHung) {
+		if err := l.MountPart(soon(t, time.Minute), p); !errors.Is(err, ErrHung) {
 			t.Errorf("again: %v", err)
 		}
-		if err := l.UnmountPart(soon(t, time.Minute), lookHelper, p.Root, p.At); !errors.Is(err, ErrHung) {
+		if err := l.UnmountPart(soon(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHung) {
 			t.Errorf("its undo: %v", err)
 		}
 	}
 	if again := children(t); time.Since(begun) > time.Second || len(again) != 1 {
 		t.Errorf("it took %v, helpers: %v", time.Since(begun), again)
 	}
-	var next Lookout // of the next process
-	if err := next.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At); !errors.Is(err, ErrHeld) {
+	next := newHelper() // of the next process
+	if err := next.UnmountPart(soon(t, 10*time.Second), p.Root, p.At); !errors.Is(err, ErrHeld) {
 		t.Errorf("its undo by another process: %v", err)
 	}
-	if err := next.MountPart(soon(t, 10*time.Second), lookHelper, p); !errors.Is(err, ErrHeld) {
+	if err := next.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrHeld) {
 		t.Errorf("by another process: %v", err)
 	}
 	dies()
-	reap(t, &l)
+	reap(t, l)
 	if lines := w.lines(w.at(p)); len(lines) > 0 {
 		t.Errorf("it was mounted behind our back: %v", lines)
 	}
-	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
 	w.gone(p)
 	if n := openFiles(t); n > files {
 		t.Errorf("%d files, were %d", n, files)
@@ -126,19 +127,19 @@ func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
 // Who does not wait any more goes at once.
 func TestPartOfAHungVolumeIsGivenUp(t *testing.T) {
 	_, p, dies := hungPart(t)
-	var l Lookout
+	l := newHelper()
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
 	begun := time.Now()
-	if err := l.MountPart(ctx, lookHelper, p); !errors.Is(err, cause) || time.Since(begun) > 5*time.Second {
+	if err := l.MountPart(ctx, p); !errors.Is(err, cause) || time.Since(begun) > 5*time.Second {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
-	if err := new(Lookout).MountPart(ctx, lookHelper, p); !errors.Is(err, cause) {
+	if err := newHelper().MountPart(ctx, p); !errors.Is(err, cause) {
 		t.Errorf("a context that is over: %v", err)
 	}
 	dies()
-	reap(t, &l)
+	reap(t, l)
 	must(t, UnmountPart(p.Root, p.At))
 }
 
@@ -146,12 +147,12 @@ func TestPartOfAHungVolumeIsGivenUp(t *testing.T) {
 func TestPartOfADeadVolume(t *testing.T) {
 	w, p, dies := hungPart(t)
 	dies()
-	var l Lookout
-	if err := l.MountPart(soon(t, 10*time.Second), lookHelper, p); !strings.Contains(errText(err), "not connected") {
+	l := newHelper()
+	if err := l.MountPart(soon(t, 10*time.Second), p); !strings.Contains(errText(err), "not connected") {
 		t.Errorf("%v", err)
 	}
 	must(t, unix.Mount(w.volume(), mkdir(t, w.at(p)), "", unix.MS_BIND, ""))
-	must(t, l.UnmountPart(soon(t, 10*time.Second), lookHelper, p.Root, p.At))
+	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
 	w.gone(p)
 }
 
@@ -163,14 +164,11 @@ func errText(err error) string {
 }
 
 // begunPart is a helper that has just been asked to mount a part.
-func begunPart(t *testing.T, p Part) *aide {
+func begunPart(t *testing.T, p Part) *process {
 	t.Helper()
-	a, err := start(lookHelper, time.Now().Add(time.Minute))
+	a, err := start(HelperCommand, time.Now().Add(time.Minute))
 	must(t, err)
-	q := question{Within: time.Minute, Part: &partQuestion{
-		Root: []byte(p.Root), At: []byte(p.At), Volume: []byte(p.Volume), Path: []byte(p.Path), Make: true,
-	}}
-	must(t, json.NewEncoder(a.in).Encode(q))
+	must(t, gob.NewEncoder(a.in).Encode(question{MountPart: &p}))
 	return a
 }
 
@@ -180,13 +178,14 @@ func TestPartHelperEndsWithItsCaller(t *testing.T) {
 	a := begunPart(t, p)
 	pid := strconv.Itoa(a.pid)
 	until(t, "it opens the part", func() bool { return slices.Contains(syscallsOf(pid), unix.SYS_OPENAT2) })
-	a.close()
+	a.in.Close()
+	a.out.Close()
 	until(t, "its other threads end", func() bool {
 		threads, err := os.ReadDir("/proc/" + pid + "/task")
 		return err == nil && len(threads) <= 2 // the one that hangs, and the first, which is a zombie if it is another one
 	})
 	dies()
-	until(t, "all of it ends", a.reaped)
+	until(t, "all of it ends", a.reap)
 	must(t, UnmountPart(p.Root, p.At))
 }
 
@@ -223,12 +222,13 @@ func TestPartHelperKilledAnywhere(t *testing.T) {
 		}
 		a := begunPart(t, p)
 		time.Sleep(rand.N(longest)) // any moment
-		a.close()
+		a.in.Close()
+		a.out.Close()
 		if i%2 == 0 {
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(a.pidfd), Events: unix.POLLIN}}, 10000)
 		}
-		if !a.dies() {
-			until(t, "it is dead", a.reaped)
+		if !a.kill() {
+			until(t, "it is dead", a.reap)
 		}
 		switch lines := w.lines(w.at(p)); {
 		case len(lines) == 0:
@@ -262,7 +262,7 @@ func TestPartIsMountedByOneAtATime(t *testing.T) {
 		var all sync.WaitGroup
 		errs := make([]error, 4)
 		for i := range errs {
-			all.Go(func() { errs[i] = new(Lookout).MountPart(soon(t, 10*time.Second), lookHelper, p) })
+			all.Go(func() { errs[i] = newHelper().MountPart(soon(t, 10*time.Second), p) })
 		}
 		all.Wait()
 		ok := 0
@@ -292,10 +292,10 @@ func TestPartsPlaceIsWaitedFor(t *testing.T) {
 		select {
 		case err := <-done:
 			t.Errorf("it was not waited for: %v", err)
-		case <-time.After(slotPatience / 10):
+		case <-time.After(slotWait / 10):
 		}
 		if removed {
-			must(t, s.empty())
+			must(t, s.clear())
 		}
 		s.close()
 		must(t, <-done)

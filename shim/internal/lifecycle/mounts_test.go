@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -11,10 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/hooks"
-	"holdfast/internal/mount"
+	"holdfast/internal/proc"
 	"holdfast/registry"
-	"holdfast/shim/internal/disk"
 )
 
 // fuse mounts a file system whose server answers nothing. Who asks it hangs; once it has died, there is ENOTCONN.
@@ -31,7 +28,7 @@ func fuse(t *testing.T, at string) (dies func()) {
 	return dies
 }
 
-// A mount whose server dies, or hangs, under its user is noticed by the shim, which tells which alloc is affected, and goes on as ever.
+// A mount whose server dies, or hangs, under its user is reported with its alloc, and delays neither calls nor releases.
 func TestMountsWithoutTheirServerAreNoticed(t *testing.T) {
 	for what, c := range map[string]struct {
 		dies bool
@@ -39,7 +36,7 @@ func TestMountsWithoutTheirServerAreNoticed(t *testing.T) {
 	}{"it dies": {true, "ENOTCONN"}, "it hangs": {false, "hangs"}} {
 		t.Run(what, func(t *testing.T) {
 			l := shared(t)
-			boot, err := mount.BootID()
+			boot, err := proc.BootID()
 			must(t, err)
 			records, at := inUse(l, boot)
 			recorded(t, l, records...)
@@ -89,32 +86,4 @@ func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
 		p.t.Fatalf("there is no event %q", kind)
 	}
 	return found
-}
-
-// What is seen of each kind of path. What may not be looked at says nothing.
-func TestWhatIsSeen(t *testing.T) {
-	l := shared(t)
-	d, err := disk.New(l)
-	must(t, err)
-	m := newMachine(d)
-	dead, hung, fine, device := staged(l, "dead"), staged(l, "hung"), staged(l, "fine"), staged(l, "device")
-	fuse(t, dead)()
-	dies := fuse(t, hung)
-	defer dies()
-	tmpfs(t, fine)
-	must(t, unix.Mknod(device, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 250))))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	seen, err := m.Look(ctx, dead, hung, fine, device, staged(l, "none"))
-	must(t, err)
-	for path, want := range map[string]string{dead: "ENOTCONN", hung: "hangs", fine: "", device: "", staged(l, "none"): ""} {
-		got, looked := seen[path]
-		if !looked || (want == "") != (got.Trouble == "") || !strings.Contains(got.Trouble, want) || got.Block != (path == device) {
-			t.Errorf("%s: %+v, %v", path, got, looked)
-		}
-	}
-	blocks, err := m.devices(t.Context(), device)
-	if err != nil || !blocks[device].Block || blocks[device].Device != (hooks.DeviceNumber{Major: 7, Minor: 250}) {
-		t.Errorf("%+v, %v", blocks, err)
-	}
 }

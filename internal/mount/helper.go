@@ -1,0 +1,258 @@
+package mount
+
+import (
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrHung means that there was no answer in time. What was asked for may still happen.
+var ErrHung = errors.New("no answer in time")
+
+// Helper does in helper processes what may hang in the kernel: it inspects paths, unmounts, and mounts parts of volumes.
+// A helper process that misses its deadline is killed. While the kernel does not let it die, what it hangs on is not
+// tried again, so there is one process for each thing that hangs, and not one for each call. It keeps in use what it
+// hangs on. It has no files or environment of this process, so it holds up nothing else.
+//
+// Calls may be concurrent. A context without a deadline gets one of 10 seconds.
+type Helper struct {
+	Command []string // see HelperCommand
+
+	mu     sync.Mutex
+	killed []*process // not reaped yet
+}
+
+const (
+	helperLimit = 10 * time.Second
+	killLimit   = 100 * time.Millisecond // for a killed process to end, before it counts as hanging
+)
+
+// Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. The error is about
+// paths that are not in the answer. Links are not followed and devices not opened. An inspected path is in use meanwhile.
+func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	paths = slices.Compact(slices.Sorted(slices.Values(paths)))
+	found := make(map[string]Info, len(paths))
+	var ask []string
+	for _, p := range paths {
+		if h.hangs("inspect " + p) {
+			found[p] = Info{Hung: true}
+		} else {
+			ask = append(ask, p)
+		}
+	}
+	var err error
+	if len(ask) > 0 {
+		err = h.inspect(ctx, ask, found)
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return nil, context.Cause(ctx)
+	case len(found) == len(paths):
+		return found, nil
+	}
+	return found, fmt.Errorf("inspect %d of %d paths: %w", len(paths)-len(found), len(paths), err)
+}
+
+func (h *Helper) inspect(ctx context.Context, paths []string, found map[string]Info) error {
+	begun := map[int]string{} // by thread
+	err := h.ask(ctx, question{Inspect: paths}, func(p *process, a answer) {
+		if path := paths[a.Path]; a.Found {
+			found[path] = a.Info
+			delete(p.busy, a.TID)
+			delete(begun, a.TID)
+		} else {
+			p.busy[a.TID] = "inspect " + path
+			begun[a.TID] = path
+		}
+	})
+	if errors.Is(err, ErrHung) {
+		for _, path := range begun {
+			found[path] = Info{Hung: true}
+		}
+	}
+	return err
+}
+
+// Unmount is the function of this name. After ErrHung the unmount is still in progress.
+func (h *Helper) Unmount(ctx context.Context, root, rel string) error {
+	at := filepath.Join(root, rel)
+	return h.do(ctx, "unmount "+at, "unmount "+at, question{Unmount: &Part{Root: root, At: rel}})
+}
+
+// MountPart is the function of this name. After ErrHung it may still be mounted; until that is decided, nothing else is
+// done at p.At.
+func (h *Helper) MountPart(ctx context.Context, p Part) error {
+	at := filepath.Join(p.Root, p.At)
+	return h.do(ctx, "part at "+at, "mount a part at "+at, question{MountPart: &p})
+}
+
+// UnmountPart is the function of this name. After ErrHung it is still in progress.
+func (h *Helper) UnmountPart(ctx context.Context, root, at string) error {
+	path := filepath.Join(root, at)
+	return h.do(ctx, "part at "+path, "unmount the part at "+path, question{UnmountPart: &Part{Root: root, At: at}})
+}
+
+// do has a helper process change what is mounted at a place, unless an earlier one still hangs there.
+func (h *Helper) do(ctx context.Context, place, what string, q question) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if h.hangs(place) {
+		return fmt.Errorf("%s: %w: an earlier attempt still hangs", what, ErrHung)
+	}
+	err := h.ask(ctx, q, func(p *process, a answer) { p.busy[a.TID] = place })
+	if remote := (*remoteError)(nil); err == nil || errors.As(err, &remote) {
+		return err // the helper's own names what it did
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// ask starts a helper process for one question and passes its answers to take, but the last.
+func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer)) error {
+	until, limited := ctx.Deadline()
+	if !limited {
+		until = time.Now().Add(helperLimit)
+	}
+	p, err := start(h.Command, until)
+	if err != nil {
+		return err
+	}
+	defer h.end(p)
+	defer context.AfterFunc(ctx, p.interrupt)()
+	err = gob.NewEncoder(p.in).Encode(q)
+	for answers := gob.NewDecoder(p.out); err == nil; {
+		var a answer
+		if err = answers.Decode(&a); err == nil && a.Done {
+			return a.err()
+		}
+		if err == nil {
+			take(p, a)
+		}
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return context.Cause(ctx)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrHung
+	}
+	return fmt.Errorf("helper process ended without an answer: %w", err)
+}
+
+// end kills a helper process and keeps it for later if it does not die.
+func (h *Helper) end(p *process) {
+	p.in.Close()
+	p.out.Close()
+	if p.kill() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.killed = append(h.killed, p)
+}
+
+// hangs reports whether an earlier helper process still hangs on what. It reaps those that have ended.
+func (h *Helper) hangs(what string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.killed = slices.DeleteFunc(h.killed, (*process).reap)
+	return slices.ContainsFunc(h.killed, func(p *process) bool { return p.hangs(what) })
+}
+
+// process is a helper process with its standard input and output.
+type process struct {
+	pid   int
+	pidfd int
+	in    *os.File
+	out   *os.File
+	busy  map[int]string // what each of its threads does
+}
+
+// start starts a helper process with no environment and no files of this process: both may hold secrets or locks.
+func start(command []string, until time.Time) (*process, error) {
+	if len(command) == 0 {
+		return nil, errors.New("no helper program is configured")
+	}
+	stdin, in, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer stdin.Close()
+	out, stdout, err := os.Pipe()
+	if err != nil {
+		in.Close()
+		return nil, err
+	}
+	defer stdout.Close()
+	p := &process{in: in, out: out, busy: map[int]string{}}
+	p.pid, _, err = syscall.StartProcess(command[0], command, &syscall.ProcAttr{
+		Dir: "/", Files: []uintptr{stdin.Fd(), stdout.Fd(), stdout.Fd()}, Sys: &syscall.SysProcAttr{PidFD: &p.pidfd},
+	})
+	if err != nil {
+		in.Close()
+		out.Close()
+		return nil, fmt.Errorf("start helper process %s: %w", strings.Join(command, " "), err)
+	}
+	return p, errors.Join(in.SetDeadline(until), out.SetDeadline(until))
+}
+
+// interrupt ends waiting for the process.
+func (p *process) interrupt() {
+	past := time.Unix(0, 1)
+	_ = p.in.SetDeadline(past)
+	_ = p.out.SetDeadline(past)
+}
+
+// kill kills the process and reports whether it has ended. It waits for at most killLimit: the process may hang in the
+// kernel.
+func (p *process) kill() bool {
+	_ = unix.Kill(p.pid, unix.SIGKILL) // the pid is not reused before it is reaped
+	for end := time.Now().Add(killLimit); time.Now().Before(end); {
+		poll := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, int(time.Until(end).Milliseconds())+1)
+		if n == 1 || err != nil && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return p.reap()
+}
+
+// reap reports whether the process has ended, and releases it then.
+func (p *process) reap() bool {
+	pid, err := unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
+	if pid == 0 || errors.Is(err, unix.EINTR) {
+		return false
+	}
+	unix.Close(p.pidfd)
+	return true
+}
+
+// hangs reports whether a thread of the process still does what.
+func (p *process) hangs(what string) bool {
+	for tid, busy := range p.busy {
+		if busy != what {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join("/proc", strconv.Itoa(p.pid), "task", strconv.Itoa(tid))); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// discard reads until the other end is closed.
+func discard(r io.Reader) { _, _ = io.Copy(io.Discard, r) }

@@ -1,0 +1,297 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// Manager makes, inspects and removes directories, sockets and mounts below the two directories of a Layout. It refuses
+// every other path. Its errors have a kind of package registry. No method follows a path into a mount, so a dead one
+// blocks none of them; what has to touch a mount is done by a helper process with a deadline.
+type Manager struct {
+	layout hooks.Layout
+	boot   string
+	helper Helper
+}
+
+// Limits of helper processes. A volume's server needs a round trip for each name of a part's path.
+const (
+	inspectLimit = 5 * time.Second
+	partLimit    = 10 * time.Second
+	unmountLimit = 30 * time.Second
+)
+
+// maxNamed is how many users an error names.
+const maxNamed = 5
+
+// NewManager returns a Manager whose helper processes run HelperCommand.
+func NewManager(l hooks.Layout) (*Manager, error) {
+	boot, err := proc.BootID()
+	return &Manager{layout: l, boot: boot, helper: Helper{Command: HelperCommand}}, err
+}
+
+// Boot returns the ID of the current boot.
+func (m *Manager) Boot() string { return m.boot }
+
+// Share makes the run directory and the mount root, each a shared mount, and proves that what a task mounts below the
+// mount root appears in this namespace.
+func (m *Manager) Share() error {
+	dirs := []string{m.layout.Run, m.layout.MountRoot()}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return exhausted(err)
+		}
+	}
+	if err := MakeShared(dirs...); err != nil {
+		return err
+	}
+	err := ProbePropagation(m.layout.MountRoot())
+	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" { // of a mount, ENOSPC means too many mounts
+		return exhausted(err)
+	}
+	return err
+}
+
+// split splits a path into one of the layout's two directories and the rest.
+func (m *Manager) split(path string) (root, rel string, err error) {
+	if m.layout.Ours(path) {
+		for _, root := range []string{m.layout.MountRoot(), m.layout.Run} {
+			if rel, below := strings.CutPrefix(path, root+"/"); below {
+				return root, rel, nil
+			}
+		}
+	}
+	return "", "", registry.Errorf(registry.ErrInternal, "path %q is not below %s or %s", path, m.layout.MountRoot(), m.layout.SocketDirs())
+}
+
+// check refuses paths that are not below the layout's directories.
+func (m *Manager) check(paths ...string) error {
+	for _, path := range paths {
+		if _, _, err := m.split(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSocket refuses a path that is not below the run directory.
+func (m *Manager) checkSocket(path string) error {
+	root, _, err := m.split(path)
+	if err == nil && root != m.layout.Run {
+		err = registry.Errorf(registry.ErrInternal, "path %q is not below %s", path, m.layout.SocketDirs())
+	}
+	return err
+}
+
+// MakeDir makes a directory and its parents with mode 0700. It may exist.
+func (m *Manager) MakeDir(path string) error {
+	root, rel, err := m.split(path)
+	if err == nil {
+		err = os.MkdirAll(root, 0o700)
+	}
+	if err == nil {
+		err = MkdirAll(root, rel)
+	}
+	return exhausted(err)
+}
+
+// MakeDirs makes directories.
+func (m *Manager) MakeDirs(dirs []hooks.HostDir) error {
+	for _, dir := range dirs {
+		if err := m.MakeDir(dir.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RemoveDir removes an empty directory that is no mount point. It may be gone.
+func (m *Manager) RemoveDir(path string) error {
+	root, rel, err := m.split(path)
+	if err != nil {
+		return err
+	}
+	return Rmdir(root, rel)
+}
+
+// ClearSocket removes a socket that no process serves. It reports whether one does.
+func (m *Manager) ClearSocket(_ context.Context, path string) (served bool, err error) {
+	if err := m.checkSocket(path); err != nil {
+		return false, err
+	}
+	return StaleSocket(path)
+}
+
+// RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
+func (m *Manager) RemoveSocketDir(path string) error {
+	if err := m.checkSocket(path); err != nil {
+		return err
+	}
+	return RemoveTree(path)
+}
+
+// SweepSocketDirs removes the directories of sockets that are not in keep, unless a process serves their socket.
+func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
+	entries, err := os.ReadDir(m.layout.SocketDirs())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		dir := filepath.Join(m.layout.SocketDirs(), e.Name())
+		if keep[dir] {
+			continue
+		}
+		served, err := StaleSocket(filepath.Join(dir, filepath.Base(m.layout.Socket(registry.TaskKey{}))))
+		if err == nil && !served {
+			err = RemoveTree(dir)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Mounted reports whether path is a mount point.
+func (m *Manager) Mounted(path string) (bool, error) { return IsPoint(m.layout.MountRoot(), path) }
+
+// Mounts lists the mounts strictly below root, the oldest first, also those that another mount hides.
+func (m *Manager) Mounts(root string) (Mounts, error) {
+	all, err := Table(0)
+	return all.filter(func(m Mount) bool { return m.Point != root && within(root, m.Point) }), err
+}
+
+// Dirs is the function of this name.
+func (m *Manager) Dirs(root string) ([]DirInfo, error) { return Dirs(root) }
+
+// Users is the function of this name.
+func (m *Manager) Users(points []string) (map[string][]User, error) {
+	if err := m.check(points...); err != nil {
+		return nil, err
+	}
+	return Users(points)
+}
+
+// Inspect inspects paths, for 5 seconds at most: see Helper.Inspect.
+func (m *Manager) Inspect(ctx context.Context, paths ...string) (map[string]Info, error) {
+	if err := m.check(paths...); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectLimit)
+	defer cancel()
+	found, err := m.helper.Inspect(ctx, paths)
+	return found, m.explain("", err)
+}
+
+// Unmount unmounts the uppermost mount at path; there may be none. It is neither lazy nor forced: what is used stays,
+// and the error (ErrConflict) names the users.
+func (m *Manager) Unmount(ctx context.Context, path string) error {
+	root, rel, err := m.split(path)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unmountLimit)
+	defer cancel()
+	return m.explain(path, m.helper.Unmount(ctx, root, rel))
+}
+
+// HasPart reports whether what is mounted at a path is a part of what is mounted at target, and whether anything is
+// mounted at the path. It reads the mount table. A part that was removed from its volume is none.
+func (m *Manager) HasPart(target, at string) (has, mounted bool, err error) {
+	if err := m.check(target, at); err != nil {
+		return false, false, err
+	}
+	table, err := Table(0)
+	if err != nil {
+		return false, false, err
+	}
+	part, mounted := table.At(at)
+	volume, found := table.At(target)
+	has = mounted && found && part.Major == volume.Major && part.Minor == volume.Minor &&
+		!strings.HasSuffix(part.Root, "//deleted") && within(volume.Root, part.Root)
+	return has, mounted, nil
+}
+
+// MountPart mounts a path of the volume that is mounted at target at another place: see MountPart.
+func (m *Manager) MountPart(ctx context.Context, target, path, at string, create bool) error {
+	root, rel, err := m.split(at)
+	if err != nil {
+		return err
+	}
+	from, volume, err := m.split(target)
+	if err == nil && from != root {
+		err = registry.Errorf(registry.ErrInternal, "%q and %q are below different roots", target, at)
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, partLimit)
+	defer cancel()
+	return m.explain(at, m.helper.MountPart(ctx, Part{Root: root, Volume: volume, Path: path, Make: create, At: rel}))
+}
+
+// UnmountPart unmounts what is mounted at a path, and removes its directory: see UnmountPart.
+func (m *Manager) UnmountPart(ctx context.Context, at string) error {
+	root, rel, err := m.split(at)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, partLimit)
+	defer cancel()
+	return m.explain(at, m.helper.UnmountPart(ctx, root, rel))
+}
+
+// explain gives an error about path its kind, and says what to do.
+func (m *Manager) explain(path string, err error) error {
+	const waiting = "see which process waits in the kernel (ps -eo pid,stat,wchan,comm), then try again"
+	switch {
+	case errors.Is(err, ErrNoPart):
+		return registry.Errorf(registry.ErrNotFound, "%w; make it, or correct sub_path of the volume_mount", err)
+	case errors.Is(err, ErrOutside):
+		return registry.Errorf(registry.ErrDenied, "%w; correct sub_path of the volume_mount", err)
+	case errors.Is(err, ErrHeld), errors.Is(err, ErrHung):
+		return registry.Errorf(registry.ErrUncertain, "%w; %s", err, waiting)
+	case errors.Is(err, ErrBusy):
+		return registry.Errorf(registry.ErrConflict, "%w; %s", err, m.namedUsers(path))
+	case errors.Is(err, ErrMounted):
+		return registry.Errorf(registry.ErrConflict, "%w; run: holdfast doctor", err)
+	}
+	return exhausted(err)
+}
+
+// namedUsers says who uses what is mounted at path, and what to do.
+func (m *Manager) namedUsers(path string) string {
+	found, err := m.Users([]string{path})
+	var texts []string
+	for _, u := range found[path] {
+		texts = append(texts, u.Text)
+	}
+	switch {
+	case err != nil:
+		return "cannot find out who uses it: " + err.Error()
+	case len(texts) == 0:
+		return "no process is seen to use it: look for mapped files (lsof), a loop device (losetup --list), a swap file (swapon) or an export on it"
+	case len(texts) > maxNamed:
+		texts = append(texts[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(texts)-maxNamed))
+	}
+	return strings.Join(texts, ", ") + ": stop that first"
+}
+
+// exhausted gives an error of a full file system its kind.
+func exhausted(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return registry.Errorf(registry.ErrExhausted, "%w; make room, then try again", err)
+	}
+	return err
+}

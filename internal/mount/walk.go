@@ -1,0 +1,326 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrMounted means that something is mounted where a call would have to make, enter or remove a directory. It was not
+// touched.
+var ErrMounted = errors.New("something is mounted there")
+
+// ErrBusy means that what is mounted there is in use, so it stays. Users names who uses it, unless it is the kernel: a
+// loop device, a swap file or an export.
+var ErrBusy = errors.New("it is in use")
+
+// beneath has openat2(2) resolve strictly below a directory, without following a link or entering a mount.
+const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV
+
+// openRoot opens a root directory of ours. Its parents may hold links and mounts; it may be a mount, but no link.
+func openRoot(root string) (int, error) {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	return fd, wrap(err, "open %s", root)
+}
+
+// openBelow opens a path below an open directory. It returns ErrMounted for a mount point or anything behind one.
+func openBelow(dir int, rel string, flags int) (int, error) {
+	fd, err := unix.Openat2(dir, rel, &unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW), Resolve: beneath})
+	if errors.Is(err, unix.EXDEV) {
+		err = ErrMounted
+	}
+	return fd, err
+}
+
+// openParent opens the parent directory of rel below root, and returns the last element of rel.
+func openParent(root, rel string) (dir int, name string, err error) {
+	names, err := elements(rel)
+	if err == nil && len(names) == 0 {
+		err = fmt.Errorf("%q is the root itself", rel)
+	}
+	if err != nil {
+		return -1, "", err
+	}
+	top, err := openRoot(root)
+	if err != nil {
+		return -1, "", err
+	}
+	defer unix.Close(top)
+	rel = filepath.Clean(rel)
+	dir, err = openBelow(top, filepath.Dir(rel), unix.O_PATH|unix.O_DIRECTORY)
+	return dir, filepath.Base(rel), err
+}
+
+// isMountPoint reports whether a name in an open directory is a mount point. It does not touch what is mounted.
+func isMountPoint(dir int, name string) (bool, error) {
+	fd, err := openBelow(dir, name, unix.O_PATH)
+	switch {
+	case err == nil:
+		return false, unix.Close(fd)
+	case errors.Is(err, ErrMounted):
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	}
+	return false, err
+}
+
+// IsPoint reports whether something is mounted at a path below root, a directory of ours. It asks the kernel about this
+// path alone, so its time does not depend on the number of mounts, and touches nothing that is mounted. Where that is
+// not enough (a mount on the way, a path outside of root) it reads the mount table.
+func IsPoint(root, path string) (bool, error) {
+	if rel, err := filepath.Rel(root, path); err == nil {
+		dir, name, err := openParent(root, rel)
+		if errors.Is(err, unix.ENOENT) {
+			return false, nil
+		}
+		if err == nil {
+			defer unix.Close(dir)
+			if is, err := isMountPoint(dir, name); err == nil {
+				return is, nil
+			}
+		}
+	}
+	_, is, err := At(path)
+	return is, err
+}
+
+// elements splits a relative path; "." has none.
+func elements(rel string) ([]string, error) {
+	rel = filepath.Clean(rel)
+	if !filepath.IsLocal(rel) {
+		return nil, fmt.Errorf("%q leaves its directory", rel)
+	}
+	if rel == "." {
+		return nil, nil
+	}
+	return strings.Split(rel, "/"), nil
+}
+
+// MkdirAll makes the directory rel below root with its parents, each with mode 0700. What exists stays as it is. It
+// follows no symbolic link and makes nothing inside a mount below root (ErrMounted). root must exist.
+func MkdirAll(root, rel string) error {
+	dir, err := openRoot(root)
+	if err != nil {
+		return err
+	}
+	fd, err := mkdirAll(dir, rel, 0o700)
+	unix.Close(dir)
+	if err != nil {
+		return fmt.Errorf("make directory %s below %s: %w", rel, root, err)
+	}
+	return unix.Close(fd)
+}
+
+// mkdirAll is MkdirAll below an open directory. It returns the last directory, opened as a path.
+func mkdirAll(root int, rel string, mode uint32) (int, error) {
+	names, err := elements(rel)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := unix.FcntlInt(uintptr(root), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	for _, name := range names {
+		err := unix.Mkdirat(fd, name, mode)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			unix.Close(fd)
+			return -1, fmt.Errorf("%s: %w", name, err)
+		}
+		next, err := openBelow(fd, name, unix.O_PATH|unix.O_DIRECTORY)
+		unix.Close(fd)
+		if err != nil {
+			return -1, fmt.Errorf("%s: %w", name, err)
+		}
+		fd = next
+	}
+	return fd, nil
+}
+
+// Rmdir removes the empty directory rel below root. A missing directory is no error. It follows no symbolic link and
+// refuses a mount point (ErrMounted).
+func Rmdir(root, rel string) error {
+	dir, name, err := openParent(root, rel)
+	if err == nil {
+		err = rmdirAt(dir, name)
+		unix.Close(dir)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return wrap(err, "remove directory %q below %s", rel, root)
+}
+
+func rmdirAt(dir int, name string) error {
+	return mountedIfBusy(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
+}
+
+// mountedIfBusy turns the kernel's refusal to remove a mount point into ErrMounted.
+func mountedIfBusy(err error) error {
+	if errors.Is(err, unix.EBUSY) {
+		return ErrMounted
+	}
+	return err
+}
+
+// Unmount unmounts the uppermost mount at rel below root. That nothing is mounted is no error. It follows no symbolic
+// link, enters no mount (ErrMounted), and is neither lazy nor forced: what is used stays (ErrBusy). The last unmount of
+// a file system writes it back, which may take forever; Helper.Unmount has a deadline.
+func Unmount(root, rel string) error {
+	dir, name, err := openParent(root, rel)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil {
+		var mounted bool
+		if mounted, err = isMountPoint(dir, name); mounted {
+			err = unmountAt(dir, name)
+		}
+		unix.Close(dir)
+	}
+	return wrap(err, "unmount %q below %s", rel, root)
+}
+
+func unmountAt(dir int, name string) error {
+	err := unix.Unmount(procFD(dir)+"/"+name, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w (%w)", ErrBusy, err)
+	}
+	return err
+}
+
+// RemoveTree removes root with everything in it. A missing root is no error. It follows no symbolic link and crosses no
+// mount: if anything is mounted at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile stops
+// it there. Links in root's parents are resolved.
+func RemoveTree(root string) error {
+	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", root, err)
+	}
+	name := filepath.Base(root)
+	dir, err := openRoot(parent)
+	if err == nil {
+		if err = findMount(dir, name); err == nil {
+			err = removeAt(dir, name)
+		}
+		unix.Close(dir)
+	}
+	if errors.Is(err, ErrMounted) {
+		if ms, _ := Below(filepath.Join(parent, name)); len(ms) > 0 {
+			err = fmt.Errorf("%s: %w", ms[0], ErrMounted)
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return wrap(err, "remove %s", root)
+}
+
+// findMount returns ErrMounted if a name in an open directory, or anything below it, is a mount point.
+func findMount(dir int, name string) error {
+	mounted, err := isMountPoint(dir, name)
+	if mounted {
+		err = ErrMounted
+	}
+	if err != nil {
+		return err
+	}
+	return eachBelow(dir, name, findMount)
+}
+
+// eachBelow calls do for each name in a directory that lies in an open one. There are none in a file or a link, or if
+// the directory has been removed meanwhile.
+func eachBelow(dir int, name string, do func(dir int, name string) error) error {
+	fd, err := openBelow(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	switch {
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil:
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	names, err := f.Readdirnames(-1) // names only: a stat could ask the server of a dead mount
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	for _, n := range names {
+		if err := do(fd, n); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Join(name, n), err)
+		}
+	}
+	return nil
+}
+
+// removeAt removes a name in an open directory with everything below it.
+func removeAt(dir int, name string) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if errors.Is(err, unix.EISDIR) {
+		if err = eachBelow(dir, name, removeAt); err == nil {
+			err = unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return mountedIfBusy(err)
+}
+
+// DirInfo is a directory and the number of its entries of any kind.
+type DirInfo struct {
+	Path    string
+	Entries int
+}
+
+// Dirs lists the directories strictly below root, children before their parents. It enters no mount: neither a mount
+// point nor what is below it is listed. A missing root has no directories.
+func Dirs(root string) (dirs []DirInfo, err error) {
+	fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", root, err)
+	}
+	dirs, _, err = appendDirs(nil, os.NewFile(uintptr(fd), root))
+	return dirs, err
+}
+
+// appendDirs appends the directories below an open one, which it closes, and counts its entries.
+func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err error) {
+	defer at.Close()
+	names, err := at.Readdirnames(-1)
+	if errors.Is(err, unix.ENOENT) { // removed since it was opened
+		return dirs, 0, nil
+	}
+	if err != nil {
+		return dirs, 0, err
+	}
+	for _, name := range names {
+		d := DirInfo{Path: filepath.Join(at.Name(), name)}
+		fd, err := openBelow(int(at.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY)
+		switch {
+		case errors.Is(err, ErrMounted), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+			continue // a mount; removed meanwhile; a file; a link
+		case err != nil:
+			return dirs, 0, fmt.Errorf("open %s: %w", d.Path, err)
+		}
+		if dirs, d.Entries, err = appendDirs(dirs, os.NewFile(uintptr(fd), d.Path)); err != nil {
+			return dirs, 0, err
+		}
+		dirs = append(dirs, d)
+	}
+	return dirs, len(names), nil
+}
+
+// procFD returns a path that leads to the very file that fd is open on.
+func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
