@@ -138,7 +138,7 @@ func TestTasksOfRemovedRecordsKeepTheirVolumes(t *testing.T) {
 		pids = strings.Fields(found[1])
 	}
 	if said, err := s.cli("doctor", "--state-dir", s.path("s"), "--run-dir", s.path("r")); err == nil ||
-		!strings.Contains(said+err.Error(), "no record knows these tasks, which run") {
+		!strings.Contains(said+err.Error(), "running tasks without a record") {
 		t.Errorf("doctor: %v\n%s", err, said)
 	}
 	was := s.noGap()

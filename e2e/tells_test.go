@@ -86,7 +86,7 @@ var (
 		{`\b\d+ so far`, "<number> so far"},
 		{`, try \d+`, ", try <number>"},
 		{`attempt \d+,`, "attempt <number>,"},
-		{`\(process \d+\)`, "(process <pid>)"},
+		{`\((process|pid) \d+\)`, "($1 <pid>)"},
 		{`(running +\d+ +\d+ +)\d+ `, "$1<pid> "},
 		{`\bvol-[0-9a-f]{16}\b`, "<external id>"},
 		{`/[a-z2-7]{26}\b`, "/<hash>"},

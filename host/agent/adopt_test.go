@@ -29,7 +29,7 @@ func (w *world) again(between func()) host.Workload {
 		between()
 	}
 	w.open()
-	living, err := w.agent.Living(w.Context())
+	living, err := w.agent.Workload(w.Context())
 	if err != nil {
 		w.Fatal(err)
 	}

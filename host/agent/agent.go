@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/host"
@@ -21,75 +23,87 @@ import (
 	"holdfast/registry"
 )
 
-// Config says where an agent keeps its state and what it can run. StateDir and Drivers are required.
+// Config configures an agent. StateDir and Drivers are required.
 type Config struct {
-	StateDir string // the same as the host's: the agent keeps its own below agent/
-	Name     string // of this node; default the machine's host name
+	StateDir string // the host's state directory; the agent uses agent/ below it
+	Name     string // of this node; default: the host name
 	Drivers  []taskdriver.Driver
-	Override string // the driver of every task, whatever its job says; empty: as the job says
+	Override string // driver of every task, whatever the job says; empty: the job's choice
 	Logger   hclog.Logger
 
-	// Find finds the task that was started in a directory without anybody living to note it; default taskdriver.Find.
+	// Find finds a task that was started in dir but not recorded; default taskdriver.Find.
 	Find func(ctx context.Context, dir string) (taskdriver.Handle, bool, error)
-	// Parents lists the processes that run tasks below the state directory; default taskdriver.Parents.
+	// Parents lists the parent processes of tasks below the state directory; default taskdriver.Parents.
 	Parents func(dir string) ([]taskdriver.Parent, error)
-	// Recover says what Living does if the ledger does not know what runs. Unless it is RecoverNone, New moves a damaged ledger away.
+	// Recover is what to do if the ledger does not know running tasks. Unless it is RecoverNone, New moves a damaged ledger
+	// away.
 	Recover Recovery
-	// Backoff is between two tries to prepare or release an alloc: first, and at most. Default 250 ms and 15 s.
+	// Backoff holds the first and the longest pause between attempts to prepare or release an alloc; default 250 ms and 15 s.
 	Backoff [2]time.Duration
 }
 
-// Agent runs jobs. Its methods may be called at the same time; what changes jobs needs Run to be under way in order to have an effect.
+// Storage is the part of host.Host that running jobs needs.
+type Storage interface {
+	Tasks
+	Volumes
+}
+
+var _ Storage = (*host.Host)(nil)
+
+// Tasks reports plugin tasks to the shim and receives its restart requests.
+type Tasks interface {
+	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
+	TaskStarted(ctx context.Context, k host.TaskKey, attempt uint64) error
+	TaskStopping(ctx context.Context, k host.TaskKey, attempt uint64) error
+	TaskExited(ctx context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error
+	// Restarts calls fn with the complete list of requested restarts, at once and after each change, until ctx ends.
+	Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error
+}
+
+// Volumes provides the volumes of allocs.
+type Volumes interface {
+	VolumeLister
+	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
+	ReleaseAlloc(ctx context.Context, id host.AllocID) error
+	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
+	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
+	// Allocs reports what an alloc waits for.
+	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
+}
+
+// VolumeLister lists volumes with their holders.
+type VolumeLister interface {
+	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
+}
+
+// Agent runs jobs. Its methods may be called concurrently. Changes of jobs take effect while Run runs.
 type Agent struct {
 	config  Config
 	log     hclog.Logger
 	ledger  *ledger
 	node    Node
 	drivers map[string]taskdriver.Driver
-	kicked  chan struct{} // holds one: something is to be reconciled
+	kicked  chan struct{} // capacity 1: reconcile has work
 
 	draining atomic.Bool
-	forced   chan struct{} // closed when no task is given time to end any more
+	forced   chan struct{} // closed when tasks get no more grace
 
-	// writing serializes changes. It is held from reading the current records until the change is on disk and published.
+	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
 
-	// mu guards the published records. It is never held during a write to disk. Changing these fields needs writing as well.
+	// mu guards the published records. It is never held during a write to disk. Changing these fields also needs writing.
 	mu      sync.Mutex
 	jobs    map[string]*JobRecord
 	allocs  map[host.AllocID]*alloc
-	listed  []*AllocRecord // those of allocs, the oldest first; replaced as a whole
-	journal []Note         // of this agent's life, the newest last
-	dropped int            // notes that are not in the journal any more
+	listed  []*AllocRecord // records of allocs, oldest first; replaced as a whole
+	journal []Note         // of this agent process, newest last
+	dropped int            // number of notes removed from the front of journal
 	changed chan struct{}  // closed at the next change
-	again   chan struct{}  // closed when what waits may be tried again
-	failed  error          // the ledger's first error
+	again   chan struct{}  // closed when waiting work may be retried
+	failed  error          // first error of the ledger
 
-	kept     []host.AllocID // allocs that are another version's now, and not saved yet; guarded by writing
-	shortage string         // see Shortage
-	retrying bool           // reconcile is going to be called because of a shortage
-
-	copyFails atomic.Bool // the last copy of an alloc's record could not be written
-}
-
-// alloc is an alloc with what its runner listens to. A record is never changed in place once it is here.
-type alloc struct {
-	record   *AllocRecord
-	stop     chan struct{} // closed when it is to end
-	restarts map[host.TaskName]chan host.PendingRestart
-	started  bool       // it has a runner
-	saving   sync.Mutex // held while its file is written
-}
-
-func newAlloc(r *AllocRecord) *alloc {
-	al := &alloc{record: r, stop: make(chan struct{}), restarts: map[host.TaskName]chan host.PendingRestart{}}
-	for name := range r.Tasks {
-		al.restarts[name] = make(chan host.PendingRestart, 1)
-	}
-	if r.Stop {
-		close(al.stop)
-	}
-	return al
+	shortage string // see Shortage
+	retrying bool   // a retry because of a shortage is scheduled
 }
 
 // New opens the agent's ledger. It starts nothing.
@@ -97,7 +111,7 @@ func New(c Config) (*Agent, error) {
 	if c.StateDir == "" || len(c.Drivers) == 0 {
 		return nil, registry.Invalid("agent: Config.StateDir and Config.Drivers are required")
 	}
-	if err := c.complete(); err != nil {
+	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
 	l, err := c.openLedger()
@@ -106,8 +120,7 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, kicked: make(chan struct{}, 1),
-		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
-		forced: make(chan struct{}),
+		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}), forced: make(chan struct{}),
 	}
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
@@ -115,13 +128,13 @@ func New(c Config) (*Agent, error) {
 	if err := a.load(); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
-	if err := a.room(); err != nil {
-		a.log.Warn("the agent begins on a full disk", "error", err)
+	if err := a.checkSpace(); err != nil {
+		a.log.Warn("the agent starts on a full disk", "error", err)
 	}
 	return a, nil
 }
 
-func (c *Config) complete() (err error) {
+func (c *Config) setDefaults() (err error) {
 	if c.Name == "" {
 		if c.Name, err = os.Hostname(); err != nil {
 			return fmt.Errorf("name of this node: %w", err)
@@ -160,14 +173,14 @@ func (a *Agent) load() error {
 	return nil
 }
 
-// Close closes the ledger. Run has to have returned.
+// Close closes the ledger. Run must have returned.
 func (a *Agent) Close() error { return a.ledger.close() }
 
-// Node is this machine.
+// Node describes this node.
 func (a *Agent) Node() Node { return a.node }
 
-// Run runs what the ledger holds and what is submitted, until ctx ends; then it leaves all tasks running and returns nil. Another error is
-// the ledger's: what cannot be written down is not done. A full disk is none: what needs room waits for it.
+// Run runs the jobs until ctx ends. It then leaves all tasks running and returns nil. Any other error comes from the ledger,
+// because the agent does nothing that it cannot record. A full disk is no such error.
 func (a *Agent) Run(ctx context.Context, s Storage) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -175,7 +188,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
 	a.kick()
-	for ctx.Err() == nil && a.broken() == nil {
+	for ctx.Err() == nil && a.failure() == nil {
 		select {
 		case <-a.kicked:
 			a.reconcile(func(id host.AllocID) {
@@ -184,24 +197,63 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 					a.kick()
 				})
 			})
-			a.saveKept()
 		case <-ctx.Done():
 		}
 	}
 	cancel()
 	wg.Wait()
-	return a.broken()
+	return a.failure()
 }
 
-// kick has the jobs compared with what runs.
-func (a *Agent) kick() {
-	select {
-	case a.kicked <- struct{}{}:
-	default: // it is going to be done anyway
+// followRestarts hands each restart that the shim requests to the runner of the task.
+func (a *Agent) followRestarts(ctx context.Context, s Tasks) {
+	err := s.Restarts(ctx, func(list []host.PendingRestart) error {
+		for _, p := range list {
+			a.requestRestart(p)
+		}
+		return nil
+	})
+	if ctx.Err() == nil {
+		a.log.Error("stopped receiving restart requests of the shim", "error", err)
 	}
 }
 
-// Retry has whatever waits tried again.
+// requestRestart replaces the task's pending request. The runner ignores requests for earlier attempts.
+func (a *Agent) requestRestart(p host.PendingRestart) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	al, known := a.allocs[p.Alloc]
+	if !known || al.restarts[p.Task] == nil {
+		return
+	}
+	pending := al.restarts[p.Task]
+	select {
+	case <-pending:
+	default:
+	}
+	pending <- p
+}
+
+// followPlugins retries what waits after each change of a plugin.
+func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
+	err := s.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
+		a.Retry()
+		return nil
+	})
+	if ctx.Err() == nil {
+		a.log.Error("stopped receiving changes of plugins", "error", err)
+	}
+}
+
+// kick makes Run call reconcile.
+func (a *Agent) kick() {
+	select {
+	case a.kicked <- struct{}{}:
+	default: // a call is already pending
+	}
+}
+
+// Retry ends all pauses between attempts to prepare or release allocs.
 func (a *Agent) Retry() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -209,160 +261,31 @@ func (a *Agent) Retry() {
 	a.again = make(chan struct{})
 }
 
-func (a *Agent) whenRetried() <-chan struct{} {
+func (a *Agent) retried() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.again
 }
 
-func (a *Agent) broken() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.failed
+// newBackoff returns pauses as configured, without jitter.
+func (a *Agent) newBackoff() *backoff.ExponentialBackOff { return newBackoff(a.config.Backoff) }
+
+func newBackoff(limits [2]time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: limits[0], Multiplier: 2, MaxInterval: limits[1]}
 }
 
-// fail ends Run: the ledger is the agent's memory.
-func (a *Agent) fail(err error) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.failed == nil {
-		a.failed = err
-	}
-	a.announce()
-	a.kick()
-	return err
-}
-
-// announce wakes whoever waits for a change. a.mu is held.
-func (a *Agent) announce() {
-	close(a.changed)
-	a.changed = make(chan struct{})
-}
-
-// commit writes the entries down, and then publishes what they say. If there is no room for them nothing has changed, and the error is
-// registry.ErrExhausted; any other error ends Run. The caller holds a.writing and not a.mu, so readers never wait for the disk.
-func (a *Agent) commit(publish func(), entries ...entry) error {
-	err := a.ledger.write(entries...)
-	if errors.Is(err, registry.ErrExhausted) {
-		a.noteShortage(err)
-		return err
-	}
-	if err != nil {
-		return a.fail(err)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	publish()
-	a.announce()
-	return nil
-}
-
-// publish has readers see these records, and not any more those that are gone. a.mu is held.
-func (a *Agent) publish(records []*AllocRecord, gone []host.AllocID) {
-	next := slices.Clone(a.listed)
-	for _, r := range records {
-		i, found := slices.BinarySearchFunc(next, r, byAge)
-		if found {
-			next[i] = r
-		} else {
-			next = slices.Insert(next, i, r)
-		}
-		if al := a.allocs[r.ID]; al != nil {
-			al.record = r
-		} else {
-			a.allocs[r.ID] = newAlloc(r)
-		}
-	}
-	for _, id := range gone {
-		delete(a.allocs, id)
-	}
-	if len(gone) > 0 {
-		next = slices.DeleteFunc(next, func(r *AllocRecord) bool { return a.allocs[r.ID] == nil })
-	}
-	a.listed = next
-}
-
-// byAge orders the oldest first.
-func byAge(x, y *AllocRecord) int {
-	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.ID, y.ID))
-}
-
-// record is the alloc as it is now; nil if it is not known.
-func (a *Agent) record(id host.AllocID) *AllocRecord {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if al, known := a.allocs[id]; known {
-		return al.record
-	}
-	return nil
-}
-
-// update changes an alloc's record, on disk first.
-func (a *Agent) update(id host.AllocID, change func(r *AllocRecord)) error {
-	a.writing.Lock()
-	defer a.writing.Unlock()
-	return a.updateLocked(id, change)
-}
-
-// updateLocked is update for who holds a.writing.
-func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error {
-	next := a.allocs[id].record.clone()
-	had := len(next.Notes)
-	change(next)
-	next.Rev++
-	fresh := slices.Clone(next.Notes[min(had, len(next.Notes)):])
-	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
-	return a.commit(func() {
-		a.publish([]*AllocRecord{next}, nil)
-		a.say(fresh)
-	}, entry{allocsBucket, string(id), next})
-}
-
-// maxJournal bounds the notes that a follower may be behind.
-const maxJournal = 1000
-
-func (a *Agent) say(notes []Note) {
-	a.journal = append(a.journal, notes...)
-	if over := len(a.journal) - maxJournal; over > 0 {
-		a.journal, a.dropped = slices.Clone(a.journal[over:]), a.dropped+over
+// sleep returns after d, when ctx ends, or when wake is closed.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-ctx.Done():
 	}
 }
 
-// note adds something that happened to the record.
-func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
-	n := Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)}
-	if r.Group.Count > 1 {
-		n.Place = fmt.Sprintf("[%d]", r.Index)
-	}
-	r.Notes = append(r.Notes, n)
-}
-
-// Notes calls fn with what has happened to allocs since this agent began, as far as it is kept, and with what happens then, in order, until
-// fn or ctx ends it. What has happened when ctx ends is still told.
-func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
-	for at := 0; ; {
-		over := ctx.Err() != nil
-		a.mu.Lock()
-		at = max(at, a.dropped)
-		fresh, changed := slices.Clone(a.journal[at-a.dropped:]), a.changed
-		a.mu.Unlock()
-		for _, n := range fresh {
-			if err := fn(n); err != nil {
-				return err
-			}
-		}
-		at += len(fresh)
-		if over {
-			return context.Cause(ctx)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// Await returns when the condition holds for all allocs there are, the oldest first.
+// Await returns when the condition holds for the list of all allocs, oldest first.
 func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
 	for {
 		a.mu.Lock()
@@ -382,23 +305,70 @@ func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) erro
 	}
 }
 
-// Allocs lists all allocs, the oldest first. Neither the list nor its records are to be changed.
+// Allocs lists all allocs, oldest first. Callers must not change the list or its records.
 func (a *Agent) Allocs() []*AllocRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.listed
 }
 
-// Jobs lists all jobs by id. The records are not to be changed.
+// Jobs lists all jobs by ID. Callers must not change the records.
 func (a *Agent) Jobs() []*JobRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return cmp.Compare(x.Job.ID, y.Job.ID) })
 }
 
-// isolated says whether the driver gives its tasks a file system of their own.
-func (a *Agent) isolated(name string) bool {
-	d, known := a.drivers[name]
+// Find returns the only alloc whose ID starts with prefix.
+func (a *Agent) Find(prefix string) (*AllocRecord, error) {
+	var found *AllocRecord
+	for _, r := range a.Allocs() {
+		switch {
+		case string(r.ID) == prefix:
+			return r, nil
+		case prefix == "" || !strings.HasPrefix(string(r.ID), prefix):
+		case found != nil:
+			return nil, registry.Invalid("several allocs have IDs that start with %q; use a longer prefix", prefix)
+		default:
+			found = r
+		}
+	}
+	if found == nil {
+		return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found (see holdfast alloc status)", prefix)
+	}
+	return found, nil
+}
+
+// Logs copies the kept output of all attempts of a task. With follow it copies until the running attempt has ended.
+func (a *Agent) Logs(
+	ctx context.Context, id host.AllocID, task host.TaskName, s taskdriver.Stream, follow bool, to io.Writer,
+) error {
+	r := a.record(id)
+	if r == nil {
+		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	}
+	rec, known := r.Tasks[task]
+	if !known {
+		return registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(id), task)
+	}
+	if r.Pruned {
+		return registry.Errorf(registry.ErrNotFound,
+			"logs of alloc %s were removed: logs are kept for the %d allocs of a job that ended last", short(id), keptEnded)
+	}
+	d := a.drivers[r.task(task).Driver]
+	if d == nil || rec.Attempt == 0 {
+		return nil
+	}
+	h := taskdriver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}
+	if rec.Handle != nil {
+		h = *rec.Handle
+	}
+	return d.Logs(ctx, h, s, follow && rec.State == TaskRunning, to)
+}
+
+// isolated reports whether the driver gives tasks a file system of their own.
+func (a *Agent) isolated(driver string) bool {
+	d, known := a.drivers[driver]
 	return known && d.Isolated()
 }
 
@@ -406,10 +376,12 @@ func (a *Agent) dirs(id host.AllocID) dirs {
 	return dirs{filepath.Join(allocsDir(a.config.StateDir), string(id))}
 }
 
-// allocsDir has a directory for each alloc.
+// allocsDir holds a directory for each alloc.
 func allocsDir(state string) string { return filepath.Join(state, "agent", "allocs") }
 
-// allocOf returns the alloc of a task's parent, if an agent of this state directory started it.
+func ledgerPath(state string) string { return filepath.Join(state, "agent", "agent.db") }
+
+// allocOf returns the alloc of a task's parent process, if an agent with this state directory started it.
 func allocOf(state string, p taskdriver.Parent) (id host.AllocID, ours bool) {
 	below, ours := strings.CutPrefix(p.Dir, allocsDir(state)+"/")
 	first, _, _ := strings.Cut(below, "/")

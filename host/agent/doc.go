@@ -1,21 +1,22 @@
-// Package agent is the reference orchestrator: it runs jobs on this machine, and gives them CSI storage through package host.
+// Package agent is the reference orchestrator. It runs jobs on this node and gives them CSI storage through package host.
 //
-// A job has groups, a group is placed count times, each placement is an alloc, an alloc has tasks, a task is started by a driver, and
-// each start is an attempt. The agent mints the ids of allocs, keeps what it does in a ledger below <state>/agent, and writes each step
-// there before it takes it.
+// A job has groups. A group is placed count times, and each placement is an alloc. An alloc has tasks. A task is started by
+// a driver, and each start is an attempt. The agent creates the IDs of allocs. It records each step in its ledger,
+// <state>/agent/agent.db, before it takes it.
 //
 // Promises:
 //
-//   - No task of an alloc with volumes starts before they are prepared, and they are released only when all its tasks have ended. An alloc
-//     whose volumes are not to be had yet waits, says for what, and tries again; stopping it ends the wait.
-//   - Users of volumes go before the plugins that serve them, in a job that is stopped and when everything is taken down.
-//   - A task that ends is started again under its restart policy. A restart that the shim asks for counts as a failure under the same
-//     policy, and happens once for each attempt.
-//   - A job that is submitted again keeps the allocs of unchanged groups; a changed group's alloc is stopped, and its successor is made
-//     when it is gone.
-//   - An agent that ends, however it ends, leaves tasks running. The next one adopts them, learns how others have ended meanwhile, and
-//     tells the shim what lives.
+//   - No task of an alloc with volumes starts before the volumes are prepared. They are released only when all its tasks
+//     have ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is stopped.
+//   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when everything is taken
+//     down.
+//   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure under
+//     the same policy, and happens once for each attempt.
+//   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped, and
+//     replaced when it has ended.
+//   - Tasks keep running when the agent ends, in whatever way. The next agent adopts them, learns how others have ended,
+//     and tells the shim which tasks and allocs exist.
 //
-// It is one machine's orchestrator: there is no scheduler, and constraints, networks, services, templates and the like of a job are
-// carried and not acted on; Submit says which. It knows jobs as data only: not HCL, not csi_plugin, not CSI.
+// The agent manages one node. It has no scheduler, and ignores constraints, networks, services and the like. Submit returns
+// a warning for each. It knows jobs as data: no HCL, no csi_plugin and no CSI.
 package agent

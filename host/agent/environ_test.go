@@ -18,9 +18,9 @@ func TestATaskIsToldWhatItIs(t *testing.T) {
 	g := tasks("web", task("main", `{"meta":[{"level":"task","port":80}],"user":"nobody","kill_timeout":"30s"}`))
 	g.Tasks[0].Config = json.RawMessage(`{"command":"${NOMAD_TASK_DIR}/run","args":["--node=${node.unique.name}","${env[\"GREETING\"]}",5,true,"${CSI_ENDPOINT}","${unknown}"]}`)
 	g.Tasks[0].Env = map[string]string{"GREETING": "hello ${NOMAD_ALLOC_INDEX}", "NOMAD_REGION": "mine"}
-	r := place(&JobRecord{Job: *j, Version: 1}, g, 3)
+	r := newAllocRecord(&JobRecord{Job: *j, Version: 1}, g, 3)
 	r.ID = "11111111-aaaa"
-	s, err := readTask("service", g, g.Tasks[0])
+	s, err := newTaskSpec("service", g, g.Tasks[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestWhatAJobCannotDoWithoutIsRefused(t *testing.T) {
 	} {
 		_, err := a.Check(job("j", "service", tasks("g", task("t", rest))))
 		if err == nil {
-			_, err = readTask("service", tasks("g"), task("t", rest))
+			_, err = newTaskSpec("service", tasks("g"), task("t", rest))
 		}
 		if !errors.Is(err, registry.ErrUnsupported) && !errors.Is(err, registry.ErrInvalid) {
 			t.Errorf("%s: %v", names, err)
@@ -67,12 +67,12 @@ func TestWhatAJobCannotDoWithoutIsRefused(t *testing.T) {
 	}
 	bare := task("t", "")
 	bare.Config = nil
-	if _, err := readTask("service", tasks("g"), bare); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := newTaskSpec("service", tasks("g"), bare); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("a task without a command: %v", err)
 	}
 	wrong := task("t", "")
 	wrong.Config = json.RawMessage(`{"command":"x","args":"y"}`)
-	if _, err := readTask("service", tasks("g"), wrong); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "args cannot be a JSON string; write a list") {
+	if _, err := newTaskSpec("service", tasks("g"), wrong); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "args cannot be a JSON string; write a list") {
 		t.Errorf("arguments that are no list: %v", err)
 	}
 }
@@ -81,7 +81,7 @@ func TestWhatIsNotActedOnIsSaid(t *testing.T) {
 	inWorld(t, func(w *world) {
 		docker := task("t", "")
 		docker.Driver = "docker"
-		if _, err := w.agent.Submit(w.Context(), job("j", "service", tasks("g", docker)), Source{}, w.shim, SubmitOptions{}); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "it has exec") {
+		if _, err := w.agent.Submit(w.Context(), job("j", "service", tasks("g", docker)), Source{}, w.shim, SubmitOptions{}); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "only exec") {
 			w.Errorf("a driver that there is not: %v", err)
 		}
 		j := job("j", "service", tasks("g", task("t", `{"resources":[{"cpu":5}]}`)))

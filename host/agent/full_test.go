@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -283,24 +281,9 @@ func TestShortageEndsWithoutAPlacement(t *testing.T) {
 	})
 }
 
-func TestFailingCopiesAreLoggedOnce(t *testing.T) {
-	var log strings.Builder
-	a := &Agent{log: hclog.New(&hclog.LoggerOptions{Output: &log})}
-	for range 2 {
-		for range 100 {
-			a.noteCopy("a", unix.ENOSPC)
-			a.noteCopy("a", fs.ErrNotExist) // an alloc's directory that is removed says nothing of the disk
-		}
-		a.noteCopy("a", nil)
-	}
-	if n := strings.Count(log.String(), "cannot be written"); n != 2 {
-		t.Errorf("%d warnings, not one for each time that it began to fail:\n%s", n, &log)
-	}
-}
-
 func TestLogsBlockBoundsLogs(t *testing.T) {
 	read := func(rest string) (taskSpec, error) {
-		return readTask("service", hooks.Group{}, task("main", rest))
+		return newTaskSpec("service", hooks.Group{}, task("main", rest))
 	}
 	s, err := read(`{"logs":[{"max_files":3,"max_file_size":2}]}`)
 	if err != nil || s.logFiles != 3 || s.logSize != 2<<20 {

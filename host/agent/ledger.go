@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -24,21 +26,21 @@ var (
 	allocsBucket = []byte("allocs")
 )
 
-// ledger is the agent's memory: one record per job and alloc, each replaced as a whole in one transaction.
+// ledger is agent.db. It has one record for each job and alloc.
 type ledger struct {
 	db       *bolt.DB
-	reserved int64        // bytes from the file's start that are known to be allocated
-	before   func() error // of tests: called before each transaction
+	reserved int64        // allocated bytes from the start of the file
+	before   func() error // for tests: called before each transaction
 }
 
-// reserveSize is what stays allocated beyond the pages in use, so that what runs can be stopped and released on a full disk. reserveAlloc is
-// what the record of one alloc may need for that.
+// reserveSize bytes stay allocated beyond the pages in use, so that allocs can be stopped and released on a full disk. One
+// alloc needs up to reserveAlloc bytes for that.
 const (
 	reserveSize  = 1 << 20
 	reserveAlloc = 8 << 10
 )
 
-// reserve allocates room for the pages in use and for what so many allocs may still have to record. It is asked before anything new.
+// reserve allocates space for the pages in use and for the records of allocs. It is called before anything new is started.
 func (l *ledger) reserve(allocs int) error {
 	var used int64
 	if err := l.db.View(func(tx *bolt.Tx) error { used = tx.Size(); return nil }); err != nil {
@@ -50,30 +52,22 @@ func (l *ledger) reserve(allocs int) error {
 	}
 	f, err := os.OpenFile(l.db.Path(), os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("reserve room: %w", err)
+		return fmt.Errorf("reserve space: %w", err)
 	}
 	defer f.Close()
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, want)
 	}
 	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // the write itself will say
+	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // a write will fail instead
 	case err != nil:
-		return full(fmt.Errorf("reserve room in %s: %w", l.db.Path(), err))
+		return taskdriver.Exhausted(fmt.Errorf("reserve space in %s: %w", l.db.Path(), err))
 	}
 	l.reserved = want
 	return nil
 }
 
-// full makes the error of a disk without room registry.ErrExhausted.
-func full(err error) error {
-	if taskdriver.OutOfSpace(err) && !errors.Is(err, registry.ErrExhausted) {
-		return registry.Errorf(registry.ErrExhausted, "%w", err)
-	}
-	return err
-}
-
-// openLedger makes the file if there is none. A second agent of the same state directory is refused.
+// openLedger opens or creates the file. It fails if another agent has it open.
 func openLedger(path string) (*ledger, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the agent's directory: %w", err)
@@ -81,7 +75,8 @@ func openLedger(path string) (*ledger, error) {
 	db, err := openFile(path)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, registry.Errorf(registry.ErrConflict, "another agent uses this state directory: %s is locked; end it, or choose another --state-dir", path)
+		return nil, registry.Errorf(registry.ErrConflict,
+			"another agent uses this state directory: %s is locked; stop that agent, or use another --state-dir", path)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch),
 		errors.Is(err, berrors.ErrChecksum):
 		return nil, registry.Errorf(registry.ErrDamaged, "%w", err)
@@ -90,37 +85,37 @@ func openLedger(path string) (*ledger, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	if err := prepare(db); err != nil {
+	if err := createBuckets(db); err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare %s: %w", path, err), db.Close())
 	}
 	return &ledger{db: db}, nil
 }
 
-// openFile opens a file that is not truncated. It opens it for reading first: there bbolt touches nothing but its first pages.
+// openFile opens the file unless it is truncated. It opens it read-only first, because then bbolt reads the first pages only.
 func openFile(path string) (db *bolt.DB, err error) {
 	options := &bolt.Options{Timeout: 200 * time.Millisecond}
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
-		look := *options
-		look.ReadOnly = true
-		db, err := bolt.Open(path, 0o600, &look)
+		readOnly := *options
+		readOnly.ReadOnly = true
+		db, err := bolt.Open(path, 0o600, &readOnly)
 		if err == nil {
-			err = errors.Join(db.View(func(tx *bolt.Tx) error { return whole(path, tx.Size()) }), db.Close())
+			err = errors.Join(db.View(func(tx *bolt.Tx) error { return checkLength(path, tx.Size()) }), db.Close())
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	err = reading(func() (err error) {
+	err = recoverDamage(func() (err error) {
 		db, err = bolt.Open(path, 0o600, options)
 		return err
 	})
 	return db, err
 }
 
-// prepare makes the buckets if they are missing.
-func prepare(db *bolt.DB) error {
+// createBuckets creates missing buckets.
+func createBuckets(db *bolt.DB) error {
 	buckets, missing := [][]byte{metaBucket, jobsBucket, allocsBucket}, false
-	err := reading(func() error {
+	err := recoverDamage(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			for _, name := range buckets {
 				missing = missing || tx.Bucket(name) == nil
@@ -141,17 +136,17 @@ func prepare(db *bolt.DB) error {
 	})
 }
 
-// whole refuses a file that is shorter than its own pages say: to read past its end would kill the process.
-func whole(path string, size int64) error {
+// checkLength fails if the file is shorter than its pages say. Reading past the end would kill the process.
+func checkLength(path string, size int64) error {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() < size {
-		err = registry.Errorf(registry.ErrDamaged, "it has %d bytes, %d are needed: it was truncated", info.Size(), size)
+		err = registry.Errorf(registry.ErrDamaged, "the file was truncated: it has %d of %d bytes", info.Size(), size)
 	}
 	return err
 }
 
-// reading turns what bbolt does on a damaged file, a panic or a fault of the mapped file, into an error.
-func reading(do func() error) (err error) {
+// recoverDamage turns panics and memory faults that a damaged file causes in bbolt into errors.
+func recoverDamage(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
@@ -161,9 +156,9 @@ func reading(do func() error) (err error) {
 	return do()
 }
 
-// openLedger opens the agent's ledger. A damaged one is left as it is, or moved away if its records are to be recovered.
+// openLedger opens the agent's ledger. If Recover is set, it moves a damaged ledger away and creates a new one.
 func (c *Config) openLedger() (*ledger, error) {
-	path := filepath.Join(c.StateDir, "agent", "agent.db")
+	path := ledgerPath(c.StateDir)
 	l, err := openLedger(path)
 	if err == nil {
 		if _, _, err = l.load(); err == nil {
@@ -175,14 +170,13 @@ func (c *Config) openLedger() (*ledger, error) {
 		return nil, err
 	}
 	if c.Recover == RecoverNone {
-		return nil, fmt.Errorf("%s is damaged: %w. Nothing was changed in it. "+
-			"Tasks that it knows may still run and use their volumes. Put a good copy in its place. "+
-			"Or have the records made again from %s, which keeps the damaged file as agent.db.damaged-*: "+
-			"holdfast agent --recover=adopt goes on with what runs, --recover=stop stops it in order",
-			path, err, filepath.Join(c.StateDir, "agent", "allocs"))
+		return nil, fmt.Errorf("%s is damaged: %w. Nothing was changed. Its tasks may still run and use their volumes. "+
+			"Restore the file from a backup. Or rebuild the records from %s with holdfast agent --recover=adopt, "+
+			"which adopts running tasks, or --recover=stop, which stops them in order. Both keep the damaged file as agent.db.damaged-*",
+			path, err, allocsDir(c.StateDir))
 	}
 	away := fmt.Sprintf("%s.damaged-%d", path, time.Now().UnixNano())
-	c.Logger.Warn("a damaged file is moved away", "path", path, "to", away, "error", err)
+	c.Logger.Warn("moving a damaged file away", "path", path, "to", away, "error", err)
 	if err := os.Rename(path, away); err != nil {
 		return nil, fmt.Errorf("move the damaged file away: %w", err)
 	}
@@ -191,7 +185,7 @@ func (c *Config) openLedger() (*ledger, error) {
 
 func (l *ledger) close() error { return l.db.Close() }
 
-// entry is a record to be written; one without a value is removed.
+// entry is a record to write. A nil value removes it.
 type entry struct {
 	bucket []byte
 	key    string
@@ -206,7 +200,7 @@ func (l *ledger) write(entries ...entry) error {
 		if e.value == nil {
 			continue
 		}
-		if texts[i], err = encode(e.value); err != nil {
+		if texts[i], err = json.Marshal(e.value); err != nil {
 			return fmt.Errorf("record %s: %w", e.key, err)
 		}
 	}
@@ -230,15 +224,15 @@ func (l *ledger) write(entries ...entry) error {
 		return nil
 	})
 	if err != nil {
-		return full(fmt.Errorf("write %s: %w", l.db.Path(), err))
+		return taskdriver.Exhausted(fmt.Errorf("write %s: %w", l.db.Path(), err))
 	}
 	return nil
 }
 
-// load reads all. A record that cannot be read is an error: to forget an alloc would be to leave its tasks behind.
+// load reads all records. An unreadable record is an error, because its tasks would be forgotten.
 func (l *ledger) load() (map[string]*JobRecord, map[host.AllocID]*AllocRecord, error) {
 	jobs, allocs := map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
-	err := reading(func() error {
+	err := recoverDamage(func() error {
 		return l.db.View(func(tx *bolt.Tx) error {
 			err := tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
 				r := &JobRecord{}
@@ -260,36 +254,99 @@ func (l *ledger) load() (map[string]*JobRecord, map[host.AllocID]*AllocRecord, e
 
 func decode(k, v []byte, into any) error {
 	if err := json.Unmarshal(v, into); err != nil {
-		return registry.Errorf(registry.ErrDamaged, "record %s of %s: %w", k, "agent.db", err)
+		return registry.Errorf(registry.ErrDamaged, "record %s of agent.db: %w", k, err)
 	}
 	return nil
 }
 
-// text reads or, if there is none, makes a value that lives as long as the state directory.
-func (l *ledger) text(name string, mint func() string) (string, error) {
+// text returns the value of a name. If there is none, it stores a new one.
+func (l *ledger) text(name string, newValue func() string) (string, error) {
 	var value string
 	err := l.db.View(func(tx *bolt.Tx) error {
 		value = string(tx.Bucket(metaBucket).Get([]byte(name)))
 		return nil
 	})
-	if err == nil && value != "" {
-		return value, nil
-	}
-	err = l.db.Update(func(tx *bolt.Tx) error {
-		value = mint()
-		return tx.Bucket(metaBucket).Put([]byte(name), []byte(value))
-	})
 	if err != nil {
 		return "", fmt.Errorf("read %s: %w", name, err)
 	}
-	return value, nil
+	if value == "" {
+		value = newValue()
+		err = l.putText(name, value)
+	}
+	return value, err
 }
 
-// putText replaces such a value.
 func (l *ledger) putText(name, value string) error {
 	err := l.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put([]byte(name), []byte(value)) })
 	if err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+// ExamineLedger checks the ledger below a state directory while no agent runs. It changes nothing. A state directory that no
+// agent has used has no ledger, which is fine.
+func ExamineLedger(state string) (found host.Finding, wrong bool) {
+	found = host.Finding{
+		Kind: registry.FoundDamage, Path: ledgerPath(state),
+		Advice: "restore the file from a backup, or start the agent with --recover=adopt, which rebuilds the records from " + allocsDir(state),
+	}
+	err := examineLedger(state)
+	switch {
+	case err == nil:
+		return host.Finding{}, false
+	case errors.Is(err, berrors.ErrTimeout):
+		found.Kind, found.Advice = registry.FoundUnseen, "find out why the agent does not answer, then examine again"
+		found.Detail = "the agent's records are locked: an agent runs but does not answer"
+	case errors.Is(err, fs.ErrPermission):
+		found.Kind, found.Advice = registry.FoundUnseen, "examine as the user who runs the agent"
+		found.Detail = fmt.Sprintf("the agent's records cannot be read: %v", err)
+	default:
+		found.Detail = fmt.Sprintf("the agent's records are unusable, and no agent starts: %v", err)
+	}
+	return found, true
+}
+
+func examineLedger(state string) error {
+	path := ledgerPath(state)
+	info, err := os.Stat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || info.Size() == 0 {
+		if allocs, _ := os.ReadDir(allocsDir(state)); len(allocs) > 0 {
+			return fmt.Errorf("the file is gone or empty, but there are %d alloc directories", len(allocs))
+		}
+		return unknownTasks(state, nil)
+	}
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: 200 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	err = db.View(func(tx *bolt.Tx) error { return checkLength(path, tx.Size()) })
+	if err == nil {
+		var allocs map[host.AllocID]*AllocRecord
+		if _, allocs, err = (&ledger{db: db}).load(); err == nil {
+			err = unknownTasks(state, allocs)
+		}
+	}
+	return errors.Join(err, db.Close())
+}
+
+// unknownTasks returns an error that names running tasks of this state directory whose allocs have no record.
+func unknownTasks(state string, allocs map[host.AllocID]*AllocRecord) error {
+	parents, err := taskdriver.Parents(state)
+	if err != nil {
+		return fmt.Errorf("list running tasks: %w", err)
+	}
+	var unknown []string
+	for _, p := range parents {
+		if id, ours := allocOf(state, p); ours && allocs[id] == nil {
+			unknown = append(unknown, fmt.Sprintf("%s (pid %d)", p.ID, p.PID))
+		}
+	}
+	if len(unknown) > 0 {
+		return fmt.Errorf("running tasks without a record: %s", strings.Join(unknown, ", "))
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func TestOneJobsUsersGoBeforeItsPlugins(t *testing.T) {
 	})
 }
 
-func allEnded(all []*AllocRecord) bool { return len(left(all, lastRank)) == 0 }
+func allEnded(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 0 }
 
 func TestStopEndsAWaitingAlloc(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -265,7 +265,7 @@ func TestAPluginWaitsForTheShimToLetItStart(t *testing.T) {
 		}
 		w.submit(job("disk", "system", tasks("g", plugin("disk"))))
 		r := w.awaitRunning("disk")
-		if rec := r.Tasks["plugin"]; rec.Attempt != 1 || rec.Tally.Total != 0 {
+		if rec := r.Tasks["plugin"]; rec.Attempt != 1 || rec.Restarts.Total != 0 {
 			w.Errorf("waiting counts as a failure: %+v", rec)
 		}
 	})
@@ -282,7 +282,7 @@ func TestUpdateKeepsUnchangedGroups(t *testing.T) {
 		same.Count = 3
 		changed.Tasks = append(changed.Tasks[:0:0], task("main", `{"user":"nobody"}`))
 		w.submit(job("work", "service", same, changed))
-		w.await("the new ones run", func(all []*AllocRecord) bool { return w.count("start") == 5 && len(left(all, lastRank)) == 4 })
+		w.await("the new ones run", func(all []*AllocRecord) bool { return w.count("start") == 5 && len(unended(all, lastRank)) == 4 })
 		after := idsOf(w.agent.Allocs())
 		for _, slot := range []string{"same[0]", "same[1]"} {
 			if before[slot] != after[slot] {
@@ -298,7 +298,7 @@ func TestUpdateKeepsUnchangedGroups(t *testing.T) {
 		}
 
 		w.submit(job("work", "service", same)) // the other group is gone
-		w.await("it has ended", func(all []*AllocRecord) bool { return len(left(all, lastRank)) == 3 })
+		w.await("it has ended", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 3 })
 	})
 }
 
@@ -340,7 +340,7 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 		w.shim.volumes = []host.VolumeStatus{v}
 		w.shim.mu.Unlock()
 		err := w.agent.StopJob(w.Context(), "disk", w.shim, StopOptions{})
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), `job "user"`) {
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), `job user`) {
 			w.Errorf("stopped under its user: %v", err)
 		}
 		if err := w.agent.StopJob(w.Context(), "disk", w.shim, StopOptions{Force: true, Purge: true}); err != nil {
@@ -405,7 +405,7 @@ func TestNotesAreToldFromTheFirst(t *testing.T) {
 			told = append(told, n.Text)
 			return nil
 		})
-		if len(told) != 2 || !strings.HasPrefix(told[0], "is placed") || !strings.HasPrefix(told[1], "is running") {
+		if len(told) != 2 || !strings.HasPrefix(told[0], "placed") || !strings.HasPrefix(told[1], "started") {
 			w.Errorf("told: %q", told)
 		}
 	})

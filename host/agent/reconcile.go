@@ -4,21 +4,22 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"holdfast/host"
 	"holdfast/internal/mount"
 )
 
-// keptEnded is how many ended allocs of a job are kept with their logs, for people to look at.
+// keptEnded is how many ended allocs of a job keep their records and logs.
 const keptEnded = 10
 
-// reconcile makes what runs what the jobs say: it stops what is not wanted or was changed, places what is missing, and runs whatever has
-// no runner. Run calls it, on one goroutine.
+// reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner. Only Run
+// calls it.
 func (a *Agent) reconcile(run func(host.AllocID)) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if a.Shortage() != "" {
-		a.noteShortage(a.room()) // what waited may have been done, or not be wanted any more
+		a.setShortage(a.checkSpace()) // what waited may be done or unwanted by now
 	}
 	byJob := map[string][]*AllocRecord{}
 	for _, r := range a.Allocs() {
@@ -28,44 +29,44 @@ func (a *Agent) reconcile(run func(host.AllocID)) {
 		a.reconcileJob(a.jobs[id], byJob[id])
 	}
 	for _, r := range a.Allocs() {
-		if al := a.allocs[r.ID]; !al.started && !r.State.Ended() && a.broken() == nil {
+		if al := a.allocs[r.ID]; !al.started && !r.State.Ended() && a.failure() == nil {
 			al.started = true
 			run(r.ID)
 		}
 	}
 }
 
-// jobOrder lists the jobs as they were submitted, plugins first, then those that are gone but have allocs.
+// jobOrder lists jobs with plugins first, then others, each in the order of submission, then removed jobs that have allocs.
 func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
-	ids := map[string]int{}
+	order := map[string]int{}
 	for id, j := range a.jobs {
-		ids[id] = 1
+		order[id] = 1
 		for _, g := range j.Job.Groups {
 			if len(pluginsOf(g)) > 0 {
-				ids[id] = 0
+				order[id] = 0
 			}
 		}
 	}
 	for id := range byJob {
-		if _, known := ids[id]; !known {
-			ids[id] = 2
+		if _, known := order[id]; !known {
+			order[id] = 2
 		}
 	}
-	return slices.SortedFunc(maps.Keys(ids), func(x, y string) int {
-		if ids[x] != ids[y] {
-			return ids[x] - ids[y]
+	submitted := func(id string) time.Time {
+		if j := a.jobs[id]; j != nil {
+			return j.Submitted
 		}
-		if j, k := a.jobs[x], a.jobs[y]; j != nil && k != nil && !j.Submitted.Equal(k.Submitted) {
-			return j.Submitted.Compare(k.Submitted)
-		}
-		return cmp.Compare(x, y)
+		return time.Time{}
+	}
+	return slices.SortedFunc(maps.Keys(order), func(x, y string) int {
+		return cmp.Or(order[x]-order[y], submitted(x).Compare(submitted(y)), cmp.Compare(x, y))
 	})
 }
 
-// reconcileJob does so for one job; nil: it is gone, and these allocs are left.
+// reconcileJob does this for one job. The job is nil if it was removed. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wanted()
-	if !a.draining.Load() { // otherwise TakeDown stops them, in its order over all jobs
+	if !a.draining.Load() { // else TakeDown stops them, in its order
 		a.stopUnwanted(allocs, want)
 		if len(want) > 0 {
 			a.keep(job, allocs, want)
@@ -73,17 +74,17 @@ func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 		}
 	}
 	a.prune(job, allocs, want)
-	a.forgetTakenDown(job, allocs)
+	a.removeTakenDown(job, allocs)
 }
 
-// wanted is the digest of each slot that the job wants filled.
+// wanted returns the group digest of each slot that the job wants filled.
 func (j *JobRecord) wanted() map[slot]string {
 	want := map[slot]string{}
 	if j == nil || j.Stopped {
 		return want
 	}
 	for _, g := range j.Job.Groups {
-		d := digest(j, g)
+		d := groupDigest(j, g)
 		for i := range uint64(g.Count) {
 			want[slot{g.Name, i}] = d
 		}
@@ -91,7 +92,7 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// stopUnwanted stops what has no slot any more, users before plugins: those of a higher rank when those of the lower ones have ended.
+// stopUnwanted stops the allocs of the lowest rank that have no slot. Those of higher ranks are stopped when these have ended.
 func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		return r.State.Ended() || want[r.slot()] == r.Digest && !r.Stop
@@ -110,17 +111,27 @@ func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	}
 }
 
-// keep makes allocs of unchanged groups those of the job's last submission: how they end is how it has done.
+// takeDownRank returns the lowest rank of unended allocs over all jobs with TakeDown.
+func (a *Agent) takeDownRank() int {
+	lowest := lastRank + 1
+	for _, al := range a.allocs {
+		if job := a.jobs[al.record.Job]; job != nil && job.TakeDown && !al.record.State.Ended() {
+			lowest = min(lowest, al.record.rank())
+		}
+	}
+	return lowest
+}
+
+// keep moves allocs of unchanged groups to the last version of the job.
 func (a *Agent) keep(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range allocs {
 		if !r.State.Ended() && r.Version != job.Version && want[r.slot()] == r.Digest {
 			_ = a.updateLocked(r.ID, func(r *AllocRecord) { r.Version = job.Version })
-			a.kept = append(a.kept, r.ID)
 		}
 	}
 }
 
-// stopLocked has an alloc end. a.writing is held.
+// stopLocked tells an alloc to end. The caller holds a.writing.
 func (a *Agent) stopLocked(id host.AllocID) error {
 	al := a.allocs[id]
 	if al.record.Stop || al.record.State.Ended() {
@@ -138,11 +149,11 @@ func (a *Agent) stopLocked(id host.AllocID) error {
 	return err
 }
 
-// placeMissing fills slots in which nothing is and nothing has ended by itself.
+// placeMissing creates allocs for empty slots.
 func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	taken := map[slot]bool{}
 	for _, r := range allocs {
-		if !r.State.Ended() || want[r.slot()] == r.Digest && job.settledBy(r) {
+		if !r.State.Ended() || want[r.slot()] == r.Digest && job.keepsSlot(r) {
 			taken[r.slot()] = true
 		}
 	}
@@ -153,49 +164,49 @@ func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slo
 			if taken[slot{g.Name, i}] {
 				continue
 			}
-			r := place(job, g, i)
-			r.note("", "is placed: group %q, index %d of job %q", g.Name, i, job.Job.ID)
+			r := newAllocRecord(job, g, i)
+			r.note("", "placed: group %q, index %d of job %q", g.Name, i, job.Job.ID)
 			placed, entries = append(placed, r), append(entries, entry{allocsBucket, string(r.ID), r})
 		}
 	}
 	if len(placed) == 0 {
 		return
 	}
-	err := a.room()
-	a.noteShortage(err)
+	err := a.checkSpace()
+	a.setShortage(err)
 	if err != nil {
 		return
 	}
 	_ = a.commit(func() {
 		a.publish(placed, nil)
 		for _, r := range placed {
-			a.say(r.Notes)
+			a.addNotes(r.Notes)
 		}
 	}, entries...)
 }
 
-// settledBy says whether an ended alloc of an unchanged group keeps its slot: it has done what it was for, or has failed and the job was not
-// submitted again since.
-func (j *JobRecord) settledBy(r *AllocRecord) bool {
-	return r.State == AllocComplete && r.batch() && r.Version >= j.Fresh || r.State != AllocStopped && r.Version == j.Version
+// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc does, and one that
+// failed in the current version of the job.
+func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
+	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce || r.State != AllocStopped && r.Version == j.Version
 }
 
-// Standing is how many allocs the job wants, and whether an alloc is one of them: it fills its slot, or has ended and is not run again.
-func (j *JobRecord) Standing() (wanted int, stands func(*AllocRecord) bool) {
+// Slots returns how many allocs the job wants, and whether an alloc fills one of the slots.
+func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	want := j.wanted()
 	return len(want), func(r *AllocRecord) bool {
 		switch {
 		case r.Job != j.Job.ID || want[r.slot()] != r.Digest:
 			return false
 		case r.State.Ended():
-			return j.settledBy(r)
+			return j.keepsSlot(r)
 		}
 		return !r.Stop
 	}
 }
 
-// prune removes what ended allocs wrote, but for those that ended last, and forgets them. One that settles a slot is remembered for as long as
-// the slot is wanted, or the slot would be filled again.
+// prune removes the files and records of ended allocs, except for those that ended last. An alloc that keeps its slot leaves
+// a summary while the slot is wanted, or else the slot would be filled again.
 func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	ended := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool { return !r.State.Ended() })
 	slices.SortStableFunc(ended, func(x, y *AllocRecord) int { return x.Ended.Compare(y.Ended) })
@@ -206,21 +217,17 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 	var summaries []*AllocRecord
 	var gone []host.AllocID
 	for _, r := range ended {
-		settles := want[r.slot()] == r.Digest && job.settledBy(r)
-		if settles && r.Pruned {
+		keeps := want[r.slot()] == r.Digest && job.keepsSlot(r)
+		if keeps && r.Pruned {
 			continue
 		}
-		al := a.allocs[r.ID]
-		al.saving.Lock() // a copy of the record that is being written would stay behind
-		err := mount.RemoveTree(a.dirs(r.ID).root)
-		al.saving.Unlock()
-		if err != nil {
-			a.log.Warn("what an ended alloc wrote cannot be removed", "alloc", r.ID, "error", err)
+		if err := mount.RemoveTree(a.dirs(r.ID).root); err != nil {
+			a.log.Warn("cannot remove the directory of an ended alloc", "alloc", r.ID, "error", err)
 			continue
 		}
-		if settles {
+		if keeps {
 			r = r.summary()
-			a.saveSummary(r)
+			a.logCopy(r.ID, a.saveSummary(r))
 			summaries, entries = append(summaries, r), append(entries, entry{allocsBucket, string(r.ID), r})
 		} else {
 			gone, entries = append(gone, r.ID), append(entries, entry{allocsBucket, string(r.ID), nil})
@@ -228,5 +235,15 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 	}
 	if len(entries) > 0 {
 		_ = a.commit(func() { a.publish(summaries, gone) }, entries...)
+	}
+}
+
+// removeTakenDown removes a job with TakeDown when its allocs have ended.
+func (a *Agent) removeTakenDown(job *JobRecord, allocs []*AllocRecord) {
+	if job == nil || !job.TakeDown || len(unended(allocs, lastRank)) > 0 {
+		return
+	}
+	if a.commit(func() { delete(a.jobs, job.Job.ID) }, entry{jobsBucket, job.Job.ID, nil}) == nil {
+		a.kick() // its ended allocs are removed next
 	}
 }

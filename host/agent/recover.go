@@ -20,7 +20,7 @@ import (
 	"holdfast/registry"
 )
 
-// Recovery is what an agent does with allocs that an earlier agent started and its own records do not know.
+// Recovery is what an agent does with tasks that an earlier agent started and that its own ledger does not know.
 type Recovery string
 
 const (
@@ -29,99 +29,154 @@ const (
 	RecoverStop  Recovery = "stop"  // restore their records and stop them, users of volumes before plugins
 )
 
-// allocFile is agent/allocs/ID/alloc.json: a copy of an alloc's record and its job's, for an agent that lost its ledger.
-type allocFile struct {
+// ParseRecovery parses the name of a Recovery.
+func ParseRecovery(s string) (Recovery, error) {
+	r := Recovery(s)
+	if r != RecoverNone && r != RecoverAdopt && r != RecoverStop {
+		return "", registry.Invalid("%q: use %s or %s", s, RecoverAdopt, RecoverStop)
+	}
+	return r, nil
+}
+
+// Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as configured,
+// allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that has ended since is listed
+// as not running, until Run reports its exit.
+func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
+	var out host.Workload
+	if err := a.recoverLost(ctx); err != nil {
+		return out, err
+	}
+	if err := a.recoverLostVolumes(ctx); err != nil {
+		return out, err
+	}
+	for _, r := range a.Allocs() {
+		if r.State.Ended() {
+			continue
+		}
+		if r.UsesVolumes() {
+			out.Allocs = append(out.Allocs, r.allocGroup(a.isolated))
+		}
+		for _, t := range r.Group.Tasks {
+			rec := r.Tasks[t.Name]
+			if len(t.Sealed) == 0 || rec.State == TaskDead || rec.Attempt == 0 {
+				continue
+			}
+			running, err := a.isRunning(ctx, r, t.Name)
+			if err != nil {
+				return out, err
+			}
+			task := host.WorkloadTask{AllocTask: r.allocTask(t, rec.Attempt, a.isolated(t.Driver)), Running: running}
+			if running {
+				task.Started = rec.Started
+			}
+			out.Tasks = append(out.Tasks, task)
+		}
+	}
+	return out, nil
+}
+
+// isRunning reports whether the task's last attempt is alive.
+func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (running bool, err error) {
+	d, rec := a.drivers[r.task(name).Driver], r.Tasks[name]
+	if d == nil {
+		return false, nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("task %q of alloc %s: %w", name, r.ID, err)
+		}
+	}()
+	switch rec.State {
+	case TaskRunning:
+		return d.Adopt(ctx, *rec.Handle)
+	case TaskStarting:
+		h, found, err := a.config.Find(ctx, a.dirs(r.ID).task(name))
+		if err != nil || !found || h.ID != attemptID(r.ID, name, rec.Attempt) {
+			return false, err
+		}
+		return d.Adopt(ctx, h)
+	}
+	return false, nil
+}
+
+// allocCopy is alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost its ledger.
+type allocCopy struct {
 	Saved time.Time    `json:"saved"`
 	Node  Node         `json:"node"`
 	Alloc *AllocRecord `json:"alloc"`
 	Job   *JobRecord   `json:"job,omitempty"` // nil: purged
 }
 
-func (d dirs) file() string { return filepath.Join(d.root, "alloc.json") }
+// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do not survive a
+// crash of the kernel either. The caller holds a.writing.
+func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
 
-// saveAlloc writes the alloc's file. It is not synced: only living tasks need it, and they do not survive the kernel.
-func (a *Agent) saveAlloc(id host.AllocID) error {
-	a.mu.Lock()
-	al := a.allocs[id]
-	a.mu.Unlock()
-	if al == nil {
-		return nil
-	}
-	al.saving.Lock()
-	defer al.saving.Unlock()
-	a.mu.Lock()
-	f := allocFile{Saved: time.Now().UTC(), Node: a.node, Alloc: al.record, Job: a.jobs[al.record.Job]}
-	a.mu.Unlock()
-	return writeAllocFile(a.dirs(id).file(), f)
+// saveCurrent saves the copy of an alloc's current record.
+func (a *Agent) saveCurrent(id host.AllocID) error {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	return a.saveCopy(a.allocs[id].record)
 }
 
-func writeAllocFile(path string, f allocFile) error {
-	text, err := encode(f)
+// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost its ledger.
+func (a *Agent) saveSummary(r *AllocRecord) error {
+	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
+		return err
+	}
+	return a.writeCopy(r, nil)
+}
+
+func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
+	text, err := json.Marshal(allocCopy{Saved: time.Now().UTC(), Node: a.node, Alloc: r, Job: job})
 	if err != nil {
 		return err
 	}
+	path := a.dirs(r.ID).copy()
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)
 }
 
-// saveChange saves what has changed after the first copy was written. It may fail: the ledger has it.
-func (a *Agent) saveChange(id host.AllocID) { a.noteCopy(id, a.saveAlloc(id)) }
-
-// noteCopy logs the first failure to write a copy, and then none before one has succeeded.
-func (a *Agent) noteCopy(id host.AllocID, err error) {
-	switch {
-	case errors.Is(err, fs.ErrNotExist): // the alloc's directory is removed
-	case err == nil:
-		a.copyFails.Store(false)
-	case !a.copyFails.Swap(true):
-		a.log.Warn("the copy of an alloc's record cannot be written; only the first such failure is logged", "alloc", id, "error", err)
+// logCopy logs that a copy could not be written. The ledger has the record anyway.
+func (a *Agent) logCopy(id host.AllocID, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the alloc has no directory yet, or no more
+		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)
 	}
 }
 
-// saveSummary keeps an alloc's slot settled after its directory is removed, also for an agent that loses its ledger.
-func (a *Agent) saveSummary(r *AllocRecord) {
-	d := a.dirs(r.ID)
-	err := os.MkdirAll(d.root, 0o700)
-	if err == nil {
-		err = writeAllocFile(d.file(), allocFile{Saved: time.Now().UTC(), Node: a.node, Alloc: r})
-	}
-	a.noteCopy(r.ID, err)
-}
-
-// lostAlloc is an alloc whose file is newer than the ledger.
+// lostAlloc is an alloc whose copy is newer than the ledger, or one with tasks but without any record.
 type lostAlloc struct {
 	id       host.AllocID
-	file     *allocFile
+	copy     *allocCopy
+	copyErr  error                               // why copy is nil
 	handles  map[host.TaskName]taskdriver.Handle // of the last attempts
-	running  []string                            // for people
-	parents  []string                            // process ids: SIGTERM to one of them stops a task
-	damaged  error                               // why file is nil
-	outdated bool                                // the ledger has an older record, of a time before the alloc ended
+	running  []string                            // descriptions of running tasks
+	parents  []string                            // pids of parent processes
+	outdated bool                                // in the ledger the alloc has not ended
 }
 
-// matters says whether an agent without the record would do harm.
+// matters reports whether an agent without the record would do harm.
 func (l *lostAlloc) matters() bool {
-	return len(l.running) > 0 || l.outdated || l.file != nil && !l.file.Alloc.State.Ended()
+	return len(l.running) > 0 || l.outdated || l.copy != nil && !l.copy.Alloc.State.Ended()
 }
 
-// lost finds the allocs that the ledger does not know, or knows only as they were before.
-func (a *Agent) lost(ctx context.Context) ([]*lostAlloc, error) {
+// findLost returns the allocs that the ledger does not know, or of which it has an old record.
+func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	root := allocsDir(a.config.StateDir)
 	parents, err := a.config.Parents(a.config.StateDir)
 	if err != nil {
-		return nil, fmt.Errorf("look for tasks that run: %w", err)
+		return nil, fmt.Errorf("list running tasks: %w", err)
 	}
 	ids := map[host.AllocID][]taskdriver.Parent{}
-	for _, p := range parents { // also of an alloc whose directory was removed
+	for _, p := range parents { // this includes allocs whose directory was removed
 		if id, ours := allocOf(a.config.StateDir, p); ours {
 			ids[id] = append(ids[id], p)
 		}
 	}
 	entries, err := os.ReadDir(root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("look for allocs: %w", err)
+		return nil, fmt.Errorf("list alloc directories: %w", err)
 	}
 	for _, e := range entries {
 		if id := host.AllocID(e.Name()); ids[id] == nil {
@@ -132,8 +187,8 @@ func (a *Agent) lost(ctx context.Context) ([]*lostAlloc, error) {
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		l := &lostAlloc{id: id}
 		known := a.record(l.id)
-		l.file, l.damaged = readAllocFile(a.dirs(l.id).file(), l.id)
-		if known != nil && (l.file == nil || l.file.Alloc.Rev <= known.Rev) {
+		l.copy, l.copyErr = readCopy(a.dirs(l.id).copy(), l.id)
+		if known != nil && (l.copy == nil || l.copy.Alloc.Rev <= known.Rev) {
 			continue
 		}
 		l.outdated = known != nil && !known.State.Ended()
@@ -141,19 +196,19 @@ func (a *Agent) lost(ctx context.Context) ([]*lostAlloc, error) {
 			return nil, err
 		}
 		l.addParents(ids[id])
-		if len(l.running) > 0 || l.file != nil {
+		if len(l.running) > 0 || l.copy != nil {
 			out = append(out, l)
 		}
 	}
 	return out, nil
 }
 
-func readAllocFile(path string, id host.AllocID) (*allocFile, error) {
+func readCopy(path string, id host.AllocID) (*allocCopy, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	f := &allocFile{}
+	f := &allocCopy{}
 	if err := json.Unmarshal(text, f); err != nil {
 		return nil, registry.Errorf(registry.ErrDamaged, "%s: %w", path, err)
 	}
@@ -162,30 +217,30 @@ func readAllocFile(path string, id host.AllocID) (*allocFile, error) {
 	}
 	for name, t := range f.Alloc.Tasks {
 		if t == nil {
-			return nil, registry.Errorf(registry.ErrDamaged, "%s says nothing of task %q", path, name)
+			return nil, registry.Errorf(registry.ErrDamaged, "%s has no record of task %q", path, name)
 		}
 	}
 	for _, t := range f.Alloc.Group.Tasks {
 		if f.Alloc.Tasks[t.Name] == nil {
-			return nil, registry.Errorf(registry.ErrDamaged, "%s does not know task %q", path, t.Name)
+			return nil, registry.Errorf(registry.ErrDamaged, "%s has no record of task %q", path, t.Name)
 		}
 	}
 	return f, nil
 }
 
-// findHandles asks the directories of the alloc's tasks what was started last, and whether it runs.
+// findHandles reads from the directories of the alloc's tasks which attempts were started last, and whether they run.
 func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	l.handles = map[host.TaskName]taskdriver.Handle{}
 	entries, err := os.ReadDir(a.dirs(l.id).tasks())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("look for tasks of alloc %s: %w", l.id, err)
+		return fmt.Errorf("list the tasks of alloc %s: %w", l.id, err)
 	}
 	names := map[host.TaskName]bool{}
 	for _, e := range entries {
 		names[host.TaskName(e.Name())] = true
 	}
-	if l.file != nil {
-		for name := range l.file.Alloc.Tasks {
+	if l.copy != nil {
+		for name := range l.copy.Alloc.Tasks {
 			names[name] = true
 		}
 	}
@@ -208,31 +263,31 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 			return fmt.Errorf("task %q of alloc %s: %w", name, l.id, err)
 		}
 		if alive {
-			l.running = append(l.running, fmt.Sprintf("task %q is process %d", name, h.TaskPID))
+			l.running = append(l.running, fmt.Sprintf("task %q has pid %d", name, h.TaskPID))
 		}
 	}
 	return nil
 }
 
-// addParents adds tasks whose directories were removed while they run.
+// addParents adds running tasks whose directories were removed.
 func (l *lostAlloc) addParents(parents []taskdriver.Parent) {
 	for _, p := range parents {
 		l.parents = append(l.parents, strconv.Itoa(p.PID))
 		name := host.TaskName(filepath.Base(p.Dir))
 		if _, found := l.handles[name]; !found {
-			l.running = append(l.running, fmt.Sprintf("task %q is run by process %d", name, p.PID))
+			l.running = append(l.running, fmt.Sprintf("the parent process of task %q has pid %d", name, p.PID))
 		}
 	}
 }
 
 func (l *lostAlloc) String() string {
-	if l.file == nil {
+	if l.copy == nil {
 		return fmt.Sprintf("alloc %s (%s)", short(l.id), strings.Join(l.running, ", "))
 	}
-	r := l.file.Alloc
+	r := l.copy.Alloc
 	facts := slices.Clone(l.running)
 	if len(facts) == 0 {
-		facts = append(facts, "no task of it runs")
+		facts = append(facts, "no running task")
 	}
 	for _, p := range r.Plugins() {
 		facts = append(facts, fmt.Sprintf("plugin %q", p))
@@ -240,22 +295,22 @@ func (l *lostAlloc) String() string {
 	for _, v := range r.Group.Volumes {
 		facts = append(facts, fmt.Sprintf("volume %q", v))
 	}
-	return fmt.Sprintf("alloc %s of job %q (%s)", short(l.id), r.Job, strings.Join(facts, ", "))
+	return fmt.Sprintf("alloc %s of job %s (%s)", short(l.id), r.Job, strings.Join(facts, ", "))
 }
 
-// recoverLost does with lost allocs what the configuration says. Without any it does nothing.
+// recoverLost refuses or recovers lost allocs, as configured.
 func (a *Agent) recoverLost(ctx context.Context) error {
-	all, err := a.lost(ctx)
+	all, err := a.findLost(ctx)
 	if err != nil || len(all) == 0 {
 		return err
 	}
 	missed := slices.DeleteFunc(slices.Clone(all), func(l *lostAlloc) bool { return !l.matters() })
 	if len(missed) == 0 && a.config.Recover == RecoverNone {
-		a.log.Warn("agent.db does not know allocs that have ended; --recover=adopt restores their records", "allocs", len(all),
-			"directory", filepath.Dir(a.dirs("x").root))
+		a.log.Warn("agent.db has no records of some ended allocs; --recover=adopt restores them", "allocs", len(all),
+			"directory", allocsDir(a.config.StateDir))
 		return nil
 	}
-	if err := a.unrecorded(missed); err != nil {
+	if err := a.checkRecorded(missed); err != nil {
 		return err
 	}
 	var names []string
@@ -265,46 +320,44 @@ func (a *Agent) recoverLost(ctx context.Context) error {
 	list := strings.Join(names, "; ")
 	if a.config.Recover == RecoverNone {
 		return registry.Errorf(registry.ErrConflict,
-			"%s is older than what runs, or was emptied. It does not know these allocs: %s. Nothing was changed. "+
-				"To go on with them: holdfast agent --recover=adopt. To stop them first, users of volumes before plugins: "+
-				"holdfast agent --recover=stop. Or put the right agent.db in its place",
-			a.ledgerPath(), list)
+			"%s is outdated or empty. It has no current records of these allocs: %s. Nothing was changed. "+
+				"To adopt them: holdfast agent --recover=adopt. To stop them, users of volumes before plugins: "+
+				"holdfast agent --recover=stop. Or restore the newest agent.db",
+			ledgerPath(a.config.StateDir), list)
 	}
-	a.log.Warn("allocs that agent.db did not know are recovered", "recover", a.config.Recover, "allocs", list)
+	a.log.Warn("recovering allocs that agent.db does not know", "recover", a.config.Recover, "allocs", list)
 	return a.restore(all)
 }
 
-// unrecorded refuses to start beneath tasks of which no record is left, neither in the ledger nor in the alloc's file: the shim would
-// unpublish the volumes that they use.
-func (a *Agent) unrecorded(missed []*lostAlloc) error {
+// checkRecorded returns an error if running tasks have a record neither in the ledger nor in the alloc's directory. The shim
+// would unpublish the volumes that they use.
+func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 	var names, files, pids []string
 	for _, l := range missed {
-		if l.file != nil {
+		if l.copy != nil {
 			continue
 		}
-		names, files, pids = append(names, l.String()), append(files, a.dirs(l.id).file()), append(pids, l.parents...)
-		if !errors.Is(l.damaged, fs.ErrNotExist) {
-			names[len(names)-1] += fmt.Sprintf(": %v", l.damaged)
+		names, files, pids = append(names, l.String()), append(files, a.dirs(l.id).copy()), append(pids, l.parents...)
+		if !errors.Is(l.copyErr, fs.ErrNotExist) {
+			names[len(names)-1] += fmt.Sprintf(": %v", l.copyErr)
 		}
 	}
 	if len(names) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict,
-		"tasks run that no record describes, and they may use volumes: %s. Nothing was changed. "+
-			"Put %s, or this file of each of them, back from a backup: %s. Or stop these tasks, users of volumes before plugins, "+
-			"with kill -TERM %s, and start the agent again: it has their volumes released",
-		strings.Join(names, "; "), a.ledgerPath(), strings.Join(files, ", "), strings.Join(pids, " "))
+		"running tasks have no record, and may use volumes: %s. Nothing was changed. "+
+			"Restore %s, or these files, from a backup: %s. Or stop these tasks, users of volumes before plugins, "+
+			"with kill -TERM %s, and start the agent again, which releases their volumes",
+		strings.Join(names, "; "), ledgerPath(a.config.StateDir), strings.Join(files, ", "), strings.Join(pids, " "))
 }
 
-func (a *Agent) ledgerPath() string { return filepath.Join(a.config.StateDir, "agent", "agent.db") }
-
-// recoverUnpublished does with allocs that run on volumes what the configuration says, if the shim's records are gone: such a shim would not
-// release these volumes, and could give them to others.
-func (a *Agent) recoverUnpublished(ctx context.Context) error {
+// recoverLostVolumes refuses or stops running allocs with volumes if the shim's records are gone, as configured. Such a shim
+// would not release the volumes, and could give them to other allocs.
+func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	path := hooks.Layout{State: a.config.StateDir}.Database()
 	if info, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() > 0 {
-		return nil // if it cannot be used, the shim says why
+		return nil // if the file is unusable, the shim says why
 	}
 	var users []*AllocRecord
 	var names []string
@@ -313,12 +366,12 @@ func (a *Agent) recoverUnpublished(ctx context.Context) error {
 			continue
 		}
 		for _, t := range r.Group.Tasks {
-			running, err := a.runs(ctx, r, t.Name)
+			running, err := a.isRunning(ctx, r, t.Name)
 			if err != nil {
-				return fmt.Errorf("task %q of alloc %s: %w", t.Name, r.ID, err)
+				return err
 			}
 			if running {
-				users, names = append(users, r), append(names, fmt.Sprintf("alloc %s of job %q", short(r.ID), r.Job))
+				users, names = append(users, r), append(names, a.describeAlloc(r.ID))
 				break
 			}
 		}
@@ -326,17 +379,18 @@ func (a *Agent) recoverUnpublished(ctx context.Context) error {
 	if len(users) == 0 {
 		return nil
 	}
-	const repair = "register the volumes again (holdfast volume register), stop what uses them, then holdfast doctor --repair takes the mounts down"
+	const repair = "register the volumes again (holdfast volume register), stop their users, then run holdfast doctor --repair, " +
+		"which unmounts them"
 	list := strings.Join(names, "; ")
 	if a.config.Recover == RecoverNone {
 		return registry.Errorf(registry.ErrConflict,
-			"%s is gone or empty, and allocs run on volumes that only it knew: %s. Nothing was changed. Put the right file in its place. "+
-				"Or go on without it: holdfast agent --recover=adopt leaves these allocs and their mounts as they are, "+
-				"--recover=stop stops them and leaves their mounts; %s", path, list, repair)
+			"%s is gone or empty, but running allocs use volumes that were recorded there: %s. Nothing was changed. "+
+				"Restore the file. Or continue without it: holdfast agent --recover=adopt keeps these allocs and their mounts, "+
+				"--recover=stop stops them and keeps their mounts; then %s", path, list, repair)
 	}
-	a.log.Warn("the shim's records are lost: mounts of these allocs stay", "recover", a.config.Recover, "allocs", list, "to do", repair)
+	a.log.Warn("the shim's records are lost; the mounts of these allocs stay", "recover", a.config.Recover, "allocs", list, "todo", repair)
 	for _, r := range users {
-		err := a.update(r.ID, func(r *AllocRecord) { r.note("", "uses volumes of which shim.db was lost: %s", repair) })
+		err := a.update(r.ID, func(r *AllocRecord) { r.note("", "shim.db was lost, which recorded its volumes: %s", repair) })
 		if err != nil {
 			return err
 		}
@@ -347,7 +401,7 @@ func (a *Agent) recoverUnpublished(ctx context.Context) error {
 	return nil
 }
 
-// takeDownJobs has the jobs of these allocs stopped in order, then forgotten.
+// takeDownJobs marks the jobs of the allocs with TakeDown.
 func (a *Agent) takeDownJobs(allocs []*AllocRecord) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -367,8 +421,8 @@ func (a *Agent) takeDownJobs(allocs []*AllocRecord) error {
 func (a *Agent) restore(all []*lostAlloc) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	newest := slices.MaxFunc(all, earlierSaved)
-	if err := a.ledger.putText("node id", newest.file.Node.ID); err != nil {
+	newest := slices.MaxFunc(all, bySaved)
+	if err := a.ledger.putText("node id", newest.copy.Node.ID); err != nil {
 		return err
 	}
 	var entries []entry
@@ -382,29 +436,28 @@ func (a *Agent) restore(all []*lostAlloc) error {
 		records = append(records, r)
 		entries = append(entries, entry{allocsBucket, string(r.ID), r})
 	}
-	a.node.ID = newest.file.Node.ID
+	a.node.ID = newest.copy.Node.ID
 	return a.commit(func() {
 		maps.Copy(a.jobs, jobs)
 		for _, r := range records {
-			delete(a.allocs, r.ID) // an older one may have been told otherwise of its end
+			delete(a.allocs, r.ID) // its channels belong to the old record
 		}
 		a.publish(records, nil)
 	}, entries...)
 }
 
-func earlierSaved(x, y *lostAlloc) int { return x.file.Saved.Compare(y.file.Saved) }
+func bySaved(x, y *lostAlloc) int { return x.copy.Saved.Compare(y.copy.Saved) }
 
-// lostJobs are the jobs of lost allocs as they were last. Every file holds the job as it was when the file was saved.
+// lostJobs returns the jobs of lost allocs, from the newest copies or the ledger.
 func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	out := map[string]*JobRecord{}
-	bySave := slices.SortedFunc(slices.Values(all), earlierSaved)
-	for _, l := range bySave {
-		if l.file.Alloc.Pruned {
-			continue // it was written without its job
+	for _, l := range slices.SortedFunc(slices.Values(all), bySaved) {
+		if l.copy.Alloc.Pruned {
+			continue // a summary is saved without its job
 		}
-		delete(out, l.file.Alloc.Job)
-		if l.file.Job != nil {
-			job := *l.file.Job
+		delete(out, l.copy.Alloc.Job)
+		if l.copy.Job != nil {
+			job := *l.copy.Job
 			out[job.Job.ID] = &job
 		}
 	}
@@ -418,9 +471,9 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 			job.Stopped, job.TakeDown = true, true
 		}
 	}
-	if a.config.Recover == RecoverStop { // purged ones have no job; they are taken down with the others
+	if a.config.Recover == RecoverStop { // allocs of purged jobs are taken down with the others
 		for _, l := range all {
-			r := l.file.Alloc
+			r := l.copy.Alloc
 			if out[r.Job] == nil && a.jobs[r.Job] == nil {
 				job := JobRecord{Version: r.Version, Submitted: r.Created, Stopped: true, TakeDown: true}
 				job.Job.ID, job.Job.Type = r.Job, r.JobType
@@ -431,9 +484,9 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	return out
 }
 
-// rebuilt is the alloc's record with what its tasks' directories know better.
+// rebuilt returns the copied record, updated from the handles of later attempts.
 func (l *lostAlloc) rebuilt() *AllocRecord {
-	r := l.file.Alloc.clone()
+	r := l.copy.Alloc.clone()
 	for name, t := range r.Tasks {
 		h, found := l.handles[name]
 		if !found || t.State == TaskDead || t.Handle != nil && t.Handle.ID == h.ID {
@@ -444,7 +497,7 @@ func (l *lostAlloc) rebuilt() *AllocRecord {
 		if !is || err != nil || attempt < t.Attempt {
 			continue
 		}
-		// Field 22 of /proc/PID/stat counts in hundredths of a second.
+		// Start times of processes count in hundredths of a second.
 		started := host.BootTime{Boot: h.Boot, At: time.Duration(h.TaskStart) * (time.Second / 100)}
 		t.State, t.Attempt, t.Handle, t.Started, t.Reason = TaskRunning, attempt, &h, started, ""
 	}
@@ -452,51 +505,6 @@ func (l *lostAlloc) rebuilt() *AllocRecord {
 	if r.State.Ended() {
 		return r
 	}
-	r.note("", "is recovered: agent.db did not know it")
+	r.note("", "recovered: it had no current record in agent.db")
 	return r
-}
-
-// saveKept saves allocs that reconcile has made another version's.
-func (a *Agent) saveKept() {
-	a.writing.Lock()
-	kept := a.kept
-	a.kept = nil
-	a.writing.Unlock()
-	for _, id := range kept {
-		a.saveChange(id)
-	}
-}
-
-// forgetTakenDown forgets a job that was to be taken down, once it is. a.writing is held.
-func (a *Agent) forgetTakenDown(job *JobRecord, allocs []*AllocRecord) {
-	if job == nil || !job.TakeDown {
-		return
-	}
-	if slices.ContainsFunc(allocs, func(r *AllocRecord) bool { return !r.State.Ended() }) {
-		return
-	}
-	if a.commit(func() { delete(a.jobs, job.Job.ID) }, entry{jobsBucket, job.Job.ID, nil}) == nil {
-		a.kick() // its ended allocs are removed next
-	}
-}
-
-// takeDownRank is the lowest rank of the allocs that jobs with TakeDown have left; more than lastRank if there are none. Those
-// of higher ranks wait for them.
-func (a *Agent) takeDownRank() int {
-	lowest := lastRank + 1
-	for _, al := range a.allocs {
-		if job := a.jobs[al.record.Job]; job != nil && job.TakeDown && !al.record.State.Ended() {
-			lowest = min(lowest, al.record.rank())
-		}
-	}
-	return lowest
-}
-
-// ParseRecovery reads the name of a Recovery.
-func ParseRecovery(s string) (Recovery, error) {
-	r := Recovery(s)
-	if r != RecoverNone && r != RecoverAdopt && r != RecoverStop {
-		return "", registry.Invalid("%q: use %s or %s", s, RecoverAdopt, RecoverStop)
-	}
-	return r, nil
 }

@@ -16,9 +16,6 @@ import (
 	"holdfast/registry"
 )
 
-// ledgerPath is the agent's file.
-func (w *world) ledgerPath() string { return filepath.Join(w.dir, "agent", "agent.db") }
-
 // lossOf are the ways in which an agent may lose its ledger. Each gets a copy that was made before the jobs were submitted.
 var lossOf = map[string]func(path string, old []byte) error{
 	"removed":   func(path string, _ []byte) error { return os.Remove(path) },
@@ -33,7 +30,7 @@ var lossOf = map[string]func(path string, old []byte) error{
 func (w *world) lose(damage func(path string, old []byte) error) (users, plugins *AllocRecord) {
 	w.Helper()
 	w.kill()
-	old, err := os.ReadFile(w.ledgerPath())
+	old, err := os.ReadFile(ledgerPath(w.dir))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -47,7 +44,7 @@ func (w *world) lose(damage func(path string, old []byte) error) (users, plugins
 		return slices.ContainsFunc(all, func(r *AllocRecord) bool { return r.ID == users.ID && r.Version == 2 })
 	})
 	w.kill()
-	if err := damage(w.ledgerPath(), old); err != nil {
+	if err := damage(ledgerPath(w.dir), old); err != nil {
 		w.Fatal(err)
 	}
 	return users, plugins
@@ -62,7 +59,7 @@ func (w *world) reopen(how Recovery) (host.Workload, error) {
 		return host.Workload{}, err
 	}
 	w.agent = a
-	living, err := a.Living(w.Context())
+	living, err := a.Workload(w.Context())
 	if err != nil {
 		err = errors.Join(err, a.Close())
 	}
@@ -87,7 +84,7 @@ func TestLostLedgerBeneathLivingTasksIsRefused(t *testing.T) {
 					if errors.Is(err, registry.ErrDamaged) {
 						continue // nobody can read which ones it knows
 					}
-					for _, want := range []string{short(u.ID), `job "user"`, `volume "data"`, short(d.ID), `plugin "disk"`} {
+					for _, want := range []string{short(u.ID), `job user`, `volume "data"`, short(d.ID), `plugin "disk"`} {
 						if !strings.Contains(err.Error(), want) {
 							w.Errorf("the refusal does not mention %s: %v", want, err)
 						}
@@ -174,7 +171,7 @@ func TestLostAllocsAreStoppedUsersFirst(t *testing.T) {
 func TestAdoptionFindsTheNewestAttempt(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, d := w.lose(func(string, []byte) error { return nil })
-		path := w.agent.dirs(d.ID).file()
+		path := w.agent.dirs(d.ID).copy()
 		old, err := os.ReadFile(path)
 		if err != nil {
 			w.Fatal(err)
@@ -189,7 +186,7 @@ func TestAdoptionFindsTheNewestAttempt(t *testing.T) {
 			})
 		})
 		w.kill()
-		if err := errors.Join(os.WriteFile(path, old, 0o600), os.Remove(w.ledgerPath())); err != nil {
+		if err := errors.Join(os.WriteFile(path, old, 0o600), os.Remove(ledgerPath(w.dir))); err != nil {
 			w.Fatal(err)
 		}
 		if _, err := w.reopen(RecoverAdopt); err != nil {
@@ -214,7 +211,7 @@ func TestEndedAllocsDoNotKeepAnAgentFromStarting(t *testing.T) {
 		w.machine.end(attemptID(r.ID, "main", 1), 0, "end")
 		w.awaitState("work", AllocComplete)
 		w.again(func() {
-			if err := os.Remove(w.ledgerPath()); err != nil {
+			if err := os.Remove(ledgerPath(w.dir)); err != nil {
 				w.Fatal(err)
 			}
 		})
@@ -225,14 +222,14 @@ func TestNoTaskStartsWithoutACopyOfItsAlloc(t *testing.T) {
 	inWorld(t, func(w *world) {
 		blocked := func() string { // a directory at the file's place
 			for _, r := range w.agent.Allocs() {
-				return w.agent.dirs(r.ID).file()
+				return w.agent.dirs(r.ID).copy()
 			}
 			return ""
 		}
 		w.shim.prepare = func(host.AllocGroup) error { return os.Mkdir(blocked(), 0o700) }
 		w.submit(job("user", "service", withVolumes(tasks("g", task("main", "")))))
 		w.await("the reason is shown", func(all []*AllocRecord) bool {
-			return len(all) == 1 && strings.Contains(all[0].Reason, "the copy of its record cannot be written")
+			return len(all) == 1 && strings.Contains(all[0].Reason, "cannot write a copy of the alloc")
 		})
 		if w.count("start") != 0 {
 			w.Error("a task was started")
@@ -264,9 +261,9 @@ func TestAdoptionKeepsSettledSlots(t *testing.T) {
 		for _, r := range w.agent.Allocs()[1:] {
 			w.machine.end(attemptID(r.ID, "main", 1), 0, "end")
 		}
-		w.await("all but one have ended", func(all []*AllocRecord) bool { return len(left(all, lastRank)) == 1 })
+		w.await("all but one have ended", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 1 })
 		w.kill()
-		if err := os.Truncate(w.ledgerPath(), 0); err != nil {
+		if err := os.Truncate(ledgerPath(w.dir), 0); err != nil {
 			w.Fatal(err)
 		}
 		if _, err := w.reopen(RecoverAdopt); err != nil {
@@ -316,7 +313,7 @@ func TestLostShimRecordsBeneathUsersOfVolumesAreRefused(t *testing.T) {
 			if err == nil {
 				w.Fatal("the agent starts, and the shim knows nothing of the volume in use")
 			}
-			for _, want := range []string{"shim.db", short(u.ID), `job "user"`, "--recover=adopt", "--recover=stop", "doctor --repair"} {
+			for _, want := range []string{"shim.db", short(u.ID), `job user`, "--recover=adopt", "--recover=stop", "doctor --repair"} {
 				if !strings.Contains(err.Error(), want) {
 					w.Errorf("the refusal does not mention %s: %v", want, err)
 				}

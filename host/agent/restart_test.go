@@ -11,7 +11,6 @@ import (
 func TestRestartPolicy(t *testing.T) {
 	type end struct {
 		after time.Duration // since the last end
-		well  bool
 		again bool
 		delay time.Duration
 	}
@@ -21,29 +20,28 @@ func TestRestartPolicy(t *testing.T) {
 		ends   []end
 	}{
 		"fail after the attempts are used up": {Policy{2, minute, second, ModeFail}, []end{
-			{0, false, true, second}, {second, false, true, second}, {second, false, false, 0},
+			{0, true, second}, {second, true, second}, {second, false, 0},
 		}},
 		"a new interval has all attempts again": {Policy{1, minute, second, ModeFail}, []end{
-			{0, false, true, second}, {minute, false, true, second}, {second, false, false, 0},
+			{0, true, second}, {minute, true, second}, {second, false, 0},
 		}},
 		"delay waits for the end of the interval": {Policy{1, minute, second, ModeDelay}, []end{
-			{0, false, true, second}, {10 * second, false, true, 50 * second}, {50 * second, false, true, minute},
+			{0, true, second}, {10 * second, true, 50 * second}, {50 * second, true, minute},
 		}},
-		"never less than the delay":            {Policy{1, minute, second, ModeDelay}, []end{{0, false, true, second}, {minute - 1, false, true, second}}},
-		"no attempts":                          {Policy{0, minute, second, ModeFail}, []end{{0, false, false, 0}}},
-		"no attempts, and nothing to wait for": {Policy{0, minute, second, ModeDelay}, []end{{0, false, false, 0}}},
-		"a good end is no restart":             {Policy{2, minute, second, ModeFail}, []end{{0, true, false, 0}}},
+		"never less than the delay":            {Policy{1, minute, second, ModeDelay}, []end{{0, true, second}, {minute - 1, true, second}}},
+		"no attempts":                          {Policy{0, minute, second, ModeFail}, []end{{0, false, 0}}},
+		"no attempts, and nothing to wait for": {Policy{0, minute, second, ModeDelay}, []end{{0, false, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var tally Tally
+			var tally Restarts
 			now := time.Unix(1, 0)
 			for i, e := range c.ends {
 				now = now.Add(e.after)
-				next, delay, again, why := c.policy.next(tally, e.well, now)
+				next, delay, again, why := c.policy.next(tally, now)
 				if again != e.again || delay != e.delay {
 					t.Errorf("end %d: again %v after %v, want %v after %v", i, again, delay, e.again, e.delay)
 				}
-				if !again && !e.well && why == "" {
+				if !again && why == "" {
 					t.Errorf("end %d: nobody is told why", i)
 				}
 				tally = next
@@ -59,7 +57,7 @@ func TestRestartDefaultsAreNomads(t *testing.T) {
 		"batch":    {3, 24 * time.Hour, 15 * time.Second, ModeFail},
 		"sysbatch": {3, 24 * time.Hour, 15 * time.Second, ModeFail},
 	} {
-		s, err := readTask(kind, tasks("g"), task("t", ""))
+		s, err := newTaskSpec(kind, tasks("g"), task("t", ""))
 		if err != nil || s.policy != want {
 			t.Errorf("%s: %+v, %v; want %+v", kind, s.policy, err, want)
 		}
@@ -68,12 +66,12 @@ func TestRestartDefaultsAreNomads(t *testing.T) {
 
 func TestTaskRestartWinsOverGroup(t *testing.T) {
 	g := hooks.Group{Name: "g", Rest: json.RawMessage(`{"restart":[{"attempts":7,"delay":"2s"}]}`)}
-	s, err := readTask("service", g, task("t", `{"restart":[{"attempts":"4","mode":"delay"}]}`))
+	s, err := newTaskSpec("service", g, task("t", `{"restart":[{"attempts":"4","mode":"delay"}]}`))
 	if want := (Policy{4, 30 * time.Minute, 2 * time.Second, ModeDelay}); err != nil || s.policy != want {
 		t.Errorf("%+v, %v; want %+v", s.policy, err, want)
 	}
 	for _, wrong := range []string{`{"restart":[{"mode":"never"}]}`, `{"restart":[{"delay":"soon"}]}`, `{"restart":[{"attempts":-1}]}`} {
-		if _, err := readTask("service", tasks("g"), task("t", wrong)); err == nil {
+		if _, err := newTaskSpec("service", tasks("g"), task("t", wrong)); err == nil {
 			t.Errorf("%s is taken", wrong)
 		}
 	}

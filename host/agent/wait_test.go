@@ -53,7 +53,7 @@ func TestRefusalsAreToldAsWaits(t *testing.T) {
 		refuse = registry.ErrInvalid
 		w.shim.mu.Unlock()
 		rec := w.awaitState("user", AllocFailed)
-		if want := "its volumes cannot be prepared: " + stagingLine + "; look at the backend"; rec.Reason != want {
+		if want := "volumes cannot be prepared: " + stagingLine + "; look at the backend"; rec.Reason != want {
 			t.Errorf("%s\nwant %s", rec.Reason, want)
 		}
 		w.takeDown()

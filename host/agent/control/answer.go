@@ -53,7 +53,7 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 			return v, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no job %q (see holdfast job status)", r.PathValue("id"))
+	return nil, registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", r.PathValue("id"))
 }
 
 func (s *Server) deleteJob(r *http.Request) (any, error) {
@@ -88,7 +88,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	}
 	for _, st := range list {
 		e := s.explainer()
-		out.waits(s.agent.InWords(r.Context(), s.host, st.Waiting))
+		out.waits(s.agent.DescribeWaits(r.Context(), s.host, st.Waiting))
 		out.Waiting = e.waits(r.Context(), st.Waiting)
 		for _, u := range st.Uses {
 			use := useView(u)

@@ -18,7 +18,7 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 		out.Waits = s.agent.Shortage()
 	}
 	states := map[string]map[string]int{}
-	_, stands := j.Standing()
+	_, stands := j.Slots()
 	for _, r := range all {
 		if r.Job != j.Job.ID {
 			continue
@@ -52,7 +52,7 @@ func allocView(r *agent.AllocRecord) Alloc {
 		rec := r.Tasks[t.Name]
 		v := Task{
 			Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), State: string(rec.State), Failed: rec.Failed, Attempt: rec.Attempt,
-			Restarts: rec.Tally.Total, Since: rec.Since, Reason: rec.Reason,
+			Restarts: rec.Restarts.Total, Since: rec.Since, Reason: rec.Reason,
 		}
 		if rec.Handle != nil {
 			v.Notes = rec.Handle.Warnings
@@ -142,7 +142,7 @@ func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) string {
 	order := []agent.AllocState{
 		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping, agent.AllocPending, agent.AllocRunning,
 	}
-	wanted, stands := j.Standing()
+	wanted, stands := j.Slots()
 	most, have := -1, 0
 	for _, r := range all {
 		if r.Job != j.Job.ID {

@@ -70,7 +70,7 @@ func (s *Server) reasons(ctx context.Context, allocs []Alloc) {
 		waiting[string(st.ID)] = st.Waiting
 	}
 	for i := range allocs {
-		allocs[i].waits(s.agent.InWords(ctx, s.host, waiting[allocs[i].ID]))
+		allocs[i].waits(s.agent.DescribeWaits(ctx, s.host, waiting[allocs[i].ID]))
 	}
 }
 

@@ -316,7 +316,7 @@ func (o *outing) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 	stands := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
 	for _, j := range o.agent.Jobs() {
-		_, stands[j.Job.ID] = j.Standing()
+		_, stands[j.Job.ID] = j.Slots()
 		versions[j.Job.ID] = j.Version
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(r *agent.AllocRecord) bool {

@@ -102,7 +102,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	if os.Geteuid() != 0 {
 		log.Warn("this is not root: the driver exec, and plugins that mount, need root or a user namespace, as in: unshare -Urm holdfast ...")
 	}
-	living, err := st.agent.Living(ctx)
+	living, err := st.agent.Workload(ctx)
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
 			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log, File: readForJob,

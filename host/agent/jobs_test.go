@@ -76,7 +76,7 @@ func TestChangedPluginInUseIsRefused(t *testing.T) {
 					}
 					return
 				}
-				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), `of job "`+who.Job+`" holds volume`) {
+				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "of job "+who.Job+" holds volume") {
 					w.Errorf("it is taken, or refused for another reason: %v", err)
 				}
 				synctest.Wait()

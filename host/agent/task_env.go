@@ -13,37 +13,39 @@ import (
 	"holdfast/host/agent/taskdriver"
 )
 
-// Node is what jobs may ask of the machine that they run on.
+// Node is the node on which jobs run.
 type Node struct {
-	ID   string `json:"id"` // stays the same for a state directory
+	ID   string `json:"id"` // constant for a state directory
 	Name string `json:"name"`
 }
 
-// facts are what references of the form ${node.unique.id} stand for.
-func (n Node) facts() map[string]string {
+// attributes are the values of references such as ${node.unique.id}.
+func (n Node) attributes() map[string]string {
 	return map[string]string{
-		"node.unique.id": n.ID, "node.unique.name": n.Name, "node.datacenter": "dc1", "node.region": "global", "node.pool": "default",
-		"node.class": "", "attr.unique.hostname": n.Name, "attr.kernel.name": runtime.GOOS, "attr.cpu.arch": runtime.GOARCH,
-		"attr.os.name": runtime.GOOS,
+		"node.unique.id": n.ID, "node.unique.name": n.Name, "node.datacenter": "dc1", "node.region": "global",
+		"node.pool": "default", "node.class": "", "attr.unique.hostname": n.Name, "attr.kernel.name": runtime.GOOS,
+		"attr.cpu.arch": runtime.GOARCH, "attr.os.name": runtime.GOOS,
 	}
 }
 
-// dirs of an alloc: one shared by its tasks, one of each.
+// dirs are the directories of an alloc and its tasks.
 type dirs struct{ root string }
 
+func (d dirs) copy() string                 { return filepath.Join(d.root, "alloc.json") }
 func (d dirs) shared() string               { return filepath.Join(d.root, "shared") }
-func (d dirs) task(n host.TaskName) string  { return filepath.Join(d.root, "tasks", string(n)) }
 func (d dirs) tasks() string                { return filepath.Join(d.root, "tasks") }
+func (d dirs) task(n host.TaskName) string  { return filepath.Join(d.tasks(), string(n)) }
 func (d dirs) local(n host.TaskName) string { return filepath.Join(d.task(n), "local") }
 
-// told is what every task is told of itself.
-func (n Node) told(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]string {
+// nomadEnv returns the NOMAD_* variables of a task.
+func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]string {
 	env := map[string]string{
 		"NOMAD_ALLOC_ID": string(r.ID), "NOMAD_SHORT_ALLOC_ID": short(r.ID), "NOMAD_ALLOC_INDEX": fmt.Sprint(r.Index),
-		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index),
-		"NOMAD_TASK_NAME":  string(t.Name), "NOMAD_GROUP_NAME": r.Group.Name, "NOMAD_JOB_ID": r.Job, "NOMAD_JOB_NAME": r.JobName,
+		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index), "NOMAD_TASK_NAME": string(t.Name),
+		"NOMAD_GROUP_NAME": r.Group.Name, "NOMAD_JOB_ID": r.Job, "NOMAD_JOB_NAME": r.JobName,
 		"NOMAD_NAMESPACE": r.Namespace, "NOMAD_DC": "dc1", "NOMAD_REGION": "global",
-		"NOMAD_TASK_DIR": d.local(t.Name), "NOMAD_ALLOC_DIR": d.shared(), "NOMAD_SECRETS_DIR": filepath.Join(d.task(t.Name), "secrets"),
+		"NOMAD_TASK_DIR": d.local(t.Name), "NOMAD_ALLOC_DIR": d.shared(),
+		"NOMAD_SECRETS_DIR": filepath.Join(d.task(t.Name), "secrets"),
 	}
 	if isolated {
 		env["NOMAD_TASK_DIR"], env["NOMAD_ALLOC_DIR"], env["NOMAD_SECRETS_DIR"] = "/local", "/alloc", "/secrets"
@@ -57,21 +59,21 @@ func (n Node) told(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string
 	return env
 }
 
-// attempt is one start of a task, ready for its driver.
+// attempt returns one attempt of a task in the form that a driver takes.
 func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string, isolated bool) taskdriver.Task {
 	d := dirs{root}
-	base := n.told(r, t, d, isolated)
-	known := n.facts()
-	maps.Copy(known, base)
+	env := nomadEnv(r, t, d, isolated)
+	known := n.attributes()
+	maps.Copy(known, env)
 	for _, e := range plan.Env {
 		if _, set := t.Env[e.Name]; !set || !e.Default {
 			known[e.Name] = e.Value
 		}
 	}
 	for name, v := range t.Env {
-		base[name] = hooks.Expand(v, known)
+		env[name] = hooks.Expand(v, known)
 	}
-	maps.Copy(known, base)
+	maps.Copy(known, env)
 	out := taskdriver.Task{
 		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(), Command: hooks.Expand(t.config.Command, known),
 		User: hooks.Expand(t.user, known), Plan: plan, WorkDir: hooks.Expand(t.config.WorkDir, known), KillGrace: t.grace,
@@ -80,8 +82,8 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 	for _, arg := range t.config.Args {
 		out.Args = append(out.Args, hooks.Expand(string(arg), known))
 	}
-	for _, name := range slices.Sorted(maps.Keys(base)) {
-		out.Env = append(out.Env, name+"="+base[name])
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		out.Env = append(out.Env, name+"="+env[name])
 	}
 	return out
 }

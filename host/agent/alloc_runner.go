@@ -1,0 +1,368 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// errStop cancels the work of an alloc that must end, because it was stopped or a task of it ended.
+var errStop = errors.New("the alloc is being stopped")
+
+// runner runs one alloc from the state of its record to its end.
+type runner struct {
+	a    *Agent
+	s    Storage
+	id   host.AllocID
+	al   *alloc
+	life context.Context // of run
+	halt context.CancelCauseFunc
+}
+
+func (a *Agent) runner(id host.AllocID, s Storage) *runner {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return &runner{a: a, s: s, id: id, al: a.allocs[id]}
+}
+
+func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
+
+// update changes the alloc's record. It waits while the disk is full, because what is not recorded has not happened.
+func (r *runner) update(change func(*AllocRecord)) error {
+	return r.a.retryWhileFull(r.life, func() error { return r.a.update(r.id, change) })
+}
+
+// run returns when the alloc has ended. If ctx ends first, its tasks keep running.
+func (r *runner) run(ctx context.Context) {
+	stop, halt := context.WithCancelCause(ctx)
+	r.life, r.halt = ctx, halt
+	if rec := r.record(); rec.Stop || rec.Failed != "" {
+		halt(errStop)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer halt(nil)
+	wg.Go(func() {
+		select {
+		case <-r.al.stop:
+			halt(errStop)
+		case <-stop.Done():
+		}
+	})
+	if err := r.runToEnd(ctx, stop); err != nil && ctx.Err() == nil {
+		r.a.log.Error("running the alloc failed", "alloc", r.id, "error", err)
+	}
+}
+
+// runToEnd takes the alloc through all steps. Stop ends when the alloc must end. Errors come from the ledger or ctx.
+func (r *runner) runToEnd(ctx, stop context.Context) error {
+	if r.record().State != AllocReleasing {
+		for _, step := range []func() error{
+			func() error { return r.makeDirs(stop) },
+			func() error { return r.prepareVolumes(ctx, stop) },
+			func() error { return r.saveCopy(stop) },
+			func() error { return r.runTasks(ctx, stop) },
+		} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.releaseVolumes(ctx); err != nil {
+		return err
+	}
+	err := r.update(func(rec *AllocRecord) {
+		rec.State, rec.Reason = rec.outcome()
+		rec.Ended, rec.Plans = time.Now().UTC(), nil
+		if rec.State == AllocFailed {
+			rec.note("", "failed: %s", rec.Reason)
+		} else {
+			rec.note("", "%s", rec.State)
+		}
+	})
+	r.a.Retry() // others may wait for its volumes
+	return err
+}
+
+// fail records why the alloc fails, and makes it end.
+func (r *runner) fail(why string) error {
+	err := r.update(func(rec *AllocRecord) {
+		if rec.Failed == "" {
+			rec.Failed = why
+		}
+	})
+	r.halt(errStop)
+	return err
+}
+
+// makeDirs makes the alloc's directories. It waits while the disk is full, and fails the alloc on any other error.
+func (r *runner) makeDirs(stop context.Context) error {
+	for b := r.a.newBackoff(); stop.Err() == nil; {
+		err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700)
+		if err == nil {
+			return nil
+		}
+		why := fmt.Sprintf("make the alloc directory: %v", err)
+		if !taskdriver.OutOfSpace(err) {
+			return r.fail(why)
+		}
+		pause := b.NextBackOff()
+		if err := r.setReason(why+"; free space there", pause); err != nil {
+			return err
+		}
+		sleep(stop, pause, nil)
+	}
+	return nil
+}
+
+// saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an agent that
+// lost its ledger would not know the task. Tasks that were started before have an older copy and do not wait.
+func (r *runner) saveCopy(stop context.Context) error {
+	for _, t := range r.record().Tasks {
+		if t.Attempt > 0 {
+			return nil
+		}
+	}
+	for b, waited := r.a.newBackoff(), false; stop.Err() == nil; waited = true {
+		retried := r.a.retried()
+		err := r.a.saveCurrent(r.id)
+		switch {
+		case err == nil && waited:
+			return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
+		case err == nil:
+			return nil
+		}
+		pause := b.NextBackOff()
+		if err := r.setReason(fmt.Sprintf("cannot write a copy of the alloc's record: %v", err), pause); err != nil {
+			return err
+		}
+		sleep(stop, pause, retried)
+	}
+	return nil
+}
+
+// prepareVolumes returns when the volumes are ready or the alloc must end.
+func (r *runner) prepareVolumes(ctx, stop context.Context) error {
+	rec := r.record()
+	boot, err := proc.BootID()
+	if err != nil {
+		return r.fail(err.Error())
+	}
+	if !rec.UsesVolumes() || rec.allDead() || rec.Plans != nil && rec.Boot == boot {
+		return nil
+	}
+	for b := r.a.newBackoff(); stop.Err() == nil; {
+		retried := r.a.retried() // before the call, so that a change during it is not missed
+		var plans map[string]host.Plan
+		err := r.reportWaits(stop, func() (err error) {
+			plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+			return err
+		})
+		switch {
+		case err == nil:
+			return r.update(func(rec *AllocRecord) {
+				rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
+				rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
+			})
+		case stop.Err() != nil:
+		case permanent(err):
+			return r.fail("volumes cannot be prepared: " + r.describeError(stop, err, true))
+		default:
+			pause := b.NextBackOff()
+			if err := r.setReason(r.describeError(stop, err, false), pause); err != nil {
+				return err
+			}
+			sleep(stop, pause, retried)
+		}
+	}
+	return ctx.Err()
+}
+
+// permanent reports whether the same request would fail again.
+func permanent(err error) bool {
+	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
+}
+
+// releaseVolumes returns when the volumes are released.
+func (r *runner) releaseVolumes(ctx context.Context) error {
+	if !r.record().UsesVolumes() {
+		return nil
+	}
+	err := r.update(func(rec *AllocRecord) {
+		rec.State, rec.Reason, rec.Next = AllocReleasing, "releasing volumes", time.Time{}
+	})
+	if err != nil {
+		return err
+	}
+	for b := r.a.newBackoff(); ; {
+		retried := r.a.retried()
+		err := r.reportWaits(ctx, func() error { return r.s.ReleaseAlloc(ctx, r.id) })
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		pause := b.NextBackOff()
+		if err := r.setReason("volumes not released yet: "+r.describeError(ctx, err, false), pause); err != nil {
+			return err
+		}
+		sleep(ctx, pause, retried)
+	}
+}
+
+// runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the leader ends, or
+// when the last task that is not a sidecar ends.
+func (r *runner) runTasks(ctx, stop context.Context) error {
+	specs, err := r.specs()
+	if err != nil {
+		return r.fail(err.Error())
+	}
+	if stop.Err() == nil {
+		err = r.update(func(rec *AllocRecord) { rec.State = AllocRunning })
+	}
+	if err != nil {
+		return err
+	}
+	var all, main sync.WaitGroup
+	for _, prestart := range []bool{true, false} {
+		var first sync.WaitGroup
+		for _, s := range specs {
+			if s.prestart != prestart {
+				continue
+			}
+			groups := []*sync.WaitGroup{&all}
+			if !s.sidecar {
+				groups = append(groups, &main)
+				if prestart {
+					groups = append(groups, &first)
+				}
+			}
+			r.startTask(ctx, stop, s, groups)
+		}
+		first.Wait()
+	}
+	main.Wait()
+	if ctx.Err() == nil {
+		r.halt(errStop)
+	}
+	all.Wait()
+	return errors.Join(ctx.Err(), r.a.failure())
+}
+
+// startTask runs a task on a goroutine that belongs to the groups.
+func (r *runner) startTask(ctx, stop context.Context, s taskSpec, groups []*sync.WaitGroup) {
+	for _, g := range groups {
+		g.Add(1)
+	}
+	go func() {
+		defer func() {
+			for _, g := range groups {
+				g.Done()
+			}
+		}()
+		t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver]}
+		err := t.run(ctx, stop)
+		if err != nil && ctx.Err() == nil {
+			r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)
+		}
+		if ctx.Err() == nil && (s.leader || r.record().Tasks[s.Name].Failed) {
+			r.halt(errStop)
+		}
+	}()
+}
+
+func (r *runner) specs() ([]taskSpec, error) {
+	rec := r.record()
+	var out []taskSpec
+	for _, t := range rec.Group.Tasks {
+		s, err := newTaskSpec(rec.JobType, rec.Group, t)
+		if err != nil {
+			return nil, err
+		}
+		if r.a.drivers[t.Driver] == nil {
+			return nil, registry.Errorf(registry.ErrUnsupported, "task %q: this agent has no driver %q", t.Name, t.Driver)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// pollLimits are the first and the longest interval of asking the shim what an alloc waits for.
+var pollLimits = [2]time.Duration{500 * time.Millisecond, 15 * time.Second}
+
+// pollTimeout bounds one such question.
+const pollTimeout = 2 * time.Second
+
+// reportWaits does something slow, and meanwhile records what the alloc waits for.
+func (r *runner) reportWaits(ctx context.Context, do func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for b := newBackoff(pollLimits); ; {
+			sleep(ctx, b.NextBackOff(), nil)
+			waits := r.waits(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if len(waits) > 0 && r.setReason(r.a.DescribeWaits(ctx, r.s, waits), 0) != nil {
+				return // the agent ends
+			}
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	return do()
+}
+
+// waits asks the shim what the alloc waits for. It returns nil if the shim does not answer.
+func (r *runner) waits(ctx context.Context) []registry.Wait {
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
+	defer cancel()
+	list, _, err := r.s.Allocs(ctx, r.id)
+	if err != nil || len(list) == 0 {
+		return nil
+	}
+	return list[0].Waiting
+}
+
+// describeError says why the volumes are not ready: what the alloc waits for, or else err.
+func (r *runner) describeError(ctx context.Context, err error, withAdvice bool) string {
+	waits := r.waits(ctx)
+	if len(waits) == 0 {
+		return err.Error()
+	}
+	text := r.a.DescribeWaits(ctx, r.s, waits)
+	for _, w := range waits {
+		if withAdvice && w.Advice != "" {
+			text += "; " + w.Advice
+		}
+	}
+	return text
+}
+
+// setReason records what the alloc waits for, and when the next attempt is due. Pause 0 means that an attempt is in progress.
+func (r *runner) setReason(why string, pause time.Duration) error {
+	next := time.Time{}
+	if pause > 0 {
+		next = time.Now().UTC().Add(pause)
+	}
+	if rec := r.record(); rec.Reason == why && rec.Next.Equal(next) {
+		return nil
+	}
+	return r.update(func(rec *AllocRecord) {
+		if rec.Reason != why {
+			rec.note("", "waiting: %s", why)
+		}
+		rec.Reason, rec.Next = why, next
+	})
+}

@@ -1,0 +1,322 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// DriverNames lists the drivers of this agent.
+func (a *Agent) DriverNames() string { return strings.Join(slices.Sorted(maps.Keys(a.drivers)), ", ") }
+
+// Check reports whether this agent can run the job. It returns a warning for each attribute that it ignores.
+func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
+	if warnings, err = unsupportedBlocks(j); err != nil {
+		return nil, err
+	}
+	for _, g := range a.withOverride(j).Groups {
+		for _, t := range g.Tasks {
+			if a.drivers[t.Driver] == nil {
+				return nil, registry.Errorf(registry.ErrUnsupported,
+					"task %q: this agent has no driver %q, only %s; change the task, or start holdfast with --driver",
+					t.Name, t.Driver, a.DriverNames())
+			}
+			if _, err := newTaskSpec(j.Type, g, t); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return warnings, nil
+}
+
+// withOverride returns the job with Config.Override as the driver of each task.
+func (a *Agent) withOverride(j *hooks.Job) *hooks.Job {
+	if a.config.Override == "" {
+		return j
+	}
+	out := *j
+	out.Groups = slices.Clone(j.Groups)
+	for i := range out.Groups {
+		out.Groups[i].Tasks = slices.Clone(out.Groups[i].Tasks)
+		for k := range out.Groups[i].Tasks {
+			out.Groups[i].Tasks[k].Driver = a.config.Override
+		}
+	}
+	return &out
+}
+
+// SubmitOptions are the options of Submit.
+type SubmitOptions struct {
+	Force bool // even if the change stops a plugin whose mounts other allocs use
+	Rerun bool // run completed batch allocs again
+}
+
+// Submit adds a job, or replaces the job with that ID. It returns when the job and its allocs are recorded. They start later.
+//
+// Allocs of unchanged groups continue. Completed batch allocs of unchanged groups run again only if the job was stopped or
+// with Rerun. Without Force, Submit refuses a change that stops a plugin whose mounts other allocs use.
+func (a *Agent) Submit(ctx context.Context, j *hooks.Job, src Source, s VolumeLister, o SubmitOptions) (*JobRecord, error) {
+	warnings, err := a.Check(j)
+	if err != nil {
+		return nil, err
+	}
+	j = a.withOverride(j)
+	if !o.Force {
+		if err := a.checkUnmounted(ctx, &JobRecord{Job: *j}, s); err != nil {
+			return nil, err
+		}
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if a.draining.Load() {
+		return nil, registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
+	}
+	if err := a.checkSpace(); err != nil {
+		return nil, err
+	}
+	was := a.jobs[j.ID]
+	r := &JobRecord{Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings}
+	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
+		r.RunOnce = was.RunOnce
+	}
+	if err := a.commit(func() { a.jobs[j.ID] = r }, entry{jobsBucket, j.ID, r}); err != nil {
+		return nil, err
+	}
+	allocs := slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != j.ID })
+	a.reconcileJob(r, allocs)
+	a.kick()
+	return r, nil
+}
+
+// lastVersion returns the last version of a job, also of a purged job that still has allocs.
+func (a *Agent) lastVersion(was *JobRecord, id string) (last uint64) {
+	if was != nil {
+		return was.Version
+	}
+	for _, r := range a.Allocs() {
+		if r.Job == id {
+			last = max(last, r.Version)
+		}
+	}
+	return last
+}
+
+// StopOptions are the options of StopJob.
+type StopOptions struct {
+	Purge bool // remove the job, and its allocs when they have ended
+	Force bool // even if allocs hold volumes of its plugins
+}
+
+// StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold its volumes, because they
+// could not be released.
+func (a *Agent) StopJob(ctx context.Context, id string, s VolumeLister, o StopOptions) error {
+	job := a.job(id)
+	if job == nil {
+		return registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
+	}
+	if !o.Force {
+		if err := a.checkUnheld(ctx, job, s); err != nil {
+			return err
+		}
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	if job = a.jobs[id]; job == nil {
+		return nil // purged by a concurrent call
+	}
+	next := *job
+	next.Stopped = true
+	publish, write := func() { a.jobs[id] = &next }, entry{jobsBucket, id, &next}
+	if o.Purge {
+		publish, write.value = func() { delete(a.jobs, id) }, nil
+	}
+	if err := a.commit(publish, write); err != nil {
+		return err
+	}
+	a.kick()
+	return nil
+}
+
+func (a *Agent) job(id string) *JobRecord {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.jobs[id]
+}
+
+// checkUnheld returns an error if an alloc of another job holds a volume of the job's plugins.
+func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s VolumeLister) error {
+	var plugins []host.PluginID
+	for _, g := range job.Job.Groups {
+		plugins = append(plugins, pluginsOf(g)...)
+	}
+	return a.checkUnused(ctx, plugins, s, "which cannot be released without the plugin",
+		func(_ host.VolumeStatus, h registry.Holder) bool {
+			r := a.record(h.Claim.Alloc)
+			return r == nil || r.Job != job.Job.ID
+		})
+}
+
+// checkUnmounted returns an error if the new version of a job stops a task of a plugin, and an alloc that continues uses a
+// mount of that plugin.
+func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s VolumeLister) error {
+	want := job.wanted()
+	ends := func(r *AllocRecord) bool { return r.Job == job.Job.ID && want[r.slot()] != r.Digest }
+	var plugins []host.PluginID
+	for _, r := range a.Allocs() {
+		if ends(r) && !r.State.Ended() && !r.Stop {
+			plugins = append(plugins, r.Plugins()...)
+		}
+	}
+	return a.checkUnused(ctx, plugins, s, "which could lose its mount, because the change stops a task of the plugin",
+		func(v host.VolumeStatus, h registry.Holder) bool {
+			r := a.record(h.Claim.Alloc)
+			return (r == nil || !ends(r)) && (h.Publish != "" || v.Placement.Stage != "")
+		})
+}
+
+// checkUnused returns an error if a volume of the plugins has a holder that matters.
+func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s VolumeLister, consequence string,
+	matters func(host.VolumeStatus, registry.Holder) bool,
+) error {
+	slices.Sort(plugins)
+	for _, plugin := range slices.Compact(plugins) {
+		list, _, err := s.Volumes(ctx, host.VolumeQuery{Plugin: plugin})
+		if err != nil {
+			return fmt.Errorf("list the volumes of plugin %q: %w", plugin, err)
+		}
+		for _, v := range list {
+			for _, h := range v.Holders {
+				if matters(v, h) {
+					return registry.Errorf(registry.ErrConflict, "%s holds volume %s of plugin %q, %s; stop it first, or use --force",
+						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// describeAlloc returns an alloc's ID and job, for messages.
+func (a *Agent) describeAlloc(id host.AllocID) string {
+	name := "alloc " + short(id)
+	if r := a.record(id); r != nil {
+		name += " of job " + r.Job
+	}
+	return name
+}
+
+// DescribeWaits returns one line about what an alloc waits for. It names the jobs that hold a volume, which the shim does not
+// know.
+func (a *Agent) DescribeWaits(ctx context.Context, s VolumeLister, list []registry.Wait) string {
+	texts := make([]string, len(list))
+	for i, w := range list {
+		texts[i] = w.String()
+		if held := a.holders(ctx, s, w); held != "" {
+			texts[i] = fmt.Sprintf("volume %s is held by %s", w.Volume, held)
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+// holders describes the allocs that hold the volume whose claim is waited for. It is empty if that is not known.
+func (a *Agent) holders(ctx context.Context, s VolumeLister, w registry.Wait) string {
+	if w.Step != registry.StepClaim {
+		return ""
+	}
+	list, _, err := s.Volumes(ctx, host.VolumeQuery{Name: w.Volume})
+	var names []string
+	for _, v := range list {
+		if err != nil || v.VolumeName() != w.Volume {
+			continue
+		}
+		for _, h := range v.Holders {
+			if h.Claim.Alloc != w.Alloc {
+				names = append(names, a.describeAlloc(h.Claim.Alloc))
+			}
+		}
+	}
+	return strings.Join(names, " and ")
+}
+
+// TakeDown stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and the next
+// agent runs them again. Run must be running. If ctx ends first, the error says what is left.
+func (a *Agent) TakeDown(ctx context.Context) error { return a.takeDown(ctx, lastRank) }
+
+// TakeDownUsers is TakeDown for allocs without a plugin.
+func (a *Agent) TakeDownUsers(ctx context.Context) error { return a.takeDown(ctx, 0) }
+
+func (a *Agent) takeDown(ctx context.Context, last int) error {
+	a.draining.Store(true)
+	for rank := range last + 1 {
+		err := a.stopRank(ctx, rank)
+		if err == nil {
+			err = a.Await(ctx, func(all []*AllocRecord) bool { return len(unended(all, rank)) == 0 })
+		}
+		if err != nil {
+			return a.remainingError(err)
+		}
+	}
+	return nil
+}
+
+// TakeDownByForce stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the allocs
+// that still hold theirs.
+func (a *Agent) TakeDownByForce(ctx context.Context) error {
+	a.draining.Store(true)
+	a.mu.Lock()
+	select {
+	case <-a.forced:
+	default:
+		close(a.forced)
+	}
+	a.mu.Unlock()
+	for rank := range lastRank + 1 {
+		if err := a.stopRank(ctx, rank); err != nil {
+			return a.remainingError(err)
+		}
+	}
+	return a.remainingError(a.Await(ctx, func(all []*AllocRecord) bool {
+		return !slices.ContainsFunc(all, func(r *AllocRecord) bool { return !r.State.Ended() && r.State != AllocReleasing })
+	}))
+}
+
+func (a *Agent) stopRank(ctx context.Context, rank int) error {
+	return a.retryWhileFull(ctx, func() error {
+		a.writing.Lock()
+		defer a.writing.Unlock()
+		for _, r := range a.Allocs() {
+			if r.rank() == rank {
+				if err := a.stopLocked(r.ID); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// remainingError adds to err the allocs that have not ended. It returns nil if err is nil and all have ended.
+func (a *Agent) remainingError(err error) error {
+	var names []string
+	for _, r := range unended(a.Allocs(), lastRank) {
+		text := fmt.Sprintf("%s is %s", a.describeAlloc(r.ID), r.State)
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+		names = append(names, text)
+	}
+	switch {
+	case len(names) == 0:
+		return err
+	case err == nil:
+		return registry.Errorf(registry.ErrUncertain, "not everything was taken down: %s", strings.Join(names, "; "))
+	}
+	return fmt.Errorf("not everything was taken down: %s: %w", strings.Join(names, "; "), err)
+}

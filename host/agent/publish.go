@@ -1,0 +1,184 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// alloc is an alloc's record with the channels of its runner. Records are replaced, never changed in place.
+type alloc struct {
+	record   *AllocRecord
+	stop     chan struct{} // closed when the alloc must end
+	restarts map[host.TaskName]chan host.PendingRestart
+	started  bool // it has a runner
+}
+
+func newAlloc(r *AllocRecord) *alloc {
+	al := &alloc{record: r, stop: make(chan struct{}), restarts: map[host.TaskName]chan host.PendingRestart{}}
+	for name := range r.Tasks {
+		al.restarts[name] = make(chan host.PendingRestart, 1)
+	}
+	if r.Stop {
+		close(al.stop)
+	}
+	return al
+}
+
+func (a *Agent) failure() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.failed
+}
+
+// fail ends Run with err.
+func (a *Agent) fail(err error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed == nil {
+		a.failed = err
+	}
+	a.announce()
+	a.kick()
+	return err
+}
+
+// announce wakes Await and Notes. The caller holds a.mu.
+func (a *Agent) announce() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// commit writes the entries to disk and then calls publish. On a full disk it changes nothing and returns
+// registry.ErrExhausted. Any other error ends Run. The caller holds a.writing but not a.mu, so readers never wait for the
+// disk.
+func (a *Agent) commit(publish func(), entries ...entry) error {
+	err := a.ledger.write(entries...)
+	if errors.Is(err, registry.ErrExhausted) {
+		a.setShortage(err)
+		return err
+	}
+	if err != nil {
+		return a.fail(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	publish()
+	a.announce()
+	return nil
+}
+
+// publish replaces and removes records for readers. The caller holds a.mu.
+func (a *Agent) publish(records []*AllocRecord, gone []host.AllocID) {
+	next := slices.Clone(a.listed)
+	for _, r := range records {
+		i, found := slices.BinarySearchFunc(next, r, byAge)
+		if found {
+			next[i] = r
+		} else {
+			next = slices.Insert(next, i, r)
+		}
+		if al := a.allocs[r.ID]; al != nil {
+			al.record = r
+		} else {
+			a.allocs[r.ID] = newAlloc(r)
+		}
+	}
+	for _, id := range gone {
+		delete(a.allocs, id)
+	}
+	if len(gone) > 0 {
+		next = slices.DeleteFunc(next, func(r *AllocRecord) bool { return a.allocs[r.ID] == nil })
+	}
+	a.listed = next
+}
+
+// byAge orders the oldest first.
+func byAge(x, y *AllocRecord) int {
+	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.ID, y.ID))
+}
+
+// record returns the current record of an alloc, or nil.
+func (a *Agent) record(id host.AllocID) *AllocRecord {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if al, known := a.allocs[id]; known {
+		return al.record
+	}
+	return nil
+}
+
+// update changes an alloc's record on disk, then for readers, then in the alloc's directory.
+func (a *Agent) update(id host.AllocID, change func(r *AllocRecord)) error {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	return a.updateLocked(id, change)
+}
+
+// updateLocked is update for callers that hold a.writing.
+func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error {
+	next := a.allocs[id].record.clone()
+	had := len(next.Notes)
+	change(next)
+	next.Rev++
+	added := slices.Clone(next.Notes[min(had, len(next.Notes)):])
+	next.Notes = next.Notes[max(0, len(next.Notes)-maxNotes):]
+	err := a.commit(func() {
+		a.publish([]*AllocRecord{next}, nil)
+		a.addNotes(added)
+	}, entry{allocsBucket, string(id), next})
+	if err == nil {
+		a.logCopy(id, a.saveCopy(next))
+	}
+	return err
+}
+
+// maxJournal bounds how many notes a follower may be behind.
+const maxJournal = 1000
+
+func (a *Agent) addNotes(notes []Note) {
+	a.journal = append(a.journal, notes...)
+	if over := len(a.journal) - maxJournal; over > 0 {
+		a.journal, a.dropped = slices.Clone(a.journal[over:]), a.dropped+over
+	}
+}
+
+// note adds a note to the record.
+func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
+	n := Note{At: time.Now().UTC(), Job: r.Job, Alloc: r.ID, Task: task, Text: fmt.Sprintf(format, args...)}
+	if r.Group.Count > 1 {
+		n.Place = fmt.Sprintf("[%d]", r.Index)
+	}
+	r.Notes = append(r.Notes, n)
+}
+
+// Notes calls fn with each note of this agent process, past ones first, until fn returns an error or ctx ends. Notes that
+// exist when ctx ends are still delivered.
+func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
+	for at := 0; ; {
+		over := ctx.Err() != nil
+		a.mu.Lock()
+		at = max(at, a.dropped)
+		added, changed := slices.Clone(a.journal[at-a.dropped:]), a.changed
+		a.mu.Unlock()
+		for _, n := range added {
+			if err := fn(n); err != nil {
+				return err
+			}
+		}
+		at += len(added)
+		if over {
+			return context.Cause(ctx)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}

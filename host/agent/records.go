@@ -1,0 +1,294 @@
+package agent
+
+import (
+	"cmp"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/registry"
+)
+
+// Source is the submitted text of a job and the values of its variables.
+type Source struct {
+	Name      string            `json:"name"`
+	Text      []byte            `json:"text"`
+	Variables map[string]string `json:"variables,omitempty"`
+	Files     []host.Source     `json:"variable_files,omitempty"`
+}
+
+// JobRecord is a submitted job.
+type JobRecord struct {
+	Job       hooks.Job `json:"job"`
+	Source    Source    `json:"source"`
+	Version   uint64    `json:"version"` // counts submissions, from 1
+	Submitted time.Time `json:"submitted"`
+	Stopped   bool      `json:"stopped,omitempty"`
+	RunOnce   uint64    `json:"run_once,omitempty"`  // batch allocs that completed in this version or later do not run again
+	Warnings  []string  `json:"warnings,omitempty"`  // unsupported attributes
+	TakeDown  bool      `json:"take_down,omitempty"` // stopped in order with all other such jobs, then removed
+}
+
+// AllocState is the state of an alloc.
+type AllocState string
+
+const (
+	AllocPending   AllocState = "pending"   // its volumes are being prepared, or its tasks are about to start
+	AllocRunning   AllocState = "running"   // its tasks were started
+	AllocStopping  AllocState = "stopping"  // its tasks are being stopped
+	AllocReleasing AllocState = "releasing" // its tasks have ended; its volumes are being released
+	AllocComplete  AllocState = "complete"  // all its tasks succeeded
+	AllocFailed    AllocState = "failed"    // a task failed finally, or the alloc cannot run at all
+	AllocStopped   AllocState = "stopped"   // on request
+)
+
+// Ended reports whether the alloc has neither tasks nor volumes any more.
+func (s AllocState) Ended() bool {
+	return s == AllocComplete || s == AllocFailed || s == AllocStopped
+}
+
+// AllocRecord is one placement of a group.
+type AllocRecord struct {
+	ID         host.AllocID                  `json:"id"`
+	Job        string                        `json:"job"`
+	JobName    string                        `json:"job_name"`
+	JobType    string                        `json:"job_type"`
+	JobMeta    map[string]string             `json:"job_meta,omitempty"`
+	Namespace  string                        `json:"namespace"`
+	TextDigest string                        `json:"text_digest"` // of the job text
+	Group      hooks.Group                   `json:"group"`
+	Digest     string                        `json:"digest"` // changes if and only if the alloc must be replaced
+	Version    uint64                        `json:"version"`
+	Index      uint64                        `json:"index"`
+	Stop       bool                          `json:"stop,omitempty"` // the alloc must end
+	State      AllocState                    `json:"state"`
+	Reason     string                        `json:"reason,omitempty"` // what it waits for, or why it ended
+	Failed     string                        `json:"failed,omitempty"` // why it ends as failed
+	Next       time.Time                     `json:"next,omitzero"`    // next attempt to prepare or release its volumes
+	Plans      map[string]hooks.Plan         `json:"plans,omitempty"`  // by task
+	Boot       string                        `json:"boot,omitempty"`   // boot ID at which Plans were made
+	Created    time.Time                     `json:"created"`
+	Ended      time.Time                     `json:"ended,omitzero"`
+	Tasks      map[host.TaskName]*TaskRecord `json:"tasks"`
+	Notes      []Note                        `json:"notes,omitempty"`  // newest last
+	Pruned     bool                          `json:"pruned,omitempty"` // its directory was removed, and the record is a summary
+	Rev        uint64                        `json:"rev"`              // counts changes of this record
+}
+
+// TaskState is the state of a task.
+type TaskState string
+
+const (
+	TaskPending  TaskState = "pending"  // not started yet
+	TaskStarting TaskState = "starting" // an attempt is about to run, or runs and is not recorded yet
+	TaskRunning  TaskState = "running"
+	TaskWaiting  TaskState = "waiting" // for its next attempt
+	TaskDead     TaskState = "dead"    // will not be started again
+)
+
+// TaskRecord is one task of an alloc.
+type TaskRecord struct {
+	State    TaskState          `json:"state"`
+	Attempt  uint64             `json:"attempt"` // number of the last one; 0: none
+	Failed   bool               `json:"failed,omitempty"`
+	Handle   *taskdriver.Handle `json:"handle,omitempty"` // of the last attempt that ran
+	Started  host.BootTime      `json:"started,omitzero"`
+	Since    time.Time          `json:"since,omitzero"` // start of State
+	Exit     *taskdriver.Exit   `json:"exit,omitempty"` // of the last attempt that ended
+	Restarts Restarts           `json:"restarts"`
+	Next     time.Time          `json:"next,omitzero"` // when the next attempt is due
+	Reason   string             `json:"reason,omitempty"`
+}
+
+// Note is an event in the life of an alloc, for people.
+type Note struct {
+	At    time.Time     `json:"at"`
+	Job   string        `json:"job"`
+	Alloc host.AllocID  `json:"alloc"`
+	Place string        `json:"place,omitempty"` // index in a group with count above 1, such as [1]
+	Task  host.TaskName `json:"task,omitempty"`
+	Text  string        `json:"text"`
+}
+
+// maxNotes bounds the notes of an alloc record.
+const maxNotes = 20
+
+// clone returns a copy that can be changed.
+func (r *AllocRecord) clone() *AllocRecord {
+	out := *r
+	out.Notes = slices.Clone(r.Notes)
+	out.Plans = maps.Clone(r.Plans)
+	out.Tasks = make(map[host.TaskName]*TaskRecord, len(r.Tasks))
+	for name, t := range r.Tasks {
+		task := *t
+		out.Tasks[name] = &task
+	}
+	return &out
+}
+
+// summary returns the part of an ended alloc that is kept while the job wants its slot: how it ended, not how it ran.
+func (r *AllocRecord) summary() *AllocRecord {
+	out := *r
+	out.Notes, out.Plans, out.JobMeta, out.Pruned = nil, nil, nil, true
+	out.Group = hooks.Group{Name: r.Group.Name, Count: r.Group.Count}
+	for _, t := range r.Group.Tasks {
+		out.Group.Tasks = append(out.Group.Tasks, hooks.Task{Name: t.Name, Driver: t.Driver, Plugin: t.Plugin, Sealed: t.Sealed})
+	}
+	out.Tasks = make(map[host.TaskName]*TaskRecord, len(r.Tasks))
+	for name, t := range r.Tasks {
+		out.Tasks[name] = &TaskRecord{
+			State: t.State, Attempt: t.Attempt, Failed: t.Failed, Since: t.Since, Exit: t.Exit, Restarts: t.Restarts, Reason: t.Reason,
+		}
+	}
+	return &out
+}
+
+// slot identifies one of the allocs that a job wants.
+type slot struct {
+	group string
+	index uint64
+}
+
+func (r *AllocRecord) slot() slot { return slot{r.Group.Name, r.Index} }
+
+// UsesVolumes reports whether the alloc has volumes to prepare and release.
+func (r *AllocRecord) UsesVolumes() bool { return len(r.Group.Sealed) > 0 }
+
+// Plugins lists the plugins that the alloc's tasks run.
+func (r *AllocRecord) Plugins() []host.PluginID { return pluginsOf(r.Group) }
+
+func pluginsOf(g hooks.Group) (ids []host.PluginID) {
+	for _, t := range g.Tasks {
+		if len(t.Sealed) > 0 {
+			ids = append(ids, t.Plugin)
+		}
+	}
+	return ids
+}
+
+// rank is the order of stopping, lowest first. An alloc without a plugin may use volumes of plugins. A plugin that uses
+// volumes uses those of another plugin.
+func (r *AllocRecord) rank() int {
+	switch {
+	case len(r.Plugins()) == 0:
+		return 0
+	case r.UsesVolumes():
+		return 1
+	}
+	return lastRank
+}
+
+const lastRank = 2
+
+// batch reports whether the alloc's tasks are expected to end.
+func (r *AllocRecord) batch() bool { return isBatch(r.JobType) }
+
+func isBatch(jobType string) bool { return jobType == "batch" || jobType == "sysbatch" }
+
+func (r *AllocRecord) task(name host.TaskName) hooks.Task {
+	i := slices.IndexFunc(r.Group.Tasks, func(t hooks.Task) bool { return t.Name == name })
+	return r.Group.Tasks[i]
+}
+
+// allocGroup returns the alloc in the form that host.Host takes.
+func (r *AllocRecord) allocGroup(isolated func(driver string) bool) host.AllocGroup {
+	g := host.AllocGroup{
+		Alloc: r.ID, Job: r.Job, Group: r.Group.Name, Namespace: namespaceOf(r.Namespace), Index: r.Index,
+		Sealed: r.Group.Sealed, Isolated: map[string]bool{},
+	}
+	for _, t := range r.Group.Tasks {
+		g.Isolated[string(t.Name)] = isolated(t.Driver)
+	}
+	return g
+}
+
+func (r *AllocRecord) allocTask(t hooks.Task, attempt uint64, isolated bool) host.AllocTask {
+	return host.AllocTask{
+		Alloc: r.ID, Task: t.Name, Job: r.Job, Digest: r.TextDigest, Attempt: attempt, Isolated: isolated, Sealed: t.Sealed,
+	}
+}
+
+func (r *AllocRecord) allDead() bool {
+	for _, t := range r.Tasks {
+		if t.State != TaskDead {
+			return false
+		}
+	}
+	return true
+}
+
+// outcome returns the final state of an alloc whose tasks have ended, and the reason of a failure.
+func (r *AllocRecord) outcome() (AllocState, string) {
+	if r.Failed != "" {
+		return AllocFailed, r.Failed
+	}
+	complete := true
+	for _, t := range r.Group.Tasks {
+		rec := r.Tasks[t.Name]
+		if rec.Failed {
+			return AllocFailed, fmt.Sprintf("task %q: %s", t.Name, rec.Reason)
+		}
+		complete = complete && rec.Exit != nil && rec.Exit.Code == 0 && rec.Attempt > 0
+	}
+	if r.Stop && !(r.batch() && complete) {
+		return AllocStopped, ""
+	}
+	return AllocComplete, ""
+}
+
+// unended lists the allocs of ranks up to this one that have not ended.
+func unended(all []*AllocRecord, rank int) (out []*AllocRecord) {
+	for _, r := range all {
+		if !r.State.Ended() && r.rank() <= rank {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// newAllocRecord makes the record of a new alloc for a slot.
+func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
+	var rest jobRest
+	_ = decodeRest("job", j.Job.Rest, &rest) // checked when the job was submitted
+	r := &AllocRecord{
+		ID: host.AllocID(newID()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
+		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))), TextDigest: j.Job.Digest, Group: g,
+		Digest: groupDigest(j, g), Version: j.Version, Index: index, State: AllocPending, Created: time.Now().UTC(),
+		Tasks: map[host.TaskName]*TaskRecord{},
+	}
+	for _, t := range g.Tasks {
+		r.Tasks[t.Name] = &TaskRecord{State: TaskPending, Since: r.Created}
+	}
+	return r
+}
+
+// newID returns a random UUID.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func namespaceOf(s string) registry.Namespace {
+	return registry.Namespace(cmp.Or(s, string(registry.DefaultNamespace)))
+}
+
+// groupDigest covers everything that an alloc of the group depends on. The count is not part of it.
+func groupDigest(j *JobRecord, g hooks.Group) string {
+	g.Count = 0
+	text, err := json.Marshal([]any{j.Job.Type, namespaceOf(string(j.Job.Namespace)), g})
+	if err != nil {
+		panic(err) // the group was decoded from JSON
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}

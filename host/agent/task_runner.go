@@ -1,0 +1,376 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// taskRunner runs the attempts of one task of an alloc.
+type taskRunner struct {
+	*runner
+	spec   taskSpec
+	driver taskdriver.Driver
+}
+
+func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
+
+func (t *taskRunner) key() host.TaskKey { return host.TaskKey{Alloc: t.id, Task: t.spec.Name} }
+
+func (t *taskRunner) isPlugin() bool { return len(t.spec.Sealed) > 0 }
+
+// set changes the task's record, and adds a note unless the text is empty.
+func (t *taskRunner) set(note string, change func(*TaskRecord)) error {
+	return t.update(func(r *AllocRecord) {
+		rec := r.Tasks[t.spec.Name]
+		was := rec.State
+		change(rec)
+		if rec.State != was {
+			rec.Since = time.Now().UTC()
+		}
+		if note != "" {
+			r.note(t.spec.Name, "%s", note)
+		}
+	})
+}
+
+// run returns nil when the task will not be started again. Errors come from ctx or the ledger.
+func (t *taskRunner) run(ctx, stop context.Context) error {
+	handle, running, err := t.adopt(ctx)
+	if err == nil && running {
+		err = t.set(fmt.Sprintf("adopted (pid %d)", handle.TaskPID), func(r *TaskRecord) {
+			if r.State == TaskStarting { // the earlier agent died before it recorded the start
+				r.State, r.Handle = TaskRunning, &handle
+			}
+		})
+	}
+	if err != nil {
+		return err
+	}
+	for {
+		switch state := t.state(); {
+		case state.State == TaskDead:
+			return nil
+		case running:
+			err = t.watch(ctx, stop, handle)
+		case stop.Err() != nil && ctx.Err() == nil:
+			err = t.giveUp(ctx)
+		default:
+			if err = t.awaitNext(stop); err == nil {
+				handle, running, err = t.start(ctx, stop)
+				if running && err == nil {
+					continue
+				}
+			}
+		}
+		running = false
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && !errors.Is(err, errStop) {
+			return err
+		}
+	}
+}
+
+// adopt returns an attempt that an earlier agent started.
+func (t *taskRunner) adopt(ctx context.Context) (h taskdriver.Handle, found bool, err error) {
+	rec := t.state()
+	switch rec.State {
+	case TaskRunning:
+		return *rec.Handle, true, nil // if it has ended since, Wait returns how
+	case TaskStarting:
+		h, found, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
+		return h, found && h.ID == attemptID(t.id, t.spec.Name, rec.Attempt) && err == nil, err
+	}
+	return taskdriver.Handle{}, false, nil
+}
+
+// awaitNext waits until the next attempt is due. If the clock was set back, it waits no longer than the policy allows.
+func (t *taskRunner) awaitNext(stop context.Context) error {
+	p := t.spec.policy
+	sleep(stop, min(time.Until(t.state().Next), max(p.Delay, p.Interval)), nil)
+	return context.Cause(stop)
+}
+
+// giveUp ends a task that waits for an attempt that will not come.
+func (t *taskRunner) giveUp(ctx context.Context) error {
+	rec := t.state()
+	if rec.Attempt > 0 {
+		t.reportExit(ctx, rec.Attempt, rec.Exit, true)
+	}
+	return t.set("", func(r *TaskRecord) { r.State = TaskDead })
+}
+
+// start starts an attempt. If it returns neither running nor an error, the start failed and the record says what follows.
+func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, running bool, err error) {
+	attempt := t.state().Attempt + 1
+	err = t.set("", func(r *TaskRecord) { r.State, r.Attempt, r.Handle, r.Next = TaskStarting, attempt, nil, time.Time{} })
+	if err != nil {
+		return h, false, err
+	}
+	plan, err := t.plan(stop, attempt)
+	if err == nil {
+		task := t.a.node.attempt(t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver.Isolated())
+		if h, err = t.driver.Start(ctx, task); err == nil {
+			return h, true, t.started(ctx, attempt, h)
+		}
+	}
+	if ctx.Err() != nil || errors.Is(err, errStop) {
+		return h, false, err
+	}
+	why := "start failed: " + err.Error()
+	exit := taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
+	if errors.Is(err, registry.ErrExhausted) {
+		return h, false, t.retryStart(ctx, attempt, exit, why)
+	}
+	return h, false, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
+}
+
+// retryStart schedules another attempt after the disk was full, which is no failure of the task.
+func (t *taskRunner) retryStart(ctx context.Context, attempt uint64, exit taskdriver.Exit, why string) error {
+	t.reportExit(ctx, attempt, &exit, false)
+	note := why + "; free space there"
+	if t.state().Reason == why {
+		note = "" // it has this note already
+	}
+	return t.set(note, func(r *TaskRecord) {
+		r.State, r.Exit, r.Next, r.Reason = TaskWaiting, &exit, time.Now().Add(t.a.config.Backoff[1]), why
+	})
+}
+
+// plan returns what the driver applies to the attempt: the alloc's volumes, and for a plugin the plan of the shim. It waits
+// until the shim lets the plugin start.
+func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, error) {
+	rec := t.record()
+	plan := rec.Plans[string(t.spec.Name)]
+	if !t.isPlugin() {
+		return plan, nil
+	}
+	for b := t.a.newBackoff(); ; {
+		retried := t.a.retried()
+		more, err := t.s.TaskStarting(stop, rec.allocTask(t.spec.Task, attempt, t.driver.Isolated()))
+		if err == nil {
+			return plan.And(more), nil
+		}
+		if permanent(err) {
+			return plan, err
+		}
+		if stop.Err() != nil {
+			return plan, context.Cause(stop)
+		}
+		if why := err.Error(); t.state().Reason != why {
+			if err := t.set("waiting to start: "+why, func(r *TaskRecord) { r.Reason = why }); err != nil {
+				return plan, err
+			}
+		}
+		sleep(stop, b.NextBackOff(), retried)
+	}
+}
+
+// started records a running attempt, and reports it to the shim.
+func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.Handle) error {
+	boot, err := proc.BootID()
+	if err != nil {
+		return err
+	}
+	note := fmt.Sprintf("started (pid %d)", h.TaskPID)
+	if attempt > 1 {
+		note = fmt.Sprintf("started (pid %d, attempt %d)", h.TaskPID, attempt)
+	}
+	err = t.set(note, func(r *TaskRecord) {
+		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
+	})
+	if err == nil && t.isPlugin() {
+		t.report(ctx, "start", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })
+	}
+	return err
+}
+
+// reportTimeout bounds one report. If it fails, the shim learns of the change at the next Sync.
+const reportTimeout = 45 * time.Second
+
+// report tells the shim about a plugin task, in up to three attempts.
+func (t *taskRunner) report(ctx context.Context, what string, send func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	b := t.a.newBackoff()
+	for range 3 {
+		err := send(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		t.a.log.Warn("could not report the "+what+" of a plugin task to the shim", "alloc", t.id, "task", t.spec.Name, "error", err)
+		sleep(ctx, b.NextBackOff(), nil)
+	}
+}
+
+func (t *taskRunner) reportExit(ctx context.Context, attempt uint64, exit *taskdriver.Exit, final bool) {
+	if !t.isPlugin() {
+		return
+	}
+	code, signal := -1, 0
+	if exit != nil {
+		code, signal = exit.Code, exit.Signal
+	}
+	t.report(ctx, "exit", func(ctx context.Context) error {
+		return t.s.TaskExited(ctx, t.key(), attempt, code, signal, final)
+	})
+}
+
+// watch waits for the end of a running attempt. It stops the attempt if the alloc must end or the shim requests a restart.
+func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error {
+	watching, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	ended := make(chan taskdriver.Exit, 1)
+	wg.Go(func() {
+		exit, err := t.driver.Wait(watching, h)
+		if err != nil {
+			exit = taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: err.Error()}
+		}
+		ended <- exit
+	})
+	for {
+		select {
+		case exit := <-ended:
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			return t.exited(ctx, stop, exit, "")
+		case <-stop.Done():
+			return t.end(ctx, stop, h, ended, "")
+		case p := <-t.al.restarts[t.spec.Name]:
+			if p.Attempt != t.state().Attempt {
+				continue
+			}
+			why := "the shim requested a restart: " + string(p.Cause)
+			if p.Detail != "" {
+				why += " (" + p.Detail + ")"
+			}
+			return t.end(ctx, stop, h, ended, why)
+		}
+	}
+}
+
+// end stops a running attempt and handles its exit.
+func (t *taskRunner) end(ctx, stop context.Context, h taskdriver.Handle, ended <-chan taskdriver.Exit, why string) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := t.stopAttempt(ctx, h, why); err != nil {
+		return err
+	}
+	exit := <-ended
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return t.exited(ctx, stop, exit, why)
+}
+
+// stopAttempt returns when no process of the attempt is left.
+func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why string) error {
+	note := "stopping"
+	if why != "" {
+		note += ": " + why
+	}
+	if err := t.set(note, func(r *TaskRecord) { r.Reason = why }); err != nil {
+		return err
+	}
+	t.reportStop(ctx)
+	err := t.stopGracefully(ctx, h)
+	for b := t.a.newBackoff(); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
+		if errors.Is(err, errForced) {
+			continue
+		}
+		t.a.log.Error("could not stop the task; retrying", "alloc", t.id, "task", t.spec.Name, "error", err)
+		sleep(ctx, b.NextBackOff(), nil)
+	}
+	return context.Cause(ctx)
+}
+
+// stopReportTimeout bounds the report of a stop. Without the report the plugin counts as unhealthy for a moment.
+const stopReportTimeout = 2 * time.Second
+
+// reportStop tells the shim that a plugin is about to stop on purpose.
+func (t *taskRunner) reportStop(ctx context.Context) {
+	if !t.isPlugin() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopReportTimeout)
+	defer cancel()
+	if err := t.s.TaskStopping(ctx, t.key(), t.state().Attempt); err != nil {
+		t.a.log.Debug("could not report a stop to the shim", "alloc", t.id, "task", t.spec.Name, "error", err)
+	}
+}
+
+// errForced ends the grace of a task early.
+var errForced = errors.New("everything is stopped by force")
+
+// stopGracefully gives the task its grace, unless everything is stopped by force.
+func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		select {
+		case <-t.a.forced:
+			cancel(errForced)
+		case <-ctx.Done():
+		}
+	})
+	return t.driver.Stop(ctx, h, t.spec.grace)
+}
+
+// exited handles the exit of an attempt that ran. A restart that the shim requested, for a reason, counts as a failure whatever
+// the exit code is.
+func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
+	if stop.Err() != nil && requested == "" {
+		t.reportExit(ctx, t.state().Attempt, &exit, true)
+		return t.set("exited: "+describeExit(exit), func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
+	}
+	return t.ended(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
+}
+
+// ended applies the restart policy after an attempt. A permanent failure is never retried.
+func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
+	rec, now := t.state(), time.Now()
+	expected := isBatch(t.record().JobType) || t.spec.prestart && !t.spec.sidecar
+	if expected && exit.Code == 0 && exit.Err == "" {
+		t.reportExit(ctx, rec.Attempt, &exit, true)
+		return t.set("complete", func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "" })
+	}
+	restarts, delay, again, refusal := t.spec.policy.next(rec.Restarts, now)
+	again = again && !permanent
+	t.reportExit(ctx, rec.Attempt, &exit, !again)
+	if again {
+		return t.set(fmt.Sprintf("%s; restarting in %v", why, delay.Round(time.Millisecond)), func(r *TaskRecord) {
+			r.State, r.Exit, r.Restarts, r.Next, r.Reason = TaskWaiting, &exit, restarts, now.Add(delay), why
+		})
+	}
+	if refusal != "" && !permanent {
+		why += "; " + refusal
+	}
+	return t.set("failed: "+why, func(r *TaskRecord) { r.State, r.Exit, r.Failed, r.Reason = TaskDead, &exit, true, why })
+}
+
+func describeExit(e taskdriver.Exit) string {
+	switch {
+	case e.Err != "":
+		return e.Err
+	case e.Signal != 0:
+		return fmt.Sprintf("terminated by signal %d", e.Signal)
+	}
+	return fmt.Sprintf("exit code %d", e.Code)
+}

@@ -1,0 +1,325 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/host/agent/taskdriver"
+	"holdfast/registry"
+)
+
+// jobRest, groupRest and taskRest are the supported attributes among those of a job that travel as JSON.
+type jobRest struct {
+	Name string             `json:"name"`
+	Meta []map[string]value `json:"meta"`
+}
+
+type groupRest struct {
+	Restart []restartBlock     `json:"restart"`
+	Meta    []map[string]value `json:"meta"`
+}
+
+type taskRest struct {
+	Restart     []restartBlock     `json:"restart"`
+	Meta        []map[string]value `json:"meta"`
+	User        string             `json:"user"`
+	KillTimeout duration           `json:"kill_timeout"`
+	Leader      bool               `json:"leader"`
+	Lifecycle   []struct {
+		Hook    string `json:"hook"`
+		Sidecar bool   `json:"sidecar"`
+	} `json:"lifecycle"`
+	Logs []struct {
+		Files *number `json:"max_files"`
+		Size  *number `json:"max_file_size"` // in MiB
+	} `json:"logs"` // for each of the two streams
+}
+
+// taskConfig is the config block of exec and raw_exec.
+type taskConfig struct {
+	Command string  `json:"command"`
+	Args    []value `json:"args"`
+	WorkDir string  `json:"work_dir"`
+}
+
+// restartBlock is a restart block of a group or task.
+type restartBlock struct {
+	Attempts *number   `json:"attempts"`
+	Interval *duration `json:"interval"`
+	Delay    *duration `json:"delay"`
+	Mode     *Mode     `json:"mode"`
+}
+
+// value is a scalar as text.
+type value string
+
+func (v *value) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err == nil {
+		*v = value(s)
+		return nil
+	}
+	if text := string(b); !strings.ContainsAny(text[:1], "{[") && text != "null" {
+		*v = value(text)
+		return nil
+	}
+	return registry.Invalid("%s is not a string", b)
+}
+
+// number is a JSON number, or a string that holds one, because HCL converts freely.
+type number int
+
+func (n *number) UnmarshalJSON(b []byte) error {
+	var s json.Number
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	i, err := s.Int64()
+	*n = number(i)
+	return err
+}
+
+// duration is a string such as "30s", or a number of nanoseconds.
+type duration time.Duration
+
+func (d *duration) UnmarshalJSON(b []byte) error {
+	var v any
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err
+	}
+	if ns, ok := v.(float64); ok {
+		*d = duration(ns)
+		return nil
+	}
+	text, _ := v.(string)
+	t, err := time.ParseDuration(text)
+	if err != nil {
+		return registry.Invalid("%s is not a duration; write it as in \"30s\"", b)
+	}
+	*d = duration(t)
+	return nil
+}
+
+// taskSpec is a task with its decoded attributes.
+type taskSpec struct {
+	hooks.Task
+	config    taskConfig
+	user      string
+	grace     time.Duration
+	policy    Policy
+	leader    bool
+	prestart  bool // starts before the others, which wait for its end unless it is a sidecar
+	sidecar   bool // is stopped when the others have ended
+	groupMeta map[string]string
+	meta      map[string]string
+	logFiles  int   // 0: the driver's default
+	logSize   int64 // 0: the driver's default
+}
+
+// newTaskSpec decodes a task's attributes and config.
+func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
+	s := taskSpec{Task: t}
+	var group groupRest
+	var rest taskRest
+	err := decodeRest("group "+g.Name, g.Rest, &group)
+	if err == nil {
+		err = decodeRest("task "+string(t.Name), t.Rest, &rest)
+	}
+	if err == nil {
+		err = decodeRest(fmt.Sprintf("task %q: config", t.Name), t.Config, &s.config)
+	}
+	if err == nil {
+		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
+	}
+	if err != nil {
+		return s, err
+	}
+	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
+	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
+	if s.grace <= 0 {
+		s.grace = taskdriver.DefaultKillGrace
+	}
+	for _, l := range rest.Lifecycle {
+		if l.Hook != "prestart" && l.Hook != "poststart" {
+			return s, registry.Errorf(registry.ErrUnsupported,
+				"task %q: unsupported lifecycle hook %q; use prestart or poststart", t.Name, l.Hook)
+		}
+		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
+	}
+	for _, l := range rest.Logs {
+		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
+			return s, registry.Invalid("task %q: logs: max_files must be at least 1, and max_file_size 1 to %d MiB", t.Name, 1<<20)
+		}
+		if l.Files != nil {
+			s.logFiles = int(*l.Files)
+		}
+		if l.Size != nil {
+			s.logSize = int64(*l.Size) << 20
+		}
+	}
+	if s.config.Command == "" {
+		return s, registry.Invalid("task %q: no command; the drivers of this agent need config { command = ... }", t.Name)
+	}
+	return s, nil
+}
+
+func decodeRest(what string, text json.RawMessage, into any) error {
+	if len(text) == 0 {
+		return nil
+	}
+	err := json.Unmarshal(text, into)
+	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+		want := "a string"
+		if e.Type.Kind() == reflect.Slice {
+			want = "a list, [ ... ]"
+		}
+		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
+	}
+	if err != nil {
+		return registry.Invalid("%s: %w", what, err)
+	}
+	return nil
+}
+
+func mergeMeta(blocks []map[string]value) map[string]string {
+	out := map[string]string{}
+	for _, b := range blocks {
+		for name, v := range b {
+			out[name] = string(v)
+		}
+	}
+	return out
+}
+
+// A job cannot do its work without the blocks of unsupported. Without those of ignored it runs, with a warning.
+var (
+	unsupported = []string{
+		"periodic", "parameterized", "multiregion", "artifact", "template", "vault", "dispatch_payload", "secret", "schedule",
+	}
+	ignored = []string{
+		"constraint", "affinity", "spread", "network", "service", "resources", "update", "migrate", "reschedule", "scaling", "consul",
+		"identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
+	}
+)
+
+// unsupportedBlocks returns a warning for each ignored block of the job, and an error for an unsupported one.
+func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
+	found := map[string]bool{}
+	check := func(where string, rest json.RawMessage) error {
+		var blocks map[string]json.RawMessage
+		if err := decodeRest(where, rest, &blocks); err != nil {
+			return err
+		}
+		for _, name := range unsupported {
+			if _, has := blocks[name]; has {
+				return registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
+			}
+		}
+		for _, name := range ignored {
+			if _, has := blocks[name]; has {
+				found[name] = true
+			}
+		}
+		return nil
+	}
+	if err := check("job "+j.ID, j.Rest); err != nil {
+		return nil, err
+	}
+	for _, g := range j.Groups {
+		if err := check("group "+g.Name, g.Rest); err != nil {
+			return nil, err
+		}
+		for _, t := range g.Tasks {
+			if err := check("task "+string(t.Name), t.Rest); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		warnings = append(warnings, fmt.Sprintf("unsupported attribute %s is ignored", name))
+	}
+	return warnings, nil
+}
+
+// Policy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after Delay. After
+// that, mode fail gives up, and mode delay waits for the end of the interval.
+type Policy struct {
+	Attempts int
+	Interval time.Duration
+	Delay    time.Duration
+	Mode     Mode
+}
+
+// Mode is what happens when the attempts are used up.
+type Mode string
+
+const (
+	ModeFail  Mode = "fail"
+	ModeDelay Mode = "delay"
+)
+
+// Restarts counts restarts within an interval.
+type Restarts struct {
+	Since time.Time `json:"since,omitzero"` // start of the interval
+	Count int       `json:"count,omitempty"`
+	Total int       `json:"total,omitempty"` // in all intervals
+}
+
+// defaultPolicy is Nomad's.
+func defaultPolicy(jobType string) Policy {
+	if isBatch(jobType) {
+		return Policy{Attempts: 3, Interval: 24 * time.Hour, Delay: 15 * time.Second, Mode: ModeFail}
+	}
+	return Policy{Attempts: 2, Interval: 30 * time.Minute, Delay: 15 * time.Second, Mode: ModeFail}
+}
+
+// with returns the policy with the attributes that the blocks set.
+func (p Policy) with(blocks []restartBlock) (Policy, error) {
+	for _, b := range blocks {
+		if b.Attempts != nil {
+			p.Attempts = int(*b.Attempts)
+		}
+		if b.Interval != nil {
+			p.Interval = time.Duration(*b.Interval)
+		}
+		if b.Delay != nil {
+			p.Delay = time.Duration(*b.Delay)
+		}
+		if b.Mode != nil {
+			p.Mode = *b.Mode
+		}
+	}
+	switch {
+	case p.Mode != ModeFail && p.Mode != ModeDelay:
+		return p, registry.Invalid("unknown restart mode %q; use %q or %q", p.Mode, ModeFail, ModeDelay)
+	case p.Attempts < 0 || p.Interval < 0 || p.Delay < 0:
+		return p, registry.Invalid("restart: attempts, interval and delay must not be negative")
+	}
+	return p, nil
+}
+
+// next decides what follows the end of an attempt that did not succeed. If again is false, why is the reason.
+func (p Policy) next(r Restarts, now time.Time) (after Restarts, delay time.Duration, again bool, why string) {
+	if r.Since.IsZero() || now.Before(r.Since) || now.Sub(r.Since) >= p.Interval {
+		r.Since, r.Count = now, 0
+	}
+	switch {
+	case r.Count < p.Attempts:
+		r.Count, r.Total = r.Count+1, r.Total+1
+		return r, p.Delay, true, ""
+	case p.Mode == ModeDelay && p.Attempts > 0:
+		rest := r.Since.Add(p.Interval).Sub(now)
+		r.Since, r.Count, r.Total = now.Add(rest), 1, r.Total+1
+		return r, max(rest, p.Delay), true, ""
+	case p.Attempts == 0:
+		return r, 0, false, "the restart policy allows no restart"
+	}
+	return r, 0, false, fmt.Sprintf("the restart policy allows %d restarts within %v", p.Attempts, p.Interval)
+}
