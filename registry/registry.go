@@ -51,7 +51,7 @@ func (r *Registry) Applied(a Applied) {
 	if a.Last() <= old.index {
 		return // Load has seen it
 	}
-	if !touchesInstances(a.Change) {
+	if !a.Change.Touches(BucketInstances) {
 		next := *old
 		next.index = a.Last()
 		r.current.Store(&next)

@@ -1,6 +1,9 @@
 package registry
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // State is durable state as everybody who changes it needs it. The store implements it on disk, package registrytest in memory;
 // both pass one suite.
@@ -80,6 +83,12 @@ type Change struct {
 
 // Empty says whether the change writes nothing.
 func (c Change) Empty() bool { return len(c.Put)+len(c.Delete)+len(c.Events) == 0 }
+
+// Touches reports whether the change puts or deletes a record of one of the buckets.
+func (c Change) Touches(buckets ...Bucket) bool {
+	return slices.ContainsFunc(c.Put, func(r Record) bool { return slices.Contains(buckets, r.Key().Bucket) }) ||
+		slices.ContainsFunc(c.Delete, func(k Key) bool { return slices.Contains(buckets, k.Bucket) })
+}
 
 // And is the change with more added: for one decision that is made of several.
 func (c Change) And(more Change) Change {

@@ -126,9 +126,3 @@ func instanceKeyOf(path string) InstanceKey {
 	}
 	return InstanceKey{Role(parts[0]), PluginID(parts[1]), AllocID(parts[2]), TaskName(parts[3])}
 }
-
-// touchesInstances says whether the change puts or deletes an instance.
-func touchesInstances(c Change) bool {
-	return slices.ContainsFunc(c.Put, func(r Record) bool { return r.Key().Bucket == BucketInstances }) ||
-		slices.ContainsFunc(c.Delete, func(k Key) bool { return k.Bucket == BucketInstances })
-}

@@ -62,24 +62,18 @@ func startPluginTasks(t *testing.T) *pluginTasks {
 	p.table = registry.New(p.log)
 	p.log.OnApplied(p.table.Applied)
 	p.fleet = NewDialing(p.table, p.dial)
-	sockets, err := task.NewDirectories()
-	if err != nil {
-		t.Fatal(err)
-	}
 	boot := func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }
-	supervisor := task.New(p.log, supervised{p.fleet}, sockets, task.Clock{Now: time.Now, Boot: boot},
+	supervisor := task.New(p.log, supervised{p.fleet}, task.Clock{Now: time.Now, Boot: boot},
 		func() float64 { return 0.5 }, hclog.NewNullLogger())
 	p.tasks = task.NewTasks(supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"), State: filepath.Join(dir, "s")},
 		hooks.Operations)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
-	loops.Go(func() { _ = sockets.Run(ctx) })
 	loops.Go(func() { _ = p.tasks.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		loops.Wait()
 		p.fleet.CloseAll()
-		_ = sockets.Close()
 	})
 	return p
 }

@@ -3,16 +3,13 @@ package csi
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/hooks"
-	"holdfast/internal/csifake"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	supervisor "holdfast/shim/internal/task"
@@ -32,13 +29,9 @@ func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registr
 	return s.Fleet.Connect(id, t, at)
 }
 
-// superviseTask watches the task. sockets may stand in front of the real directories.
-func superviseTask(t *testing.T, socket string, sockets func(*supervisor.Directories) supervisor.Sockets) *watched {
+// superviseTask supervises the task.
+func superviseTask(t *testing.T, socket string) *watched {
 	t.Helper()
-	dirs, err := supervisor.NewDirectories()
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := &watched{t: t, log: registrytest.NewLog(time.Now), events: make(chan registry.Event, registry.MaxEvents)}
 	boot := registry.BootTime{Boot: "boot", At: time.Hour}
 	task := registry.Task{TaskKey: taskKey, Attempt: 1, Phase: registry.TaskRunning, Started: boot}
@@ -57,22 +50,19 @@ func superviseTask(t *testing.T, socket string, sockets func(*supervisor.Directo
 		return registry.BootTime{Boot: boot.Boot, At: boot.At + time.Since(began)}
 	}}
 	fleet := New(nil)
-	s := supervisor.New(w.log, supervised{fleet}, sockets(dirs), clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
+	s := supervisor.New(w.log, supervised{fleet}, clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
 	spec := hooks.PluginSpec{ID: "disk", Type: hooks.TypeMonolith, HealthTimeout: time.Hour, Heartbeat: hooks.Heartbeat{
 		Interval: time.Hour, Timeout: patience, Failures: 3,
 	}}
 	at := hooks.Preparation{Socket: socket, Endpoint: registry.Endpoint{Host: socket, Task: socket}}
 	ctx, cancel := context.WithCancel(context.Background())
-	telling, running := make(chan error, 1), make(chan error, 1)
-	go func() { telling <- dirs.Run(ctx) }()
+	running := make(chan error, 1)
 	go func() { running <- s.Run(ctx, task, spec, at) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-running; !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		<-telling
-		_ = dirs.Close()
 		fleet.CloseAll()
 	})
 	return w
@@ -95,54 +85,10 @@ func (w *watched) await(kind registry.EventKind) (seen []registry.EventKind, las
 	}
 }
 
-// blind never comes back for its caller's back-off: only a change in the directory wakes it.
-type blind struct {
-	*supervisor.Directories
-	ctx     context.Context
-	waiting chan struct{} // has one for each wait that has begun
-}
-
-func (b blind) Changed(ctx context.Context, socket string) {
-	select {
-	case b.waiting <- struct{}{}:
-	default:
-	}
-	b.Directories.Changed(b.ctx, socket)
-}
-
-// TestRegisteredAsTheSocketAppears: without its back-off a watch is woken by inotify alone. The socket is moved into place, so that it
-// listens as it appears.
-func TestRegisteredAsTheSocketAppears(t *testing.T) {
-	dir := socketDir(t)
-	real := filepath.Join(socketDir(t), "csi.sock")
-	csifake.Start(t, csifake.Config{Socket: real, Blind: true})
-	ctx, cancel := context.WithCancel(context.Background())
-	waiting := make(chan struct{}, 1)
-	socket := filepath.Join(dir, "csi.sock")
-	w := superviseTask(t, socket, func(d *supervisor.Directories) supervisor.Sockets { return blind{d, ctx, waiting} })
-	t.Cleanup(cancel) // before the watch has to end
-	<-waiting
-	if err := os.Link(real, socket); err != nil {
-		t.Fatal(err)
-	}
-	for ctx := patient(t); len(w.events) == 0 && ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
-		if err := os.Chmod(socket, 0o600); err != nil { // a change for a wait that had not quite begun
-			t.Fatal(err)
-		}
-	}
-	seen, _ := w.await(registry.EventTaskRegistered)
-	want := []registry.EventKind{
-		registry.EventRegistered, registry.EventRegistered, registry.EventActivated, registry.EventActivated, registry.EventTaskHealthy, registry.EventTaskRegistered,
-	}
-	if !slices.Equal(seen, want) {
-		t.Errorf("events are %v, want %v", seen, want)
-	}
-}
-
 // TestProcessDiesAndComesBack: a real process, killed and started again, without any heartbeat in between.
 func TestProcessDiesAndComesBack(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
-	w := superviseTask(t, socket, func(d *supervisor.Directories) supervisor.Sockets { return d })
+	w := superviseTask(t, socket)
 	kill := process(t, socket)
 	w.await(registry.EventTaskRegistered)
 	for range 2 {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +31,6 @@ type reign struct {
 	feed    *registry.Feed
 	pulse   *rpc.Pulse
 	fleet   *csi.Fleet
-	sockets *task.Directories
 	tasks   *task.Tasks
 	allocs  *node.Allocs
 	volumes *controller.Controller
@@ -146,26 +144,17 @@ func (r *reign) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
 	r.pulse.Applied(a)
-	if r.mounts != nil && ofInstances(a.Change) {
+	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
 		r.mounts.Wake()
 	}
-}
-
-// ofInstances says whether the table of instances changes.
-func ofInstances(c registry.Change) bool {
-	return slices.ContainsFunc(c.Put, func(r registry.Record) bool { return r.Key().Bucket == registry.BucketInstances }) ||
-		slices.ContainsFunc(c.Delete, func(k registry.Key) bool { return k.Bucket == registry.BucketInstances })
 }
 
 // build wires the use cases and the adapters.
 func (r *reign) build(t *Tenure, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in inheritance) (err error) {
 	r.fleet = in.met(r.table)
-	if r.sockets, err = task.NewDirectories(); err != nil {
-		return err
-	}
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
-	supervisor := task.New(r.store, supervised{r.fleet}, r.sockets, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
+	supervisor := task.New(r.store, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, t.log.Named("tasks"))
 	calls := intent.Calls{
 		Sender:  intent.Sender{State: r.store, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
 		Plugins: r.table, Secrets: t.callbacks, Locks: &intent.Locks{}, Expected: expected,
@@ -203,7 +192,6 @@ func (r *reign) begin(t *Tenure, in inheritance) {
 	r.works(t, "allocs", r.allocs.Run)
 	r.works(t, "volumes", in.after(calm, r.volumes.Run))
 	r.works(t, "health of volumes", r.health)
-	r.watches(t, "sockets", r.sockets.Run)
 	r.watches(t, "tasks", r.tasks.Run)
 	r.watches(t, "mounts", r.mounts.Run)
 }
@@ -255,9 +243,6 @@ func (r *reign) release() (rest func() error, err error) {
 		idle = r.fleet.End()
 	}
 	var errs []error
-	if r.sockets != nil {
-		errs = append(errs, r.sockets.Close())
-	}
 	if r.stopStore != nil {
 		r.stopStore(errReleased)
 	}

@@ -17,20 +17,9 @@ type Pulse struct {
 
 // Applied beats if the change touches instances or tasks.
 func (p *Pulse) Applied(a registry.Applied) {
-	touched := false
-	for _, r := range a.Change.Put {
-		touched = touched || watched(r.Key().Bucket)
-	}
-	for _, k := range a.Change.Delete {
-		touched = touched || watched(k.Bucket)
-	}
-	if touched {
+	if a.Change.Touches(registry.BucketInstances, registry.BucketTasks) {
 		p.beat()
 	}
-}
-
-func watched(b registry.Bucket) bool {
-	return b == registry.BucketInstances || b == registry.BucketTasks
 }
 
 func (p *Pulse) beat() {

@@ -66,7 +66,7 @@ func newStage(t *testing.T) *stage {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s.release = cancel
 	t.Cleanup(func() { cancel(nil) })
-	supervisor := task.New(s.log, nil, nil, task.Clock{Now: time.Now}, nil, hclog.NewNullLogger())
+	supervisor := task.New(s.log, nil, task.Clock{Now: time.Now}, nil, hclog.NewNullLogger())
 	host, log := node.Host{Node: "here"}, hclog.NewNullLogger()
 	calls := intent.Calls{
 		Sender: intent.Sender{State: s.log, Now: time.Now}, Plugins: s.table, Secrets: s.callbacks, Locks: &intent.Locks{},

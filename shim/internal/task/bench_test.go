@@ -16,16 +16,17 @@ import (
 // BenchmarkIdle is one heartbeat of each of a thousand healthy instances: what every interval costs, without the wire.
 func BenchmarkIdle(b *testing.B) {
 	log := registrytest.NewLog(time.Now)
-	sup := New(log, &fleet{}, &sockets{}, Clock{
+	sup := New(log, &fleet{}, Clock{
 		Now: time.Now, Boot: func() registry.BootTime { return registry.BootTime{Boot: "boot"} },
 	}, func() float64 { return 0.5 }, hclog.NewNullLogger())
+	sup.missing = (&sockets{}).missing
 	ctx := context.Background()
-	var hearts []*heart
+	var beats []*heartbeat
 	for i := range 1000 {
 		task := registry.Task{TaskKey: registry.TaskKey{Alloc: registry.AllocID(fmt.Sprint("alloc-", i)), Task: "plugin"}, Attempt: 1}
 		s := spec(hooks.TypeNode)
 		s.ID = registry.PluginID(fmt.Sprint("plugin-", i))
-		w := &watch{Supervisor: sup, task: task, spec: s, at: preparation(task), plugin: quiet{}, roles: s.Type.Roles()}
+		w := &supervision{Supervisor: sup, task: task, spec: s, at: preparation(task), plugin: quiet{}, roles: s.Type.Roles()}
 		if _, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
 			return registry.Change{Put: []registry.Record{task}}, nil
 		}); err != nil {
@@ -34,12 +35,12 @@ func BenchmarkIdle(b *testing.B) {
 		if err := w.register(ctx, fingerprints{registry.RoleNode: {Provider: "disk.example.org"}}); err != nil {
 			b.Fatal(err)
 		}
-		hearts = append(hearts, &heart{watch: w})
+		beats = append(beats, &heartbeat{supervision: w})
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		for _, h := range hearts {
-			if err := h.once(ctx); err != nil {
+		for _, h := range beats {
+			if err := h.beat(ctx); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -10,22 +10,22 @@ import (
 	"holdfast/registry"
 )
 
-// start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a restart and waits for
-// ctx's end.
-func (w *watch) start(ctx context.Context) error {
-	asked, err := w.asked(ctx)
+// start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a restart
+// and waits for the end of ctx.
+func (u *supervision) start(ctx context.Context) error {
+	asked, err := u.restartAsked(ctx)
 	if err != nil {
 		return err
 	}
 	if !asked {
-		found, last, err := w.await(ctx)
+		found, last, err := u.awaitReady(ctx)
 		switch {
 		case err == nil:
-			return w.register(ctx, found)
+			return u.register(ctx, found)
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
-		if err := w.failedStart(ctx, last); err != nil {
+		if err := u.startFailed(ctx, last); err != nil {
 			return err
 		}
 	}
@@ -35,11 +35,11 @@ func (w *watch) start(ctx context.Context) error {
 
 var errStartTimeout = errors.New("the health timeout has expired")
 
-// asked says whether a restart of this attempt was asked for already, by an earlier shim.
-func (w *watch) asked(ctx context.Context) (asked bool, err error) {
-	err = w.state.View(ctx, func(v registry.View) error {
-		task, ok := v.Task(w.task.TaskKey)
-		asked = ok && restartAsked(task, w.task.Attempt)
+// restartAsked reports whether an earlier shim has asked for a restart of this attempt.
+func (u *supervision) restartAsked(ctx context.Context) (asked bool, err error) {
+	err = u.state.View(ctx, func(v registry.View) error {
+		task, ok := v.Task(u.task.TaskKey)
+		asked = ok && restartAsked(task, u.task.Attempt)
 		return nil
 	})
 	return asked, err
@@ -49,115 +49,98 @@ func restartAsked(t registry.Task, attempt uint64) bool {
 	return t.Restart != nil && t.Restart.Attempt == attempt
 }
 
-// timeLeft is how much of the health timeout is left. A start of another boot has none of it behind it. A shim that comes after its end
-// gives the plugin the time of one probe: nobody was there to see it healthy.
-func (w *watch) timeLeft() time.Duration {
-	now := w.clock.Boot()
-	if now.Boot != w.task.Started.Boot {
-		return w.spec.HealthTimeout
+// timeLeft returns what is left of the health timeout. An attempt of another boot has all of it left. After the timeout it is
+// the time of one probe, because this shim may not have run while the plugin became healthy.
+func (u *supervision) timeLeft() time.Duration {
+	now := u.clock.Boot()
+	if now.Boot != u.task.Started.Boot {
+		return u.spec.HealthTimeout
 	}
-	if left := w.spec.HealthTimeout - (now.At - w.task.Started.At); left > 0 {
-		return min(left, w.spec.HealthTimeout)
+	if left := u.spec.HealthTimeout - (now.At - u.task.Started.At); left > 0 {
+		return min(left, u.spec.HealthTimeout)
 	}
-	return w.spec.Heartbeat.Timeout
+	return u.spec.Heartbeat.Timeout
 }
 
 type fingerprints map[registry.Role]registry.Fingerprint
 
-// problem is why the plugin is not good yet.
+// problem is why the plugin is not healthy.
 type problem struct {
 	cause registry.Cause
 	text  string
 }
 
-// await tries until the plugin has answered a probe with ready and told what it is, or until the health timeout. It tries when the socket's
-// directory changes, and else with a back-off. The last problem says what was missing.
-func (w *watch) await(ctx context.Context) (fingerprints, problem, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, w.timeLeft(), errStartTimeout)
+// awaitReady tries until the plugin has answered a probe with ready and has described itself, or until the health timeout.
+// In that case it returns the last problem.
+func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
-	var last problem
-	wait := dialFirst
-	for {
-		found, p, ok := w.meet(ctx)
-		if ok {
-			return found, problem{}, nil
-		}
-		if ctx.Err() == nil || last.text == "" { // a try that the timeout cut off says less than the one before it
-			last = p
-		}
-		changed := w.pause(ctx, wait)
-		if ctx.Err() != nil {
+	var last *problem
+	for waits := retries(startRetry); ; sleep(ctx, waits.NextBackOff()) {
+		if last != nil && ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)
 		}
-		if wait = min(2*wait, dialMost); changed { // the file of a socket appears before anybody listens at it
-			wait = dialFirst
-			sleep(ctx, dialGap)
+		p := u.probe(ctx)
+		if p == nil {
+			var found fingerprints
+			if found, p = u.describe(ctx); p == nil {
+				return found, nil, nil
+			}
+		}
+		if ctx.Err() == nil || last == nil { // a try that the timeout cut off says less than the one before it
+			last = p
 		}
 	}
 }
 
-// pause waits for a change in the socket's directory, at most for limit, and says whether there was one.
-func (w *watch) pause(ctx context.Context, limit time.Duration) (changed bool) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// probe is one probe, with the heartbeat's deadline. It returns nil if the plugin is ready.
+func (u *supervision) probe(ctx context.Context) *problem {
+	ctx, cancel := context.WithTimeout(ctx, u.spec.Heartbeat.Timeout)
 	defer cancel()
-	w.sockets.Changed(ctx, w.at.Endpoint.Host)
-	return ctx.Err() == nil
-}
-
-// meet is one try.
-func (w *watch) meet(ctx context.Context) (fingerprints, problem, bool) {
-	if p, ok := w.probe(ctx); !ok {
-		return nil, p, false
-	}
-	return w.describe(ctx)
-}
-
-// probe is one heartbeat, with its deadline.
-func (w *watch) probe(ctx context.Context) (problem, bool) {
-	ctx, cancel := context.WithTimeout(ctx, w.spec.Heartbeat.Timeout)
-	defer cancel()
-	ready, err := w.plugin.Probe(ctx)
+	ready, err := u.plugin.Probe(ctx)
 	switch {
 	case err != nil:
-		return problem{registry.CauseMissed, err.Error()}, false
+		return &problem{registry.CauseMissed, err.Error()}
 	case !ready:
-		return problem{registry.CauseNotReady, "the plugin answers that it is not ready"}, false
+		return &problem{registry.CauseNotReady, "the plugin answers that it is not ready"}
 	}
-	return problem{}, true
+	return nil
 }
 
 // describe asks the plugin what it is, in all its roles, with a deadline.
-func (w *watch) describe(ctx context.Context) (fingerprints, problem, bool) {
+func (u *supervision) describe(ctx context.Context) (fingerprints, *problem) {
 	ctx, cancel := context.WithTimeout(ctx, describeLimit)
 	defer cancel()
-	found, err := w.plugin.Describe(ctx, w.roles)
+	found, err := u.plugin.Describe(ctx, u.roles)
 	if err != nil {
-		return nil, problem{registry.CauseIdentity, err.Error()}, false
+		return nil, &problem{registry.CauseIdentity, err.Error()}
 	}
-	return found, problem{}, true
+	return found, nil
 }
 
-// register puts all instances of the task into the table, in one commit with what the task's events tell.
-func (w *watch) register(ctx context.Context, found fingerprints) error {
-	now := w.clock.Now()
+// register puts all instances of the task into the table, in one commit with the task's events.
+func (u *supervision) register(ctx context.Context, found fingerprints) error {
+	now := u.clock.Now()
 	healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed, Since: now}
 	var instances []registry.Instance
-	for _, role := range w.roles {
+	for _, role := range u.roles {
 		instances = append(instances, registry.Instance{
-			InstanceKey: w.key(role), Attempt: w.task.Attempt, Endpoint: w.at.Endpoint, Volumes: w.at.Volumes, Fingerprint: found[role],
-			Health: healthy, Options: optionsOf(w.spec), Since: now,
+			InstanceKey: u.key(role), Attempt: u.task.Attempt, Endpoint: u.at.Endpoint, Volumes: u.at.Volumes,
+			Fingerprint: found[role], Health: healthy, Options: optionsOf(u.spec), Since: now,
 		})
 	}
-	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
-		if task, ok := v.Task(w.task.TaskKey); !ok || task.Attempt != w.task.Attempt || task.Phase == registry.TaskExited {
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d has ended", w.task.Attempt)
+	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
+		task, ok := v.Task(u.task.TaskKey)
+		if !ok || task.Attempt != u.task.Attempt || task.Phase == registry.TaskExited {
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d has ended", u.task.Attempt)
 		}
 		change := registry.PutChange(v, now, instances...)
-		change.Events = append(change.Events, w.event(registry.EventTaskHealthy, registry.CauseProbed, ""), w.event(registry.EventTaskRegistered, "", ""))
+		change.Events = append(change.Events, u.event(registry.EventTaskHealthy, registry.CauseProbed, ""),
+			u.event(registry.EventTaskRegistered, "", ""))
 		return change, nil
 	})
 	if err != nil {
-		return fmt.Errorf("register %s: %w", w.task.TaskKey, err)
+		return fmt.Errorf("register %s: %w", u.task.TaskKey, err)
 	}
 	return nil
 }
@@ -170,32 +153,35 @@ func optionsOf(p hooks.PluginSpec) map[string]string {
 	return nil
 }
 
-// failedStart asks for a restart because no probe succeeded in time.
-func (w *watch) failedStart(ctx context.Context, why problem) error {
+// startFailed asks for a restart because no probe succeeded in time.
+func (u *supervision) startFailed(ctx context.Context, last *problem) error {
 	cause := registry.CauseStartTimeout
-	if why.cause == registry.CauseIdentity {
-		cause = why.cause
+	if last.cause == registry.CauseIdentity {
+		cause = last.cause
 	}
-	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", w.spec.HealthTimeout, why.text)
-	return w.askRestart(ctx, problem{cause, detail}, registry.EventTaskUnhealthy, registry.EventRestartAsked)
+	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", u.spec.HealthTimeout, last.text)
+	return u.askRestart(ctx, problem{cause, detail}, registry.EventTaskUnhealthy, registry.EventRestartAsked)
 }
 
-// askRestart makes a restart request part of the task's record, with events of those kinds. It stands until a newer attempt is reported.
-func (w *watch) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
-	err := w.commit(ctx, func(v registry.View) (registry.Change, error) {
-		task, ok := v.Task(w.task.TaskKey)
-		if !ok || task.Attempt != w.task.Attempt || restartAsked(task, task.Attempt) {
+// askRestart makes a restart request part of the task's record, with events of those kinds. The request stands until the
+// host reports a newer attempt.
+func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
+	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
+		task, ok := v.Task(u.task.TaskKey)
+		if !ok || task.Attempt != u.task.Attempt || restartAsked(task, task.Attempt) {
 			return registry.Change{}, nil
 		}
-		task.Restart = &registry.RestartRequest{Attempt: task.Attempt, Cause: why.cause, Detail: why.text, Since: w.clock.Now()}
+		task.Restart = &registry.RestartRequest{
+			Attempt: task.Attempt, Cause: why.cause, Detail: why.text, Since: u.clock.Now(),
+		}
 		change := registry.Change{Put: []registry.Record{task}}
 		for _, kind := range kinds {
-			change.Events = append(change.Events, w.event(kind, why.cause, why.text))
+			change.Events = append(change.Events, u.event(kind, why.cause, why.text))
 		}
 		return change, nil
 	})
 	if err != nil {
-		return fmt.Errorf("ask for a restart of %s: %w", w.task.TaskKey, err)
+		return fmt.Errorf("ask for a restart of %s: %w", u.task.TaskKey, err)
 	}
 	return nil
 }

@@ -14,11 +14,11 @@ import (
 // All roles of a monolith and what the task's events tell become true in one commit.
 func TestHealthyStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, _ := w.start("plugin")
 		stop := w.run(task, spec(hooks.TypeMonolith))
 		after(0)
-		w.wantStory("start", monolithStarts)
+		w.wantCommits("start", monolithStarts)
 		all := w.instances()
 		if len(all) != 2 || all[0].CreateIndex != all[1].CreateIndex {
 			t.Fatalf("instances are %+v", all)
@@ -42,7 +42,7 @@ func TestHealthyStart(t *testing.T) {
 
 func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, _ := w.start("plugin")
 		off := spec(hooks.TypeMonolith)
 		off.NoListVolumes = true
@@ -63,15 +63,15 @@ func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
 // One that listens and says that it is not ready for a while.
 func TestSlowStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.ready = false })
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(20 * time.Second)
-		w.wantStory("while it starts")
+		w.wantCommits("while it starts")
 		p.set(func(p *plugin) { p.ready = true })
-		after(dialMost)
-		w.wantStory("once it is ready", nodeStarts)
+		after(retryMost)
+		w.wantCommits("once it is ready", nodeStarts)
 		_ = stop()
 	})
 }
@@ -79,22 +79,22 @@ func TestSlowStart(t *testing.T) {
 // The health timeout counts from the start of the task, not from that of the watch; the request is made once and stands.
 func TestHealthTimeoutFromTaskStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.ready = false })
 		after(12 * time.Second)
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(18*time.Second - 1)
-		w.wantStory("a moment before the timeout")
+		w.wantCommits("a moment before the timeout")
 		after(1)
-		w.wantStory("at the timeout", asksRestart)
+		w.wantCommits("at the timeout", asksRestart)
 		r := w.task(task.TaskKey).Restart
 		if r == nil || r.Attempt != 1 || r.Cause != registry.CauseStartTimeout || !strings.Contains(r.Detail, "not ready") {
 			t.Fatalf("request is %+v", r)
 		}
 		p.set(func(p *plugin) { p.ready = true })
 		after(24 * time.Hour)
-		w.wantStory("afterwards")
+		w.wantCommits("afterwards")
 		if again := w.task(task.TaskKey).Restart; again == nil || *again != *r || len(w.instances()) != 0 {
 			t.Errorf("request is %+v, was %+v", again, r)
 		}
@@ -105,7 +105,7 @@ func TestHealthTimeoutFromTaskStart(t *testing.T) {
 // A new shim goes on with the health timeout of the old one, and does not ask twice.
 func TestHealthTimeoutOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.up = false })
 		for range 3 {
@@ -115,19 +115,19 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 			w.restart()
 			after(time.Second / 2)
 		}
-		w.wantStory("28.5 s after the start")
+		w.wantCommits("28.5 s after the start")
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(1500*time.Millisecond - 1)
-		w.wantStory("a moment before the timeout")
+		w.wantCommits("a moment before the timeout")
 		after(1)
-		w.wantStory("at the timeout", asksRestart)
+		w.wantCommits("at the timeout", asksRestart)
 		_ = stop()
 		w.restart()
 		p.set(func(p *plugin) { p.up = true })
 		probes, _ := p.seen()
 		stop = w.run(task, spec(hooks.TypeNode))
 		after(time.Hour)
-		w.wantStory("the shim after that")
+		w.wantCommits("the shim after that")
 		if now, _ := p.seen(); len(now) != len(probes) {
 			t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
 		}
@@ -144,13 +144,13 @@ func TestLateShimLooksFirst(t *testing.T) {
 	}{{"healthy", true, nodeStarts}, {"gone", false, asksRestart}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newEnv(t)
 				task, p := w.start("plugin")
 				p.set(func(p *plugin) { p.up = c.up })
 				after(time.Hour)
 				stop := w.run(task, spec(hooks.TypeNode))
 				after(hooks.DefaultHeartbeatTimeout)
-				w.wantStory(c.name, c.want)
+				w.wantCommits(c.name, c.want)
 				_ = stop()
 			})
 		})
@@ -160,16 +160,16 @@ func TestLateShimLooksFirst(t *testing.T) {
 // The clock of another boot says nothing about this one.
 func TestHealthTimeoutOfAnotherBoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.up = false })
 		w.boot = "boot-2"
 		after(time.Hour)
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(hooks.DefaultHealthTimeout - 1)
-		w.wantStory("before the timeout")
+		w.wantCommits("before the timeout")
 		after(1)
-		w.wantStory("at the timeout", asksRestart)
+		w.wantCommits("at the timeout", asksRestart)
 		_ = stop()
 	})
 }
@@ -177,7 +177,7 @@ func TestHealthTimeoutOfAnotherBoot(t *testing.T) {
 // The host has reported a newer attempt meanwhile: the old one asks for nothing and registers nothing.
 func TestOldAttemptAsksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		newer := task
 		newer.Attempt = 2
@@ -185,13 +185,13 @@ func TestOldAttemptAsksNothing(t *testing.T) {
 		p.set(func(p *plugin) { p.up = false })
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(time.Hour)
-		w.wantStory("an old attempt")
+		w.wantCommits("an old attempt")
 		_ = stop()
 		p.set(func(p *plugin) { p.up = true })
 		task.Started = w.bootTime()
 		stop = w.run(task, spec(hooks.TypeNode))
 		after(time.Hour)
-		w.wantStory("an old attempt that is healthy")
+		w.wantCommits("an old attempt that is healthy")
 		if err := stop(); !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("Run returned %v", err)
 		}
@@ -200,12 +200,12 @@ func TestOldAttemptAsksNothing(t *testing.T) {
 
 func TestWrongIdentity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.unknown = errors.New("NodeGetInfo: node id is empty") })
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(hooks.DefaultHealthTimeout)
-		w.wantStory("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
+		w.wantCommits("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
 		if r := w.task(task.TaskKey).Restart; r == nil || r.Cause != registry.CauseIdentity || !strings.Contains(r.Detail, "node id is empty") {
 			t.Errorf("request is %+v", r)
 		}
@@ -216,7 +216,7 @@ func TestWrongIdentity(t *testing.T) {
 // A plugin that hangs has one probe at a time, each with its deadline, and nobody else waits for it.
 func TestHangingProbeDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		stuck, p := w.start("stuck")
 		p.set(func(p *plugin) { p.hangs = true })
 		stopStuck := w.run(stuck, spec(hooks.TypeNode))
@@ -224,12 +224,12 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 		task, _ := w.start("plugin")
 		stop := w.run(task, spec(hooks.TypeController))
 		after(0)
-		w.wantStory("the other", nodeStarts)
+		w.wantCommits("the other", nodeStarts)
 		after(hooks.DefaultHealthTimeout)
-		w.wantStory("the one that hangs", asksRestart)
+		w.wantCommits("the one that hangs", asksRestart)
 		probes, _ := p.seen()
 		for i := range len(probes) - 1 {
-			if gap := probes[i+1].Sub(probes[i]); gap < hooks.DefaultHeartbeatTimeout || gap > hooks.DefaultHeartbeatTimeout+dialMost {
+			if gap := probes[i+1].Sub(probes[i]); gap < hooks.DefaultHeartbeatTimeout || gap > hooks.DefaultHeartbeatTimeout+retryMost {
 				t.Errorf("probe %d comes %v after the one before it", i+1, gap)
 			}
 		}
@@ -243,51 +243,6 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 	})
 }
 
-// The socket's appearance wakes the watch, at whatever point of its back-off; the back-off alone would take longer.
-func TestSocketIsNoticedAsItAppears(t *testing.T) {
-	took := func(t *testing.T, listens time.Duration, tell bool) (d time.Duration) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t)
-			task, p := w.start("plugin")
-			p.set(func(p *plugin) { p.up = false })
-			stop := w.run(task, spec(hooks.TypeNode))
-			after(20*time.Second + 330*time.Millisecond)
-			began := time.Now()
-			if tell {
-				w.sockets.change()
-			}
-			after(listens) // bind(2) makes the file, listen(2) comes later
-			p.set(func(p *plugin) { p.up = true })
-			for after(0); len(w.instances()) == 0; after(time.Millisecond) {
-			}
-			d = time.Since(began)
-			_ = stop()
-		})
-		return d
-	}
-	for _, listens := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 15 * time.Millisecond} {
-		if told, blind := took(t, listens, true), took(t, listens, false); told > listens+2*dialFirst || blind < 10*told {
-			t.Errorf("a plugin that listens %v after its socket appears is registered after %v; without inotify after %v", listens, told, blind)
-		}
-	}
-}
-
-// A directory that changes without end is no reason to dial without end.
-func TestFloodOfChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		task, p := w.start("plugin")
-		p.set(func(p *plugin) { p.up = false })
-		w.sockets.flood = true
-		stop := w.run(task, spec(hooks.TypeNode))
-		after(time.Second)
-		if probes, _ := p.seen(); len(probes) > int(time.Second/dialGap)+1 {
-			t.Errorf("%d probes in a second", len(probes))
-		}
-		_ = stop()
-	})
-}
-
 // A full disk delays a registration and a request, and no more.
 func TestFullDisk(t *testing.T) {
 	full := registry.Errorf(registry.ErrExhausted, "disk full")
@@ -298,18 +253,18 @@ func TestFullDisk(t *testing.T) {
 	}{{"registration", true, nodeStarts}, {"request", false, asksRestart}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newEnv(t)
 				task, p := w.start("plugin")
 				p.set(func(p *plugin) { p.up = c.up })
 				w.log.Fail(full)
 				stop := w.run(task, spec(hooks.TypeNode))
-				after(hooks.DefaultHealthTimeout + 2*dialMost)
-				w.wantStory(c.name, c.want)
+				after(hooks.DefaultHealthTimeout + 2*retryMost)
+				w.wantCommits(c.name, c.want)
 				w.log.Fail(full)
 				p.set(func(p *plugin) { p.up = false })
-				after(2 * dialMost)
+				after(2 * retryMost)
 				if c.up {
-					w.wantStory("its end", nodeSick(registry.CauseGone))
+					w.wantCommits("its end", nodeUnhealthy(registry.CauseGone))
 				}
 				_ = stop()
 			})
@@ -320,7 +275,7 @@ func TestFullDisk(t *testing.T) {
 // A store whose outcome is not known ends the watch: the shim starts over.
 func TestLostCommitEndsTheWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, _ := w.start("plugin")
 		w.log.Lose(true)
 		stop := w.run(task, spec(hooks.TypeNode))
@@ -342,7 +297,7 @@ func TestEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newEnv(t)
 				task, p := w.start("plugin")
 				var d time.Duration
 				p.set(func(p *plugin) { d = prepare(p) })
@@ -352,12 +307,12 @@ func TestEnd(t *testing.T) {
 				stop := w.run(task, spec(hooks.TypeNode))
 				after(max(d, 0))
 				before := len(w.instances())
-				w.story()
+				w.commits()
 				began := time.Now()
 				if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
 					t.Errorf("Run returned %v after %v", err, time.Since(began))
 				}
-				w.wantStory("the end")
+				w.wantCommits("the end")
 				if len(w.instances()) != before || w.fleet.open != 0 {
 					t.Errorf("%d instances, were %d; %d connections", len(w.instances()), before, w.fleet.open)
 				}
@@ -369,11 +324,11 @@ func TestEnd(t *testing.T) {
 // A spec that was stored without times gets the defaults, and no endless loop.
 func TestSpecWithoutTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newEnv(t)
 		task, p := w.start("plugin")
 		stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode})
 		after(time.Hour)
-		w.wantStory("an hour", nodeStarts)
+		w.wantCommits("an hour", nodeStarts)
 		probes, _ := p.seen()
 		if want := int(time.Hour/hooks.DefaultHeartbeatInterval) + 1; len(probes) != want {
 			t.Errorf("%d probes, want %d", len(probes), want)

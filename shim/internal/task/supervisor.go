@@ -5,41 +5,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/hooks"
 	"holdfast/registry"
 )
 
-// Fleet connects to plugins. One connection serves all roles of a task, and whoever else calls it.
+// Fleet connects to plugins. One connection serves all roles of a task, and all its callers.
 type Fleet interface {
-	// Connect gives the task's connection; nothing is sent yet.
+	// Connect returns the task's connection; nothing is sent yet.
 	Connect(registry.PluginID, registry.TaskKey, registry.Endpoint) (Plugin, error)
 	// Close ends the task's connection.
 	Close(registry.TaskKey)
 }
 
-// Plugin is a connection to a plugin. Its methods may be called at the same time. All but Lost fail at once where nobody listens.
+// Plugin is a connection to a plugin. Its methods may be called at the same time. All but Lost fail at once if no process
+// listens.
 type Plugin interface {
 	Probe(context.Context) (ready bool, err error)
 	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
-	// Outdated says whether what the last good Describe told may not hold any more. If there was none it is outdated.
+	// Outdated reports whether the last good Describe may not hold any more. Before the first one it reports true.
 	Outdated() bool
-	// Lost returns once the connection is lost and nobody answers anew, with the reason, or nil when its context ends.
+	// Lost returns once the connection is lost and no process accepts a new one, with the reason, or nil when ctx ends.
 	Lost(context.Context) error
 }
 
-// Sockets waits for sockets to appear.
-type Sockets interface {
-	// Changed returns when something changes in the socket's directory, or when ctx ends.
-	Changed(ctx context.Context, socket string)
-	// Missing says whether the socket's file is not there, and whether its directory is not there either.
-	Missing(socket string) (file, dir bool)
-}
-
-// Clock is the time. In tests it is a bubble's.
+// Clock is the time. In tests it is that of a synctest bubble.
 type Clock struct {
 	Now  func() time.Time         // wall time, for people
 	Boot func() registry.BootTime // for deadlines
@@ -47,33 +44,44 @@ type Clock struct {
 
 // Waits of this package that no stanza sets.
 const (
-	dialFirst     = 10 * time.Millisecond
-	dialMost      = time.Second
-	socketGrace   = 2 * time.Second      // for a plugin that makes its socket anew
-	dialGap       = 2 * time.Millisecond // between two tries, however often the socket's directory changes
+	retryFirst    = 10 * time.Millisecond  // between two tries to reach a plugin
+	startRetry    = 200 * time.Millisecond // the longest wait between two tries while it starts
+	retryMost     = time.Second            // and after it was registered
+	socketGrace   = 2 * time.Second        // for a plugin that makes its socket anew
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
 	jitter        = 0.1         // of the heartbeat's interval, either way
 	spread        = time.Second // in which a new shim probes what an earlier one has registered
 )
 
-// Supervisor watches plugin tasks.
+// Supervisor watches over plugin tasks.
 type Supervisor struct {
-	state   registry.State
-	fleet   Fleet
-	sockets Sockets
-	clock   Clock
-	random  func() float64 // in [0,1)
-	logger  hclog.Logger
+	state  registry.State
+	fleet  Fleet
+	clock  Clock
+	random func() float64 // in [0,1)
+	logger hclog.Logger
+
+	// missing reports whether a socket's file does not exist, and whether its directory does not.
+	missing func(socket string) (file, dir bool)
 }
 
-// New starts nothing; Run does.
-func New(state registry.State, f Fleet, s Sockets, c Clock, random func() float64, logger hclog.Logger) *Supervisor {
-	return &Supervisor{state: state, fleet: f, sockets: s, clock: c, random: random, logger: logger}
+// New returns a Supervisor. It starts nothing; Run does.
+func New(state registry.State, f Fleet, c Clock, random func() float64, logger hclog.Logger) *Supervisor {
+	return &Supervisor{state: state, fleet: f, clock: c, random: random, logger: logger, missing: socketMissing}
 }
 
-// watch is one start of a task being watched.
-type watch struct {
+// socketMissing reports no file as missing that cannot be looked up.
+func socketMissing(socket string) (file, dir bool) {
+	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+		return false, false
+	}
+	_, err := os.Lstat(filepath.Dir(socket))
+	return true, errors.Is(err, fs.ErrNotExist)
+}
+
+// supervision is one attempt of a task under supervision.
+type supervision struct {
 	*Supervisor
 	task   registry.Task
 	spec   hooks.PluginSpec
@@ -82,54 +90,56 @@ type watch struct {
 	roles  []registry.Role
 }
 
-// Run watches one start of a task until ctx ends. When it returns, everything that it started has returned. The task's instances stay as
-// they are, and its connection stays open for calls until Exited.
+// Run supervises one attempt of a task until ctx ends. Everything that it started has ended when it returns. The task's
+// instances stay as they are, and its connection stays open for calls until Exited.
 func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error {
 	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, at.Endpoint)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", t.TaskKey, err)
 	}
-	w := &watch{Supervisor: s, task: t, spec: spec, at: at, plugin: plugin, roles: spec.Type.Roles()}
-	w.spec.HealthTimeout = cmp.Or(spec.HealthTimeout, hooks.DefaultHealthTimeout)
-	w.spec.Heartbeat = whole(spec.Heartbeat)
-	registered, healthy, err := w.registered(ctx)
+	u := &supervision{Supervisor: s, task: t, spec: withDefaults(spec), at: at, plugin: plugin, roles: spec.Type.Roles()}
+	registered, healthy, err := u.registered(ctx)
 	if err != nil {
 		return err
 	}
-	switch {
-	case registered && healthy: // for an earlier shim. Not all plugins are probed at once; one that is gone is noticed at once
-		within := min(spread, w.spec.Heartbeat.Interval)
-		if !w.plugin.Outdated() { // this shim has asked it already, while the earlier one served
-			within = w.spec.Heartbeat.Interval
+	if !registered {
+		if err := u.start(ctx); err != nil {
+			return err
 		}
-		return w.beat(ctx, time.Duration(w.random()*float64(within)))
-	case registered:
-		return w.beat(ctx, 0)
+		return u.heartbeats(ctx, u.interval())
 	}
-	if err := w.start(ctx); err != nil {
-		return err
+	// An earlier shim has registered it. First probes are spread; Lost notices a dead plugin at once.
+	within := min(spread, u.spec.Heartbeat.Interval)
+	switch {
+	case !healthy:
+		within = 0
+	case !plugin.Outdated(): // this shim has probed it in its rehearsal
+		within = u.spec.Heartbeat.Interval
 	}
-	return w.beat(ctx, w.interval())
+	return u.heartbeats(ctx, time.Duration(u.random()*float64(within)))
 }
 
 // Exited closes the task's connection. Run has returned, and the task's instances have left the table.
 func (s *Supervisor) Exited(t registry.TaskKey) { s.fleet.Close(t) }
 
-// whole is h with its defaults, for a spec that was stored without.
-func whole(h hooks.Heartbeat) hooks.Heartbeat {
-	return hooks.Heartbeat{
-		Interval: cmp.Or(h.Interval, hooks.DefaultHeartbeatInterval), Timeout: cmp.Or(h.Timeout, hooks.DefaultHeartbeatTimeout),
-		Failures: cmp.Or(h.Failures, hooks.DefaultHeartbeatFailures),
+// withDefaults fills in the times of a spec that was stored without them.
+func withDefaults(s hooks.PluginSpec) hooks.PluginSpec {
+	s.HealthTimeout = cmp.Or(s.HealthTimeout, hooks.DefaultHealthTimeout)
+	s.Heartbeat = hooks.Heartbeat{
+		Interval: cmp.Or(s.Heartbeat.Interval, hooks.DefaultHeartbeatInterval),
+		Timeout:  cmp.Or(s.Heartbeat.Timeout, hooks.DefaultHeartbeatTimeout),
+		Failures: cmp.Or(s.Heartbeat.Failures, hooks.DefaultHeartbeatFailures),
 	}
+	return s
 }
 
-// registered says whether this attempt of the task has all its instances in the table, and whether they are healthy there.
-func (w *watch) registered(ctx context.Context) (all, healthy bool, err error) {
-	err = w.state.View(ctx, func(v registry.View) error {
+// registered reports whether this attempt has all its instances in the table, and whether all of them are healthy.
+func (u *supervision) registered(ctx context.Context) (all, healthy bool, err error) {
+	err = u.state.View(ctx, func(v registry.View) error {
 		all, healthy = true, true
-		for _, role := range w.roles {
-			in, ok := v.Instance(w.key(role))
-			all = all && ok && in.Attempt == w.task.Attempt
+		for _, role := range u.roles {
+			in, ok := v.Instance(u.key(role))
+			all = all && ok && in.Attempt == u.task.Attempt
 			healthy = healthy && in.Health.State == registry.Healthy
 		}
 		return nil
@@ -138,37 +148,43 @@ func (w *watch) registered(ctx context.Context) (all, healthy bool, err error) {
 }
 
 // commit tries again while the disk is full, until ctx ends.
-func (w *watch) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
-	for told := false; ; told = true {
-		_, err := w.state.Commit(ctx, decide)
+func (u *supervision) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
+	for logged := false; ; logged = true {
+		_, err := u.state.Commit(ctx, decide)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if !errors.Is(err, registry.ErrExhausted) {
 			return err
 		}
-		if !told {
-			w.logger.Warn("the health of a plugin task cannot be recorded yet", "task", w.task.TaskKey, "error", err)
+		if !logged {
+			u.logger.Warn("cannot record the health of a plugin task yet; retrying", "task", u.task.TaskKey, "error", err)
 		}
-		sleep(ctx, dialMost)
+		sleep(ctx, retryMost)
 	}
 }
 
 // interval is the time to the next heartbeat.
-func (w *watch) interval() time.Duration {
-	every := w.spec.Heartbeat.Interval
-	return every + time.Duration(float64(every)*jitter*(2*w.random()-1))
+func (u *supervision) interval() time.Duration {
+	every := u.spec.Heartbeat.Interval
+	return every + time.Duration(float64(every)*jitter*(2*u.random()-1))
 }
 
-func (w *watch) key(role registry.Role) registry.InstanceKey {
-	return registry.InstanceKey{Role: role, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task}
+func (u *supervision) key(role registry.Role) registry.InstanceKey {
+	return registry.InstanceKey{Role: role, Plugin: u.spec.ID, Alloc: u.task.Alloc, Task: u.task.Task}
 }
 
-// event is one of the task's.
-func (w *watch) event(kind registry.EventKind, cause registry.Cause, detail string) registry.Event {
+// event returns an event of the task.
+func (u *supervision) event(kind registry.EventKind, cause registry.Cause, detail string) registry.Event {
 	return registry.Event{
-		Kind: kind, Plugin: w.spec.ID, Alloc: w.task.Alloc, Task: w.task.Task, Cause: cause, Detail: detail, At: w.clock.Now(),
+		Kind: kind, Plugin: u.spec.ID, Alloc: u.task.Alloc, Task: u.task.Task, Cause: cause, Detail: detail,
+		At: u.clock.Now(),
 	}
+}
+
+// retries returns the waits between tries to reach a plugin.
+func retries(most time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: retryFirst, Multiplier: 2, MaxInterval: most}
 }
 
 // sleep waits, at most until ctx ends.

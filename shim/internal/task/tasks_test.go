@@ -36,7 +36,7 @@ func (h *host) tasks() (t *Tasks, end func()) { return h.tasksOver(h.state) }
 
 func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
 	boot := func() registry.BootTime { return bootTime }
-	s := New(state, &fleet{}, nil, Clock{Now: time.Now, Boot: boot}, nil, hclog.NewNullLogger())
+	s := New(state, &fleet{}, Clock{Now: time.Now, Boot: boot}, nil, hclog.NewNullLogger())
 	t = NewTasks(s, h, hooks.Layout{Run: "/run/h", State: "/state"}, hooks.Operations)
 	t.supervise = h.supervise
 	ctx, cancel := context.WithCancelCause(context.Background())

@@ -18,8 +18,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// world is a supervisor over a log, plugins and socket directories in memory. It lives in a bubble.
-type world struct {
+// env is a supervisor over a state, plugins and socket directories in memory. It lives in a synctest bubble.
+type env struct {
 	t       *testing.T
 	log     *registrytest.Log
 	fleet   *fleet
@@ -31,34 +31,34 @@ type world struct {
 	applied []registry.Applied
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{
+func newEnv(t *testing.T) *env {
+	w := &env{
 		t: t, fleet: &fleet{plugins: map[registry.TaskKey]*plugin{}}, sockets: &sockets{}, base: time.Now().Add(-time.Hour), boot: "boot-1",
 		random: func() float64 { return 0.5 },
 	}
 	w.log = registrytest.NewLog(time.Now)
-	w.log.OnApplied(w.told)
+	w.log.OnApplied(w.onApplied)
 	return w
 }
 
-func (w *world) told(a registry.Applied) {
+func (w *env) onApplied(a registry.Applied) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.applied = append(w.applied, a)
 }
 
 // restart is a new process of the shim: it finds what is durable.
-func (w *world) restart() {
+func (w *env) restart() {
 	w.log = w.log.Reopen()
-	w.log.OnApplied(w.told)
+	w.log.OnApplied(w.onApplied)
 }
 
-func (w *world) bootTime() registry.BootTime {
+func (w *env) bootTime() registry.BootTime {
 	return registry.BootTime{Boot: w.boot, At: time.Since(w.base)}
 }
 
 // start records a task that starts now, with a plugin that listens.
-func (w *world) start(name registry.TaskName) (registry.Task, *plugin) {
+func (w *env) start(name registry.TaskName) (registry.Task, *plugin) {
 	w.t.Helper()
 	task := registry.Task{
 		TaskKey: registry.TaskKey{Alloc: "alloc", Task: name}, Attempt: 1, Phase: registry.TaskRunning, Started: w.bootTime(),
@@ -69,7 +69,7 @@ func (w *world) start(name registry.TaskName) (registry.Task, *plugin) {
 	return task, p
 }
 
-func (w *world) put(r registry.Record) {
+func (w *env) put(r registry.Record) {
 	w.t.Helper()
 	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
 		return registry.Change{Put: []registry.Record{r}}, nil
@@ -97,9 +97,11 @@ func preparation(task registry.Task) hooks.Preparation {
 }
 
 // run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's duty.
-func (w *world) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
+func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	sup := New(w.log, w.fleet, w.sockets, Clock{Now: time.Now, Boot: w.bootTime}, func() float64 { return w.random() }, hclog.NewNullLogger())
+	clock := Clock{Now: time.Now, Boot: w.bootTime}
+	sup := New(w.log, w.fleet, clock, func() float64 { return w.random() }, hclog.NewNullLogger())
+	sup.missing = w.sockets.missing
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx, task, s, preparation(task)) }()
 	return func() error {
@@ -118,8 +120,8 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
-// story is the commits since the last call of story: the kinds of their events and the causes of those of the task.
-func (w *world) story() []string {
+// commits returns the commits since its last call: the kinds of their events and the causes of those of the task.
+func (w *env) commits() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []string
@@ -138,25 +140,25 @@ func (w *world) story() []string {
 	return out
 }
 
-func (w *world) wantStory(what string, want ...string) {
+func (w *env) wantCommits(what string, want ...string) {
 	w.t.Helper()
-	if got := w.story(); !slices.Equal(got, want) {
+	if got := w.commits(); !slices.Equal(got, want) {
 		w.t.Errorf("%s: commits are\n\t%s\nwant\n\t%s", what, strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
 	}
 }
 
-func (w *world) instances() (all []registry.Instance) {
+func (w *env) instances() (all []registry.Instance) {
 	_ = w.log.View(context.Background(), func(v registry.View) error { all = v.AllInstances(); return nil })
 	return all
 }
 
-func (w *world) task(k registry.TaskKey) (task registry.Task) {
+func (w *env) task(k registry.TaskKey) (task registry.Task) {
 	_ = w.log.View(context.Background(), func(v registry.View) error { task, _ = v.Task(k); return nil })
 	return task
 }
 
 // wantHealth is the state and cause of every instance there is.
-func (w *world) wantHealth(what string, state registry.HealthState, cause registry.Cause) {
+func (w *env) wantHealth(what string, state registry.HealthState, cause registry.Cause) {
 	w.t.Helper()
 	all := w.instances()
 	if len(all) == 0 {
@@ -177,7 +179,7 @@ const (
 	nodeRecovers   = "healthy, task healthy (probed)"
 )
 
-func nodeSick(cause registry.Cause) string {
+func nodeUnhealthy(cause registry.Cause) string {
 	return fmt.Sprintf("unhealthy, task unhealthy (%s)", cause)
 }
 
@@ -298,16 +300,14 @@ func (p *plugin) seen() (probes []time.Time, described int) {
 	return slices.Clone(p.probes), p.described
 }
 
-// sockets is a directory that everybody waits for.
+// sockets is a directory in memory.
 type sockets struct {
-	mu      sync.Mutex
-	changed chan struct{}
-	flood   bool // it changes all the time
-	file    bool // that of the socket is missing
-	dir     bool // it is missing itself
+	mu   sync.Mutex
+	file bool // that of the socket is missing
+	dir  bool // the directory is missing too
 }
 
-func (s *sockets) Missing(string) (file, dir bool) {
+func (s *sockets) missing(string) (file, dir bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.file, s.dir
@@ -317,30 +317,4 @@ func (s *sockets) remove(file, dir bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.file, s.dir = file, dir
-}
-
-func (s *sockets) Changed(ctx context.Context, _ string) {
-	s.mu.Lock()
-	if s.flood {
-		s.mu.Unlock()
-		return
-	}
-	if s.changed == nil {
-		s.changed = make(chan struct{})
-	}
-	changed := s.changed
-	s.mu.Unlock()
-	select {
-	case <-changed:
-	case <-ctx.Done():
-	}
-}
-
-func (s *sockets) change() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
 }

@@ -10,13 +10,13 @@ import (
 	"holdfast/registry"
 )
 
-// begin is a world with a registered plugin that has just had a heartbeat.
-func begin(t *testing.T, s hooks.PluginSpec) (w *world, task registry.Task, p *plugin, stop func() error) {
-	w = newWorld(t)
+// begin is a env with a registered plugin that has just had a heartbeat.
+func startHealthy(t *testing.T, s hooks.PluginSpec) (w *env, task registry.Task, p *plugin, stop func() error) {
+	w = newEnv(t)
 	task, p = w.start("plugin")
 	stop = w.run(task, s)
 	after(s.Heartbeat.Interval)
-	w.story()
+	w.commits()
 	return w, task, p, stop
 }
 
@@ -34,15 +34,15 @@ func TestOneEventPerChange(t *testing.T) {
 	} {
 		t.Run(string(c.cause), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, _, p, stop := begin(t, spec(hooks.TypeMonolith))
+				w, _, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
 				for range 3 {
 					p.set(c.sick)
 					after(time.Hour)
-					w.wantStory("sick for an hour", "unhealthy, unhealthy, task unhealthy ("+string(c.cause)+")")
+					w.wantCommits("sick for an hour", "unhealthy, unhealthy, task unhealthy ("+string(c.cause)+")")
 					w.wantHealth("sick", registry.Unhealthy, c.cause)
 					p.set(func(p *plugin) { p.up, p.ready, p.hangs, p.broken = true, true, false, nil })
 					after(time.Hour)
-					w.wantStory("well for an hour", "healthy, healthy, task healthy (probed)")
+					w.wantCommits("well for an hour", "healthy, healthy, task healthy (probed)")
 					w.wantHealth("well", registry.Healthy, registry.CauseProbed)
 				}
 				_ = stop()
@@ -55,19 +55,19 @@ func TestOneEventPerChange(t *testing.T) {
 func TestMissesBelowFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeNode)
-		w, _, p, stop := begin(t, s)
+		w, _, p, stop := startHealthy(t, s)
 		for range 5 {
 			p.set(func(p *plugin) { p.broken = errors.New("INTERNAL") })
 			after(time.Duration(s.Heartbeat.Failures-1) * s.Heartbeat.Interval)
 			p.set(func(p *plugin) { p.broken = nil })
 			after(s.Heartbeat.Interval)
 		}
-		w.wantStory("two misses at a time")
+		w.wantCommits("two misses at a time")
 		p.set(func(p *plugin) { p.broken = errors.New("INTERNAL") })
 		after(time.Duration(s.Heartbeat.Failures)*s.Heartbeat.Interval - 1)
-		w.wantStory("a moment before the third")
+		w.wantCommits("a moment before the third")
 		after(1)
-		w.wantStory("the third", nodeSick(registry.CauseMissed))
+		w.wantCommits("the third", nodeUnhealthy(registry.CauseMissed))
 		_ = stop()
 	})
 }
@@ -75,22 +75,22 @@ func TestMissesBelowFailures(t *testing.T) {
 // A lost connection needs no heartbeat to be noticed, and its return no more than the back-off.
 func TestGoneAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		after(time.Second)
 		p.set(func(p *plugin) { p.up = false })
 		after(0)
-		w.wantStory("its end", nodeSick(registry.CauseGone))
+		w.wantCommits("its end", nodeUnhealthy(registry.CauseGone))
 		if detail := w.instances()[0].Health.Detail; detail != errRefused.Error() {
 			t.Errorf("detail is %q", detail)
 		}
 		before, _ := p.seen()
 		after(time.Minute)
-		if now, _ := p.seen(); len(now)-len(before) > int(time.Minute/dialMost)+10 {
+		if now, _ := p.seen(); len(now)-len(before) > int(time.Minute/retryMost)+10 {
 			t.Errorf("it was looked for %d times in a minute", len(now)-len(before))
 		}
 		p.set(func(p *plugin) { p.up = true })
-		after(dialMost)
-		w.wantStory("its return", nodeRecovers)
+		after(retryMost)
+		w.wantCommits("its return", nodeRecovers)
 		_ = stop()
 	})
 }
@@ -98,17 +98,17 @@ func TestGoneAtOnce(t *testing.T) {
 // What comes back under the socket of one that was gone may be another plugin: it has to tell what it is first.
 func TestComesBackAsAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		p.set(func(p *plugin) { p.up = false })
 		after(time.Minute)
-		w.story()
+		w.commits()
 		p.set(func(p *plugin) { p.up, p.unknown = true, errors.New("node id is empty") })
 		after(time.Minute)
-		w.wantStory("it does not tell what it is")
+		w.wantCommits("it does not tell what it is")
 		w.wantHealth("it does not tell what it is", registry.Unhealthy, registry.CauseGone)
 		p.set(func(p *plugin) { p.unknown, p.version = nil, "2" })
-		after(dialMost)
-		w.wantStory("it does", "updated, healthy, task healthy (probed)")
+		after(retryMost)
+		w.wantCommits("it does", "updated, healthy, task healthy (probed)")
 		if v := w.instances()[0].Fingerprint.Version; v != "2" {
 			t.Errorf("version is %q", v)
 		}
@@ -119,7 +119,7 @@ func TestComesBackAsAnother(t *testing.T) {
 // A plugin that comes and goes every 10 ms is never restarted, and its events are few.
 func TestFlapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, task, p, stop := begin(t, spec(hooks.TypeNode))
+		w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		const lasts = time.Minute
 		for range lasts / (23 * time.Millisecond) { // not in step with the back-off
 			p.set(func(p *plugin) { p.up = false })
@@ -127,18 +127,18 @@ func TestFlapping(t *testing.T) {
 			p.set(func(p *plugin) { p.up = true })
 			after(13 * time.Millisecond)
 		}
-		commits := w.story()
-		if most := 2 * int(lasts/dialMost); len(commits) > most+2 || len(commits) < 2 {
+		commits := w.commits()
+		if most := 2 * int(lasts/retryMost); len(commits) > most+2 || len(commits) < 2 {
 			t.Errorf("%d commits in %v", len(commits), lasts)
 		}
 		if w.task(task.TaskKey).Restart != nil {
 			t.Error("a restart was asked for")
 		}
 		probes, _ := p.seen()
-		if len(probes) > 10*int(lasts/dialMost) {
+		if len(probes) > 10*int(lasts/retryMost) {
 			t.Errorf("%d probes in %v", len(probes), lasts)
 		}
-		after(2 * dialMost)
+		after(2 * retryMost)
 		w.wantHealth("in the end", registry.Healthy, registry.CauseProbed)
 		_ = stop()
 	})
@@ -147,7 +147,7 @@ func TestFlapping(t *testing.T) {
 // A new shim finds the plugin as the old one left it: alive, nothing happens; dead meanwhile, it is gone at once.
 func TestShimRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, task, p, stop := begin(t, spec(hooks.TypeMonolith))
+		w, task, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
 		_ = stop()
 		for what, is := range map[string]struct {
 			outdated      bool
@@ -174,7 +174,7 @@ func TestShimRestart(t *testing.T) {
 		w.restart()
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		after(time.Hour)
-		w.wantStory("a shim after another")
+		w.wantCommits("a shim after another")
 		_ = stop()
 		w.restart()
 		p.set(func(p *plugin) { p.up = false })
@@ -182,13 +182,13 @@ func TestShimRestart(t *testing.T) {
 		w.wantHealth("before the next shim", registry.Healthy, registry.CauseProbed)
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		after(0)
-		w.wantStory("dead meanwhile", "unhealthy, unhealthy, task unhealthy (gone)")
+		w.wantCommits("dead meanwhile", "unhealthy, unhealthy, task unhealthy (gone)")
 		_ = stop()
 		w.restart()
 		p.set(func(p *plugin) { p.up, p.version = true, "2" })
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		after(0)
-		w.wantStory("back meanwhile", "updated, healthy, updated, healthy, task healthy (probed)")
+		w.wantCommits("back meanwhile", "updated, healthy, updated, healthy, task healthy (probed)")
 		_ = stop()
 	})
 }
@@ -197,7 +197,7 @@ func TestShimRestart(t *testing.T) {
 func TestJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		values := []float64{0, 0.999999, 0.25, 0.75, 0.5}
-		w := newWorld(t)
+		w := newEnv(t)
 		n := 0
 		w.random = func() float64 { n++; return values[n%len(values)] }
 		task, p := w.start("plugin")
@@ -222,25 +222,25 @@ func TestJitter(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeMonolith)
-		w, _, p, stop := begin(t, s)
+		w, _, p, stop := startHealthy(t, s)
 		_, before := p.seen()
 		p.set(func(p *plugin) { p.version = "2" })
 		after(refreshEvery - 2*s.Heartbeat.Interval)
-		w.wantStory("before it is time")
+		w.wantCommits("before it is time")
 		after(2 * s.Heartbeat.Interval)
-		w.wantStory("every ten minutes", "updated, updated")
+		w.wantCommits("every ten minutes", "updated, updated")
 		p.set(func(p *plugin) { p.version, p.outdated = "3", true })
 		after(s.Heartbeat.Interval)
-		w.wantStory("outdated", "updated, updated")
+		w.wantCommits("outdated", "updated, updated")
 		if _, now := p.seen(); now != before+2 {
 			t.Errorf("asked %d times", now-before)
 		}
 		p.set(func(p *plugin) { p.outdated, p.unknown = true, errors.New("metadata service is away") })
 		after(time.Hour)
-		w.wantStory("a refresh in vain is no sickness")
+		w.wantCommits("a refresh in vain is no sickness")
 		p.set(func(p *plugin) { p.version, p.unknown = "4", nil })
 		after(s.Heartbeat.Interval)
-		w.wantStory("asked again at each heartbeat", "updated, updated")
+		w.wantCommits("asked again at each heartbeat", "updated, updated")
 		_, before = p.seen()
 		after(refreshEvery - 2*s.Heartbeat.Interval)
 		if _, now := p.seen(); now != before {
@@ -253,7 +253,7 @@ func TestRefresh(t *testing.T) {
 // An instance that somebody removed is not put back by a heartbeat.
 func TestRemovedInstanceStaysAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		_, err := w.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 			return registry.RemoveChange(v, time.Now(), w.instances()[0].InstanceKey), nil
 		})
@@ -264,7 +264,7 @@ func TestRemovedInstanceStaysAway(t *testing.T) {
 		after(time.Minute)
 		p.set(func(p *plugin) { p.up = false })
 		after(time.Minute)
-		w.wantStory("only the removal", "deregistered")
+		w.wantCommits("only the removal", "deregistered")
 		if len(w.instances()) != 0 {
 			t.Errorf("instances are %+v", w.instances())
 		}
@@ -272,34 +272,18 @@ func TestRemovedInstanceStaysAway(t *testing.T) {
 	})
 }
 
-// The back-off with which one that is gone is looked for grows to its bound and stays there, however long that lasts.
-func TestBackOff(t *testing.T) {
-	h := heart{away: true}
-	last := time.Duration(0)
-	for try := range 1_000_000 {
-		next := h.next()
-		if next < max(last, dialFirst) || next > dialMost {
-			t.Fatalf("try %d: %v after %v", try, next, last)
-		}
-		last = next
-	}
-	if last != dialMost {
-		t.Errorf("it stays at %v", last)
-	}
-}
-
 // A watch that ends while the plugin is gone leaves it so.
 func TestEndWhileGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := begin(t, spec(hooks.TypeNode))
+		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		p.set(func(p *plugin) { p.up = false })
 		after(1500 * time.Millisecond)
-		w.story()
+		w.commits()
 		began := time.Now()
 		if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
 			t.Errorf("Run returned %v after %v", err, time.Since(began))
 		}
-		w.wantStory("the end")
+		w.wantCommits("the end")
 		w.wantHealth("the end", registry.Unhealthy, registry.CauseGone)
 	})
 }
@@ -308,21 +292,21 @@ func TestEndWhileGone(t *testing.T) {
 // directory is gone, else if the plugin does not make the socket anew within its health timeout. One that does is well again.
 func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 	const asks = "restart asked (socket gone)"
-	sick := nodeSick(registry.CauseSocketGone)
+	sick := nodeUnhealthy(registry.CauseSocketGone)
 	for what, c := range map[string]struct {
 		dir, answers bool
 		lasts        time.Duration
 		want         []string
 	}{
 		"the directory is swept":        {true, true, time.Minute, []string{sick, asks}},
-		"it is, and the connection too": {true, false, time.Minute, []string{nodeSick(registry.CauseGone), asks}},
+		"it is, and the connection too": {true, false, time.Minute, []string{nodeUnhealthy(registry.CauseGone), asks}},
 		"the socket is removed":         {false, true, time.Hour, []string{sick, asks}},
 		"it is made anew":               {false, true, hooks.DefaultHealthTimeout, []string{sick, nodeRecovers}},
 		"it is made anew at once":       {false, true, socketGrace / 2, nil},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, task, p, stop := begin(t, spec(hooks.TypeNode))
+				w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
 				w.sockets.remove(true, c.dir)
 				p.set(func(p *plugin) { p.up = c.answers })
 				after(c.lasts)
@@ -330,12 +314,12 @@ func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 					w.sockets.remove(false, false)
 				}
 				after(time.Hour)
-				w.wantStory(what, c.want...)
+				w.wantCommits(what, c.want...)
 				_ = stop()
 				w.restart()
 				stop = w.run(task, spec(hooks.TypeNode))
 				after(time.Hour)
-				w.wantStory("at the next shim")
+				w.wantCommits("at the next shim")
 				_ = stop()
 			})
 		})

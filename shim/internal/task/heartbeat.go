@@ -1,0 +1,226 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"holdfast/registry"
+)
+
+// heartbeat probes a registered plugin again and again, and records what changes.
+type heartbeat struct {
+	*supervision
+	misses       int                         // in a row
+	disconnected bool                        // the plugin is looked for with a back-off
+	waits        *backoff.ExponentialBackOff // of that
+
+	describedAt    time.Duration // since boot: the last good description, or the start
+	describeFailed bool          // the last description failed
+
+	missingSince time.Duration // since boot: when the socket's file was first found missing; 0: it exists
+	asked        bool          // because it is missing
+}
+
+// heartbeats runs until ctx ends. The first heartbeat comes after first.
+func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lost := make(chan error)
+	wg.Go(func() { u.reportLosses(ctx, lost) })
+	h := heartbeat{supervision: u, describedAt: u.clock.Boot().At, waits: retries(retryMost)}
+	timer := time.NewTimer(first)
+	defer timer.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case why := <-lost:
+			if h.disconnected {
+				continue
+			}
+			err = h.lost(ctx, why)
+		case <-timer.C:
+			err = h.beat(ctx)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("record the health of %s: %w", u.task.TaskKey, err)
+		}
+		timer.Reset(h.next())
+	}
+}
+
+// reportLosses sends each loss of the connection, at most one a second: a plugin that comes and goes faster causes no storm
+// of events.
+func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
+	for {
+		why := u.plugin.Lost(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case lost <- why:
+		case <-ctx.Done():
+			return
+		}
+		sleep(ctx, retryMost)
+	}
+}
+
+// next is the time to the next heartbeat.
+func (h *heartbeat) next() time.Duration {
+	switch {
+	case h.missingSince > 0 && !h.asked:
+		return retryMost
+	case h.disconnected:
+		return h.waits.NextBackOff()
+	}
+	return h.interval()
+}
+
+// lost records that the connection is lost and no process accepts a new one.
+func (h *heartbeat) lost(ctx context.Context, why error) error {
+	h.disconnected = true
+	h.waits.Reset()
+	p := problem{cause: registry.CauseGone}
+	if why != nil {
+		p.text = why.Error()
+	}
+	return h.recordUnhealthy(ctx, p)
+}
+
+// beat is one heartbeat.
+func (h *heartbeat) beat(ctx context.Context) error {
+	if missing, err := h.checkSocket(ctx); missing || err != nil {
+		return err
+	}
+	var found fingerprints
+	p := h.probe(ctx)
+	if p == nil {
+		found, p = h.refresh(ctx)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case p == nil:
+		h.misses, h.disconnected = 0, false
+		healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed}
+		return h.recordHealth(ctx, healthy, found, registry.EventTaskHealthy)
+	case h.disconnected:
+		return nil
+	}
+	if h.misses++; h.misses < h.spec.Heartbeat.Failures {
+		return nil
+	}
+	return h.recordUnhealthy(ctx, *p)
+}
+
+// checkSocket reports whether the socket's file is missing. The plugin may still answer on the open connection, but is
+// lost with it. Once the file has been missing for socketGrace, the plugin is recorded as unhealthy. Then a restart of its
+// task is asked for, which makes the directory and the socket anew: at once if the directory is missing too, because the
+// plugin cannot make a socket there, else after the health timeout.
+func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
+	file, dir := h.missing(h.at.Endpoint.Host)
+	now := h.clock.Boot().At
+	if !file {
+		h.missingSince, h.asked = 0, false
+		return false, nil
+	}
+	if h.missingSince == 0 {
+		h.missingSince = now
+	}
+	since := now - h.missingSince
+	if since < socketGrace {
+		return true, nil
+	}
+	why := problem{registry.CauseSocketGone,
+		fmt.Sprintf("its socket %s was removed, so no new connection is possible", h.at.Endpoint.Host)}
+	err = h.recordUnhealthy(ctx, why)
+	if err != nil || h.asked || !dir && since < h.spec.HealthTimeout {
+		return true, err
+	}
+	h.asked = true
+	return true, h.askRestart(ctx, why, registry.EventRestartAsked)
+}
+
+// refresh has the plugin describe itself again if that is due; else it finds nothing. A failure is tried again at the next
+// heartbeat. It is a problem only for a plugin that was disconnected, which may be another process now.
+func (h *heartbeat) refresh(ctx context.Context) (fingerprints, *problem) {
+	now := h.clock.Boot().At
+	if !h.disconnected && !h.describeFailed && !h.plugin.Outdated() && now-h.describedAt < refreshEvery {
+		return nil, nil
+	}
+	found, p := h.describe(ctx)
+	if p == nil {
+		h.describedAt, h.describeFailed = now, false
+		return found, nil
+	}
+	if !h.describeFailed && ctx.Err() == nil {
+		h.logger.Warn("a plugin does not describe itself", "task", h.task.TaskKey, "error", p.text)
+	}
+	h.describeFailed = true
+	if h.disconnected {
+		return nil, p
+	}
+	return nil, nil
+}
+
+func (h *heartbeat) recordUnhealthy(ctx context.Context, p problem) error {
+	unhealthy := registry.Health{State: registry.Unhealthy, Cause: p.cause, Detail: p.text}
+	return h.recordHealth(ctx, unhealthy, nil, registry.EventTaskUnhealthy)
+}
+
+// recordHealth records the health of all roles, and their fingerprints if any were found. It commits nothing if nothing has
+// changed, so most heartbeats cost no transaction.
+func (h *heartbeat) recordHealth(
+	ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind,
+) error {
+	if same, err := h.has(ctx, health.State); err != nil || same && found == nil {
+		return err
+	}
+	health.Since = h.clock.Now()
+	return h.commit(ctx, func(v registry.View) (registry.Change, error) {
+		var instances []registry.Instance
+		turned := false
+		for _, role := range h.roles {
+			in, ok := v.Instance(h.key(role))
+			if !ok {
+				continue
+			}
+			if in.Health.State != health.State {
+				in.Health, turned = health, true
+			}
+			if found != nil {
+				in.Fingerprint = found[role]
+			}
+			instances = append(instances, in)
+		}
+		change := registry.PutChange(v, health.Since, instances...)
+		if turned {
+			change.Events = append(change.Events, h.event(kind, health.Cause, health.Detail))
+		}
+		return change, nil
+	})
+}
+
+// has reports whether all roles are recorded in that state.
+func (h *heartbeat) has(ctx context.Context, state registry.HealthState) (same bool, err error) {
+	err = h.state.View(ctx, func(v registry.View) error {
+		same = true
+		for _, role := range h.roles {
+			in, ok := v.Instance(h.key(role))
+			same = same && ok && in.Health.State == state
+		}
+		return nil
+	})
+	return same, err
+}
