@@ -49,6 +49,7 @@ type View interface {
 	Alloc(AllocID) (Alloc, bool)
 	Allocs() []Alloc
 	AllocsWhere(pass func(Alloc) bool) []Alloc // as VolumesWhere
+	// Volumes and inline volumes are found alike. Should both have a name, the volume that is not inline is found.
 	Volume(VolumeName) (Volume, bool)
 	VolumeByKey(VolumeKey) (Volume, bool)
 	// VolumesNamed are the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). Its cost is that of what it finds.
@@ -63,10 +64,17 @@ type View interface {
 	AllClaims() []Claim
 	Placement(VolumeKey) (Placement, bool)
 	Placements() []Placement
+	Attachment(AttachmentKey) (Attachment, bool)
+	Attachments(VolumeKey) []Attachment
+	AllAttachments() []Attachment
+	Staging(VolumeKey) (Staging, bool)
+	Stagings() []Staging
 	Refs(VolumeKey) []Ref
 	AllRefs() []Ref
+	// Intent returns the open controller call of a volume, NodeIntent its open call at this node.
 	Intent(VolumeKey) (Intent, bool)
-	Intents() []Intent
+	NodeIntent(VolumeKey) (Intent, bool)
+	Intents() []Intent // of both, controller calls first
 	Operation(OperationID) (Operation, bool)
 	// Events are up to limit events with a number above after, in order, and the floor: events up to it have been pruned, so a
 	// cursor below it has missed some.
@@ -95,7 +103,29 @@ func (c Change) And(more Change) Change {
 	return Change{append(c.Put, more.Put...), append(c.Delete, more.Delete...), append(c.Events, more.Events...)}
 }
 
-// Record is one of the records that a Log keeps: Instance, Task, Alloc, Volume, Claim, Placement, Ref, Intent, Operation.
+// OpenIntent returns the open call of a volume: that of its controller, or else that of this node.
+func OpenIntent(v View, k VolumeKey) (Intent, bool) {
+	if open, found := v.Intent(k); found {
+		return open, true
+	}
+	return v.NodeIntent(k)
+}
+
+// Mixed reports whether the change writes both records that nodes share and records of one node.
+func (c Change) Mixed() bool {
+	var shared, node bool
+	see := func(k Key) { shared, node = shared || k.Bucket.Shared(), node || !k.Bucket.Shared() }
+	for _, r := range c.Put {
+		see(r.Key())
+	}
+	for _, k := range c.Delete {
+		see(k)
+	}
+	return shared && node
+}
+
+// Record is one of the records that a State keeps: Instance, Task, Alloc, Volume, Claim, Placement, Attachment, Staging,
+// Ref, Intent, Operation.
 type Record interface {
 	Key() Key
 	// Indexed is the record with ModifyIndex at, and with CreateIndex created, or at if that is 0.
@@ -108,21 +138,35 @@ type Record interface {
 type Bucket string
 
 const (
-	BucketInstances  Bucket = "instances"
-	BucketTasks      Bucket = "tasks"
-	BucketAllocs     Bucket = "allocs"
-	BucketVolumes    Bucket = "volumes"
-	BucketClaims     Bucket = "claims"
-	BucketPlacements Bucket = "placements"
-	BucketRefs       Bucket = "refs"
-	BucketIntents    Bucket = "intents"
-	BucketRequests   Bucket = "requests"
+	BucketInstances     Bucket = "instances"
+	BucketTasks         Bucket = "tasks"
+	BucketAllocs        Bucket = "allocs"
+	BucketVolumes       Bucket = "volumes"
+	BucketInlineVolumes Bucket = "inline_volumes"
+	BucketClaims        Bucket = "claims"
+	BucketPlacements    Bucket = "placements"
+	BucketAttachments   Bucket = "attachments"
+	BucketStagings      Bucket = "stagings"
+	BucketRefs          Bucket = "refs"
+	BucketIntents       Bucket = "intents"
+	BucketNodeIntents   Bucket = "node_intents"
+	BucketRequests      Bucket = "requests"
 )
 
 // Buckets lists every kind of record.
 var Buckets = []Bucket{
-	BucketInstances, BucketTasks, BucketAllocs, BucketVolumes, BucketClaims, BucketPlacements, BucketRefs, BucketIntents,
-	BucketRequests,
+	BucketInstances, BucketTasks, BucketAllocs, BucketVolumes, BucketInlineVolumes, BucketClaims, BucketPlacements,
+	BucketAttachments, BucketStagings, BucketRefs, BucketIntents, BucketNodeIntents, BucketRequests,
+}
+
+// Shared reports whether the nodes of a cluster share the records of the bucket. Those of any other bucket belong to one
+// node.
+func (b Bucket) Shared() bool {
+	switch b {
+	case BucketVolumes, BucketClaims, BucketAttachments, BucketIntents:
+		return true
+	}
+	return false
 }
 
 // Key names a record. Its path is encoded with length prefixes, so that no choice of ids makes two keys alike, and so that all
@@ -193,22 +237,41 @@ func (k ClaimKey) path() string {
 	return PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Alloc), string(k.Request))
 }
 
-// PlacementRecord and IntentRecord are the keys of the two records that a volume has at most one of.
-func (k VolumeKey) PlacementRecord() Key { return Key{BucketPlacements, k.path()} }
-func (k VolumeKey) IntentRecord() Key    { return Key{BucketIntents, k.path()} }
-func (k VolumeKey) path() string         { return PathOf(k.Plugin, string(k.External)) }
+// The keys of records that a volume has at most one of. IntentRecord is the key of a controller call's intent.
+func (k VolumeKey) PlacementRecord() Key  { return Key{BucketPlacements, k.path()} }
+func (k VolumeKey) StagingRecord() Key    { return Key{BucketStagings, k.path()} }
+func (k VolumeKey) IntentRecord() Key     { return Key{BucketIntents, k.path()} }
+func (k VolumeKey) NodeIntentRecord() Key { return Key{BucketNodeIntents, k.path()} }
+func (k VolumeKey) path() string          { return PathOf(k.Plugin, string(k.External)) }
 
 // AllocRecord and OperationRecord are the keys of records that are named by one id.
 func AllocRecord(id AllocID) Key         { return Key{BucketAllocs, PathOf(id)} }
 func OperationRecord(id OperationID) Key { return Key{BucketRequests, PathOf(id)} }
 
-func (a Alloc) Key() Key     { return AllocRecord(a.ID) }
-func (v Volume) Key() Key    { return v.VolumeName().Key() }
-func (c Claim) Key() Key     { return c.ClaimKey().ClaimRecord() }
-func (p Placement) Key() Key { return p.Volume.PlacementRecord() }
-func (r Ref) Key() Key       { return r.ClaimKey().RefRecord() }
-func (i Intent) Key() Key    { return i.Volume.IntentRecord() }
-func (o Operation) Key() Key { return OperationRecord(o.ID) }
+func (a Alloc) Key() Key      { return AllocRecord(a.ID) }
+func (c Claim) Key() Key      { return c.ClaimKey().ClaimRecord() }
+func (p Placement) Key() Key  { return p.Volume.PlacementRecord() }
+func (a Attachment) Key() Key { return a.AttachmentKey().Key() }
+func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
+func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
+func (o Operation) Key() Key  { return OperationRecord(o.ID) }
+
+// Key returns the key of the volume's record. An inline volume has a bucket of its own, as it belongs to one node.
+func (v Volume) Key() Key {
+	key := v.VolumeName().Key()
+	if v.Ephemeral {
+		key.Bucket = BucketInlineVolumes
+	}
+	return key
+}
+
+// Key returns the key of the intent's record. The intent of a call to a node has a bucket of its own.
+func (i Intent) Key() Key {
+	if i.RPC.OnNode() {
+		return i.Volume.NodeIntentRecord()
+	}
+	return i.Volume.IntentRecord()
+}
 
 func indexes(create, modify *Seq, created, at Seq) {
 	*create, *modify = created, at
@@ -247,6 +310,16 @@ func (p Placement) Indexed(created, at Seq) Record {
 	return p
 }
 
+func (a Attachment) Indexed(created, at Seq) Record {
+	indexes(&a.CreateIndex, &a.ModifyIndex, created, at)
+	return a
+}
+
+func (s Staging) Indexed(created, at Seq) Record {
+	indexes(&s.CreateIndex, &s.ModifyIndex, created, at)
+	return s
+}
+
 func (r Ref) Indexed(created, at Seq) Record {
 	indexes(&r.CreateIndex, &r.ModifyIndex, created, at)
 	return r
@@ -263,12 +336,14 @@ func (o Operation) Indexed(created, at Seq) Record {
 	return o
 }
 
-func (i Instance) Indexes() (created, modified Seq)  { return i.CreateIndex, i.ModifyIndex }
-func (t Task) Indexes() (created, modified Seq)      { return t.CreateIndex, t.ModifyIndex }
-func (a Alloc) Indexes() (created, modified Seq)     { return a.CreateIndex, a.ModifyIndex }
-func (v Volume) Indexes() (created, modified Seq)    { return v.CreateIndex, v.ModifyIndex }
-func (c Claim) Indexes() (created, modified Seq)     { return c.CreateIndex, c.ModifyIndex }
-func (p Placement) Indexes() (created, modified Seq) { return p.CreateIndex, p.ModifyIndex }
-func (r Ref) Indexes() (created, modified Seq)       { return r.CreateIndex, r.ModifyIndex }
-func (i Intent) Indexes() (created, modified Seq)    { return i.CreateIndex, i.ModifyIndex }
-func (o Operation) Indexes() (created, modified Seq) { return o.CreateIndex, o.CreateIndex }
+func (i Instance) Indexes() (created, modified Seq)   { return i.CreateIndex, i.ModifyIndex }
+func (t Task) Indexes() (created, modified Seq)       { return t.CreateIndex, t.ModifyIndex }
+func (a Alloc) Indexes() (created, modified Seq)      { return a.CreateIndex, a.ModifyIndex }
+func (v Volume) Indexes() (created, modified Seq)     { return v.CreateIndex, v.ModifyIndex }
+func (c Claim) Indexes() (created, modified Seq)      { return c.CreateIndex, c.ModifyIndex }
+func (p Placement) Indexes() (created, modified Seq)  { return p.CreateIndex, p.ModifyIndex }
+func (a Attachment) Indexes() (created, modified Seq) { return a.CreateIndex, a.ModifyIndex }
+func (s Staging) Indexes() (created, modified Seq)    { return s.CreateIndex, s.ModifyIndex }
+func (r Ref) Indexes() (created, modified Seq)        { return r.CreateIndex, r.ModifyIndex }
+func (i Intent) Indexes() (created, modified Seq)     { return i.CreateIndex, i.ModifyIndex }
+func (o Operation) Indexes() (created, modified Seq)  { return o.CreateIndex, o.CreateIndex }

@@ -3,6 +3,7 @@ package registry
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -108,6 +109,9 @@ const (
 // Expands says whether the call makes a volume larger. There is no undo of that.
 func (r RPC) Expands() bool { return r == ControllerExpandRPC || r == NodeExpandRPC }
 
+// OnNode reports whether the plugin's node service serves the call.
+func (r RPC) OnNode() bool { return strings.HasPrefix(string(r), "Node") }
+
 // Outcome of a CSI call.
 type Outcome string
 
@@ -118,7 +122,7 @@ const (
 	OutcomeUncertain Outcome = "uncertain" // no answer, or one that does not say; only the same call again or its undo is legal
 )
 
-// Intent is written before a CSI call and closed after it. At most one is open per volume.
+// Intent is written before a CSI call and closed after it. At most one is open per volume, of either bucket.
 type Intent struct {
 	Volume      VolumeKey   `json:"volume"` // CreateVolume: the plugin, and "name:" + a hash of the requested name
 	Name        VolumeName  `json:"name"`   // for people

@@ -180,7 +180,11 @@ func (v view) AllocsWhere(pass func(registry.Alloc) bool) []registry.Alloc {
 }
 
 func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
-	return one[registry.Volume](v, n.Key())
+	found := where(v.Volumes(), func(r registry.Volume) bool { return r.VolumeName() == n })
+	if len(found) == 0 {
+		return registry.Volume{}, false
+	}
+	return found[0], true
 }
 
 func (v view) VolumeByKey(k registry.VolumeKey) (registry.Volume, bool) {
@@ -196,7 +200,9 @@ func (v view) VolumesNamed(plugin registry.PluginID, name string) []registry.Vol
 }
 
 func (v view) Volumes() []registry.Volume {
-	return many[registry.Volume](v, registry.BucketVolumes, "")
+	all := append(many[registry.Volume](v, registry.BucketVolumes, ""), many[registry.Volume](v, registry.BucketInlineVolumes, "")...)
+	slices.SortStableFunc(all, func(a, b registry.Volume) int { return strings.Compare(a.Key().Path, b.Key().Path) })
+	return all
 }
 
 func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
@@ -227,6 +233,26 @@ func (v view) Placements() []registry.Placement {
 	return many[registry.Placement](v, registry.BucketPlacements, "")
 }
 
+func (v view) Attachment(k registry.AttachmentKey) (registry.Attachment, bool) {
+	return one[registry.Attachment](v, k.Key())
+}
+
+func (v view) Attachments(k registry.VolumeKey) []registry.Attachment {
+	return many[registry.Attachment](v, registry.BucketAttachments, registry.PathOf(k.Plugin, string(k.External)))
+}
+
+func (v view) AllAttachments() []registry.Attachment {
+	return many[registry.Attachment](v, registry.BucketAttachments, "")
+}
+
+func (v view) Staging(k registry.VolumeKey) (registry.Staging, bool) {
+	return one[registry.Staging](v, k.StagingRecord())
+}
+
+func (v view) Stagings() []registry.Staging {
+	return many[registry.Staging](v, registry.BucketStagings, "")
+}
+
 func (v view) Refs(k registry.VolumeKey) []registry.Ref {
 	return many[registry.Ref](v, registry.BucketRefs, registry.PathOf(k.Plugin, string(k.External)))
 }
@@ -237,8 +263,12 @@ func (v view) Intent(k registry.VolumeKey) (registry.Intent, bool) {
 	return one[registry.Intent](v, k.IntentRecord())
 }
 
+func (v view) NodeIntent(k registry.VolumeKey) (registry.Intent, bool) {
+	return one[registry.Intent](v, k.NodeIntentRecord())
+}
+
 func (v view) Intents() []registry.Intent {
-	return many[registry.Intent](v, registry.BucketIntents, "")
+	return append(many[registry.Intent](v, registry.BucketIntents, ""), many[registry.Intent](v, registry.BucketNodeIntents, "")...)
 }
 
 func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {

@@ -40,7 +40,7 @@ var naming = []struct {
 	{"others", puts(but(named("f", "p", "name"), register), but(named("g", "p", "name"), makeInline)), "name:a,b nam:c :e | ame:d"},
 	{"another name", puts(but(named("a", "p", "name"), rename)), "name:b nam:c new:a :e | ame:d"},
 	{"another plugin", puts(named("a", "pn", "name")), "name:b nam:c :e | name:a ame:d"},
-	{"an inline volume in its place", puts(but(named("a", "p", "name"), makeInline)), "name:b nam:c :e | ame:d"},
+	{"its record is gone", registry.Change{Delete: []registry.Key{named("a", "", "").Key()}}, "name:b nam:c :e | ame:d"},
 	{"created again", puts(named("a", "p", "name")), "name:a,b nam:c :e | ame:d"},
 	{"twice in one change", puts(but(named("a", "p", "name"), rename), named("a", "p", "name")), "name:a,b nam:c :e | ame:d"},
 	{"put and deleted in one change", registry.Change{Put: []registry.Record{named("h", "p", "name")}, Delete: []registry.Key{named("h", "", "").Key()}},

@@ -235,7 +235,7 @@ func (m *Controller) nodeFirst(
 // opened is the call that is open for the volume; empty: none.
 func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		open, _ := view.Intent(v.VolumeKey())
+		open, _ := registry.OpenIntent(view, v.VolumeKey())
 		rpc = open.RPC
 		return nil
 	})

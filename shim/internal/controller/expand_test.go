@@ -143,7 +143,7 @@ func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 			t.Error("it succeeded")
 		}
 		d.view(func(view registry.View) {
-			if open, found := view.Intent(key); found {
+			if open, found := registry.OpenIntent(view, key); found {
 				t.Errorf("open: %+v", open)
 			}
 		})

@@ -175,7 +175,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 // intents are the open ones of a volume: under its key, or under the name that it is being created by.
 func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
-		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {
+		if i, found := registry.OpenIntent(view, key); found && i.Name == v.VolumeName() {
 			open = append(open, i)
 		}
 	}

@@ -205,7 +205,7 @@ func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeNa
 		return err
 	}
 	open, found := registry.Intent{}, false
-	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
+	err = m.State.View(ctx, func(view registry.View) error { open, found = registry.OpenIntent(view, v.VolumeKey()); return nil })
 	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
 		return err
 	}

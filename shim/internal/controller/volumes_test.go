@@ -112,12 +112,12 @@ func TestWhoHasANameAtItsPlugin(t *testing.T) {
 
 // The name of a volume that is gone is free, and so is one that a volume has given up.
 func TestNamesThatAreFreeAgain(t *testing.T) {
-	inline := ready()
-	inline.Name, inline.External, inline.Created, inline.Ephemeral = "r", "csi-1", false, true
+	registered := ready()
+	registered.Name, registered.External, registered.Created = "r", "csi-1", false
 	for what, giveUp := range map[string]func(*desk) error{
 		"deleted":              func(d *desk) error { return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
 		"deregistered":         func(d *desk) error { return d.Controller.Deregister(d.t.Context(), registry.Call{ID: "op-2"}, name) },
-		"replaced by another":  func(d *desk) error { d.put(inline); return nil },
+		"replaced by another":  func(d *desk) error { d.put(registered); return nil },
 		"forgotten, then read": func(d *desk) error { err := d.Controller.Deregister(d.t.Context(), call, name); d.crash(); return err },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
@@ -506,7 +506,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 				t.Errorf("%s: state %q, %+v", what, v.State, v.Failure)
 			}
 			d.view(func(view registry.View) {
-				in, open := view.Intent(registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
+				in, open := registry.OpenIntent(view, registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
 				if open != c.next || open && (in.Detail != "injected" || !in.Next.After(time.Now())) {
 					t.Errorf("%s: intent %v, next %v", what, open, in.Next)
 				}
@@ -540,7 +540,7 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		d.view(func(view registry.View) {
-			if in, open := view.Intent(key); !open || !in.Next.After(time.Now()) {
+			if in, open := registry.OpenIntent(view, key); !open || !in.Next.After(time.Now()) {
 				t.Errorf("open %v, next %v", open, in.Next)
 			}
 		})

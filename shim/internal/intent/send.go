@@ -134,7 +134,7 @@ func (d *delivery) open(ctx context.Context) error {
 	_, err := d.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		next := d.Intent
 		next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
-		if open, found := view.Intent(next.Volume); found {
+		if open, found := registry.OpenIntent(view, next.Volume); found {
 			if err := Legal(open, next); err != nil {
 				return registry.Change{}, err
 			}
@@ -160,7 +160,7 @@ func (d *delivery) open(ctx context.Context) error {
 // swap this holds for all calls that were under way, so none of them waits for a commit.
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
-		open, found := view.Intent(d.Intent.Volume)
+		open, found := registry.OpenIntent(view, d.Intent.Volume)
 		if !found || requested(open) != d.Intent || d.Before != nil && !d.prepared(view) {
 			return nil
 		}
@@ -251,7 +251,7 @@ func (d *delivery) stillOpen(ctx context.Context) (open bool) {
 }
 
 func (d *delivery) owns(view registry.View) bool {
-	open, found := view.Intent(d.Intent.Volume)
+	open, found := registry.OpenIntent(view, d.Intent.Volume)
 	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
 }
 

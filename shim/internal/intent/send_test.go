@@ -43,7 +43,7 @@ func answer(code string, outcome registry.Outcome) error {
 func look(t *testing.T, log registry.State) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
 	t.Helper()
 	err := log.View(context.Background(), func(v registry.View) error {
-		open, found = v.Intent(vol)
+		open, found = registry.OpenIntent(v, vol)
 		p, _ := v.Placement(vol)
 		mark = p.Stage
 		events, _ = v.Events(0, 1000)
@@ -338,7 +338,7 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 				err := send(t.Context(), log, stage(func(ctx context.Context) error {
 					sent++
 					_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
-						return registry.Change{Delete: []registry.Key{vol.IntentRecord(), vol.PlacementRecord()}}, nil
+						return registry.Change{Delete: []registry.Key{vol.NodeIntentRecord(), vol.PlacementRecord()}}, nil
 					})
 					if err != nil {
 						t.Error(err)

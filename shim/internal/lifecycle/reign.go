@@ -264,10 +264,10 @@ func (r *reign) active() *rpc.Active {
 
 // describe fills in what only a reign knows, unless it has been taken down.
 func (r *reign) describe(st *rpc.Status) {
-	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketInstances, registry.BucketAllocs)
+	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketNodeIntents, registry.BucketInstances, registry.BucketAllocs)
 	if err != nil {
 		return
 	}
 	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, at
-	st.OpenIntents, st.Instances, st.Allocs = counts[0], counts[1], counts[2]
+	st.OpenIntents, st.Instances, st.Allocs = counts[0]+counts[1], counts[2], counts[3]
 }

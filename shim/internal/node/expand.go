@@ -21,7 +21,7 @@ func (s *Stager) Grow(ctx context.Context, by intent.Caller, key registry.Volume
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
 		st = stateOf(view, key)
-		open, _ = view.Intent(key)
+		open, _ = registry.OpenIntent(view, key)
 		return nil
 	})
 	again := open.RPC == registry.NodeExpandRPC
@@ -56,7 +56,7 @@ func (s *Stager) Grow(ctx context.Context, by intent.Caller, key registry.Volume
 
 // Grows says whether Grow would have something to do.
 func (s *Stager) Grows(view registry.View, v registry.Volume) bool {
-	if open, found := view.Intent(v.VolumeKey()); found && open.RPC == registry.NodeExpandRPC {
+	if open, found := registry.OpenIntent(view, v.VolumeKey()); found && open.RPC == registry.NodeExpandRPC {
 		return true
 	}
 	if !v.Expansion.Pending() || v.Expansion.Refused != "" {
@@ -211,7 +211,7 @@ func (s *Stager) grown(view registry.View, open registry.Intent, capacity int64)
 // moot closes a call for a place that is gone with an earlier boot. The expansion stays pending.
 func (s *Stager) moot(ctx context.Context, open registry.Intent) error {
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		now, found := view.Intent(open.Volume)
+		now, found := registry.OpenIntent(view, open.Volume)
 		if !found || now.RPC != open.RPC || now.Hash != open.Hash {
 			return registry.Change{}, nil
 		}

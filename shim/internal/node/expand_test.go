@@ -269,7 +269,7 @@ func TestLostExpansionIsResumed(t *testing.T) {
 				c.next(w, t)
 				w.asked(t, "", c.asked...)
 				w.view(func(view registry.View) {
-					if open, found := view.Intent(volumeOf("one").VolumeKey()); found {
+					if open, found := registry.OpenIntent(view, volumeOf("one").VolumeKey()); found {
 						t.Errorf("still open: %+v", open)
 					}
 				})

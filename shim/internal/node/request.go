@@ -78,7 +78,7 @@ func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc
 // same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
 func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
-	err := h.State.View(ctx, func(v registry.View) error { open, found = v.Intent(h.key.Volume); return nil })
+	err := h.State.View(ctx, func(v registry.View) error { open, found = registry.OpenIntent(v, h.key.Volume); return nil })
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (h *hold) hasty(open registry.Intent) bool {
 // leaveExpansion closes an open expansion whose end nobody knows.
 func (h *hold) leaveExpansion(ctx context.Context) (left bool, err error) {
 	_, err = h.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		open, found := v.Intent(h.key.Volume)
+		open, found := registry.OpenIntent(v, h.key.Volume)
 		if left = found && open.RPC.Expands(); !left {
 			return registry.Change{}, nil
 		}

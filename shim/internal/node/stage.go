@@ -56,7 +56,7 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
-		open, _ = view.Intent(st.place.Volume)
+		open, _ = registry.OpenIntent(view, st.place.Volume)
 		return nil
 	})
 	r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})

@@ -381,7 +381,7 @@ func TestUncertainCallIsSettledFirst(t *testing.T) {
 	}
 	w.expect()
 	w.view(func(v registry.View) {
-		if open, _ := v.Intent(volumeOf("one").VolumeKey()); open.Alloc != "a2" || open.Request != "data" || open.Operation != "op" {
+		if open, _ := registry.OpenIntent(v, volumeOf("one").VolumeKey()); open.Alloc != "a2" || open.Request != "data" || open.Operation != "op" {
 			t.Errorf("%+v", open)
 		}
 	})

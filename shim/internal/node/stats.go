@@ -98,7 +98,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 		if !found {
 			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
 		}
-		if open, found := view.Intent(v.VolumeKey()); found {
+		if open, found := registry.OpenIntent(view, v.VolumeKey()); found {
 			return conflict("how full volume %s is cannot be asked now: %s", name, intent.Describe(open))
 		}
 		st = stateOf(view, v.VolumeKey())

@@ -48,7 +48,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 		if p, ok := v.Placement(c.Volume); ok {
 			use.Attach, use.Stage = p.Attach, p.Stage
 		}
-		if in, ok := v.Intent(c.Volume); ok {
+		if in, ok := registry.OpenIntent(v, c.Volume); ok {
 			use.Intent = &in
 		}
 		if use.Wait != nil {
@@ -81,7 +81,7 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 			known = &w
 		}
 	}
-	open, found := v.Intent(c.Volume)
+	open, found := registry.OpenIntent(v, c.Volume)
 	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
 	if !found || open.RPC.Step() == "" || foreign || known != nil && (known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
 		return known
@@ -170,7 +170,7 @@ func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
 func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {
 	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
 	out.Placement, _ = v.Placement(vol.VolumeKey())
-	if in, ok := v.Intent(vol.VolumeKey()); ok {
+	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}
 	refs := map[registry.ClaimKey]registry.Ref{}

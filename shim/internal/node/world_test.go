@@ -150,7 +150,7 @@ func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...r
 	var open registry.Intent
 	var found, used bool
 	w.view(func(v registry.View) {
-		open, found = v.Intent(key.Volume)
+		open, found = registry.OpenIntent(v, key.Volume)
 		used = len(v.Refs(key.Volume)) > 0
 	})
 	own := open.Alloc == key.Alloc && open.Request == key.Request && slices.Contains(follows, open.RPC)

@@ -34,6 +34,9 @@ type draft struct {
 	grows   bool // it takes on something new, as against driving on or winding down what is there
 }
 
+// passing are the buckets of records that winding down adds as well.
+var passing = []registry.Bucket{registry.BucketIntents, registry.BucketNodeIntents, registry.BucketRequests}
+
 type put struct {
 	key     registry.Key
 	text    json.RawMessage
@@ -53,7 +56,7 @@ func (b *batch) draft(c registry.Change) (draft, error) {
 			return d, err
 		}
 		d.puts = append(d.puts, p)
-		d.grows = d.grows || isNew && p.key.Bucket != registry.BucketIntents && p.key.Bucket != registry.BucketRequests
+		d.grows = d.grows || isNew && !slices.Contains(passing, p.key.Bucket)
 	}
 	for _, event := range d.applied.Change.Events {
 		text, err := json.Marshal(event)
@@ -168,7 +171,7 @@ func (b *batch) deleteRecord(key registry.Key) error {
 
 // relist has the derived lists name the record of a key by these entries and no others. One that stays is not written again.
 func (b *batch) relist(k registry.Key, entries []entry) error {
-	if k.Bucket != registry.BucketVolumes && k.Bucket != registry.BucketRequests {
+	if k.Bucket != registry.BucketRequests && !slices.Contains(volumeBuckets, k.Bucket) {
 		return nil
 	}
 	var old []entry

@@ -116,10 +116,14 @@ func (c *checker) records() {
 	walk(c, registry.BucketTasks, func(registry.Task) {})
 	walk(c, registry.BucketAllocs, func(registry.Alloc) {})
 	walk(c, registry.BucketVolumes, c.volume)
+	walk(c, registry.BucketInlineVolumes, c.volume)
 	walk(c, registry.BucketClaims, c.claim)
 	walk(c, registry.BucketPlacements, func(registry.Placement) {})
+	walk(c, registry.BucketAttachments, func(registry.Attachment) {})
+	walk(c, registry.BucketStagings, func(registry.Staging) {})
 	walk(c, registry.BucketRefs, c.ref)
 	walk(c, registry.BucketIntents, func(registry.Intent) {})
+	walk(c, registry.BucketNodeIntents, func(registry.Intent) {})
 }
 
 // walk holds each record of a bucket to C2 and C3, then to the rules of its kind.

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
+
+	"holdfast/registry"
 )
 
 const drawingFile = "../../../docs/state.txt"
@@ -35,14 +37,46 @@ func TestDrawing(t *testing.T) {
 	}
 }
 
-// keys says what the parts of a bucket's keys are. The test fails on a bucket that is not here.
-var keys = map[string][]string{
-	"allocs": {"alloc"}, "claims": {"plugin", "external id", "alloc", "request"}, "events": {"seq, 8 bytes"},
-	"instances": {"role", "plugin", "alloc", "task"}, "intents": {"plugin", "external id"}, "meta": {"name"},
-	"placements": {"plugin", "external id"}, "refs": {"plugin", "external id", "alloc", "request"}, "requests": {"operation"},
-	"requests_by_index": {"create index, 8 bytes", "operation"}, "tasks": {"alloc", "task"}, "volumes": {"namespace", "volume"},
-	"volumes_by_key":  {"plugin", "external id", "namespace", "volume"},
-	"volumes_by_name": {"plugin", "name, its first 128 bytes", "namespace", "volume"},
+// drawn says of a bucket which package writes its records, and what the parts of their keys are.
+var drawn = map[string]struct {
+	owner string
+	key   []string
+}{
+	"meta":            {"store", []string{"name"}},
+	"events":          {"all", []string{"seq, 8 bytes"}},
+	"instances":       {"task", []string{"role", "plugin", "alloc", "task"}},
+	"tasks":           {"task", []string{"alloc", "task"}},
+	"allocs":          {"node", []string{"alloc"}},
+	"volumes":         {"controller", []string{"namespace", "volume"}},
+	"inline_volumes":  {"node", []string{"namespace", "volume"}},
+	"claims":          {"controller", []string{"plugin", "external id", "alloc", "request"}},
+	"placements":      {"node", []string{"plugin", "external id"}},
+	"attachments":     {"controller", []string{"plugin", "external id", "node"}},
+	"stagings":        {"node", []string{"plugin", "external id"}},
+	"refs":            {"node", []string{"plugin", "external id", "alloc", "request"}},
+	"intents":         {"intent", []string{"plugin", "external id"}},
+	"node_intents":    {"intent", []string{"plugin", "external id"}},
+	"requests":        {"rpc", []string{"operation"}},
+	bucketRequestAge:  {"store", []string{"create index, 8 bytes", "operation"}},
+	bucketVolumeKeys:  {"store", []string{"plugin", "external id", "namespace", "volume"}},
+	bucketVolumeNames: {"store", []string{"plugin", "name, its first 128 bytes", "namespace", "volume"}},
+}
+
+// TestBucketsHaveOwners: the owner of a bucket is a package of the shim.
+func TestBucketsHaveOwners(t *testing.T) {
+	for name, d := range drawn {
+		if d.owner == "all" {
+			continue
+		}
+		if _, err := os.Stat("../" + d.owner); err != nil {
+			t.Errorf("bucket %s is owned by %s: %v", name, d.owner, err)
+		}
+	}
+	for _, name := range buckets() {
+		if drawn[name].owner == "" {
+			t.Errorf("bucket %s has no owner", name)
+		}
+	}
 }
 
 // drawing is read from the file with bbolt alone.
@@ -58,11 +92,12 @@ func drawing(t *testing.T, path string) string {
 	defer db.Close()
 	err = db.View(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-			parts := keys[string(name)]
-			if parts == nil {
-				t.Errorf("no rule for the keys of %s", name)
+			d := drawn[string(name)]
+			nodes := "one node"
+			if registry.Bucket(name).Shared() {
+				nodes = "shared"
 			}
-			fmt.Fprintf(&out, "\n%-20s key: %s\n", name, strings.Join(parts, " / "))
+			fmt.Fprintf(&out, "\n%-20s written by %s; %s; key: %s\n", name, d.owner, nodes, strings.Join(d.key, " / "))
 			return b.ForEach(func(key, value []byte) error {
 				var v any
 				if err := json.Unmarshal(value[4:], &v); err != nil {

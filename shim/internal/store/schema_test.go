@@ -54,11 +54,15 @@ var tested = schema{
 
 // full is a change with a record of each kind, every field of which is set.
 func full(t testing.TB) registry.Change {
-	filled := registrytest.Filled[registry.Volume](t, 4)
+	filled, inline := registrytest.Filled[registry.Volume](t, 4), registrytest.Filled[registry.Volume](t, 13)
+	filled.Ephemeral, inline.Created = false, false
+	onNode := registrytest.Filled[registry.Intent](t, 14)
+	onNode.RPC = registry.NodeStageRPC
 	key := filled.VolumeKey()
 	claim, ref := registrytest.Filled[registry.Claim](t, 5), registrytest.Filled[registry.Ref](t, 7)
 	claim.Volume, ref.Volume, ref.Alloc, ref.Request = key, key, claim.Alloc, claim.Request
-	c := puts(filled, claim, ref,
+	c := puts(filled, inline, claim, ref, onNode,
+		registrytest.Filled[registry.Attachment](t, 11), registrytest.Filled[registry.Staging](t, 12),
 		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2), registrytest.Filled[registry.Alloc](t, 3),
 		registrytest.Filled[registry.Placement](t, 6), registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
 	event := registrytest.Filled[registry.Event](t, 10)
@@ -173,8 +177,10 @@ func strict(t *testing.T, key registry.Key, record object) {
 	t.Helper()
 	into := map[registry.Bucket]any{
 		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{}, registry.BucketAllocs: &registry.Alloc{},
-		registry.BucketVolumes: &registry.Volume{}, registry.BucketClaims: &registry.Claim{}, registry.BucketPlacements: &registry.Placement{},
-		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{}, registry.BucketRequests: &registry.Operation{},
+		registry.BucketVolumes: &registry.Volume{}, registry.BucketInlineVolumes: &registry.Volume{}, registry.BucketClaims: &registry.Claim{},
+		registry.BucketPlacements: &registry.Placement{}, registry.BucketAttachments: &registry.Attachment{}, registry.BucketStagings: &registry.Staging{},
+		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{}, registry.BucketNodeIntents: &registry.Intent{},
+		registry.BucketRequests: &registry.Operation{},
 	}[key.Bucket]
 	plain, err := released.forms.read(key.Bucket, encode(record))
 	if err != nil {

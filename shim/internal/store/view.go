@@ -55,15 +55,19 @@ func one[T registry.Record](v view, k registry.Key) (record T, found bool) {
 
 // anyOf reads a record of each bucket.
 var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool){
-	registry.BucketInstances:  some[registry.Instance],
-	registry.BucketTasks:      some[registry.Task],
-	registry.BucketAllocs:     some[registry.Alloc],
-	registry.BucketVolumes:    some[registry.Volume],
-	registry.BucketClaims:     some[registry.Claim],
-	registry.BucketPlacements: some[registry.Placement],
-	registry.BucketRefs:       some[registry.Ref],
-	registry.BucketIntents:    some[registry.Intent],
-	registry.BucketRequests:   some[registry.Operation],
+	registry.BucketInstances:     some[registry.Instance],
+	registry.BucketTasks:         some[registry.Task],
+	registry.BucketAllocs:        some[registry.Alloc],
+	registry.BucketVolumes:       some[registry.Volume],
+	registry.BucketInlineVolumes: some[registry.Volume],
+	registry.BucketClaims:        some[registry.Claim],
+	registry.BucketPlacements:    some[registry.Placement],
+	registry.BucketAttachments:   some[registry.Attachment],
+	registry.BucketStagings:      some[registry.Staging],
+	registry.BucketRefs:          some[registry.Ref],
+	registry.BucketIntents:       some[registry.Intent],
+	registry.BucketNodeIntents:   some[registry.Intent],
+	registry.BucketRequests:      some[registry.Operation],
 }
 
 func some[T registry.Record](v view, k registry.Key) (registry.Record, bool) { return one[T](v, k) }
@@ -200,8 +204,28 @@ func (v view) AllocsWhere(pass func(registry.Alloc) bool) []registry.Alloc {
 	return where(v, registry.BucketAllocs, pass)
 }
 
-func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) {
-	return one[registry.Volume](v, n.Key())
+func (v view) Volume(n registry.VolumeName) (registry.Volume, bool) { return v.volumeAt(n.Key().Path) }
+
+// volumeAt returns the volume at a path in one of the two buckets.
+func (v view) volumeAt(path string) (volume registry.Volume, found bool) {
+	for _, bucket := range volumeBuckets {
+		if volume, found = one[registry.Volume](v, registry.Key{Bucket: bucket, Path: path}); found {
+			break
+		}
+	}
+	return volume, found
+}
+
+var volumeBuckets = []registry.Bucket{registry.BucketVolumes, registry.BucketInlineVolumes}
+
+// byPath merges volumes of the two buckets, each of which is in order.
+func byPath(volumes, inline []registry.Volume) []registry.Volume {
+	if len(volumes) == 0 || len(inline) == 0 {
+		return append(volumes, inline...)
+	}
+	all := append(volumes, inline...)
+	slices.SortStableFunc(all, func(a, b registry.Volume) int { return cmp.Compare(a.Key().Path, b.Key().Path) })
+	return all
 }
 
 // VolumeByKey is the first by name, should two names be given to one volume.
@@ -231,7 +255,7 @@ func (v view) VolumesNamed(plugin registry.PluginID, name string) (volumes []reg
 
 // volumeListed is the volume that an entry of a list names, after a prefix of that length.
 func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume {
-	volume, found := one[registry.Volume](v, registry.Key{Bucket: registry.BucketVolumes, Path: string(key[prefix:])})
+	volume, found := v.volumeAt(string(key[prefix:]))
 	if !found {
 		panic(damage{registry.Errorf(registry.ErrDamaged, "%s lists a volume that is not there: %q", list, key)})
 	}
@@ -239,17 +263,17 @@ func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume 
 }
 
 func (v view) Volumes() []registry.Volume {
-	return list[registry.Volume](v, registry.BucketVolumes, "", nil)
+	return byPath(list[registry.Volume](v, registry.BucketVolumes, "", nil), list[registry.Volume](v, registry.BucketInlineVolumes, "", nil))
 }
 
 func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
-	return where(v, registry.BucketVolumes, pass)
+	return byPath(where(v, registry.BucketVolumes, pass), where(v, registry.BucketInlineVolumes, pass))
 }
 
 // VolumesOf reads the volumes only whose id is an inline one's of the alloc: it is the last of a path.
 func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
 	ending := []byte(registry.InlineID(id, ""))
-	found := list[registry.Volume](v, registry.BucketVolumes, "", func(path, _ []byte) bool { return bytes.HasSuffix(path, ending) })
+	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path, _ []byte) bool { return bytes.HasSuffix(path, ending) })
 	return slices.DeleteFunc(found, func(r registry.Volume) bool { return !r.InlineOf(id) })
 }
 
@@ -270,6 +294,23 @@ func (v view) Placements() []registry.Placement {
 	return list[registry.Placement](v, registry.BucketPlacements, "", nil)
 }
 
+func (v view) Attachment(k registry.AttachmentKey) (registry.Attachment, bool) {
+	return one[registry.Attachment](v, k.Key())
+}
+func (v view) Attachments(k registry.VolumeKey) []registry.Attachment {
+	return list[registry.Attachment](v, registry.BucketAttachments, registry.PathOf(k.Plugin, string(k.External)), nil)
+}
+func (v view) AllAttachments() []registry.Attachment {
+	return list[registry.Attachment](v, registry.BucketAttachments, "", nil)
+}
+
+func (v view) Staging(k registry.VolumeKey) (registry.Staging, bool) {
+	return one[registry.Staging](v, k.StagingRecord())
+}
+func (v view) Stagings() []registry.Staging {
+	return list[registry.Staging](v, registry.BucketStagings, "", nil)
+}
+
 func (v view) Refs(k registry.VolumeKey) []registry.Ref {
 	return list[registry.Ref](v, registry.BucketRefs, registry.PathOf(k.Plugin, string(k.External)), nil)
 }
@@ -278,8 +319,11 @@ func (v view) AllRefs() []registry.Ref { return list[registry.Ref](v, registry.B
 func (v view) Intent(k registry.VolumeKey) (registry.Intent, bool) {
 	return one[registry.Intent](v, k.IntentRecord())
 }
+func (v view) NodeIntent(k registry.VolumeKey) (registry.Intent, bool) {
+	return one[registry.Intent](v, k.NodeIntentRecord())
+}
 func (v view) Intents() []registry.Intent {
-	return list[registry.Intent](v, registry.BucketIntents, "", nil)
+	return append(list[registry.Intent](v, registry.BucketIntents, "", nil), list[registry.Intent](v, registry.BucketNodeIntents, "", nil)...)
 }
 
 func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {
