@@ -9,13 +9,13 @@ import (
 
 // group reads a group block.
 func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
-	name, ok := f.label(b, registry.ParseTaskName)
+	name, ok := f.label(b)
 	if !ok {
 		return hooks.Group{}, false
 	}
 	f.checkCarried(b, groupLevel)
 	at := f.fields(b)
-	g := hooks.Group{Name: string(name), Count: int(at.integer("count", 0, maxCount, 1))}
+	g := hooks.Group{Name: name, Count: int(at.integer("count", 0, maxCount, 1))}
 	if g.Count > 1 && perNode(job.kind) {
 		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most", job.kind)
 	}

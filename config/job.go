@@ -34,14 +34,14 @@ func (f *file) job() *hooks.Job {
 		f.errorf(f.head, `write job "name" { ... }`, "the file holds no job")
 		return nil
 	}
-	name, ok := f.label(subject, registry.ParseTaskName)
+	name, ok := f.label(subject)
 	if !ok {
 		return nil
 	}
 	if subject.kind == "task" {
-		return f.bareTask(subject, string(name))
+		return f.bareTask(subject, name)
 	}
-	return f.jobBlock(subject, string(name))
+	return f.jobBlock(subject, name)
 }
 
 func known(name string, names []string) bool {
@@ -59,8 +59,11 @@ func (f *file) noAttributes() {
 	}
 }
 
-// label is a block's one label.
-func (d *decoder) label(b block, parse func(string) (registry.TaskName, error)) (registry.TaskName, bool) {
+// labelNames says what the label of a block is, for errors.
+var labelNames = map[string]string{"job": "job ID", "group": "group name", "task": "task name", "volume": "volume name"}
+
+// label returns a block's only label.
+func (d *decoder) label(b block) (string, bool) {
 	if len(b.labels) != 1 {
 		d.errorf(b.head, "write "+b.kind+` "name" { ... }`, "%s has one name", b.kind)
 		return "", false
@@ -74,7 +77,7 @@ func (d *decoder) label(b block, parse func(string) (registry.TaskName, error)) 
 		d.errorf(at, "write it out, or use dynamic with labels", "a name cannot hold a reference")
 		return "", false
 	}
-	t, err := parse(name)
+	t, err := registry.ParseLabel(labelNames[b.kind], name)
 	if err != nil {
 		d.errorf(at, "", "%v", err)
 	}
@@ -104,7 +107,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 		job.Namespace = parsed(at, "namespace", registry.ParseNamespace)
 	}
 	if at.has("id") {
-		job.ID = string(parsed(at, "id", registry.ParseTaskName))
+		job.ID = parsed(at, "id", func(s string) (string, error) { return registry.ParseLabel(labelNames["job"], s) })
 	}
 	if at.has("type") {
 		job.Type = oneOf(at, "type", jobTypes)

@@ -34,18 +34,15 @@ func (r *requests) find(name registry.RequestName) (hooks.VolumeRequest, bool) {
 func (f *file) requests(group *fields, facts groupFacts) *requests {
 	asked := newRequests()
 	for _, b := range group.all("volume") {
-		name, ok := f.label(b, func(s string) (registry.TaskName, error) {
-			n, err := registry.ParseRequestName(s)
-			return registry.TaskName(n), err
-		})
+		name, ok := f.label(b)
 		if !ok {
 			continue
 		}
-		if _, exists := asked.at[string(name)]; exists {
+		if _, exists := asked.at[name]; exists {
 			f.errorf(b.head, "give each volume a name of its own", "the group has two volumes named %q", name)
 			continue
 		}
-		asked.at[string(name)] = b.head
+		asked.at[name] = b.head
 		if f.request(asked, b, facts) {
 			asked.carried = append(asked.carried, b)
 			asked.other[string(name)] = true

@@ -15,7 +15,7 @@ import (
 
 // task reads a task block, and what it mounts of the volumes that its group asks for.
 func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, bool) {
-	name, ok := f.label(b, registry.ParseTaskName)
+	name, ok := f.label(b)
 	if !ok {
 		return hooks.Task{}, nil, false
 	}
@@ -23,7 +23,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	at := f.fields(b)
 	at.need("driver")
 	driver, _ := at.text("driver")
-	task := hooks.Task{Name: name, Driver: driver, Env: at.stringMap("env")}
+	task := hooks.Task{Name: registry.TaskName(name), Driver: driver, Env: at.stringMap("env")}
 	if config, ok := at.one("config"); ok {
 		task.Config = raw(f.carry(config))
 	}

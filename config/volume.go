@@ -84,6 +84,9 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 	if len(sources) > 1 {
 		f.errorf(at.at(sources[0]), "keep one of them", "a volume is filled from one source, not from %s", strings.Join(sources, " and "))
 	}
+	if spec.ID != "" && spec.CloneID == spec.ID {
+		f.errorf(at.at("clone_id"), "name another volume", "volume %q cannot be its own source", spec.ID)
+	}
 	f.checkSize(at, "parameters", spec.Parameters)
 	f.checkSize(at, "context", spec.Context)
 }

@@ -61,6 +61,10 @@ func ParseNodeName(s string) (NodeName, error)   { return parseName[NodeName]("n
 
 // ParseTaskName accepts 1 to 128 bytes of printable text without '/', as task and request names are free text elsewhere.
 func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("task name", s) }
+
+// ParseLabel accepts what ParseTaskName accepts. Errors call the text by what.
+func ParseLabel(what, s string) (string, error) { return parseLabel[string](what, s) }
+
 func ParseRequestName(s string) (RequestName, error) {
 	return parseLabel[RequestName]("volume name", s)
 }

@@ -1,0 +1,5 @@
+job "../x" {
+  group "a/b" {
+    task "t" { driver = "exec" }
+  }
+}
