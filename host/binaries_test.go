@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,9 +20,7 @@ func (w *world) binaries() (sums []string) {
 	entries, err := os.ReadDir(filepath.Join(w.config.StateDir, "shims"))
 	must(w.t, err)
 	for _, e := range entries {
-		if e.Name() != "origins.json" {
-			sums = append(sums, e.Name())
-		}
+		sums = append(sums, e.Name())
 	}
 	return sums
 }
@@ -164,4 +163,32 @@ func TestCrashRestartDoesNotHash(t *testing.T) {
 	now := time.Now()
 	must(t, os.Chtimes(stored, now, now)) // whoever has touched it may have changed it
 	reads("a crash after somebody has touched the binary", true, crash)
+}
+
+// A binary that is replaced without a digest is trusted and logged. If nothing is at its path, its verified copy runs.
+func TestConfiguredBinaryIsReplacedOrGone(t *testing.T) {
+	t.Parallel()
+	w := at(t)
+	path := another(t, w.dir, "configured")
+	w.config.Shim = host.Binary{Path: path}
+	w.open()
+	first := w.host.ShimState().SHA256
+	must(t, w.host.Close())
+	must(t, os.Rename(another(t, w.dir, "replacement"), path))
+	w.open()
+	second := w.host.ShimState().SHA256
+	if log := w.log.String(); second == first || !strings.Contains(log, "was replaced") || !strings.Contains(log, first) {
+		t.Errorf("%s runs after %s, and the log does not name both", second, first)
+	}
+	must(t, w.host.Close())
+	must(t, os.Remove(path))
+	w.open()
+	if got := w.host.ShimState().SHA256; got != second || !strings.Contains(w.log.String(), "the shim's binary is gone") {
+		t.Errorf("%s runs, want %s", got, second)
+	}
+	must(t, w.host.Close())
+	w.host, w.config.Shim.Path = nil, path+"-never-there"
+	if _, err := host.Open(w.ctx(), w.config); !errors.Is(err, host.ErrNotFound) || !strings.Contains(err.Error(), "no copy of it is known") {
+		t.Errorf("a path that never had a binary: %v", err)
+	}
 }

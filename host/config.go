@@ -85,6 +85,9 @@ func (c *Config) complete() (err error) {
 	if c.StateDir, err = makeDir(c.StateDir); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
+	if c.Shim.Path, err = filepath.Abs(c.Shim.Path); err != nil {
+		return fmt.Errorf("path of the shim: %w", err)
+	}
 	if c.RunDir == "" {
 		c.RunDir = hooks.DefaultRun(c.StateDir, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
 	}

@@ -89,7 +89,7 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 	}
 	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
 	h.binaries.Keep(h.choice.wanted()...)
-	binary, err := h.verify(ctx, h.config.Shim)
+	binary, err := h.verifyConfigured(ctx)
 	if err != nil {
 		return err
 	}
@@ -121,14 +121,26 @@ func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 	case b.Path == "":
 		return h.binaries.Stored(ctx, b.SHA256)
 	}
-	d, err := h.binaries.Add(ctx, b.Path, b.SHA256)
-	if err != nil {
-		return d, err
+	return h.binaries.Add(ctx, b.Path, b.SHA256, "")
+}
+
+// verifyConfigured is verify for the configured binary. If nothing is at its path any more, the stored copy of what was
+// there last is used. A replaced binary without a digest is trusted as at first use, and logged.
+func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
+	b, last, known := h.config.Shim, h.choice, ""
+	if last.Path == b.Path {
+		known = last.Configured
 	}
-	for _, warning := range d.Warnings() {
-		h.config.Logger.Warn(warning, "path", b.Path)
+	d, err := h.binaries.Add(ctx, b.Path, b.SHA256, known)
+	switch {
+	case err != nil:
+	case d.SourceGone:
+		h.config.Logger.Warn("the shim's binary is gone; its verified copy in the store is used: install the binary again", "path", b.Path)
+	case d.FirstUse && known != "" && known != d.SHA256:
+		h.config.Logger.Warn("the shim's binary was replaced, and no digest was given for it; the new one is trusted",
+			"path", b.Path, "was", known, "is", d.SHA256)
 	}
-	return d, nil
+	return d, err
 }
 
 // lockFile makes this process the only host of a state directory, until the lock is released. The file names the process.

@@ -147,8 +147,8 @@ func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 func (h *Host) startCandidate(ctx, run context.Context, binary digest) (*shim, error) {
 	log := h.config.Logger.Named("shim")
 	process, err := launch.Start(ctx, launch.Options{
-		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Database: h.config.layout().Database(),
-		Generation: h.launches.Add(1), Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
+		Store: h.binaries, Digest: binary, RunDir: h.config.RunDir, Generation: h.launches.Add(1),
+		Args: logLevel(log), StartTimeout: h.config.StartTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err

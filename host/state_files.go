@@ -96,7 +96,8 @@ type choice struct {
 	path   string
 	writer writer
 
-	Configured string   `json:"configured"`         // SHA-256 of the configured binary when this was written
+	Path       string   `json:"path"`               // of the configured binary when this was written
+	Configured string   `json:"configured"`         // its SHA-256
 	Running    string   `json:"running"`            // SHA-256 of the binary that runs
 	Previous   string   `json:"previous,omitempty"` // the one before, while Running bakes
 	Ran        []string `json:"ran,omitempty"`      // were active, newest first, without those that were rolled back
@@ -143,7 +144,8 @@ func (h *Host) decide(ctx context.Context, configured digest) (run, fallback dig
 	c := h.choice
 	swapped := c.Configured == configured.SHA256 && c.Running != c.Configured && c.Running != ""
 	previous := c.Previous
-	if c.Configured, c.Previous = configured.SHA256, ""; !swapped {
+	c.Path, c.Configured, c.Previous = h.config.Shim.Path, configured.SHA256, ""
+	if !swapped {
 		c.Running = configured.SHA256
 		return configured, digest{}
 	}

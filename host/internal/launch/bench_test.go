@@ -12,7 +12,7 @@ import (
 func BenchmarkFirstStart(b *testing.B) {
 	for b.Loop() {
 		store, _ := openStore(b)
-		digest, err := store.Add(b.Context(), shared.self, shared.digest.SHA256)
+		digest, err := store.Add(b.Context(), shared.self, shared.digest.SHA256, "")
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,13 +17,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/proc"
 	"holdfast/proto/bootstrap"
 	"holdfast/registry"
 )
 
 const (
 	lifeFD = 3
-	// drainTime is how long output is still read after a death while somebody else holds the pipes.
+	// drainTime is how long output is still read after a death while another process holds the pipes.
 	drainTime = 100 * time.Millisecond
 	// busyTime is how long execution is retried while a child of another thread still has the binary open for writing.
 	busyTime = 500 * time.Millisecond
@@ -35,13 +35,11 @@ const (
 // child is one shim process as the kernel knows it.
 type child struct {
 	pid    int
-	proc   *os.Process
-	life   *os.File // closing it tells the shim that its host is gone
+	os     *os.Process
+	life   *os.File // its end tells the shim that the host is gone
 	stdout *os.File
 	stderr *os.File
-	asked  atomic.Bool // this host has asked for its end
-	ends   []pipeEnd   // what it was given of its pipes
-	kept   atomic.Bool // one of them is still open, though it is dead
+	asked  atomic.Bool // this host has ended it
 
 	mu    sync.Mutex // guards pidfd
 	pidfd int        // -1 once the process is reaped
@@ -50,7 +48,7 @@ type child struct {
 	exit *Exit         // readable after done
 }
 
-// startChild executes the open binary itself: not its path, which may name something else by now.
+// startChild executes the open binary itself, as its path may name another file by now.
 func startChild(binary *os.File, argv, env []string) (*child, error) {
 	if err := checkWhole(binary); err != nil {
 		return nil, err
@@ -61,21 +59,20 @@ func startChild(binary *os.File, argv, env []string) (*child, error) {
 	}
 	defer p.closeShims()
 	c := &child{pidfd: -1, life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
-	c.ends = endsOf(p.stdoutW, p.stderrW, p.lifeR)
 	attr := &os.ProcAttr{
 		Dir: "/", Env: append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
 		Files: []*os.File{p.stdin, p.stdoutW, p.stderrW, p.lifeR}, // lifeR is descriptor lifeFD
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &c.pidfd},
 	}
-	if c.proc, err = execute(binary, argv, attr); err != nil {
+	if c.os, err = execute(binary, argv, attr); err != nil {
 		p.closeHosts()
 		return nil, explainExec(binary, err)
 	}
-	c.pid = c.proc.Pid
+	c.pid = c.os.Pid
 	if c.pidfd < 0 {
 		p.closeHosts()
 		return nil, errors.Join(registry.Errorf(registry.ErrUnsupported, "this kernel has no pidfd (needs Linux 5.4)"),
-			c.proc.Kill(), second(c.proc.Wait()))
+			c.os.Kill(), second(c.os.Wait()))
 	}
 	go c.reap()
 	return c, nil
@@ -83,7 +80,7 @@ func startChild(binary *os.File, argv, env []string) (*child, error) {
 
 func second(_ *os.ProcessState, err error) error { return err }
 
-// execute names the descriptor by this process's own number: in the child, the same number may be another file by then.
+// execute names the descriptor by this process's pid: in the child, the same number may be another file.
 func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())
 	for deadline := time.Now().Add(busyTime); ; {
@@ -96,11 +93,11 @@ func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, er
 	}
 }
 
-// checkWhole refuses an ELF executable of which the end is missing: the kernel has no words for that, or starts it and has it die.
+// checkWhole refuses an ELF executable that was cut off: the kernel's error would not say so.
 func checkWhole(binary *os.File) error {
 	var magic [len(elf.ELFMAG)]byte
 	if n, _ := binary.ReadAt(magic[:], 0); string(magic[:n]) != elf.ELFMAG {
-		return nil // the kernel says what it is not
+		return nil // execution fails with a clear error
 	}
 	info, err := binary.Stat()
 	if err != nil {
@@ -112,13 +109,13 @@ func checkWhole(binary *os.File) error {
 		cut = slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Off+p.Filesz > uint64(info.Size()) })
 	}
 	if cut {
-		return registry.Errorf(registry.ErrUnsupported, "the shim has been cut off: its %d bytes are not all of it; install the whole binary, "+
+		return registry.Errorf(registry.ErrUnsupported, "the shim is cut off after %d bytes; install the whole binary, "+
 			"and give that", info.Size())
 	}
 	return nil
 }
 
-// explainExec turns the kernel's few words into what to do.
+// explainExec adds to the kernel's error what to do.
 func explainExec(binary *os.File, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOEXEC):
@@ -142,7 +139,7 @@ func fileKind(binary *os.File) string {
 	return "an ELF executable for " + strings.TrimPrefix(f.Machine.String(), "EM_")
 }
 
-// pipes are both ends of a shim's stdio and of its life line.
+// pipes are both ends of a shim's stdio and of its life pipe.
 type pipes struct {
 	stdin, stdoutW, stderrW, lifeR *os.File // the shim's
 	stdoutR, stderrR, lifeW        *os.File // the host's
@@ -174,8 +171,8 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// reap waits for the death itself, whoever holds the pipes, and ends what is left in the shim's process group. The dead
-// leader still has its number while that is done, so it cannot be another's.
+// reap waits for the death itself, whatever process holds the pipes, and ends the rest of the shim's process group. The
+// pid is not reaped before that, so it cannot be another group's.
 func (c *child) reap() {
 	for {
 		err := unix.Waitid(unix.P_PIDFD, c.pidfd, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -184,7 +181,7 @@ func (c *child) reap() {
 		}
 	}
 	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	state, err := c.proc.Wait()
+	state, err := c.os.Wait()
 	c.exit = newExit(c.pid, state, err)
 	c.exit.Asked = c.asked.Load()
 	c.mu.Lock()
@@ -195,14 +192,14 @@ func (c *child) reap() {
 	c.endOutput()
 }
 
-// endOutput lets the readers take what is in the pipes already, and no more than that.
+// endOutput lets the readers take what is in the pipes, and no more.
 func (c *child) endOutput() {
 	end := time.Now().Add(drainTime)
 	_ = c.stdout.SetReadDeadline(end)
 	_ = c.stderr.SetReadDeadline(end)
 }
 
-// kill sends SIGKILL, which also ends a stopped process. Killing the dead is no error.
+// kill sends SIGKILL, which also ends a stopped process. It is no error if the process is dead.
 func (c *child) kill() error {
 	c.asked.Store(true)
 	c.mu.Lock()
@@ -216,13 +213,13 @@ func (c *child) kill() error {
 	return nil
 }
 
-// letGo closes the life line: a shim that still works ends by itself.
-func (c *child) letGo() {
+// closeLife closes the life pipe: a shim that works ends by itself.
+func (c *child) closeLife() {
 	c.asked.Store(true)
 	_ = c.life.Close()
 }
 
-// killAndWait returns after the death, or with what the kernel says of a process that does not die.
+// killAndWait returns after the death, or with the kernel's state of a process that does not die.
 func (c *child) killAndWait(ctx context.Context) error {
 	if err := c.kill(); err != nil {
 		return err
@@ -239,32 +236,6 @@ func (c *child) killAndWait(ctx context.Context) error {
 		return nil
 	default:
 		return registry.Errorf(registry.ErrUnavailable, "shim %d has not died of SIGKILL yet (%s): %w",
-			c.pid, procState(c.pid), context.Cause(ctx))
+			c.pid, proc.Sleeping(c.pid), context.Cause(ctx))
 	}
-}
-
-// procState is why a process does not end: the state of the thread that sleeps in the kernel, and where, or of the process.
-func procState(pid int) string {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-	for _, dir := range threads {
-		if state := stateIn(dir); strings.HasPrefix(state, "D") {
-			where, _ := os.ReadFile(filepath.Join(dir, "wchan"))
-			return fmt.Sprintf("state %s in %s", state, where)
-		}
-	}
-	if state := stateIn(fmt.Sprintf("/proc/%d", pid)); state != "" {
-		return "state " + state
-	}
-	return "state unknown"
-}
-
-// stateIn is the state in a directory of /proc; empty: there is none.
-func stateIn(dir string) string {
-	text, _ := os.ReadFile(filepath.Join(dir, "status"))
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "State:"); ok {
-			return strings.TrimSpace(rest)
-		}
-	}
-	return ""
 }

@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// Exit is how a shim process ended. As an error it is registry.ErrUnavailable only where a Start reports it.
+// Exit is how a shim process ended. As an error it is registry.ErrUnavailable only if Start returns it.
 type Exit struct {
 	PID    int
 	Code   int            // the exit code, if Signal is 0
-	Signal syscall.Signal // what killed it
-	Asked  bool           // this host had asked for the end, by Stop or Kill
-	Cause  error          // why nothing is known of the end; nil where the above is true
+	Signal syscall.Signal // the signal that killed it
+	Asked  bool           // this host ended it, by Stop or Kill
+	Cause  error          // why Code and Signal are unknown; nil: they are known
 }
 
 func newExit(pid int, state *os.ProcessState, err error) *Exit {
@@ -31,8 +31,8 @@ func newExit(pid int, state *os.ProcessState, err error) *Exit {
 	return e
 }
 
-// Outside reports whether the process was ended by a person, or by the kernel for lack of memory: it died of a signal that
-// is sent to end processes, and this host did not send it. Such a death says nothing about the binary.
+// Outside reports whether a person or the kernel ended the process: it died of a signal that is sent to end processes, and
+// this host did not send it. Such a death says nothing about the binary.
 func (e *Exit) Outside() bool {
 	switch e.Signal {
 	case syscall.SIGKILL, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT:
@@ -52,7 +52,7 @@ func (e *Exit) Error() string {
 func (e *Exit) how() string {
 	switch {
 	case e.Cause != nil:
-		return fmt.Sprintf("ended, nobody knows how (%v)", e.Cause)
+		return fmt.Sprintf("ended in an unknown way (%v)", e.Cause)
 	case e.Signal != 0:
 		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
 	}
@@ -61,7 +61,7 @@ func (e *Exit) how() string {
 
 func (e *Exit) Unwrap() error { return e.Cause }
 
-// withLines appends what the shim said last.
+// withLines appends the shim's last lines.
 func withLines(text string, lines []string) string {
 	if len(lines) == 0 {
 		return text + "; it wrote nothing to stderr"

@@ -28,23 +28,23 @@ const (
 	minCert = 50
 )
 
-// greeter reads a shim's stdout: one line that should be the handshake, and nothing of what follows.
-type greeter struct {
+// handshakeReader reads a shim's stdout: one line, which should be the handshake. The rest is dropped.
+type handshakeReader struct {
 	mu   sync.Mutex // guards got
-	got  []byte     // what came so far, newline excluded
+	got  []byte     // the line so far, without its newline
 	line chan error // one value: nil when got is a whole line
 }
 
-func newGreeter() *greeter { return &greeter{line: make(chan error, 1)} }
+func newHandshakeReader() *handshakeReader { return &handshakeReader{line: make(chan error, 1)} }
 
-// run reads until the end of stdout, so that the shim is never blocked by what it prints.
-func (g *greeter) run(stdout io.Reader) {
+// run reads until the end of stdout, so that printing never blocks the shim.
+func (r *handshakeReader) run(stdout io.Reader) {
 	in := bufio.NewReader(stdout)
-	g.line <- g.readLine(in)
+	r.line <- r.readLine(in)
 	_, _ = io.Copy(io.Discard, in)
 }
 
-func (g *greeter) readLine(in io.ByteReader) error {
+func (r *handshakeReader) readLine(in io.ByteReader) error {
 	for {
 		b, err := in.ReadByte()
 		if err != nil {
@@ -53,25 +53,25 @@ func (g *greeter) readLine(in io.ByteReader) error {
 		if b == '\n' {
 			return nil
 		}
-		g.mu.Lock()
-		g.got = append(g.got, b)
-		full := len(g.got) > maxHandshake
-		g.mu.Unlock()
+		r.mu.Lock()
+		r.got = append(r.got, b)
+		full := len(r.got) > maxHandshake
+		r.mu.Unlock()
 		if full {
 			return bufio.ErrTooLong
 		}
 	}
 }
 
-func (g *greeter) text() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return string(g.got)
+func (r *handshakeReader) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return string(r.got)
 }
 
-// seen describes what is on stdout in place of a handshake.
-func (g *greeter) seen() string {
-	text := g.text()
+// seen describes the output in place of a handshake.
+func (r *handshakeReader) seen() string {
+	text := r.text()
 	if text == "" {
 		return "nothing on stdout"
 	}
@@ -85,7 +85,7 @@ func excerpt(text string) string {
 	return fmt.Sprintf("%s and %d more bytes", strconv.QuoteToASCII(text[:shownBytes]), len(text)-shownBytes)
 }
 
-// handshake is what the line says; see go-plugin's documentation of it.
+// handshake is the fields of the line; see go-plugin's documentation of it.
 type handshake struct{ core, version, network, address, protocol, cert string }
 
 func parseHandshake(line string) (handshake, error) {
@@ -103,7 +103,7 @@ func isNumber(s string) bool {
 	return err == nil
 }
 
-// check refuses every handshake after which go-plugin would connect to something else than our shim, or unprotected.
+// check refuses handshakes after which go-plugin would connect to anything but our shim, or without TLS.
 func (h handshake) check(dir string) error {
 	if core := strconv.Itoa(plugin.CoreProtocolVersion); h.core != core {
 		return registry.Errorf(registry.ErrUnsupported, "the shim speaks version %s of go-plugin's own protocol, "+

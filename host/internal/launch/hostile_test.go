@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// countingLogger notes what a scribe logs.
+// countingLogger counts what a logReader logs.
 type countingLogger struct {
 	hclog.Logger
 	t      *testing.T
@@ -30,7 +30,7 @@ func (c *countingLogger) Log(level hclog.Level, msg string, args ...any) {
 	c.lines++
 	c.levels[level]++
 	for _, arg := range append(args, msg) {
-		if _, ok := arg.(int); ok { // our own count
+		if _, ok := arg.(int); ok { // the count of dropped lines
 			continue
 		}
 		text, ok := arg.(string)
@@ -53,7 +53,7 @@ func FuzzStderr(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		log := newCountingLogger(t)
-		s := newScribe(log)
+		s := newLogReader(log)
 		s.run(strings.NewReader(string(text)))
 		if lines := strings.Count(string(text), "\n") + 1; log.lines > lines+1 {
 			t.Errorf("%d lines logged of %d", log.lines, lines)
@@ -84,7 +84,7 @@ func FuzzHandshake(f *testing.F) {
 func TestStderrHasABudget(t *testing.T) {
 	now := time.Unix(0, 0)
 	log := newCountingLogger(t)
-	s := newScribe(log)
+	s := newLogReader(log)
 	s.budget = newBudget(func() time.Time { return now })
 	for range 5 * linesPerSec {
 		s.take([]byte("word"), 0)
@@ -109,7 +109,7 @@ func TestStderrHasABudget(t *testing.T) {
 
 func TestPanicTraceIsError(t *testing.T) {
 	log := newCountingLogger(t)
-	s := newScribe(log)
+	s := newLogReader(log)
 	s.run(strings.NewReader("hello\n{\"@level\":\"debug\",\"@message\":\"m\"}\npanic: x\n\ngoroutine 1 [running]:\n"))
 	if log.levels[hclog.Info] != 1 || log.levels[hclog.Debug] != 1 || log.levels[hclog.Error] != 2 {
 		t.Errorf("levels: %v", log.levels)

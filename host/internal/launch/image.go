@@ -14,7 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// image is the verified content of one binary, held open. The store's mu guards users and used; its state is changed with both locks held.
+// image is the verified content of one binary, held open. The store's mu guards users and used; state is changed with
+// both locks held.
 type image struct {
 	sum   string
 	file  *os.File
@@ -23,7 +24,7 @@ type image struct {
 	used  time.Time
 }
 
-// fileState changes whenever the content may have: nobody can set a ctime back.
+// fileState changes whenever the content may have changed: a ctime cannot be set back.
 type fileState struct {
 	ino          uint64
 	size         int64
@@ -43,8 +44,8 @@ func (i *image) unchanged() bool {
 	return err == nil && now == i.state
 }
 
-// acquire returns a descriptor, the caller's to close, of the verified content of the digest, and counts its user. What has been verified is not
-// waited for: a restart has calls to serve, and whoever reads another binary meanwhile may take its time.
+// acquire returns a descriptor of the verified content of the digest, and counts its user. The caller closes it. A
+// verified image is returned at once, though another binary is being read: calls wait for a restart.
 func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	sum, err := parseSum(d.SHA256)
 	if err != nil {
@@ -64,7 +65,7 @@ func (s *Store) acquire(ctx context.Context, d Digest) (*os.File, error) {
 	return img.lend()
 }
 
-// ready lends what this process has verified, if nobody has touched it since; else nil.
+// ready lends an image that this process has verified and that was not touched since, else nil.
 func (s *Store) ready(sum string) (*os.File, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +75,7 @@ func (s *Store) ready(sum string) (*os.File, error) {
 	return nil, nil
 }
 
-// lend counts a user of the image. The store's mu is held.
+// lend counts a user of the image. The caller holds the store's mu.
 func (i *image) lend() (*os.File, error) {
 	f, err := duplicate(i.file)
 	if err != nil {
@@ -85,7 +86,7 @@ func (i *image) lend() (*os.File, error) {
 	return f, nil
 }
 
-// Stored is the binary of that SHA-256 as the store has it, verified. It is ErrNotFound if it has none.
+// Stored verifies a stored binary. It returns ErrNotFound if there is none with that SHA-256.
 func (s *Store) Stored(ctx context.Context, sum string) (Digest, error) {
 	sum, err := parseSum(sum)
 	if err != nil {
@@ -98,11 +99,11 @@ func (s *Store) Stored(ctx context.Context, sum string) (Digest, error) {
 		return Digest{}, err
 	}
 	s.use(img)
-	return Digest{SHA256: sum, Trust: TrustRecorded}, nil
+	return Digest{SHA256: sum}, nil
 }
 
-// verified returns the image of the digest. It hashes only what this process has not verified yet, or what was touched since. Its caller holds
-// reading.
+// verified returns the image of the digest. It hashes only an image that this process has not verified yet, or that was
+// touched since. The caller holds reading.
 func (s *Store) verified(ctx context.Context, sum string) (*image, error) {
 	img := s.images[sum]
 	if img == nil {
@@ -139,7 +140,7 @@ func (s *Store) release(sum string) {
 	}
 }
 
-// load opens what an earlier process has stored, and verifies it.
+// load opens and verifies a binary that an earlier process has stored.
 func (s *Store) load(ctx context.Context, sum string) (*image, error) {
 	f, err := os.Open(s.path(sum))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,7 +157,7 @@ func (s *Store) load(ctx context.Context, sum string) (*image, error) {
 	return s.hold(f, sum, state), nil
 }
 
-// verify hashes the descriptor itself, whatever its name points to by now, and returns the state in which it has that digest.
+// verify hashes the descriptor itself, as its name may lead to another file by now. It returns the file's state.
 func verify(ctx context.Context, f *os.File, sum string) (fileState, error) {
 	state, err := stateOf(f)
 	if err != nil {

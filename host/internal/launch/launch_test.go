@@ -50,7 +50,7 @@ func runTests(m *testing.M) int {
 		panic(err)
 	}
 	defer shared.store.Close()
-	if shared.digest, err = shared.store.Add(context.Background(), shared.self, ""); err != nil {
+	if shared.digest, err = shared.store.Add(context.Background(), shared.self, "", ""); err != nil {
 		panic(err)
 	}
 	return m.Run()
@@ -138,7 +138,7 @@ func startScript(t *testing.T, timeout time.Duration, lines ...string) (launch.O
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	digest, err := store.Add(t.Context(), path, "")
+	digest, err := store.Add(t.Context(), path, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func TestStartErrorsOfOptions(t *testing.T) {
 		{long, registry.ErrInvalid, "the kernel takes 107: choose a run directory that is"},
 		{relative, registry.ErrInvalid, "not an absolute path"},
 		{unknown, registry.ErrNotFound, "add its binary first"},
-		{protocol, registry.ErrInvalid, "not the caller's to set"},
+		{protocol, registry.ErrInvalid, "is reserved"},
 	} {
 		_, err := launch.Start(t.Context(), c.opts)
 		checkText(t, err, c.text)

@@ -16,13 +16,11 @@ const defaultStartTimeout = 10 * time.Second
 
 // Options say how to start one shim process.
 type Options struct {
-	// Store holds the binary, Digest says which. Both are required.
+	// Store holds the binary that Digest names. Both are required.
 	Store  *Store
 	Digest Digest
-	// RunDir is where the private socket directory is made. Absolute; made (0700) if it does not exist. Required.
+	// RunDir is where the private socket directory is created. Absolute; created (0700) if it does not exist. Required.
 	RunDir string
-	// Database is the file that an active shim has open and locked. Who keeps it from the next one is ended. Empty: there is none.
-	Database string
 	// Generation is the host's number for this process: for logs, errors and the name of its directory.
 	Generation uint64
 	// Args follow the program's name on the command line.
@@ -31,7 +29,7 @@ type Options struct {
 	Env []string
 	// StartTimeout bounds everything from execution to the first answer. Zero is 10 s.
 	StartTimeout time.Duration
-	// Logger gets what the shim logs. Nil drops it.
+	// Logger gets the shim's log. Nil drops it.
 	Logger hclog.Logger
 }
 
@@ -52,7 +50,7 @@ func (o *Options) complete() error {
 	return checkEnv(o.Env)
 }
 
-// checkEnv refuses what would change how host and shim find each other.
+// checkEnv refuses variables of the protocol between host and shim.
 func checkEnv(env []string) error {
 	for _, pair := range env {
 		name, _, ok := strings.Cut(pair, "=")
@@ -60,18 +58,18 @@ func checkEnv(env []string) error {
 			return registry.Invalid("start a shim: %q in its environment is not of the form NAME=value", pair)
 		}
 		if strings.HasPrefix(name, "PLUGIN_") || name == bootstrap.CookieKey || name == bootstrap.LifeFD {
-			return registry.Invalid("start a shim: the environment variable %s is not the caller's to set", name)
+			return registry.Invalid("start a shim: the environment variable %s is reserved", name)
 		}
 	}
 	return nil
 }
 
-// inheritedNames are the host's variables that a shim gets. Everything else of the host's environment stays with the host.
+// inheritedNames are the only variables of the host's environment that a shim gets.
 var inheritedNames = []string{"PATH", "TMPDIR", "LANG", "GOCOVERDIR"}
 
-// environment is the whole environment of the shim: the host's few, the caller's, then what the protocol needs.
+// environment returns the whole environment of the shim: the host's few, the caller's, then those of the protocol.
 func (o *Options) environment(protocol []string) []string {
-	env := []string{"GORACE=atexit_sleep_ms=0"} // or a shim built with -race takes a second to end
+	env := []string{"GORACE=atexit_sleep_ms=0"} // else a shim built with -race takes a second to end
 	for _, name := range inheritedNames {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)

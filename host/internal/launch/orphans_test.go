@@ -21,7 +21,7 @@ import (
 func ownStore(t *testing.T) (*launch.Store, string, launch.Digest) {
 	t.Helper()
 	store, dir := openStore(t)
-	digest, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
+	digest, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
 	if err != nil {
 		t.Fatal(err)
 	}

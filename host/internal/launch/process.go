@@ -23,15 +23,13 @@ type Process struct {
 	conn       *grpc.ClientConn
 	dir        *socketDir
 	generation uint64
-	release    func()
-	store      *Store
-	database   string
+	release    func() // of the binary
 	log        hclog.Logger
-	tidied     chan struct{} // closed once it is dead, and what can be removed of it is
+	cleaned    chan struct{} // closed once it is dead, and its files are removed as far as possible
 }
 
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start leaves
-// no process, file or descriptor behind, and its error says what the shim said last.
+// no process, file or descriptor behind, and its error has the shim's last lines.
 func Start(ctx context.Context, opts Options) (*Process, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -46,7 +44,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	defer binary.Close()
 	release := sync.OnceFunc(func() { opts.Store.release(opts.Digest.SHA256) })
 	if err := removeOrphans(opts.RunDir); err != nil {
-		opts.Logger.Warn("cannot remove what an earlier host has left", "error", err) // it does not hinder this start
+		opts.Logger.Warn("cannot remove files of an earlier host", "error", err) // this start goes on
 	}
 	dir, err := newSocketDir(opts.RunDir, opts.Generation)
 	if err != nil {
@@ -55,7 +53,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	}
 	p := &Process{
 		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, generation: opts.Generation, release: release,
-		store: opts.Store, database: opts.Database, log: opts.Logger, tidied: make(chan struct{}),
+		log: opts.Logger, cleaned: make(chan struct{}),
 	}
 	if err := p.start(ctx, opts); err != nil {
 		return nil, fmt.Errorf("start shim %.12s as generation %d: %w", opts.Digest.SHA256, opts.Generation, err)
@@ -73,41 +71,42 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
 		StartTimeout:     2 * opts.StartTimeout, // ours is the one that ends a start
-		Logger:           quiet{opts.Logger.Named("go-plugin")},
+		Logger:           traceLogger{opts.Logger.Named("go-plugin")},
 		GRPCDialOptions:  p.runner.dialOptions(opts.StartTimeout),
 	})
 	if _, err := p.client.Start(); err != nil {
 		return errors.Join(err, p.abandon())
 	}
-	go p.tidyAfterDeath()
+	go p.cleanAfterDeath()
 	err := p.connect(ctx)
-	if err == nil {
+	if err != nil {
+		err = p.runner.explainDeath(err)
+	} else {
 		err = checkNamespace(p.PID())
 	}
 	if err != nil {
-		err = p.runner.fail(p.runner.explainDeath(err))
+		err = p.runner.fail(err)
 		if p.Err() == nil { // it does not die: the error says so
 			return err
 		}
-		<-p.tidied
+		<-p.cleaned
 		return err
 	}
 	return nil
 }
 
-// abandon removes what is left of a start that go-plugin has given up. A process that does not die keeps what it has.
+// abandon cleans up after a start that go-plugin has given up. If the process does not die, its files stay.
 func (p *Process) abandon() error {
 	if err := p.runner.Kill(context.WithoutCancel(p.runner.ctx)); err != nil {
 		return err
 	}
 	p.runner.readers.Wait()
 	p.client.Kill()
-	p.endHeirs()
 	p.release()
 	return p.dir.remove()
 }
 
-// connect gets the connection and one answer. go-plugin's own call has no deadline: a frozen shim would hold it for ever.
+// connect gets the connection and one answer. go-plugin's own call has no deadline: a frozen shim would block it for ever.
 func (p *Process) connect(ctx context.Context) error {
 	connected := make(chan error, 1)
 	go func() { connected <- p.dispense() }()
@@ -145,36 +144,36 @@ func (p *Process) dispense() error {
 	return nil
 }
 
-// tidyAfterDeath removes what the process leaves. What cannot be removed is no reason to take it for alive: the next start tries again. go-plugin's
-// Kill is safe by then: it has nobody left to wait for.
-func (p *Process) tidyAfterDeath() {
+// cleanAfterDeath removes the files of the process. What cannot be removed is logged, and the next start tries again.
+// go-plugin's Kill is safe by then: the process is dead.
+func (p *Process) cleanAfterDeath() {
 	<-p.runner.child.done
 	p.runner.readers.Wait()
 	p.client.Kill()
-	p.endHeirs()
+	_ = p.runner.child.life.Close()
 	if err := p.dir.remove(); err != nil {
-		p.log.Warn("a dead shim has left something that cannot be removed", "pid", p.PID(), "error", err)
+		p.log.Warn("cannot remove the files of a dead shim", "pid", p.PID(), "error", err)
 	}
 	p.release()
-	close(p.tidied)
+	close(p.cleaned)
 }
 
-// Conn is the connection to the shim. It fails all calls once the process is dead; it is not the caller's to close.
+// Conn returns the connection to the shim. It fails all calls once the process is dead. The caller must not close it.
 func (p *Process) Conn() *grpc.ClientConn { return p.conn }
 
-// PID is the number of the process, which is another's once Done is closed.
+// PID returns the number of the process. It may be another's once Done is closed.
 func (p *Process) PID() int { return p.runner.child.pid }
 
-// Protocol is the version that the shim and this host have agreed on: the highest that both speak.
+// Protocol returns the version that the shim and this host agreed on: the highest that both speak.
 func (p *Process) Protocol() int { return p.client.NegotiatedVersion() }
 
-// Generation is what Start was given.
+// Generation returns Options.Generation.
 func (p *Process) Generation() uint64 { return p.generation }
 
-// Done is closed at the real death of the process.
+// Done returns a channel that is closed at the real death of the process.
 func (p *Process) Done() <-chan struct{} { return p.runner.child.done }
 
-// Err is nil while the process lives; afterwards it is the *Exit.
+// Err returns nil while the process lives, then the *Exit.
 func (p *Process) Err() error {
 	select {
 	case <-p.Done():
@@ -184,34 +183,33 @@ func (p *Process) Err() error {
 	}
 }
 
-// LastLines are the last lines that the shim has written to stderr, oldest first. Of a dead one they are all there: it waits until they are read.
+// LastLines returns the last lines that the shim has written to stderr, oldest first. If it is dead, they are complete.
 func (p *Process) LastLines() []string {
 	if p.Err() != nil {
 		p.runner.readers.Wait()
 	}
-	return p.runner.scribe.last()
+	return p.runner.stderr.last()
 }
 
-// Kill ends the process with SIGKILL and returns once it is dead and what it had is removed, at the latest when ctx ends, or
-// after 10 s. An error means that it may still live, and nothing else; Done tells when it does not. It may be called again. The calls that it has
-// end in any case.
+// Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx ends, or
+// after 10 s. An error means that it may still live. Kill may be called again. Calls to the shim end in any case.
 func (p *Process) Kill(ctx context.Context) error {
 	if err := p.runner.child.killAndWait(ctx); err != nil {
 		_ = p.conn.Close()
 		return err
 	}
-	p.awaitTidied(ctx)
+	p.awaitCleaned(ctx)
 	return nil
 }
 
-// Stop tells the shim to end and returns like Kill, which it becomes once grace is over or ctx has ended.
+// Stop tells the shim to end, and is Kill once grace is over or ctx has ended.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
-	p.runner.child.letGo()
+	p.runner.child.closeLife()
 	timeout := time.NewTimer(grace)
 	defer timeout.Stop()
 	select {
 	case <-p.Done():
-		p.awaitTidied(ctx)
+		p.awaitCleaned(ctx)
 		return nil
 	case <-timeout.C:
 	case <-ctx.Done():
@@ -219,21 +217,23 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	return p.Kill(ctx)
 }
 
-func (p *Process) awaitTidied(ctx context.Context) {
+func (p *Process) awaitCleaned(ctx context.Context) {
 	select {
-	case <-p.tidied:
+	case <-p.cleaned:
 	case <-ctx.Done():
 	}
 }
 
-// quiet makes all of go-plugin's talk trace: what matters in it, our errors say.
-type quiet struct{ hclog.Logger }
+// traceLogger logs all messages of go-plugin at level trace: our errors have what matters of them.
+type traceLogger struct{ hclog.Logger }
 
-func (q quiet) Log(_ hclog.Level, msg string, args ...any) { q.Logger.Trace(msg, args...) }
-func (q quiet) Debug(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
-func (q quiet) Info(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
-func (q quiet) Warn(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
-func (q quiet) Error(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
-func (q quiet) With(args ...any) hclog.Logger              { return quiet{q.Logger.With(args...)} }
-func (q quiet) Named(name string) hclog.Logger             { return quiet{q.Logger.Named(name)} }
-func (q quiet) ResetNamed(name string) hclog.Logger        { return quiet{q.Logger.ResetNamed(name)} }
+func (q traceLogger) Log(_ hclog.Level, msg string, args ...any) { q.Logger.Trace(msg, args...) }
+func (q traceLogger) Debug(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
+func (q traceLogger) Info(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
+func (q traceLogger) Warn(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
+func (q traceLogger) Error(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
+func (q traceLogger) With(args ...any) hclog.Logger              { return traceLogger{q.Logger.With(args...)} }
+func (q traceLogger) Named(name string) hclog.Logger             { return traceLogger{q.Logger.Named(name)} }
+func (q traceLogger) ResetNamed(name string) hclog.Logger {
+	return traceLogger{q.Logger.ResetNamed(name)}
+}

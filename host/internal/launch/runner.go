@@ -20,11 +20,11 @@ import (
 	"holdfast/registry"
 )
 
-// argv0 is what a shim sees as its own name.
+// argv0 is the shim's argv[0].
 const argv0 = "holdfast-shim"
 
-// runner starts one shim for go-plugin and keeps from it all that would make it panic or wait: go-plugin gets a
-// handshake line that was checked already, a stderr without a byte, and a Wait that ends at the real death.
+// runner starts one shim for go-plugin, and keeps go-plugin from what would make it panic or hang: go-plugin gets a
+// handshake line that was checked already, an empty stderr, and a Wait that ends at the real death.
 type runner struct {
 	ctx    context.Context // bounds the start
 	binary *os.File
@@ -33,8 +33,8 @@ type runner struct {
 	dir    string
 
 	child   *child // nil until it runs
-	greeter *greeter
-	scribe  *scribe
+	stdout  *handshakeReader
+	stderr  *logReader
 	readers sync.WaitGroup
 	address string
 }
@@ -42,12 +42,12 @@ type runner struct {
 func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *runner {
 	return &runner{
 		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), env: opts.environment, dir: dir,
-		greeter: newGreeter(), scribe: newScribe(opts.Logger),
+		stdout: newHandshakeReader(), stderr: newLogReader(opts.Logger),
 	}
 }
 
-// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has made is removed at once: it would
-// remove it at the end, with whatever the shim has mounted in it.
+// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has created is
+// removed at once: it would remove it at the end, with whatever the shim has mounted in it.
 func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Runner, error) {
 	if err := os.Remove(dir); err != nil {
 		return nil, err
@@ -63,43 +63,43 @@ func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Ru
 	return r, nil
 }
 
-// Start returns once the shim has sent a handshake that we accept. It leaves no process behind if it fails.
+// Start returns once the shim has sent an acceptable handshake. It leaves no process behind if it fails.
 func (r *runner) Start(context.Context) error {
 	child, err := startChild(r.binary, r.args, r.env(nil))
 	if err != nil {
 		return err
 	}
 	r.child = child
-	r.readers.Go(func() { r.greeter.run(child.stdout); child.leave(child.stdout) })
-	r.readers.Go(func() { r.scribe.run(child.stderr); child.leave(child.stderr) })
-	if err := r.greet(); err != nil {
+	r.readers.Go(func() { r.stdout.run(child.stdout); _ = child.stdout.Close() })
+	r.readers.Go(func() { r.stderr.run(child.stderr); _ = child.stderr.Close() })
+	if err := r.awaitHandshake(); err != nil {
 		return r.fail(err)
 	}
 	return nil
 }
 
-// greet waits for the first line, the death of the shim, or the end of the start's time, whichever comes first.
-func (r *runner) greet() error {
+// awaitHandshake waits for the first line, the death of the shim, or the end of the start's time.
+func (r *runner) awaitHandshake() error {
 	select {
-	case err := <-r.greeter.line:
-		return r.welcome(err)
+	case err := <-r.stdout.line:
+		return r.checkHandshake(err)
 	case <-r.child.done:
-		r.readers.Wait() // bounded by drainTime; the line may have been its last words
+		r.readers.Wait() // bounded by drainTime; the line may be among the last
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.tooLate("sent no handshake, so it hangs or is no shim; there is " + r.greeter.seen())
+		return r.tooLate("sent no handshake, so it hangs or is no shim; there is " + r.stdout.seen())
 	}
 }
 
-func (r *runner) welcome(err error) error {
+func (r *runner) checkHandshake(err error) error {
 	switch {
 	case err == nil:
 	case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded):
 		return r.closedStdout()
 	default:
-		return registry.Errorf(registry.ErrInternal, "the shim's stdout has no handshake: %s", r.greeter.seen())
+		return registry.Errorf(registry.ErrInternal, "the shim's stdout has no handshake: %s", r.stdout.seen())
 	}
-	h, err := parseHandshake(r.greeter.text())
+	h, err := parseHandshake(r.stdout.text())
 	if err != nil {
 		return err
 	}
@@ -110,25 +110,25 @@ func (r *runner) welcome(err error) error {
 	return nil
 }
 
-// closedStdout tells a shim that has died from one that lives on without a stdout.
+// closedStdout returns whether the shim has died, or lives without a stdout.
 func (r *runner) closedStdout() error {
 	select {
 	case <-r.child.done:
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.tooLate("closed its stdout without a handshake; there is " + r.greeter.seen())
+		return r.tooLate("closed its stdout without a handshake; there is " + r.stdout.seen())
 	}
 }
 
-// giveShim is what to do about a program that is no shim.
+// giveShim tells what to do about a program that is no shim.
 const giveShim = "give the path of a shim's binary"
 
 func (r *runner) diedAtStart() error {
 	exit := r.child.exit
-	text := fmt.Sprintf("the shim died at its start: it %s, with %s", exit.how(), r.greeter.seen())
+	text := fmt.Sprintf("the shim died at its start: it %s, with %s", exit.how(), r.stdout.seen())
 	if exit.Code == bootstrap.ExitNotAPlugin || r.refusedCookie() {
-		text += "; it did not take this host's cookie, so it is a plugin of another program: " + giveShim
-	} else if r.greeter.text() == "" && !exit.Outside() {
+		text += "; it did not accept this host's cookie, so it is a plugin of another program: " + giveShim
+	} else if r.stdout.text() == "" && !exit.Outside() {
 		text += "; if its last lines do not say why, it may be no shim: " + giveShim
 	}
 	return &startError{text: text, exit: exit}
@@ -138,7 +138,7 @@ func (r *runner) diedAtStart() error {
 // process long before its exit if one of its threads waits for a disk.
 const DeathNoticed = 5 * time.Second
 
-// explainDeath returns err, of a shim that has sent its handshake, with how the shim died if it did so unasked.
+// explainDeath adds to an error of a shim that had sent its handshake how the shim died, if this host did not end it.
 func (r *runner) explainDeath(err error) error {
 	if r.ctx.Err() != nil || r.child.asked.Load() {
 		return err
@@ -152,9 +152,9 @@ func (r *runner) explainDeath(err error) error {
 	return err
 }
 
-// refusedCookie knows the words with which every go-plugin server refuses. Only the hint depends on it.
+// refusedCookie recognises the message with which every go-plugin server refuses. Only the hint depends on it.
 func (r *runner) refusedCookie() bool {
-	return r.child.exit.Code == 1 && strings.Contains(strings.Join(r.scribe.last(), "\n"), "This binary is a plugin")
+	return r.child.exit.Code == 1 && strings.Contains(strings.Join(r.stderr.last(), "\n"), "This binary is a plugin")
 }
 
 func (r *runner) tooLate(what string) error {
@@ -170,33 +170,33 @@ type startError struct {
 func (e *startError) Error() string   { return e.text }
 func (e *startError) Unwrap() []error { return []error{registry.ErrUnavailable, e.exit} }
 
-// fail ends the process and adds what it said last.
+// fail ends the process and adds its last lines.
 func (r *runner) fail(err error) error {
 	killed := r.Kill(context.WithoutCancel(r.ctx))
 	if killed == nil {
 		r.readers.Wait()
 	}
-	return errors.Join(&sayingError{err: err, lines: r.scribe.last()}, killed)
+	return errors.Join(&outputError{err: err, lines: r.stderr.last()}, killed)
 }
 
-// sayingError shows the shim's own last lines below an error about it.
-type sayingError struct {
+// outputError shows the shim's last lines below an error.
+type outputError struct {
 	err   error
 	lines []string
 }
 
-func (e *sayingError) Error() string { return withLines(e.err.Error(), e.lines) }
-func (e *sayingError) Unwrap() error { return e.err }
+func (e *outputError) Error() string { return withLines(e.err.Error(), e.lines) }
+func (e *outputError) Unwrap() error { return e.err }
 
-// Stdout is the handshake line, and no more.
+// Stdout returns the handshake line alone.
 func (r *runner) Stdout() io.ReadCloser {
-	return io.NopCloser(strings.NewReader(r.greeter.text() + "\n"))
+	return io.NopCloser(strings.NewReader(r.stdout.text() + "\n"))
 }
 
-// Stderr is empty: our own reader takes the real one.
+// Stderr returns an empty stream: logReader reads the real one.
 func (r *runner) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 
-// Wait ends at the real death.
+// Wait returns at the real death.
 func (r *runner) Wait(ctx context.Context) error {
 	select {
 	case <-r.child.done:
@@ -206,7 +206,7 @@ func (r *runner) Wait(ctx context.Context) error {
 	}
 }
 
-// Kill is SIGKILL, and the wait for the death with our own deadline.
+// Kill sends SIGKILL and waits for the death, with a deadline.
 func (r *runner) Kill(ctx context.Context) error {
 	if r.child == nil {
 		return nil

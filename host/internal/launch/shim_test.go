@@ -86,7 +86,7 @@ func shimMain(mode string) int {
 	case "by hand":
 		select {}
 	case "leaves": // what it starts outlives it, and its host
-		pid, err := startDaemon("self", "")
+		pid, err := startDaemon("")
 		if err == nil {
 			err = os.WriteFile(os.Getenv(livesFile), []byte(pid), 0o600)
 		}
@@ -207,8 +207,7 @@ func do(name, arg string) (string, error) {
 	case "fork":
 		return startHolder()
 	case "daemon":
-		program, database, _ := strings.Cut(arg, " ")
-		return startDaemon(program, database)
+		return startDaemon(arg)
 	case "hang":
 		select {}
 	case "stdin":
@@ -233,27 +232,26 @@ func startHolder() (string, error) {
 	return fmt.Sprint(cmd.Process.Pid), nil
 }
 
-// startDaemon leaves a process that no session and no parent ties to the shim: it leads neither, and has the shim's stderr, its life line and the
-// database, locked. It is the shim's own binary, or sleep.
-func startDaemon(program, database string) (pid string, err error) {
+// startDaemon leaves a process that is in no process group or session of the shim, and has its stderr, its life pipe and
+// its database, locked. Without a database it executes the shim's own binary, else sleep.
+func startDaemon(database string) (pid string, err error) {
 	cmd := exec.Command("setsid", "sh", "-c", "sleep 1000 & echo $! >&5")
-	if program == "self" {
+	locked := os.Stdin
+	if database == "" {
 		own, _ := os.Readlink("/proc/self/exe")
 		cmd = exec.Command("setsid", "sh", "-c", own+" & echo $! >&5")
 		cmd.Env = []string{shimMode + "=by hand"}
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return "", err
-	}
-	locked := os.Stdin
-	if database != "" {
+	} else {
 		if locked, err = os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
 			err = unix.Flock(int(locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		}
 		if err != nil {
 			return "", err
 		}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", err
 	}
 	stderr, _ := unix.Dup(2)
 	life, _ := unix.Dup(3)

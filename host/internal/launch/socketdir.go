@@ -23,17 +23,17 @@ const (
 
 	socketDirPrefix = "shim-"
 	ownerFile       = ".holdfast-launch"
-	// orphanAge is when an empty directory without an owner is one whose maker died while making it.
+	// orphanAge is the age from which an empty directory without an owner is one whose creator died.
 	orphanAge = time.Minute
 )
 
-// socketDir is the private directory of one shim process. A lock on it, which ends with the host, says that it is in use.
+// socketDir is the private directory of one shim process. While it is in use it is locked; the lock ends with the host.
 type socketDir struct {
 	path string
 	lock *os.File // the directory itself, flocked
 }
 
-// newSocketDir makes <runDir>/shim-<generation>-<random>.
+// newSocketDir creates <runDir>/shim-<generation>-<random>.
 func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the run directory: %w", err)
@@ -42,13 +42,13 @@ func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	if err := checkLength(runDir, prefix); err != nil {
 		return nil, err
 	}
-	for range 10 { // another host that removes orphans may take ours for one before we have locked it
+	for range 10 { // another host may take it for an orphan and remove it before it is locked
 		d, err := makeLocked(runDir, prefix)
 		if d != nil || err != nil {
 			return d, err
 		}
 	}
-	return nil, registry.Errorf(registry.ErrUnavailable, "make a socket directory in %s: something keeps removing it", runDir)
+	return nil, registry.Errorf(registry.ErrUnavailable, "make a socket directory in %s: another process keeps removing it", runDir)
 }
 
 func checkLength(runDir, prefix string) error {
@@ -74,7 +74,7 @@ func makeLocked(runDir, prefix string) (*socketDir, error) {
 		return nil, fmt.Errorf("lock the socket directory: %w", err)
 	}
 	d := &socketDir{path: path, lock: lock}
-	err = os.WriteFile(filepath.Join(path, ownerFile), ownerMark(), 0o600)
+	err = os.WriteFile(filepath.Join(path, ownerFile), ownerText(), 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, unlock(lock)
 	}
@@ -84,9 +84,9 @@ func makeLocked(runDir, prefix string) (*socketDir, error) {
 	return d, nil
 }
 
-func ownerMark() []byte { return fmt.Appendf(nil, "host pid %d\n", os.Getpid()) }
+func ownerText() []byte { return fmt.Appendf(nil, "host pid %d\n", os.Getpid()) }
 
-// lockDir takes the lock of a directory, or says EWOULDBLOCK.
+// lockDir locks a directory, or returns EWOULDBLOCK.
 func lockDir(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -99,23 +99,23 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// remove removes the directory with all that is in it, if nothing hinders that; a later start tries again.
+// remove removes the directory and its content. After an error, a later start tries again.
 func (d *socketDir) remove() error { return errors.Join(d.clear(), unlock(d.lock)) }
 
-// unlock gives the lock back and closes its file. To close it is not enough: a process that is forked in this moment has the same file open until
-// it executes its program, and the next start would leave the directory alone.
+// unlock unlocks and closes the file. Closing alone is not enough: a process that is being forked has the file open until
+// it executes its program.
 func unlock(lock *os.File) error {
 	return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
 }
 
-// clear removes the very directory that is locked, wherever a shim has moved it and whatever has its name by now. What is mounted there is not ours
-// to remove, nor is what lies in it, nor where a link leads. Our mark goes last.
+// clear removes the locked directory, even if a shim has moved it and another has its name. It removes neither mounts nor
+// their content, and follows no link. The owner file goes last.
 func (d *socketDir) clear() error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(d.lock.Fd()), &stat); err == nil && stat.Nlink == 0 {
-		return nil // somebody has removed it: what was in it is gone, and another directory may have its name
+		return nil // it is removed already, and another directory may have its name
 	}
-	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.lock.Fd())) // as the table of mounts names it
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.lock.Fd())) // as the mount table names it
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (d *socketDir) clear() error {
 		return registry.Errorf(registry.ErrConflict, "%s is mounted in the socket directory of a shim: unmount it, and the next start "+
 			"of a shim removes the directory", mounts[0].Point)
 	}
-	_ = d.lock.Chmod(0o700) // a shim may have changed it; what that hinders says so itself
+	_ = d.lock.Chmod(0o700) // a shim may have changed it
 	root, err := d.open(path)
 	if err != nil {
 		return err
@@ -140,12 +140,12 @@ func (d *socketDir) clear() error {
 		return err
 	}
 	if err := unlessGone(os.Remove(path)); err != nil {
-		return errors.Join(err, root.WriteFile(ownerFile, ownerMark(), 0o600))
+		return errors.Join(err, root.WriteFile(ownerFile, ownerText(), 0o600))
 	}
 	return unlessGone(os.Remove(d.path))
 }
 
-// open opens the locked directory at a path, from where nothing leads out of it.
+// open opens the locked directory at a path as a root that no link leaves.
 func (d *socketDir) open(path string) (*os.Root, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -163,7 +163,7 @@ func (d *socketDir) open(path string) (*os.Root, error) {
 	return root, nil
 }
 
-// empty removes all but our mark.
+// empty removes all but the owner file.
 func empty(root *os.Root) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {
@@ -174,7 +174,7 @@ func empty(root *os.Root) error {
 	return err
 }
 
-// removeAll removes a tree. Without root, a directory's mode hinders its owner, too, until it is changed.
+// removeAll removes a tree. An owner who is not root first has to change the modes of directories.
 func removeAll(root *os.Root, name string) error {
 	err := root.RemoveAll(name)
 	if !errors.Is(err, fs.ErrPermission) {
@@ -196,7 +196,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// removeOrphans removes the socket directories in runDir whose host is dead. It touches nothing without our mark.
+// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner file.
 func removeOrphans(runDir string) error {
 	entries, err := os.ReadDir(runDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -217,8 +217,8 @@ func removeOrphan(path string) error {
 		return nil // in use, not ours to read, or just gone
 	}
 	d := &socketDir{path: path, lock: lock}
-	switch marked, age := d.inspect(); {
-	case marked:
+	switch owned, age := d.inspect(); {
+	case owned:
 		if err := d.remove(); err != nil {
 			return fmt.Errorf("remove an old socket directory: %w", err)
 		}
@@ -229,8 +229,8 @@ func removeOrphan(path string) error {
 	return unlock(lock)
 }
 
-// inspect says whether the locked directory has our mark, and how old it is.
-func (d *socketDir) inspect() (marked bool, age time.Duration) {
+// inspect returns whether the locked directory has an owner file, and its age.
+func (d *socketDir) inspect() (owned bool, age time.Duration) {
 	info, err := d.lock.Stat()
 	if err != nil {
 		return false, 0

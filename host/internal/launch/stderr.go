@@ -26,29 +26,31 @@ const (
 	bytesPerSec   = 4 << 20  // likewise
 )
 
-// scribe reads what a shim writes to stderr and passes it on to a logger. Nothing in a line can do more than be logged.
-type scribe struct {
+// logReader reads a shim's stderr and passes it to a logger. No line can do more than be logged.
+type logReader struct {
 	log     hclog.Logger
 	budget  budget
 	dying   bool // a panic's trace has begun: what follows is part of it
-	skipped int  // lines over the budget, not told yet
+	skipped int  // lines over the budget, not reported yet
 
 	mu   sync.Mutex // guards tail
 	tail []string
 }
 
-func newScribe(log hclog.Logger) *scribe { return &scribe{log: log, budget: newBudget(time.Now)} }
+func newLogReader(log hclog.Logger) *logReader {
+	return &logReader{log: log, budget: newBudget(time.Now)}
+}
 
-// run reads until the end of stderr. Only a logger that blocks can make it stop reading.
-func (s *scribe) run(stderr io.Reader) {
+// run reads until the end of stderr. Only a logger that blocks makes it stop reading.
+func (r *logReader) run(stderr io.Reader) {
 	in := bufio.NewReaderSize(stderr, maxLine)
 	for {
 		line, cut, err := readBounded(in)
 		if len(line) > 0 {
-			s.take(line, cut)
+			r.take(line, cut)
 		}
 		if err != nil {
-			s.tellSkipped()
+			r.reportSkipped()
 			return
 		}
 	}
@@ -66,54 +68,54 @@ func readBounded(in *bufio.Reader) (line []byte, cut int, err error) {
 	return bytes.TrimRight(line, "\r\n"), cut, err
 }
 
-func (s *scribe) take(line []byte, cut int) {
-	if !s.budget.take(len(line) + cut) {
-		s.skipped++
-		s.remember(printable(line[:min(len(line), tailLineBytes+1)])) // to escape more would be work without a bound
+func (r *logReader) take(line []byte, cut int) {
+	if !r.budget.take(len(line) + cut) {
+		r.skipped++
+		r.remember(printable(line[:min(len(line), tailLineBytes+1)])) // escaping more would be unbounded work
 		return
 	}
 	text := printable(line)
 	if cut > 0 {
 		text += fmt.Sprintf(" [%d more bytes]", cut)
 	}
-	s.remember(text)
-	s.tellSkipped()
+	r.remember(text)
+	r.reportSkipped()
 	if entry, ok := parseEntry(line); ok && cut == 0 {
-		s.log.Log(entry.level, entry.message, entry.fields...)
+		r.log.Log(entry.level, entry.message, entry.fields...)
 		return
 	}
-	s.dying = s.dying || strings.HasPrefix(text, "panic:") || strings.HasPrefix(text, "fatal error:")
-	if s.dying {
-		s.log.Error(text)
+	r.dying = r.dying || strings.HasPrefix(text, "panic:") || strings.HasPrefix(text, "fatal error:")
+	if r.dying {
+		r.log.Error(text)
 		return
 	}
-	s.log.Info(text)
+	r.log.Info(text)
 }
 
-func (s *scribe) tellSkipped() {
-	if s.skipped > 0 {
-		s.log.Warn("the shim writes too much to stderr, lines were dropped", "lines", s.skipped)
-		s.skipped = 0
+func (r *logReader) reportSkipped() {
+	if r.skipped > 0 {
+		r.log.Warn("the shim writes too much to stderr, lines were dropped", "lines", r.skipped)
+		r.skipped = 0
 	}
 }
 
-func (s *scribe) remember(text string) {
+func (r *logReader) remember(text string) {
 	if len(text) > tailLineBytes {
 		text = strings.ToValidUTF8(text[:tailLineBytes], "") + " [...]"
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.tail) == tailLines {
-		s.tail = slices.Delete(s.tail, 0, 1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.tail) == tailLines {
+		r.tail = slices.Delete(r.tail, 0, 1)
 	}
-	s.tail = append(s.tail, text)
+	r.tail = append(r.tail, text)
 }
 
 // last returns the last lines, oldest first.
-func (s *scribe) last() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.tail)
+func (r *logReader) last() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.tail)
 }
 
 // entry is a line of hclog's JSON format.
@@ -179,21 +181,21 @@ func asText(raw json.RawMessage) (string, bool) {
 	return printable([]byte(text)), err == nil
 }
 
-// printable escapes what is not UTF-8 and what a terminal would obey.
+// printable escapes invalid UTF-8 and what a terminal would act on, newlines too.
 func printable(text []byte) string {
 	if utf8.Valid(text) && !bytes.ContainsFunc(text, unsafeRune) {
 		return string(text)
 	}
 	var out strings.Builder
 	for len(text) > 0 {
-		r, size := utf8.DecodeRune(text)
+		c, size := utf8.DecodeRune(text)
 		switch {
-		case r == utf8.RuneError && size == 1:
+		case c == utf8.RuneError && size == 1:
 			fmt.Fprintf(&out, `\x%02x`, text[0])
-		case unsafeRune(r):
-			out.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		case unsafeRune(c):
+			out.WriteString(strings.Trim(strconv.QuoteRune(c), "'"))
 		default:
-			out.WriteRune(r)
+			out.WriteRune(c)
 		}
 		text = text[size:]
 	}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,25 +20,25 @@ import (
 	"holdfast/registry"
 )
 
-// kept is how many binaries stay in a store: those in use and those of Keep, all of them, then those that were used last.
+// kept is how many binaries stay in a store: all those in use and those of Keep, then the ones used last.
 const kept = 3
 
 const (
 	storedMode = 0o500
-	temporary  = ".add-*" // names of what is not whole yet
+	temporary  = ".add-*" // names of unfinished copies
 )
 
-// Store keeps shim binaries under their SHA-256. One process owns its directory. It is safe for concurrent use.
+// Store keeps shim binaries under their SHA-256. One process owns the directory. It is safe for concurrent use.
 type Store struct {
 	dir string
 
-	reading sync.Mutex        // held while a binary is copied or hashed, so that none is hashed twice at once; locked before mu
-	mu      sync.Mutex        // guards keeps; held for no longer than a look into the directory
-	keeps   []string          // by their SHA-256
-	images  map[string]*image // changed with both held
+	reading sync.Mutex        // held while a binary is copied or hashed; locked before mu
+	mu      sync.Mutex        // guards keeps; held for no longer than a listing of the directory
+	keeps   []string          // SHA-256 of binaries that are not pruned
+	images  map[string]*image // changed with both locked
 }
 
-// OpenStore uses dir, which it makes (0700) if it does not exist, and removes what an interrupted Add has left in it.
+// OpenStore opens the store in dir. It creates dir (0700) if it does not exist, and removes unfinished copies.
 func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the store of shims: %w", err)
@@ -68,7 +69,7 @@ func checkPrivate(dir string) error {
 	return nil
 }
 
-// Close lets go of all descriptors. Processes that run are not touched.
+// Close closes all descriptors. Running processes are not affected.
 func (s *Store) Close() error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
@@ -82,18 +83,14 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// Add sees to it that the binary at path is in the store. want is its SHA-256 in hexadecimal; empty means the content of the
-// file path.sha256, and without such a file the digest is computed and trusted on first use. The Digest says which it was. A
-// digest that differs is ErrInvalid and leaves the store as it was.
+// Add stores the binary at path. want is its SHA-256 in hexadecimal; if empty, the content of the file path.sha256; without
+// such a file the digest is computed and trusted. If the digest differs, Add returns ErrInvalid and changes nothing.
 //
-// What is stored already is verified, not written again: a full disk hinders only a binary that is new, with ErrExhausted.
-// Where nothing is at path, the stored copy of the wanted digest is used, or of the one that Add saw there last.
-func (s *Store) Add(ctx context.Context, path, want string) (Digest, error) {
-	from, err := filepath.Abs(path)
-	if err != nil {
-		return Digest{}, fmt.Errorf("add a shim: %w", err)
-	}
-	want, trust, err := wantedDigest(path, want)
+// A binary that is stored already is verified, not written: a full disk prevents only a new one, with ErrExhausted. If
+// nothing is at path, Add uses the stored copy of the wanted digest. known is the digest to use then if none is wanted:
+// the one that was at the path last.
+func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, error) {
+	want, err := expectedDigest(path, want)
 	if err != nil {
 		return Digest{}, err
 	}
@@ -101,7 +98,7 @@ func (s *Store) Add(ctx context.Context, path, want string) (Digest, error) {
 	defer s.reading.Unlock()
 	src, err := openBinary(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return s.recall(ctx, from, Digest{SHA256: want, Trust: trust}, err)
+		return s.recall(ctx, cmp.Or(want, known), err)
 	}
 	if err != nil {
 		return Digest{}, err
@@ -111,37 +108,31 @@ func (s *Store) Add(ctx context.Context, path, want string) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
-	digest := Digest{SHA256: img.sum, Trust: trust}
-	digest.Replaces, digest.Unrecorded = s.record(from, digest)
 	if copied {
 		err = s.prune(img.sum)
 	}
-	return digest, err
+	return Digest{SHA256: img.sum, FirstUse: want == ""}, err
 }
 
-// recall stands in for the binary at path, which is gone, with its stored copy.
-func (s *Store) recall(ctx context.Context, path string, d Digest, gone error) (Digest, error) {
-	if d.SHA256 == "" {
-		d = Digest{SHA256: s.origins()[path].SHA256, Trust: TrustRecorded}
-	}
-	if d.SHA256 == "" {
+// recall uses the stored copy in place of a binary that is gone.
+func (s *Store) recall(ctx context.Context, sum string, gone error) (Digest, error) {
+	if sum == "" {
 		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; no copy of it is known in %s: install the binary at that path, "+
 			"or give the path of another", gone, s.dir)
 	}
-	img, err := s.verified(ctx, d.SHA256)
+	img, err := s.verified(ctx, sum)
 	if ctx.Err() != nil {
 		return Digest{}, context.Cause(ctx)
 	}
 	if err != nil {
-		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; install the binary at that path: its stored copy cannot stand in "+
-			"for it (%w)", gone, err)
+		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; install the binary at that path: its stored copy cannot be used "+
+			"instead (%w)", gone, err)
 	}
 	s.use(img)
-	d.SourceGone = true
-	return d, nil
+	return Digest{SHA256: sum, SourceGone: true}, nil
 }
 
-// bring returns the stored image of what src holds, and whether that had to be copied.
+// bring returns the stored image of src, and whether it had to be copied.
 func (s *Store) bring(ctx context.Context, src *os.File, want string) (img *image, copied bool, err error) {
 	if img, err = s.present(ctx, src, want); img != nil || err != nil {
 		return img, false, err
@@ -150,14 +141,13 @@ func (s *Store) bring(ctx context.Context, src *os.File, want string) (img *imag
 		img, err = s.copyIn(ctx, src, want)
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		err = registry.Errorf(registry.ErrExhausted, "%w: a shim that is new here needs room for its copy: free some on the file "+
+		err = registry.Errorf(registry.ErrExhausted, "%w: a new shim needs room for its copy: free some on the file "+
 			"system of %s", err, s.dir)
 	}
 	return img, err == nil, err
 }
 
-// present returns the stored image with the content of src, without a write. It is nil if none is there, or none that is
-// intact: a copy mends that.
+// present returns the intact stored image with the content of src, or nil if there is none.
 func (s *Store) present(ctx context.Context, src *os.File, want string) (*image, error) {
 	if likely, err := s.hasSizeOf(src); !likely {
 		return nil, err
@@ -171,7 +161,7 @@ func (s *Store) present(ctx context.Context, src *os.File, want string) (*image,
 	}
 	img, err := s.verified(ctx, sum)
 	if err != nil {
-		return nil, context.Cause(ctx) // nil where it was not the context
+		return nil, context.Cause(ctx) // nil if the image is missing or damaged
 	}
 	if !s.inPlace(img) {
 		return nil, nil
@@ -180,14 +170,14 @@ func (s *Store) present(ctx context.Context, src *os.File, want string) (*image,
 	return img, nil
 }
 
-// use has the image count as used now.
+// use marks the image as used now.
 func (s *Store) use(img *image) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	img.used = time.Now()
 }
 
-// hasSizeOf spares a binary that cannot be stored yet a reading of its own.
+// hasSizeOf reports whether a stored binary has the size of src. If not, src is new, and hashed while it is copied.
 func (s *Store) hasSizeOf(src *os.File) (bool, error) {
 	info, err := src.Stat()
 	if err != nil {
@@ -202,7 +192,7 @@ func (s *Store) hasSizeOf(src *os.File) (bool, error) {
 	return slices.ContainsFunc(stored, func(e entry) bool { return e.size == info.Size() }), nil
 }
 
-// inPlace tells whether a later process will find under the image's name what this one holds.
+// inPlace reports whether the image's name still leads to the file that is held.
 func (s *Store) inPlace(img *image) bool {
 	named, err := os.Lstat(s.path(img.sum))
 	if err != nil {
@@ -212,11 +202,11 @@ func (s *Store) inPlace(img *image) bool {
 	return err == nil && os.SameFile(named, held) && named.Mode() == storedMode
 }
 
-// openBinary opens what may be executed and what nobody else can change.
+// openBinary opens a file that may be executed and that no other user can change.
 func openBinary(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not block us
 	if errors.Is(err, unix.ENXIO) {
-		return nil, notAFile(path) // a socket, or a device that nothing is behind
+		return nil, notAFile(path) // a socket, or a device without a driver
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the shim: %w", err)
@@ -253,7 +243,7 @@ func checkBinary(f *os.File) error {
 	return nil
 }
 
-// copyIn copies src while it hashes, and puts the copy under its digest if that is the wanted one.
+// copyIn copies and hashes src, and stores the copy if it has the wanted digest.
 func (s *Store) copyIn(ctx context.Context, src *os.File, want string) (*image, error) {
 	tmp, err := os.CreateTemp(s.dir, temporary)
 	if err != nil {
@@ -305,7 +295,7 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 	}
 }
 
-// install makes tmp durable under its digest. The descriptor that is kept was opened before the file got its name.
+// install makes tmp durable under its digest. It opens the descriptor to keep before the file gets that name.
 func (s *Store) install(tmp *os.File, sum string) (*image, error) {
 	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync()); err != nil {
 		return nil, err
@@ -336,7 +326,7 @@ func (s *Store) publish(f *os.File, from, sum string) (*image, error) {
 	return s.hold(f, sum, state), nil
 }
 
-// hold keeps f as the content of sum, verified in that state, in place of what was held before.
+// hold keeps f as the verified content of sum, in place of the file held before.
 func (s *Store) hold(f *os.File, sum string, state fileState) *image {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,17 +350,17 @@ func syncDir(dir string) error {
 
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// Keep has the store keep these binaries, by their SHA-256, and not those that it was told before.
+// Keep exempts binaries, by their SHA-256, from pruning, in place of those of the last call.
 func (s *Store) Keep(sums ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keeps = sums
 }
 
-// Prune removes the binaries that were not used for longest: three stay, or more where more are in use or to be kept.
+// Prune removes the binaries that were not used for longest. Three stay, or more if more are in use or of Keep.
 func (s *Store) Prune() error { return s.prune("") }
 
-// prune is Prune that spares the one that was just added: nothing is known of it yet.
+// prune is Prune, but keeps a binary that was just added.
 func (s *Store) prune(added string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,7 +387,7 @@ func (s *Store) prune(added string) error {
 	return err
 }
 
-// rank puts what is needed first.
+// rank sorts needed binaries first.
 func rank(needed bool) int {
 	if needed {
 		return 0
@@ -411,7 +401,7 @@ type entry struct {
 	used time.Time
 }
 
-// stored lists what is in the store, most recently used first. Its caller holds mu.
+// stored lists the store, most recently used first. The caller holds mu.
 func (s *Store) stored() ([]entry, error) {
 	names, err := os.ReadDir(s.dir)
 	if err != nil {

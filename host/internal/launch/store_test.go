@@ -45,22 +45,18 @@ func TestAddStoresUnderTheDigest(t *testing.T) {
 	path, sum := binaryFile(t, "#!/bin/true\n")
 	for _, c := range []struct {
 		want, beside string
-		trust        launch.Trust
+		firstUse     bool
 	}{
-		{"", "", launch.TrustFirstUse},
-		{strings.ToUpper(sum), "", launch.TrustGiven},
-		{"", sum + "  shim\n", launch.TrustFile},
+		{"", "", true},
+		{strings.ToUpper(sum), "", false},
+		{"", sum + "  shim\n", false},
 	} {
 		if c.beside != "" {
 			writeFile(t, path+".sha256", c.beside, 0o644)
 		}
-		got, err := store.Add(t.Context(), path, c.want)
-		if err != nil || got != (launch.Digest{SHA256: sum, Trust: c.trust}) {
+		got, err := store.Add(t.Context(), path, c.want, "")
+		if err != nil || got != (launch.Digest{SHA256: sum, FirstUse: c.firstUse}) {
 			t.Fatalf("%+v: %+v, %v", c, got, err)
-		}
-		origins, err := os.ReadFile(filepath.Join(dir, "origins.json"))
-		if err != nil || !strings.Contains(string(origins), fmt.Sprintf(`"trust": %q`, c.trust)) {
-			t.Errorf("%+v: recorded %s, %v", c, origins, err)
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(dir, sum))
@@ -111,7 +107,7 @@ func TestAddRefuses(t *testing.T) {
 		{good + "x", "", os.ErrNotExist, []string{good + "x", "no copy of it is known", "install the binary"}},
 		{good + "x", other, registry.ErrNotFound, []string{good + "x", other, "install the binary"}},
 	} {
-		_, err := store.Add(t.Context(), c.path, c.want)
+		_, err := store.Add(t.Context(), c.path, c.want, "")
 		checkText(t, err, c.text...)
 		checkKind(t, err, c.kind)
 	}
@@ -143,7 +139,7 @@ func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
-	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
+	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +149,7 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	var sums []string
 	for i := range 5 {
 		path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", i))
-		if _, err := store.Add(t.Context(), path, ""); err != nil {
+		if _, err := store.Add(t.Context(), path, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		sums = append(sums, sum)
@@ -163,7 +159,7 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	again := start(t, opts) // a restart after a crash, with three newer binaries in the store
 	kill(t, again)
 	path, sum := binaryFile(t, "#!/bin/true last\n")
-	if _, err := store.Add(t.Context(), path, ""); err != nil {
+	if _, err := store.Add(t.Context(), path, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	checkStored(t, dir, sums[4], running.SHA256, sum)
@@ -177,7 +173,7 @@ func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
 	add := func(n int) {
 		for range n {
 			path, sum := binaryFile(t, fmt.Sprintf("#!/bin/true %d\n", len(sums)))
-			if _, err := store.Add(t.Context(), path, ""); err != nil {
+			if _, err := store.Add(t.Context(), path, "", ""); err != nil {
 				t.Fatal(err)
 			}
 			sums = append(sums, sum)
@@ -223,7 +219,7 @@ func (s stalled) Err() error {
 func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	t.Parallel()
 	store, _ := openStore(t)
-	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256)
+	running, err := store.Add(t.Context(), shared.self, shared.digest.SHA256, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +229,7 @@ func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	ctx := stall(t.Context())
 	var adding sync.WaitGroup
 	adding.Go(func() {
-		if _, err := store.Add(ctx, path, ""); err != nil {
+		if _, err := store.Add(ctx, path, "", ""); err != nil {
 			t.Error(err)
 		}
 	})
@@ -273,7 +269,7 @@ func checkStored(t *testing.T, dir string, want ...string) {
 			t.Errorf("%.12s is not stored", sum)
 		}
 	}
-	if len(got) != len(want)+1 {
+	if len(got) != len(want) {
 		t.Errorf("stored: %v", got)
 	}
 }
@@ -288,13 +284,13 @@ func TestBinaryThatWasCutOff(t *testing.T) {
 	for _, size := range []int{4, 40, 300, 4096, len(whole) / 2} {
 		store, _ := openStore(t)
 		path, _ := binaryFile(t, string(whole[:size]))
-		digest, err := store.Add(t.Context(), path, "")
+		digest, err := store.Add(t.Context(), path, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		runDir := shortDir(t)
 		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: runDir})
-		checkText(t, err, "has been cut off", fmt.Sprintf("its %d bytes", size), "install the whole binary")
+		checkText(t, err, fmt.Sprintf("is cut off after %d bytes", size), "install the whole binary")
 		checkKind(t, err, registry.ErrUnsupported)
 		checkEmpty(t, runDir)
 	}
@@ -315,7 +311,7 @@ func TestBinaryOfAnotherMachine(t *testing.T) {
 	} {
 		store, _ := openStore(t)
 		path, _ := binaryFile(t, c.text)
-		digest, err := store.Add(t.Context(), path, "")
+		digest, err := store.Add(t.Context(), path, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}

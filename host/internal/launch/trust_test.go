@@ -37,7 +37,7 @@ func TestTrapT13SwappedBinary(t *testing.T) {
 	defer store.Close()
 	source := filepath.Join(dir, "shim")
 	writeFile(t, source, script(dir, "good"), 0o755)
-	digest, err := store.Add(t.Context(), source, "")
+	digest, err := store.Add(t.Context(), source, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestTrapT13BinaryWrittenInPlace(t *testing.T) {
 	defer store.Close()
 	source := filepath.Join(dir, "shim")
 	writeFile(t, source, script(dir, "good"), 0o755)
-	digest, err := store.Add(t.Context(), source, "")
+	digest, err := store.Add(t.Context(), source, "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer whole.Store.Close()
-	if whole.Digest, err = whole.Store.Add(t.Context(), wrapper, ""); err != nil {
+	if whole.Digest, err = whole.Store.Add(t.Context(), wrapper, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	for _, opts := range []launch.Options{thread, whole} {

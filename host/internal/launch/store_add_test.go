@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -16,20 +15,20 @@ import (
 	"holdfast/registry"
 )
 
-// add is Add by a process that knows nothing but the directory.
-func add(t *testing.T, dir, path, want string) (launch.Digest, error) {
+// add is Add by another process, which knows only the directory.
+func add(t *testing.T, dir, path, want, known string) (launch.Digest, error) {
 	t.Helper()
 	store, err := launch.OpenStore(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	return store.Add(t.Context(), path, want)
+	return store.Add(t.Context(), path, want, known)
 }
 
 func mustAdd(t *testing.T, dir, path, want string) launch.Digest {
 	t.Helper()
-	d, err := add(t, dir, path, want)
+	d, err := add(t, dir, path, want, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,11 +72,11 @@ func TestAddOfWhatIsStoredWritesNothing(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
 	path, sum := binaryFile(t, "#!/bin/true\n")
-	if _, err := store.Add(t.Context(), path, sum); err != nil {
+	if _, err := store.Add(t.Context(), path, sum, ""); err != nil {
 		t.Fatal(err)
 	}
 	before := picture(t, dir)
-	if _, err := store.Add(t.Context(), path, sum); err != nil {
+	if _, err := store.Add(t.Context(), path, sum, ""); err != nil {
 		t.Error(err)
 	}
 	mustAdd(t, dir, path, sum) // by the next process
@@ -103,31 +102,18 @@ func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	again, err := store.Add(t.Context(), source, "")
+	again, err := store.Add(t.Context(), source, "", "")
 	if err != nil || again != first {
 		t.Errorf("%+v, %v; before %+v", again, err, first)
 	}
 	_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: again, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
 	checkText(t, err, "exited with code 9")
 	checkRan(t, work, "good")
-	_, err = store.Add(t.Context(), newer, "")
+	_, err = store.Add(t.Context(), newer, "", "")
 	checkText(t, err, newer, "no space left", "free some on the file system of "+dir)
 	checkKind(t, err, registry.ErrExhausted)
 	if after := picture(t, dir); after[strings.Index(after, "\n"):] != before[strings.Index(before, "\n"):] {
 		t.Errorf("the store was\n%sand is\n%s", before, after)
-	}
-
-	moved := filepath.Join(work, "moved") // the path is new, not the binary
-	if err := os.Rename(source, moved); err != nil {
-		t.Fatal(err)
-	}
-	unrecorded, err := store.Add(t.Context(), moved, "")
-	if err != nil || unrecorded.SHA256 != first.SHA256 || !errors.Is(unrecorded.Unrecorded, unix.ENOSPC) {
-		t.Errorf("%+v, %v", unrecorded, err)
-	}
-	checkWarnings(t, unrecorded, "cannot be recorded")
-	if fromOld, err := store.Add(t.Context(), source, ""); err != nil || !fromOld.SourceGone {
-		t.Errorf("the old path's record is lost: %+v, %v", fromOld, err)
 	}
 }
 
@@ -173,11 +159,11 @@ func TestAddMendsTheStoredCopy(t *testing.T) {
 	} {
 		store, dir := openStore(t)
 		path, sum := binaryFile(t, text)
-		if _, err := store.Add(t.Context(), path, ""); err != nil {
+		if _, err := store.Add(t.Context(), path, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		for _, mend := range []func(){
-			func() { _, err := store.Add(t.Context(), path, ""); checkNone(t, name, err) },
+			func() { _, err := store.Add(t.Context(), path, "", ""); checkNone(t, name, err) },
 			func() { mustAdd(t, dir, path, "") },
 		} {
 			if err := harm(filepath.Join(dir, sum)); err != nil {
@@ -196,20 +182,7 @@ func checkNone(t *testing.T, what string, err error) {
 	}
 }
 
-func checkWarnings(t *testing.T, d launch.Digest, want ...string) {
-	t.Helper()
-	got := d.Warnings()
-	if len(got) != len(want) {
-		t.Fatalf("warnings of %+v: %q", d, got)
-	}
-	for i, part := range want {
-		if !strings.Contains(got[i], part) {
-			t.Errorf("%q does not say %q", got[i], part)
-		}
-	}
-}
-
-// The binary at the path is gone, as after an upgrade that was cut short: the host starts with its copy.
+// The binary at the path is gone, as after an upgrade that was cut short: the stored copy of what was there last is used.
 func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 	t.Parallel()
 	work := shortDir(t)
@@ -227,12 +200,11 @@ func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	for want, trust := range map[string]launch.Trust{"": launch.TrustRecorded, known.SHA256: launch.TrustGiven} {
-		got, err := store.Add(t.Context(), source, want)
-		if err != nil || got != (launch.Digest{SHA256: known.SHA256, Trust: trust, SourceGone: true}) {
+	for want, last := range map[string]string{"": known.SHA256, known.SHA256: ""} {
+		got, err := store.Add(t.Context(), source, want, last)
+		if err != nil || got != (launch.Digest{SHA256: known.SHA256, SourceGone: true}) {
 			t.Errorf("%+v, %v", got, err)
 		}
-		checkWarnings(t, got, "is gone")
 		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: got, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
 		checkText(t, err, "exited with code 9")
 		checkRan(t, work, "good")
@@ -249,14 +221,14 @@ func TestGoneBinaryWithoutAnIntactCopy(t *testing.T) {
 	mustAdd(t, dir, path, "")
 	os.Remove(path)
 	os.WriteFile(filepath.Join(dir, sum), []byte("#!/bin/evil\n"), 0o500)
-	for _, want := range []string{"", sum} {
-		_, err := add(t, dir, path, want)
+	for want, known := range map[string]string{"": sum, sum: ""} {
+		_, err := add(t, dir, path, want, known)
 		checkText(t, err, path, "no such file", "install the binary at that path", "was changed")
 		checkKind(t, err, registry.ErrDamaged)
 	}
 	other := strings.Repeat("ab", 32)
 	writeFile(t, path+".sha256", other, 0o644) // of the next release, whose binary never came
-	_, err := add(t, dir, path, "")
+	_, err := add(t, dir, path, "", sum)
 	checkText(t, err, path, other, "install the binary at that path")
 	checkKind(t, err, registry.ErrNotFound)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -266,57 +238,6 @@ func TestGoneBinaryWithoutAnIntactCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	_, err = store.Add(ctx, path, sum)
+	_, err = store.Add(ctx, path, sum, "")
 	checkText(t, err, "changed their mind")
-}
-
-// Replacing the file is how one upgrades: it works, and it is told, once.
-func TestReplacedBinaryIsReported(t *testing.T) {
-	t.Parallel()
-	_, dir := openStore(t)
-	path, first := binaryFile(t, "#!/bin/true 1\n")
-	other, second := binaryFile(t, "#!/bin/true 2\n")
-	checkReplaces(t, mustAdd(t, dir, path, ""), first, "")
-	if err := os.Rename(other, path); err != nil {
-		t.Fatal(err)
-	}
-	d := mustAdd(t, dir, path, "")
-	checkReplaces(t, d, second, first)
-	checkWarnings(t, d, "it was "+first)
-	checkReplaces(t, mustAdd(t, dir, path, ""), second, "")
-
-	writeFile(t, path, "#!/bin/true 1\n", 0o755) // back, and somebody vouches for it
-	d = mustAdd(t, dir, path, first)
-	checkReplaces(t, d, first, second)
-	checkWarnings(t, d)
-	os.Remove(path)
-	if d = mustAdd(t, dir, path, ""); d.SHA256 != first { // not the newest of the store, but the last of this path
-		t.Errorf("%+v", d)
-	}
-}
-
-func checkReplaces(t *testing.T, d launch.Digest, sum, replaces string) {
-	t.Helper()
-	if d.SHA256 != sum || d.Replaces != replaces || d.Unrecorded != nil {
-		t.Errorf("%+v, want %s in place of %q", d, sum, replaces)
-	}
-}
-
-// The record is lost or nonsense: what is stored and what is at the path count, and the record is made anew.
-func TestDamagedRecordIsNoHindrance(t *testing.T) {
-	t.Parallel()
-	_, dir := openStore(t)
-	path, sum := binaryFile(t, "#!/bin/true\n")
-	for _, text := range []string{"", "null", "[]", "{", `{"` + path + `":{"sha256":"../../etc/passwd"}}`, `{"` + path + `":5}`} {
-		writeFile(t, filepath.Join(dir, "origins.json"), text, 0o600)
-		checkReplaces(t, mustAdd(t, dir, path, ""), sum, "")
-		raw, err := os.ReadFile(filepath.Join(dir, "origins.json"))
-		if err != nil || !strings.Contains(string(raw), sum) {
-			t.Errorf("after %q: %s, %v", text, raw, err)
-		}
-	}
-	entries, _ := os.ReadDir(dir)
-	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == sum }) || len(entries) != 2 {
-		t.Errorf("in the store: %v", entries)
-	}
 }

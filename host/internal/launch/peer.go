@@ -2,8 +2,10 @@ package launch
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// dialOptions are added after go-plugin's own and so override them: its dialer ignores the context and checks nobody.
+// dialOptions override go-plugin's own: its dialer ignores the context and does not check the peer.
 func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -31,7 +33,7 @@ func (r *runner) dialOptions(timeout time.Duration) []grpc.DialOption {
 	}
 }
 
-// dialPeer connects to the socket and refuses whoever listens there but the process of that pid.
+// dialPeer connects to the socket and refuses any peer but the process of that pid.
 func dialPeer(ctx context.Context, path string, pid int) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -62,6 +64,24 @@ func checkPeer(conn *net.UnixConn, pid int) error {
 	if int(cred.Pid) != pid {
 		return registry.Errorf(registry.ErrDenied, "process %d (uid %d) listens at the shim's socket, not the shim (%d)",
 			cred.Pid, cred.Uid, pid)
+	}
+	return nil
+}
+
+// checkNamespace refuses a shim of which a thread is in another mount namespace than this host. Without the permission to
+// read that, nothing is refused.
+func checkNamespace(pid int) error {
+	ours, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil
+	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/mnt", pid))
+	for _, link := range threads {
+		if theirs, err := os.Readlink(link); err == nil && theirs != ours {
+			return registry.Errorf(registry.ErrUnsupported, "the shim is in a mount namespace of its own (%s, this host is in %s): "+
+				"what it mounts would never reach this host and its tasks; start both in one, without unshare(1) or nsenter(1) "+
+				"around the shim alone", theirs, ours)
+		}
 	}
 	return nil
 }

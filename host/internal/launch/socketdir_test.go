@@ -50,7 +50,7 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 		if p.Err() == nil || alive(p.PID()) {
 			t.Errorf("%s: it lives", what)
 		}
-		if text := log.text(); !strings.Contains(text, "cannot be removed") || !strings.Contains(text, point+" is mounted") {
+		if text := log.text(); !strings.Contains(text, "cannot remove the files") || !strings.Contains(text, point+" is mounted") {
 			t.Errorf("%s: nothing tells of the mount: %s", what, text)
 		}
 		if text, err := os.ReadFile(data); err != nil || string(text) != "somebody's" {
@@ -252,7 +252,7 @@ func TestRemovedSocketDirectoryIsNotMissed(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill(t, p)
-	if text := log.text(); strings.Contains(text, "cannot be removed") {
+	if text := log.text(); strings.Contains(text, "cannot remove the files") {
 		t.Error(text)
 	}
 	kill(t, start(t, opts))
