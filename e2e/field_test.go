@@ -108,7 +108,7 @@ func TestSwapAddsAField(t *testing.T) {
 	pid := s.withScratch("fake")
 	s.must(s.create("disk")) // the plugin serves
 
-	s.says(false, []string{"prepare", "/fake", "could not be started again", "stop its job"}, "shim", "swap", now.binary.Path)
+	s.says(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap", now.binary.Path)
 	s.must(unix.Kill(pid, unix.SIGKILL))
 	s.wait("the task is started again", func() bool { another := s.pid("fake"); return another != 0 && another != pid })
 	s.withScratch("fake")

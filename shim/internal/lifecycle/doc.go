@@ -1,11 +1,13 @@
-// Package tenure is one shim process's life: a candidate, then active, then released (a candidate again), then gone.
+// Package lifecycle is the life of one shim process: candidate, active, released (a candidate again), gone.
 //
 //	candidate ──Activate──> active ──Release──> released ──Activate──> active
 //	    └────────────────── gone: its host has ended it, or its store has failed ──┘
 //
-// A candidate has parsed nothing but flags: it answers Hello, Status and Parse, and holds neither the store nor a connection. Activate builds
-// a reign: the store, which raises the generation and so fences whoever wrote before, the live table, the use cases and the adapters between
-// them. It is the only place where those are wired. Release takes the reign down again, in the opposite order, and closes what it opened.
+// A candidate answers Hello, Status and Parse, and has neither the store nor a connection to a plugin open. Activate
+// builds everything that an active shim consists of (activeState) and is the only place that wires use cases to
+// adapters: the store, which raises the generation and so fences earlier writers, the table of instances, and the use
+// cases. Release closes all of it in reverse order.
 //
-// Nothing durable depends on a graceful end: a shim that is killed is started again by the ordinary way. A store that fails ends the process.
+// Nothing durable depends on a graceful end: a shim that was killed is started again in the same way. When the store
+// fails, the process ends.
 package lifecycle

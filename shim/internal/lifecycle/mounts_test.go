@@ -72,7 +72,7 @@ func TestMountsWithoutTheirServerAreNoticed(t *testing.T) {
 func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
 	p.t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && found.Seq == 0; time.Sleep(20 * time.Millisecond) {
-		must(p.t, p.reign.store.View(p.t.Context(), func(v registry.View) error {
+		must(p.t, p.active.store.View(p.t.Context(), func(v registry.View) error {
 			events, _ := v.Events(0, 1000)
 			for _, e := range events {
 				if e.Kind == kind {

@@ -335,7 +335,7 @@ func TestARunningShimIsADoctor(t *testing.T) {
 		t.Fatalf("the start has changed what is mounted: %v", mounted(t, l))
 	}
 	told := 0
-	must(t, p.reign.store.View(t.Context(), func(v registry.View) error {
+	must(t, p.active.store.View(t.Context(), func(v registry.View) error {
 		events, _ := v.Events(0, 100)
 		for _, e := range events {
 			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "no record knows it") {

@@ -203,14 +203,10 @@ func (p *parts) Await(ctx context.Context, role registry.Role, id registry.Plugi
 var us = Host{Node: "node-1", Operations: hooks.Operations}
 
 // allocs is a running Allocs; end ends it, as a shim's end does.
-func (p *parts) allocs() (a *Allocs, end func()) { return p.allocsAfter(0) }
-
-// allocsAfter is one that goes on with releases after a breath.
-func (p *parts) allocsAfter(breath time.Duration) (a *Allocs, end func()) {
+func (p *parts) allocs() (a *Allocs, end func()) {
 	a = NewAllocs(intent.Calls{
 		Sender: intent.Sender{State: p.log, Now: time.Now}, Plugins: p, Locks: &intent.Locks{},
 	}, p, p, us, hclog.NewNullLogger())
-	a.Breath = breath
 	return a, running(a.Run)
 }
 

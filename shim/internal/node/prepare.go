@@ -34,10 +34,6 @@ type Allocs struct {
 	host       Host
 	logger     hclog.Logger
 
-	// Calm is how long Run waits before it looks for what nobody claims: the shim before may just have done so. Breath is how long it waits before it
-	// goes on with releases that the last shim had begun, but for those that are called for: others are to be answered first. Set before Run.
-	Calm, Breath time.Duration
-
 	crew crew
 	mu   sync.Mutex // guards busy and loose; held for no longer than a look-up
 	// busy is what is under way for each alloc: one Prepare, or one teardown.
@@ -83,42 +79,11 @@ func (a *Allocs) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load allocs: %w", err)
 	}
-	a.crew.start(func(ctx context.Context) {
-		wait := a.Breath
-		for _, id := range releasing {
-			if !passed(ctx, wait) {
-				return
-			}
-			a.teardown(id)
-			wait = between(a.Breath, len(releasing))
-		}
-	})
-	a.crew.start(func(ctx context.Context) {
-		if passed(ctx, a.Calm) {
-			a.lookAround(ctx)
-		}
-	})
+	for _, id := range releasing {
+		a.teardown(id)
+	}
+	a.crew.start(a.lookAround)
 	return a.crew.run(ctx)
-}
-
-// passed waits, and says whether ctx has not ended before.
-func passed(ctx context.Context, wait time.Duration) bool {
-	if wait <= 0 {
-		return ctx.Err() == nil
-	}
-	select {
-	case <-time.After(wait):
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
-}
-
-// together is how long it takes at most to begin what does not begin at once after a breath.
-const together = time.Second
-
-// between is what passes between the beginnings of n things after a breath: who is served meanwhile does not meet them all at once.
-func between(breath time.Duration, n int) time.Duration {
-	return min(breath/10, together/time.Duration(n))
 }
 
 // lookAround takes down what nobody claims.

@@ -253,49 +253,6 @@ func TestReleaseResumes(t *testing.T) {
 	})
 }
 
-// A shim that takes over goes on with releases when others have been answered, but for those that somebody waits for.
-func TestReleasesGoOnAfterABreath(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t)
-		p.volume("a")
-		a, end := p.allocs()
-		ids := []registry.AllocID{"alloc-1", "alloc-2", "alloc-3"}
-		p.fail["unpublish"] = 1 << 30
-		for _, id := range ids {
-			if _, err := a.Prepare(t.Context(), registry.Call{}, group(t, string(id), "a")); err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if err := a.Release(ctx, registry.Call{}, id); err == nil {
-				t.Error("it was released")
-			}
-		}
-		end()
-		p.fail["unpublish"] = 0
-		a, end = p.allocsAfter(time.Minute)
-		defer end()
-		synctest.Wait()
-		if err := a.Release(t.Context(), registry.Call{}, "alloc-1"); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(a.Breath - time.Nanosecond)
-		if list, _, _ := a.Status(t.Context(), ""); len(list) != 2 || list[0].ID != "alloc-2" {
-			t.Errorf("before the breath is over there are %+v", list)
-		}
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		if list, _, _ := a.Status(t.Context(), ""); len(list) == 0 {
-			t.Error("all of them were gone on with at once")
-		}
-		time.Sleep(together)
-		synctest.Wait()
-		if list, _, _ := a.Status(t.Context(), ""); len(list) != 0 {
-			t.Errorf("after it there are %+v", list)
-		}
-	})
-}
-
 func TestSyncReleasesWhatIsNotNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newParts(t)

@@ -94,7 +94,7 @@ func TestRehearsalReadsTheNewestEvents(t *testing.T) {
 		})
 		must(t, err)
 		read := &eventsRead{State: log}
-		must(t, (&rehearsal{learnt: &learnt{}}).read(t.Context(), read))
+		must(t, (&rehearsal{rehearsed: &rehearsed{}}).parse(t.Context(), read))
 		if want := min(n, triedEvents); len(read.events) != want || want > 0 && read.events[want-1].Seq != registry.Seq(n) {
 			t.Errorf("of %d events %d are read: %v", n, len(read.events), read.events)
 		}

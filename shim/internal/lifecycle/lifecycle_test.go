@@ -37,7 +37,7 @@ import (
 
 // process is a tenure as main runs it, but within this process, and the host's connection to it.
 type process struct {
-	*Tenure
+	*Process
 	t     *testing.T
 	conn  *grpc.ClientConn
 	ended chan error // what Run returned
@@ -47,7 +47,7 @@ type process struct {
 func newProcess(t *testing.T) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	p := &process{Tenure: New("test", hclog.NewNullLogger()), t: t, ended: make(chan error, 1), stop: cancel}
+	p := &process{Process: New("test", hclog.NewNullLogger()), t: t, ended: make(chan error, 1), stop: cancel}
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(grpc.WaitForHandlers(true))
 	p.Register(ctx, g)
@@ -383,7 +383,7 @@ func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
 	if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) > 0 {
 		t.Errorf("the call: %v", err)
 	}
-	if err := <-p.ended; !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), "start over") {
+	if err := <-p.ended; !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), "next one starts from the disk") {
 		t.Errorf("Run: %v", err)
 	}
 	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
@@ -520,9 +520,9 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	r := p.current()
 	end, told := make(chan struct{}), make(chan struct{})
 	defer close(end)
-	r.eyes.Go(func() { <-r.watching.Done(); close(told); <-end })
+	r.watchers.Go(func() { <-r.watchCtx.Done(); close(told); <-end })
 	worked := false
-	r.work.Go(func() { <-r.ctx.Done(); runtime.Gosched(); worked = r.watching.Err() == nil })
+	r.workers.Go(func() { <-r.ctx.Done(); runtime.Gosched(); worked = r.watchCtx.Err() == nil })
 	released := make(chan error, 1)
 	go func() { _, err := p.Release(t.Context()); released <- err }()
 	select {
@@ -553,7 +553,7 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	_, err := p.Quiesce(t.Context(), time.Millisecond)
 	must(t, err)
 	end := make(chan struct{})
-	p.current().work.Go(func() { <-end })
+	p.current().workers.Go(func() { <-end })
 	released := make(chan error, 1)
 	go func() { _, err := p.Release(t.Context()); released <- err }()
 	for state, _ := p.greeted(); state != Releasing; state, _ = p.greeted() {

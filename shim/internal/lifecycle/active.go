@@ -1,0 +1,274 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/internal/mount"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/doctor"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/node"
+	"holdfast/shim/internal/rpc"
+	"holdfast/shim/internal/store"
+	"holdfast/shim/internal/suspend"
+	"holdfast/shim/internal/task"
+)
+
+// activeState is everything that an active shim consists of. open builds it, close closes it in reverse order.
+type activeState struct {
+	node    registry.NodeName
+	store   *store.Store
+	table   *registry.Registry
+	feed    *registry.Feed
+	pulse   *rpc.Pulse
+	fleet   *csi.Fleet
+	tasks   *task.Tasks
+	allocs  *node.Allocs
+	volumes *controller.Controller
+	meter   rpc.Meter
+	health  func(context.Context) error // loop that asks for the health of volumes in use
+	doctor  *doctor.Doctor
+	mounts  *doctor.Watch
+
+	pause     intent.Pause    // while the shim is quiesced
+	ctx       context.Context // of the use cases; ends with the active state
+	cancel    context.CancelCauseFunc
+	stopStore context.CancelCauseFunc
+	workers   sync.WaitGroup // loops that make mutating CSI calls and record the outcomes
+	writer    sync.WaitGroup // the store's writer
+
+	// Loops that change nothing at a plugin and record what they observe. They end after the workers. Release waits
+	// only for the view or commit that they have in progress.
+	watchCtx     context.Context
+	stopWatching context.CancelCauseFunc
+	watchers     sync.WaitGroup
+}
+
+var errReleased = registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased)
+
+// open builds the active state for the host that sent hello.
+func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activeState, error) {
+	layout := hooks.Layout{Run: hello.RunDir, State: hello.StateDir}
+	if err := layout.Check(); err != nil {
+		return nil, err
+	}
+	m, err := mount.NewManager(layout)
+	if err != nil {
+		return nil, err
+	}
+	r := &activeState{node: hello.Node, pulse: &rpc.Pulse{}}
+	r.ctx, r.cancel = context.WithCancelCause(p.life)
+	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
+	var around doctor.Surroundings
+	var shared, surveyed sync.WaitGroup // run beside the opening of the store: they are slow where much is mounted
+	var unseen error
+	if !in.graceful() {
+		shared.Go(func() {
+			switch err := m.Share(); {
+			case errors.Is(err, registry.ErrExhausted):
+				p.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this namespace", "error", err)
+			case err != nil:
+				p.log.Warn("mounts of plugin tasks will not reach this namespace: volumes cannot be used", "error", err)
+			}
+		})
+	}
+	err = r.openState(ctx, p, layout, m, in)
+	if shared.Wait(); err == nil && !in.graceful() { // the state is ours: no other shim acts
+		surveyed.Go(func() { around, unseen = doctor.Surveyed(m, layout.MountRoot()) })
+	}
+	if err == nil {
+		err = r.load(ctx, p, in)
+	}
+	if surveyed.Wait(); err == nil {
+		err = unseen
+	}
+	if err == nil {
+		err = r.build(p, hello, layout, m, in)
+	}
+	if err == nil && !in.graceful() { // else the shim before has compared them until now
+		err = r.compare(ctx, p, around)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.close())
+	}
+	r.begin(p)
+	return r, nil
+}
+
+// openState opens the store.
+func (r *activeState) openState(ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
+	r.store, err = store.Open(ctx, store.Options{
+		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
+		Left: in.left, Generation: in.generation, Decoded: p.decoded,
+	})
+	if err != nil {
+		return err
+	}
+	p.decoded.Migrated()
+	return nil
+}
+
+// load loads the table and starts the store's writer. The feed reads old events from the store on demand.
+func (r *activeState) load(ctx context.Context, p *Process, in handoff) (err error) {
+	r.table = registry.New(r.store)
+	if err := r.table.Load(ctx); err != nil {
+		return fmt.Errorf("load the table of plugins: %w", err)
+	}
+	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
+	if !in.graceful() { // decode the records while the survey runs, which they are compared with
+		if err := r.store.View(ctx, func(v registry.View) error { doctor.RecordsOf(v); return nil }); err != nil {
+			return fmt.Errorf("load the records: %w", err)
+		}
+	}
+	running, stop := context.WithCancelCause(context.WithoutCancel(p.life))
+	r.stopStore = stop
+	r.writer.Go(func() {
+		if err := r.store.Run(running); err != nil && running.Err() == nil {
+			p.fail(fmt.Errorf("the store has failed; the shim exits, and the next one starts from the disk: %w", err))
+		}
+	})
+	return nil
+}
+
+// applied publishes a committed change: first to the table, because readers of the event look there.
+func (r *activeState) applied(a registry.Applied) {
+	r.table.Applied(a)
+	r.feed.Applied(a)
+	r.pulse.Applied(a)
+	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
+		r.mounts.Wake()
+	}
+}
+
+// build wires the use cases to the adapters.
+func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
+	r.fleet = in.fleet(r.table)
+	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
+	host := node.Host{Node: hello.Node, Operations: hello.Operations}
+	supervisor := task.New(r.store, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, p.log.Named("tasks"))
+	calls := intent.Calls{
+		Sender:  intent.Sender{State: r.store, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
+		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
+	}
+	suspended := suspend.New(layout.Suspensions())
+	stager := node.NewStager(calls, r.fleet, m, node.Options{
+		Layout: layout, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
+	})
+	r.meter, r.health = stager, stager.WatchHealth
+	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
+	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
+	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
+	r.doctor = doctor.New(r.store, m, doctor.Options{
+		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
+		Suspended: suspended,
+		Check:     func() []string { return contradictions(r.store) },
+	})
+	r.mounts = doctor.NewWatch(r.store, m, layout, time.Now, p.log.Named("mounts"))
+	r.mounts.First = firstInspection
+	return nil
+}
+
+// supervised is the connections to plugins, for their supervisor.
+type supervised struct{ *csi.Fleet }
+
+func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
+	return s.Fleet.Connect(id, t, at)
+}
+
+// firstInspection is when mounts are first inspected after a start, unless a plugin comes or goes before. They have just
+// been compared.
+const firstInspection = 2 * time.Second
+
+// begin starts the loops.
+func (r *activeState) begin(p *Process) {
+	r.work(p, "allocs", r.allocs.Run)
+	r.work(p, "volumes", r.volumes.Run)
+	r.work(p, "health of volumes", r.health)
+	r.watch(p, "tasks", r.tasks.Run)
+	r.watch(p, "mounts", r.mounts.Run)
+}
+
+// compare compares the records with the mount table and the directories of this node.
+func (r *activeState) compare(ctx context.Context, p *Process, around doctor.Surroundings) error {
+	if _, err := r.doctor.Start(ctx, around); err != nil {
+		return fmt.Errorf("compare the records with this machine: %w", err)
+	}
+	if err := r.tasks.Sweep(ctx); err != nil {
+		p.log.Warn("cannot remove unused socket directories", "error", err)
+	}
+	return nil
+}
+
+func (r *activeState) work(p *Process, name string, f func(context.Context) error) {
+	r.workers.Go(func() { p.loop(r.ctx, name, f) })
+}
+
+func (r *activeState) watch(p *Process, name string, f func(context.Context) error) {
+	r.watchers.Go(func() { p.loop(r.watchCtx, name, f) })
+}
+
+// loop runs f until ctx ends. If f returns an error before, the process ends.
+func (p *Process) loop(ctx context.Context, name string, f func(context.Context) error) {
+	if err := f(ctx); err != nil && ctx.Err() == nil {
+		p.fail(fmt.Errorf("%s: %w", name, err))
+	}
+}
+
+// stop ends the workers and the calls in flight. Both still record their outcomes.
+func (r *activeState) stop(why error) {
+	r.cancel(why)
+	r.workers.Wait()
+}
+
+// close closes what open has built: callers of plugins, then connections, then the store.
+func (r *activeState) close() error {
+	rest, err := r.release()
+	return errors.Join(err, rest())
+}
+
+// release is close without rest, which delays the next shim by nothing and may run later.
+func (r *activeState) release() (rest func() error, err error) {
+	r.stop(errReleased)
+	r.stopWatching(errReleased)
+	idle, unmap := func() {}, func() error { return nil }
+	if r.fleet != nil {
+		idle = r.fleet.End()
+	}
+	var errs []error
+	if r.stopStore != nil {
+		r.stopStore(errReleased)
+	}
+	r.writer.Wait()
+	if r.store != nil {
+		unmap, err = r.store.Release()
+		errs = append(errs, err)
+	}
+	return func() error { r.watchers.Wait(); idle(); return unmap() }, errors.Join(errs...)
+}
+
+// served returns the active state as package rpc serves it.
+func (r *activeState) served() *rpc.Active {
+	return &rpc.Active{
+		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
+		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
+	}
+}
+
+// describe adds generation, schema, index and counts to st, unless the store is closed.
+func (r *activeState) describe(st *rpc.Status) {
+	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketNodeIntents, registry.BucketInstances, registry.BucketAllocs)
+	if err != nil {
+		return
+	}
+	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, at
+	st.OpenIntents, st.Instances, st.Allocs = counts[0]+counts[1], counts[2], counts[3]
+}

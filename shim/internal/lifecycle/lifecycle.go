@@ -1,0 +1,285 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/rpc"
+	"holdfast/shim/internal/store"
+)
+
+// Process is one shim process.
+type Process struct {
+	version   string
+	log       hclog.Logger
+	callbacks *rpc.Callbacks
+	server    *rpc.Server
+	fatal     chan error // buffers the first reason why the process has to end
+
+	life context.Context // of the process; set by Register
+
+	transition sync.Mutex // held while the active state is built, quiesced or closed
+
+	mu     sync.Mutex // guards the fields below; held for a lookup only
+	state  State
+	hello  *rpc.Hello
+	active *activeState // nil unless the shim is active or quiesced
+	left   rpc.Left     // generation and index at the last Release
+
+	closing   sync.WaitGroup // connections and files that Release closes later
+	gone      chan struct{}  // closed by end
+	rehearsed *rehearsed     // from a rehearsal, used by one activation; guarded by transition
+	decoded   *store.Decoded // records decoded from the state and from the rehearsed copy
+}
+
+// New returns a candidate.
+func New(version string, log hclog.Logger) *Process {
+	p := &Process{
+		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}), state: Candidate,
+		decoded: store.NewDecoded(),
+	}
+	p.server = rpc.New(p, p.callbacks, log)
+	return p
+}
+
+// Register registers the services at g. They serve until life ends.
+func (p *Process) Register(life context.Context, g grpc.ServiceRegistrar) {
+	p.life = life
+	p.server.Register(g)
+}
+
+// Run returns when the process has to end: ctx has ended, or the store has failed. After a failure it closes nothing,
+// because closing might block, and nothing durable needs it.
+func (p *Process) Run(ctx context.Context) error {
+	select {
+	case err := <-p.fatal:
+		p.server.Set(nil)
+		_, _ = p.move(Gone) // is always legal
+		return err
+	case <-ctx.Done():
+		return p.end()
+	}
+}
+
+// end closes the active state, if there is one.
+func (p *Process) end() error {
+	p.server.Set(nil)
+	p.transition.Lock()
+	defer p.transition.Unlock()
+	_, _ = p.move(Gone) // is always legal
+	p.rehearsed.close()
+	close(p.gone)
+	defer p.closing.Wait()
+	r := p.take()
+	if r == nil {
+		return nil
+	}
+	return r.close()
+}
+
+// fail ends the process because of err.
+func (p *Process) fail(err error) {
+	select {
+	case p.fatal <- err:
+	default: // one reason is enough
+	}
+}
+
+// current returns the active state, or nil if the shim is neither active nor quiesced.
+func (p *Process) current() *activeState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active
+}
+
+// move changes the state if that is legal. It returns the state before.
+func (p *Process) move(to State) (was State, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was = p.state
+	p.state, err = was.move(to)
+	return was, err
+}
+
+// take passes the active state to the caller, or nil if there is none.
+func (p *Process) take() *activeState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.active
+	p.active = nil
+	return r
+}
+
+// Hello stores what the host reports of itself. An active shim keeps its directories and node name.
+func (p *Process) Hello(_ context.Context, h rpc.Hello) (rpc.Status, error) {
+	if err := p.greet(&h); err != nil {
+		return rpc.Status{}, err
+	}
+	return p.Status(), nil
+}
+
+func (p *Process) greet(h *rpc.Hello) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	settled := p.state != Candidate && p.state != Released
+	if was := p.hello; settled && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir || was.Node != h.Node) {
+		return registry.Errorf(registry.ErrConflict, "this shim is active for node %s at %s; start another one for node %s at %s",
+			was.Node, was.StateDir, h.Node, h.StateDir)
+	}
+	p.hello = h
+	return nil
+}
+
+// Status reports the state of the process. It does not wait for a transition.
+func (p *Process) Status() rpc.Status {
+	p.mu.Lock()
+	state, r := p.state, p.active
+	p.mu.Unlock()
+	st := rpc.Status{
+		Version: p.version, Tenure: state.proto(), SchemaFrom: store.Oldest, SchemaTo: store.Newest, PID: os.Getpid(),
+	}
+	if r != nil {
+		r.describe(&st)
+	}
+	return st
+}
+
+// Activate makes a candidate the active shim. If it fails, the process is in the state before. A quiesced shim, which
+// still owns its state, serves again; so does an active one if h.Resume is set.
+func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
+	p.transition.Lock()
+	defer p.transition.Unlock()
+	state, hello := p.greeted()
+	switch {
+	case hello == nil:
+		return registry.Errorf(registry.ErrConflict, "the host has not sent Hello to this shim yet")
+	case state == Quiesced:
+		_, err := p.move(Active)
+		p.current().pause.End()
+		p.server.Resume()
+		return err
+	case state == Active && h.Resume:
+		return nil // a Quiesce that was sent before has not arrived
+	}
+	return p.activate(ctx, hello, h)
+}
+
+func (p *Process) activate(ctx context.Context, hello *rpc.Hello, h rpc.Handover) error {
+	was, err := p.move(Activating)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.life, func() { cancel(context.Cause(p.life)) })()
+	in := p.handoffOf(h)
+	r, err := open(ctx, p, hello, in)
+	if err != nil {
+		in.rehearsed.close()
+		_, _ = p.move(was) // is legal
+		return fmt.Errorf("activate: %w", err)
+	}
+	if _, err := p.move(Active); err != nil { // its store has failed already
+		return errors.Join(err, r.close())
+	}
+	p.mu.Lock()
+	p.active = r
+	p.mu.Unlock()
+	p.server.Set(r.served())
+	p.server.Resume()
+	return nil
+}
+
+func (p *Process) greeted() (State, *rpc.Hello) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state, p.hello
+}
+
+// Quiesce refuses new mutating calls and waits for those in flight until ctx ends. With long > 0 it waits only for calls
+// that are younger than long, and no call starts another CSI call meanwhile. It returns the number of open intents. It
+// may be called again.
+func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
+	p.transition.Lock()
+	defer p.transition.Unlock()
+	if ctx.Err() != nil { // the caller has given up, and may have sent Activate since
+		return 0, context.Cause(ctx)
+	}
+	if _, err := p.move(Quiesced); err != nil {
+		return 0, err
+	}
+	if r := p.current(); long > 0 {
+		r.pause.Begin()
+	} else { // all of it is waited for
+		r.pause.End()
+	}
+	waited := p.server.Quiesce(ctx, long)
+	st := p.Status()
+	if waited != nil {
+		p.log.Info("calls are still under way", "intents", st.OpenIntents)
+	}
+	return st.OpenIntents, nil
+}
+
+// lastCalls bounds how long Release waits for the calls that it has cancelled.
+const lastCalls = 2 * time.Second
+
+// Release cancels the calls in flight and closes the store and the connections. From then on this shim writes nothing and
+// calls no plugin.
+func (p *Process) Release(ctx context.Context) (rpc.Left, error) {
+	p.transition.Lock()
+	defer p.transition.Unlock()
+	if _, err := p.move(Releasing); err != nil {
+		return rpc.Left{}, err
+	}
+	r := p.current()
+	r.stop(errReleased)
+	waiting, cancel := context.WithTimeout(ctx, lastCalls)
+	defer cancel()
+	if err := p.server.Quiesce(waiting, 0); err != nil {
+		p.log.Warn("calls did not end in time; their intents are stored", "error", err)
+	}
+	p.server.Set(nil) // reads were served until here
+	p.take()
+	rest, err := r.release()
+	p.closing.Go(func() {
+		if err := rest(); err != nil {
+			p.log.Warn("cannot close the released state", "error", err)
+		}
+	})
+	p.left = rpc.Left{Generation: r.store.Generation(), Index: r.store.Index()}
+	_, _ = p.move(Released) // is legal
+	return p.left, err
+}
+
+// Snapshot writes a consistent copy of the state in chunks, and returns its index.
+func (p *Process) Snapshot(ctx context.Context, write func([]byte) error) (registry.Seq, error) {
+	r := p.current()
+	if r == nil {
+		return 0, registry.Errorf(registry.ErrUnavailable, "this shim is not active: it has no state")
+	}
+	return r.store.Snapshot(ctx, chunks(write))
+}
+
+// chunkSize is the size of one chunk in bytes.
+const chunkSize = 1 << 20
+
+// chunks is an io.Writer that splits its input into chunks.
+type chunks func([]byte) error
+
+func (c chunks) Write(b []byte) (int, error) {
+	for at := 0; at < len(b); at += chunkSize {
+		if err := c(b[at:min(at+chunkSize, len(b))]); err != nil {
+			return at, err
+		}
+	}
+	return len(b), nil
+}

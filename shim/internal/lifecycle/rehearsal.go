@@ -1,0 +1,194 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"holdfast/config"
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/rpc"
+	"holdfast/shim/internal/store"
+)
+
+// rehearsed is what a rehearsal passes to the activation: connections to plugins whose identity is known.
+type rehearsed struct {
+	fleet *csi.Fleet
+}
+
+// close closes the connections. A nil receiver is allowed.
+func (r *rehearsed) close() {
+	if r != nil {
+		r.fleet.CloseAll()
+	}
+}
+
+// handoff is how an active state gets its store.
+type handoff struct {
+	left       store.Left          // as the shim before reported it; the zero value: it did not release the state
+	generation registry.Generation // to keep; 0: the next one
+	rehearsed  *rehearsed          // nil without a rehearsal
+}
+
+// graceful reports whether the shim before has released the state, rather than died.
+func (h handoff) graceful() bool { return h.left != (store.Left{}) }
+
+// fleet returns the rehearsal's connections to the plugins that are still registered, or a fleet without connections.
+func (h handoff) fleet(table *registry.Registry) *csi.Fleet {
+	if h.rehearsed == nil {
+		return csi.New(table)
+	}
+	registered := map[registry.TaskKey]bool{}
+	for _, in := range table.All().Instances {
+		registered[in.TaskKey()] = true
+	}
+	h.rehearsed.fleet.Find(table, func(t registry.TaskKey) bool { return registered[t] })
+	return h.rehearsed.fleet
+}
+
+// handoffOf returns the handoff for one activation.
+func (p *Process) handoffOf(h rpc.Handover) handoff {
+	in := handoff{left: store.Left(h.Left), rehearsed: p.rehearsed}
+	p.rehearsed = nil
+	if h.Resume {
+		in.left, in.generation = store.Left(p.left), p.left.Generation
+	}
+	return in
+}
+
+// Limits of a rehearsal.
+const (
+	probeLimit  = 5 * time.Second // of one plugin
+	probeAtOnce = 16
+	maxWarnings = 20
+	triedEvents = 300 // numbers back from the last one
+)
+
+// Rehearse takes over a copy of the state, as Activate takes over the state: it verifies and migrates the copy, parses the
+// sealed parts of tasks and allocs, and probes every healthy plugin, of which at least one has to answer. The copy is
+// removed.
+func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, error) {
+	p.transition.Lock()
+	defer p.transition.Unlock()
+	if state, hello := p.greeted(); state != Candidate && state != Released || hello == nil {
+		return rpc.Rehearsal{}, registry.Errorf(registry.ErrConflict, "this shim is %s; only a candidate that was greeted rehearses", state)
+	}
+	p.rehearsed.close()
+	p.rehearsed = nil
+	r := rehearsal{rehearsed: &rehearsed{fleet: csi.New(nil)}}
+	err := r.run(ctx, store.Options{Path: copied, Decoded: p.decoded, Throwaway: true})
+	err = errors.Join(err, removed(copied))
+	warmUp()
+	if err == nil {
+		p.rehearsed = r.rehearsed
+	} else {
+		r.rehearsed.close()
+	}
+	return r.Rehearsal, err
+}
+
+// warmUp does work that would otherwise be done while calls are held.
+func warmUp() {
+	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
+		_ = proto.Size(m.New().Interface()) // initializes the message type
+		return true
+	})
+	runtime.GC()
+}
+
+func removed(file string) error {
+	if err := os.Remove(file); err != nil {
+		return fmt.Errorf("remove the copy of the state: %w", err)
+	}
+	return nil
+}
+
+// rehearsal is one run of Rehearse.
+type rehearsal struct {
+	rpc.Rehearsal
+	rehearsed *rehearsed
+	instances []registry.Instance
+}
+
+func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
+	s, err := store.Open(ctx, copied)
+	if err != nil {
+		return fmt.Errorf("open a copy of the state: %w", err)
+	}
+	err = r.parse(ctx, s)
+	if err == nil {
+		err = r.probe(ctx)
+	}
+	for _, wrong := range s.CheckRecords() {
+		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
+	}
+	r.Left = rpc.Left{Generation: s.Generation() - 1, Index: s.Index()}
+	r.Schema, r.Readable = uint32(s.PreviousSchema()), uint32(s.Readable())
+	return errors.Join(err, s.Close())
+}
+
+// parse parses the sealed parts of tasks and allocs, and the newest events: decoding all events takes longer than the rest
+// of the rehearsal.
+func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
+	return state.View(ctx, func(v registry.View) error {
+		var errs []error
+		for _, task := range v.Tasks() {
+			if _, err := config.OpenTask(task.Sealed); err != nil {
+				errs = append(errs, fmt.Errorf("this shim could not restart task %s; stop its job, or use a newer shim: %w", task.TaskKey, err))
+			}
+		}
+		for _, a := range v.Allocs() {
+			if _, err := config.OpenGroup(a.Sealed); err != nil && len(a.Sealed) > 0 {
+				errs = append(errs, fmt.Errorf("this shim could not prepare alloc %s again; stop its job, or use a newer shim: %w", a.ID, err))
+			}
+		}
+		v.Events(v.Index()-min(v.Index(), triedEvents), triedEvents)
+		r.instances = v.AllInstances()
+		return errors.Join(errs...)
+	})
+}
+
+// probe connects to every healthy plugin and asks for its identity.
+func (r *rehearsal) probe(ctx context.Context) error {
+	asked := map[registry.TaskKey][]registry.Instance{}
+	for _, in := range r.instances {
+		if in.Health.State == registry.Healthy {
+			asked[in.TaskKey()] = append(asked[in.TaskKey()], in)
+		}
+	}
+	var mu sync.Mutex
+	var failed []error
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, probeAtOnce)
+	for task, instances := range asked {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			limited, cancel := context.WithTimeout(ctx, probeLimit)
+			defer cancel()
+			if err := r.rehearsed.fleet.Greet(limited, task, instances); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", instances[0].Plugin, task, err))
+			}
+		})
+	}
+	wg.Wait()
+	r.Instances = len(asked)
+	if len(failed) > 0 && len(failed) == len(asked) {
+		return registry.Errorf(registry.ErrUnavailable, "no plugin answers this shim, but they answer the old one: %w", failed[0])
+	}
+	for _, err := range failed[:min(len(failed), maxWarnings)] {
+		r.Warnings = append(r.Warnings, err.Error())
+	}
+	return nil
+}
