@@ -130,8 +130,7 @@ type Intent struct {
 	Alloc       AllocID     `json:"alloc,omitempty"`
 	Request     RequestName `json:"request,omitempty"`
 	Operation   OperationID `json:"operation,omitempty"`
-	Answers     Call        `json:"answers,omitzero"` // the call that is answered when this one is done; zero: none
-	Hash        string      `json:"hash"`             // of the request without its secrets, hex
+	Hash        string      `json:"hash"` // of the request without its secrets, hex
 	Attempt     uint64      `json:"attempt"`
 	Outcome     Outcome     `json:"outcome"`
 	Code        string      `json:"code,omitempty"`   // last gRPC code, by name
@@ -211,12 +210,14 @@ type BootTime struct {
 	At   time.Duration `json:"at"`   // since boot
 }
 
-// Operation is a mutating call that was answered: its replay gets the same answer.
+// Operation is a mutating call that was answered, or that has begun to remove a volume. A replay of an answered call
+// gets the same answer.
 type Operation struct {
 	ID          OperationID `json:"id"`
 	Method      string      `json:"method"`
-	Digest      string      `json:"digest"` // SHA-256 of the request, hex: the id may not be used for another one
-	Answer      []byte      `json:"answer"` // the encoded answer
+	Digest      string      `json:"digest"`            // SHA-256 of the request, hex: the id may not be used for another one
+	Answer      []byte      `json:"answer"`            // the encoded answer; empty: the call has begun
+	Removes     Seq         `json:"removes,omitempty"` // CreateIndex of the volume that the call removes; 0: none
 	CreateIndex Seq         `json:"create_index"`
 }
 

@@ -173,11 +173,7 @@ func checkMap(what string, m map[string]string) error {
 
 // base is the part of an intent that all calls for a volume share.
 func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
-	i := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
-	if call.Method != "" {
-		i.Answers = call
-	}
-	return i
+	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
 }
 
 // Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a call that

@@ -26,7 +26,7 @@ func (m *Controller) Create(ctx context.Context, call registry.Call, spec regist
 	defer leave()
 	known, err := m.known(ctx, spec, asked)
 	if err == nil && known.State == registry.VolumeReady {
-		return known, m.answer(ctx, call, known)
+		return known, nil
 	}
 	if err == nil {
 		err = m.create(ctx, call, spec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
@@ -45,7 +45,7 @@ func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, er
 	look := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
 		if v, found := view.Volume(name); found {
 			state = v.State
-			_, goesOn = m.remains(view, v)
+			goesOn = m.remains(view, v)
 		}
 		return nil
 	})
@@ -187,7 +187,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
 			return registry.Change{
-				Put:    append(call.Answered(made), made),
+				Put:    []registry.Record{made},
 				Events: []registry.Event{m.event(registry.EventVolumeCreated, made, fmt.Sprintf("%d bytes", made.Capacity))},
 			}
 		},
@@ -363,12 +363,4 @@ func checkCreated(c csi.Created, source registry.Source) error {
 		}
 	}
 	return checkMap("volume context", c.Context)
-}
-
-// answer makes the answer of a call that had nothing to do durable too.
-func (m *Controller) answer(ctx context.Context, call registry.Call, answer any) error {
-	_, err := m.State.Commit(ctx, func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: call.Answered(answer)}, nil
-	})
-	return err
 }

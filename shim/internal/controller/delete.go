@@ -19,18 +19,14 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 		return err
 	}
 	defer leave()
-	v, err := m.deletable(ctx, call, name)
-	if err != nil || v.State == "" {
+	v, err := m.deletable(ctx, name)
+	if err != nil {
 		return err
 	}
 	if v.State == registry.VolumeCreating || v.State == registry.VolumeUncertain {
 		v, err = m.settle(ctx, call, v)
 	}
-	switch {
-	case err != nil:
-	case v.State == "":
-		err = m.answer(ctx, call, struct{}{})
-	default:
+	if err == nil && v.State != "" {
 		err = m.delete(ctx, call, v, intent.PolicyOf, pace.First)
 	}
 	if err != nil {
@@ -40,12 +36,9 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable is the volume, if it may be deleted now. The zero volume: the very call is answered already.
-func (m *Controller) deletable(ctx context.Context, call registry.Call, name registry.VolumeName) (v registry.Volume, err error) {
+// deletable returns the volume, if it may be deleted now.
+func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		if op, found := view.Operation(call.ID); found && op.Method == call.Method && op.Digest == call.Digest {
-			return nil
-		}
 		v, err = mayDelete(view, name)
 		return err
 	})
@@ -70,8 +63,7 @@ func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.
 	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
 		return v, err
 	}
-	trace := registry.Call{ID: call.ID}
-	err := m.create(ctx, trace, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
+	err := m.create(ctx, call, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // refused for certain
@@ -138,7 +130,7 @@ func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.
 		},
 		Done: func(registry.View) registry.Change {
 			return registry.Change{
-				Put: call.Answered(struct{}{}), Delete: []registry.Key{v.Key()},
+				Delete: []registry.Key{v.Key()},
 				Events: []registry.Event{m.event(registry.EventVolumeDeleted, v, "")},
 			}
 		},

@@ -29,9 +29,6 @@ func (m *Controller) Expand(
 		return v, err
 	}
 	if done, err := m.enough(ctx, v, want); done || err != nil {
-		if err == nil {
-			err = m.answer(ctx, call, v)
-		}
 		return v, err
 	}
 	w, err := m.wayOf(ctx, v)
@@ -42,10 +39,7 @@ func (m *Controller) Expand(
 		m.leaves()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
-	if v, err = m.volume(ctx, name); err != nil {
-		return v, err
-	}
-	return v, m.answer(ctx, call, v)
+	return m.volume(ctx, name)
 }
 
 func meaningful(want registry.CapacityRange) error {
@@ -339,7 +333,7 @@ func (m *Controller) enlarge(
 	}
 	vague := before.Open() // something may be made of the request that nobody knows of
 	var answer csi.Expanded
-	open := base(registry.ControllerExpandRPC, registry.Call{ID: by.ID}, v, intent.Hash(registry.ControllerExpandRPC, request))
+	open := base(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },

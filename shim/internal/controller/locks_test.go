@@ -53,10 +53,10 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 		defer cancel()
 		other := ready().VolumeSpec
 		other.ID, other.External = "other", key.External
-		if _, err := d.Controller.Register(ctx, call, other); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its deletion is under way") {
+		if _, err := d.Controller.Register(ctx, other); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its deletion is under way") {
 			t.Errorf("registered while it is being deleted: %v", err)
 		}
-		err := d.Controller.Deregister(t.Context(), call, name)
+		err := d.Controller.Deregister(t.Context(), name)
 		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
 			t.Errorf("forgotten while it is being deleted: %v", err)
 		}
@@ -70,7 +70,7 @@ func TestDeregisterDoesNotUndoACreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete))
 		d.spoil = func(*csi.Created) { // while the plugin makes it
-			err := d.Controller.Deregister(t.Context(), call, name)
+			err := d.Controller.Deregister(t.Context(), name)
 			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "CreateVolume of data") {
 				t.Errorf("%v", err)
 			}

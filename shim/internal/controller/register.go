@@ -16,7 +16,7 @@ import (
 const validateTimeout = time.Minute
 
 // Register makes a volume that exists at its plugin known. Where the plugin has a controller, that one confirms the capabilities.
-func (m *Controller) Register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
 	}
@@ -31,10 +31,10 @@ func (m *Controller) Register(ctx context.Context, call registry.Call, spec regi
 	defer leave()
 	known, err := m.known(ctx, spec, given)
 	if err == nil && known.State != "" {
-		return known, m.answer(ctx, call, known)
+		return known, nil
 	}
 	if err == nil {
-		err = m.admit(ctx, call, spec)
+		err = m.admit(ctx, spec)
 	}
 	if err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -43,7 +43,7 @@ func (m *Controller) Register(ctx context.Context, call registry.Call, spec regi
 }
 
 // admit registers a volume that is not known yet.
-func (m *Controller) admit(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error {
 	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
 	if err != nil {
 		return err
@@ -52,7 +52,7 @@ func (m *Controller) admit(ctx context.Context, call registry.Call, spec registr
 	if err := m.confirm(ctx, spec); err != nil {
 		return err
 	}
-	return m.register(ctx, call, spec)
+	return m.register(ctx, spec)
 }
 
 // confirm asks the controller whether the volume is there and has the capabilities.
@@ -89,7 +89,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	return nil
 }
 
-func (m *Controller) register(ctx context.Context, call registry.Call, spec registry.VolumeSpec) error {
+func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) error {
 	v := registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Since: m.Now()}
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := existing(view, v, given)
@@ -101,7 +101,7 @@ func (m *Controller) register(ctx context.Context, call registry.Call, spec regi
 				v.External, v.Plugin, other.VolumeName())
 		}
 		return registry.Change{
-			Put:    append(call.Answered(v), v),
+			Put:    []registry.Record{v},
 			Events: []registry.Event{m.event(registry.EventVolumeRegistered, v, "")},
 		}, nil
 	})
@@ -110,7 +110,7 @@ func (m *Controller) register(ctx context.Context, call registry.Call, spec regi
 
 // Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody uses it, and while a
 // call for it is under way.
-func (m *Controller) Deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) error {
 	leave, err := m.soon(ctx, name, name)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (m *Controller) Deregister(ctx context.Context, call registry.Call, name re
 		}
 		defer leave()
 	}
-	return m.deregister(ctx, call, name)
+	return m.deregister(ctx, name)
 }
 
 // forgettable is the volume, if nobody uses it.
@@ -182,7 +182,7 @@ func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	return open
 }
 
-func (m *Controller) deregister(ctx context.Context, call registry.Call, name registry.VolumeName) error {
+func (m *Controller) deregister(ctx context.Context, name registry.VolumeName) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
@@ -192,7 +192,7 @@ func (m *Controller) deregister(ctx context.Context, call registry.Call, name re
 			return registry.Change{}, err
 		}
 		change := registry.Change{
-			Put: call.Answered(struct{}{}), Delete: []registry.Key{v.Key()},
+			Delete: []registry.Key{v.Key()},
 			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v, "its plugin was not asked to delete it")},
 		}
 		for _, open := range intents(view, v) {

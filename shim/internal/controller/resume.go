@@ -92,7 +92,7 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 
 // again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lock.
 func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
-	v, _, found, err := m.unfinishedOne(ctx, name)
+	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
 	}
@@ -104,9 +104,13 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 		return false, err
 	}
 	defer leave()
-	v, call, found, err := m.unfinishedOne(ctx, name)
+	v, found, err = m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
+	}
+	call, err := m.operation(ctx, v)
+	if err != nil {
+		return false, err
 	}
 	switch v.State {
 	case registry.VolumeCreating, registry.VolumeUncertain:
@@ -116,7 +120,7 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 	default:
 		err = m.resumeExpansion(ctx, v)
 	}
-	if _, _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
+	if _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
 		return true, nil // an error that is certain is told by its event
 	}
 	return false, err
@@ -139,6 +143,17 @@ func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	return err
 }
 
+// operation returns the operation that the volume's open call was made for.
+func (m *Controller) operation(ctx context.Context, v registry.Volume) (call registry.Call, err error) {
+	err = m.State.View(ctx, func(view registry.View) error {
+		for _, open := range intents(view, v) {
+			call.ID = open.Operation
+		}
+		return nil
+	})
+	return call, err
+}
+
 // once is the policy of a call that is sent once: whoever sends it tries again by himself.
 func once(rpc registry.RPC) intent.Policy {
 	return intent.PolicyOf(rpc).Once()
@@ -147,7 +162,7 @@ func once(rpc registry.RPC) intent.Policy {
 func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
-			if _, open := m.remains(view, v); open {
+			if m.remains(view, v) {
 				names = append(names, v.VolumeName())
 			}
 		}
@@ -156,32 +171,31 @@ func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeNam
 	return names, err
 }
 
-// unfinishedOne is the volume if something is left to be done for it, and the call that is answered by that.
-func (m *Controller) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, call registry.Call, found bool, err error) {
+// unfinishedOne returns the volume if something is left to be done for it.
+func (m *Controller) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, found bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		if v, found = view.Volume(name); found {
-			call, found = m.remains(view, v)
+			found = m.remains(view, v)
 		}
 		return nil
 	})
-	return v, call, found, err
+	return v, found, err
 }
 
 // remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation
 // that has ended for certain without a volume that can be used is for people.
-func (m *Controller) remains(view registry.View, v registry.Volume) (call registry.Call, is bool) {
-	for _, open := range intents(view, v) {
-		if open.RPC == registry.CreateVolumeRPC || open.RPC == registry.DeleteVolumeRPC {
-			call, is = open.Answers, true
-		}
+func (m *Controller) remains(view registry.View, v registry.Volume) bool {
+	open := false
+	for _, i := range intents(view, v) {
+		open = open || i.RPC == registry.CreateVolumeRPC || i.RPC == registry.DeleteVolumeRPC
 	}
 	switch v.State {
 	case registry.VolumeCreating, registry.VolumeUncertain:
-		return call, is
+		return open
 	case registry.VolumeDeleting:
-		return call, true
+		return true
 	}
-	return registry.Call{}, m.expands(view, v)
+	return m.expands(view, v)
 }
 
 // resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,

@@ -53,9 +53,6 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 				t.Errorf("stored %v, made %v", found, d.made)
 			}
 			d.expect(slices.Repeat([]string{"DeleteVolume vol-data"}, tries)...)
-			if err := d.Controller.Delete(t.Context(), remove, name); err != nil {
-				t.Errorf("the caller's own call, which comes again: %v", err)
-			}
 		})
 	}
 }
@@ -98,7 +95,7 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 		if v, _ := d.stored(); v.State != registry.VolumeCreating {
 			t.Errorf("%+v", v)
 		}
-		if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
+		if err := d.Controller.Deregister(t.Context(), name); err != nil {
 			t.Error(err)
 		}
 		d.journal = nil
@@ -136,7 +133,7 @@ func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s := split.VolumeSpec
-		if _, err := d.Controller.Register(ctx, call, s); !errors.Is(err, registry.ErrUnavailable) {
+		if _, err := d.Controller.Register(ctx, s); !errors.Is(err, registry.ErrUnavailable) {
 			t.Errorf("registered without being confirmed: %v", err)
 		}
 	})

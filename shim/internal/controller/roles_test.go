@@ -25,7 +25,7 @@ func TestMissingRoleIsNamedSoon(t *testing.T) {
 			return err
 		},
 		"register": func(d *desk, ctx context.Context, s registry.VolumeSpec) error {
-			_, err := d.Controller.Register(ctx, call, s)
+			_, err := d.Controller.Register(ctx, s)
 			return err
 		},
 		"delete": func(d *desk, ctx context.Context, s registry.VolumeSpec) error {

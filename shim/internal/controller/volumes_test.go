@@ -28,9 +28,6 @@ func TestCreate(t *testing.T) {
 		t.Errorf("%+v", d.last.create)
 	}
 	d.view(func(view registry.View) {
-		if op, found := view.Operation(call.ID); !found || len(op.Answer) == 0 {
-			t.Error("the answer is not stored with the volume")
-		}
 		if len(view.Intents()) != 0 {
 			t.Errorf("intents are open: %v", view.Intents())
 		}
@@ -116,9 +113,9 @@ func TestNamesThatAreFreeAgain(t *testing.T) {
 	registered.Name, registered.External, registered.Created = "r", "csi-1", false
 	for what, giveUp := range map[string]func(*desk) error{
 		"deleted":              func(d *desk) error { return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
-		"deregistered":         func(d *desk) error { return d.Controller.Deregister(d.t.Context(), registry.Call{ID: "op-2"}, name) },
+		"deregistered":         func(d *desk) error { return d.Controller.Deregister(d.t.Context(), name) },
 		"replaced by another":  func(d *desk) error { d.put(registered); return nil },
-		"forgotten, then read": func(d *desk) error { err := d.Controller.Deregister(d.t.Context(), call, name); d.crash(); return err },
+		"forgotten, then read": func(d *desk) error { err := d.Controller.Deregister(d.t.Context(), name); d.crash(); return err },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
 		if _, err := d.Controller.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
@@ -299,7 +296,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 					t.Errorf("%v", err)
 				}
 				d.expect("CreateVolume data")
-				if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
+				if err := d.Controller.Deregister(t.Context(), name); err != nil {
 					t.Error(err)
 				}
 			} else if err := d.Controller.Delete(t.Context(), call, name); err != nil {
@@ -347,7 +344,7 @@ func TestExternalIDIsOpaque(t *testing.T) {
 		}
 		registered := spec()
 		registered.External = registry.ExternalID(id)
-		if _, err := d.Controller.Register(t.Context(), registry.Call{ID: "op-3"}, registered); err != nil {
+		if _, err := d.Controller.Register(t.Context(), registered); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		if want := "DeleteVolume " + id; len(d.journal) != 4 || d.journal[2] != want {
@@ -551,7 +548,7 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 	for kind, end := range map[registry.EventKind]func(*desk) error{
 		registry.EventVolumeDeleted:      func(d *desk) error { return d.Controller.Delete(t.Context(), call, name) },
-		registry.EventVolumeDeregistered: func(d *desk) error { return d.Controller.Deregister(t.Context(), call, name) },
+		registry.EventVolumeDeregistered: func(d *desk) error { return d.Controller.Deregister(t.Context(), name) },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
 		if err := end(d); err != nil {
@@ -650,7 +647,7 @@ func TestRegister(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, c.plugins)
 			d.plugin.confirm = c.confirm
-			v, err := d.Controller.Register(t.Context(), call, known)
+			v, err := d.Controller.Register(t.Context(), known)
 			d.expect(c.asked...)
 			if c.kind != nil {
 				if _, found := d.stored(); found || !errors.Is(err, c.kind) {
@@ -661,7 +658,7 @@ func TestRegister(t *testing.T) {
 			if err != nil || v.State != registry.VolumeReady || v.Created {
 				t.Fatalf("%+v, %v", v, err)
 			}
-			if again, err := d.Controller.Register(t.Context(), call, known); err != nil || again.CreateIndex != v.CreateIndex {
+			if again, err := d.Controller.Register(t.Context(), known); err != nil || again.CreateIndex != v.CreateIndex {
 				t.Errorf("again: %+v, %v", again, err)
 			}
 		})
@@ -672,11 +669,11 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	d := open(t, of(), ready())
 	other := spec()
 	other.ID, other.External = "alias", key.External
-	if _, err := d.Controller.Register(t.Context(), call, other); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "data") {
+	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "data") {
 		t.Errorf("%v", err)
 	}
 	other.External = ""
-	if _, err := d.Controller.Register(t.Context(), call, other); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("without an external id: %v", err)
 	}
 }
@@ -699,7 +696,7 @@ func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
-		if err := d.Controller.Deregister(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+		if err := d.Controller.Deregister(t.Context(), name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
 		d.expect()
@@ -719,9 +716,6 @@ func TestDelete(t *testing.T) {
 		d.expect("DeleteVolume vol-data")
 		if _, found := d.stored(); found {
 			t.Errorf("%s: the record is still there", what)
-		}
-		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-			t.Errorf("%s, the same call again: %v", what, err)
 		}
 		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err, registry.ErrNotFound) {
 			t.Errorf("%s, another call: %v", what, err)
@@ -772,31 +766,6 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 	}
 }
 
-// The answer of a deletion that had to find out about the creation first is stored under its own call, not under that of the creation.
-func TestDeletionAnswersForItself(t *testing.T) {
-	d := open(t, of(registry.CreateDelete))
-	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	_, _ = d.Controller.Create(t.Context(), call, spec())
-	remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
-	d.faults = []fault{{}, failed("PERMISSION_DENIED")} // it is found, and not deleted
-	if err := d.Controller.Delete(t.Context(), remove, name); err == nil {
-		t.Error("no error")
-	}
-	d.view(func(v registry.View) {
-		if op, found := v.Operation(remove.ID); found {
-			t.Errorf("an answer is stored for a call that failed: %+v", op)
-		}
-	})
-	if err := d.Controller.Delete(t.Context(), remove, name); err != nil {
-		t.Fatal(err)
-	}
-	d.view(func(v registry.View) {
-		if op, _ := v.Operation(remove.ID); op.Method != remove.Method || op.Digest != remove.Digest {
-			t.Errorf("%+v", op)
-		}
-	})
-}
-
 func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {
 	v := ready()
 	v.Created = false
@@ -805,7 +774,7 @@ func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {
 	if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("%v", err)
 	}
-	if err := d.Controller.Deregister(t.Context(), call, name); err != nil {
+	if err := d.Controller.Deregister(t.Context(), name); err != nil {
 		t.Error(err)
 	}
 	d.expect()

@@ -176,7 +176,7 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 func requested(open registry.Intent) registry.Intent {
 	return registry.Intent{
 		Volume: open.Volume, Name: open.Name, RPC: open.RPC, Alloc: open.Alloc, Request: open.Request,
-		Operation: open.Operation, Answers: open.Answers, Hash: open.Hash,
+		Operation: open.Operation, Hash: open.Hash,
 	}
 }
 

@@ -89,6 +89,9 @@ func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T
 		if op.Method != call.Method || op.Digest != call.Digest {
 			return registry.Invalid("operation id %q was used for another request (%s); mint a new one", call.ID, op.Method)
 		}
+		if len(op.Answer) == 0 {
+			return nil // it has only begun
+		}
 		found = true
 		return json.Unmarshal(op.Answer, &answer)
 	})

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"holdfast/config"
@@ -31,7 +32,7 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	vol, err := once(ctx, v.s, "Volumes.Create", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return a.Volumes.Create(ctx, call, spec)
+		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Create(ctx, call, spec) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -45,7 +46,7 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 		return nil, wire.Status(err)
 	}
 	vol, err := once(ctx, v.s, "Volumes.Register", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return a.Volumes.Register(ctx, call, spec)
+		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Register(ctx, spec) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -59,7 +60,7 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	_, err = once(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Volumes.Delete(ctx, call, name)
+		return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -73,7 +74,7 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 		return nil, wire.Status(err)
 	}
 	_, err = once(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Volumes.Deregister(ctx, call, name)
+		return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
@@ -88,12 +89,75 @@ func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.
 	}
 	want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
 	vol, err := once(ctx, v.s, "Volumes.Expand", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return a.Volumes.Expand(ctx, call, name, want)
+		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Expand(ctx, call, name, want) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
 	return &pb.ExpandVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+}
+
+// answered runs a use case that changes records that nodes share, and stores its answer, which is a record of this node.
+// After a death between the two, a replay finds the volume as it was asked for and gets the same answer.
+func answered[T any](ctx context.Context, a *Active, call registry.Call, run func() (T, error)) (T, error) {
+	answer, err := run()
+	if err == nil {
+		err = a.store(ctx, call.Answered(answer))
+	}
+	return answer, err
+}
+
+// removed is answered for a use case that removes a volume. A record says before that the operation has begun to remove
+// this volume. After a death, a replay that does not find the volume any more is done. Without that record, it would
+// fail, as a call for an unknown volume does.
+func removed(
+	ctx context.Context, a *Active, call registry.Call, name registry.VolumeName, run func() error,
+) (struct{}, error) {
+	var begun registry.Operation
+	var replay bool
+	var created registry.Seq // 0: there is no such volume
+	err := a.Log.View(ctx, func(v registry.View) error {
+		volume, _ := v.Volume(name)
+		created = volume.CreateIndex
+		begun, replay = v.Operation(call.ID)
+		return nil
+	})
+	if err == nil && !replay && created > 0 {
+		begun = registry.Operation{ID: call.ID, Method: call.Method, Digest: call.Digest, Removes: created}
+		err = a.store(ctx, []registry.Record{begun})
+	}
+	if err != nil {
+		return struct{}{}, err
+	}
+	if !replay || created == begun.Removes {
+		err = run()
+	}
+	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.removed(ctx, name, created) {
+		err = nil // it was removed in the background while this call waited
+	}
+	if err == nil {
+		err = a.store(ctx, call.Answered(struct{}{}))
+	}
+	return struct{}{}, err
+}
+
+// removed reports whether the volume that was created at an index is gone.
+func (a *Active) removed(ctx context.Context, name registry.VolumeName, created registry.Seq) (gone bool) {
+	err := a.Log.View(ctx, func(v registry.View) error {
+		volume, _ := v.Volume(name)
+		gone = volume.CreateIndex != created
+		return nil
+	})
+	return err == nil && gone
+}
+
+// store commits records of this node.
+func (a *Active) store(ctx context.Context, records []registry.Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	_, err := a.Log.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	return err
 }
 
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
