@@ -13,8 +13,8 @@ import (
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/suspend"
 )
 
 // Options of a Doctor. Layout, Now and Logger are required.
@@ -31,7 +31,7 @@ type Options struct {
 	// Lister asks plugins. nil: they are not asked, and if no shim is Live, that is a finding.
 	Lister Lister
 	// Suspended are the calls during which plugins died; nil: none is recorded.
-	Suspended *suspend.Calls
+	Suspended *csi.Suspensions
 	// Check says how the state file contradicts itself; nil: it is not asked.
 	Check func() []string
 }

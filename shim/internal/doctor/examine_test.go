@@ -195,7 +195,9 @@ var judgements = []struct {
 		f.Records.Claims = []registry.Claim{claim()}
 		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0}, {Path: filepath.Dir(publishedAt()), Entries: 0}}, f.Dirs...)
 	}, []string{"empty remove " + filepath.Dir(publishedAt()), "empty remove " + stagedAt()}, nil},
-	{"a plugin's own directories", bare, func(f *Facts) { f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/cache", Entries: 0}}, f.Dirs...) }, nil, nil},
+	{"a plugin's own directories", bare, func(f *Facts) {
+		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/cache", Entries: 0}}, f.Dirs...)
+	}, nil, nil},
 	{"the directory above a mount that nobody knows", bare, func(f *Facts) {
 		mounted(f, stray("publish", "x"))
 		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)

@@ -13,7 +13,6 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
-	"holdfast/shim/internal/suspend"
 )
 
 // failing is a plugin that answers each ListVolumes with err, and counts.
@@ -44,7 +43,7 @@ func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
 	examine := func(in registry.Instance) int {
 		asked = 0
 		w.put(in)
-		w.build(Options{Live: true, Lister: failing{died(), &asked}, Suspended: suspend.New(dir)})
+		w.build(Options{Live: true, Lister: failing{died(), &asked}, Suspended: csi.NewSuspensions(dir)})
 		w.examine()
 		w.examine()
 		return asked
@@ -88,7 +87,7 @@ func TestOnlyDeathSuspendsListVolumes(t *testing.T) {
 	} {
 		asked := 0
 		w := newWorld(t, append(c.records, data, controllerOf("1", 0))...)
-		w.build(Options{Live: true, Lister: failing{c.err, &asked}, Suspended: suspend.New(t.TempDir())})
+		w.build(Options{Live: true, Lister: failing{c.err, &asked}, Suspended: csi.NewSuspensions(t.TempDir())})
 		for range 2 {
 			same(t, what, brief(w.examine().Findings), []string{"unseen ebs:"})
 		}
@@ -159,7 +158,7 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 func TestDamagedSuspensionIsTold(t *testing.T) {
 	w, dir, asked := newWorld(t, data, controllerOf("1", 0)), t.TempDir(), 0
 	must(t, os.WriteFile(filepath.Join(dir, "ebs.ListVolumes.json"), nil, 0o600))
-	w.build(Options{Live: true, Lister: failing{nil, &asked}, Suspended: suspend.New(dir)})
+	w.build(Options{Live: true, Lister: failing{nil, &asked}, Suspended: csi.NewSuspensions(dir)})
 	found := w.examine().Findings
 	if asked != 0 || !slices.ContainsFunc(found, func(f registry.Finding) bool { return strings.Contains(f.Advice, ": rm "+dir) }) {
 		t.Errorf("asked %d times; found %v", asked, found)

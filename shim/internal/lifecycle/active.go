@@ -19,7 +19,6 @@ import (
 	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/rpc"
 	"holdfast/shim/internal/store"
-	"holdfast/shim/internal/suspend"
 	"holdfast/shim/internal/task"
 )
 
@@ -159,7 +158,7 @@ func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m
 		Sender:  intent.Sender{State: r.store, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
-	suspended := suspend.New(layout.Suspensions())
+	suspended := csi.NewSuspensions(layout.Suspensions())
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
 		Layout: layout, Check: true, Inspect: m.Inspect, Parts: m, Suspended: suspended,
 	})

@@ -17,9 +17,9 @@ import (
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/doctor"
 	"holdfast/shim/internal/store"
-	"holdfast/shim/internal/suspend"
 )
 
 // Visit is a look at a node by a program of its own, while no shim runs there. Plugins are not asked.
@@ -189,7 +189,7 @@ func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool,
 		err = errors.Join(err, s.Close())
 	}()
 	return use(doctor.New(s, d, doctor.Options{
-		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: suspend.New(l.Suspensions()),
+		Layout: l, Now: time.Now, Logger: v.Logger, Live: live, Suspended: csi.NewSuspensions(l.Suspensions()),
 		Check: func() []string { return contradictions(s) },
 	}))
 }

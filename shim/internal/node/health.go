@@ -64,7 +64,7 @@ func (s *Stager) askHealth(ctx context.Context) error {
 		_, err = s.Stats(ctx, v.VolumeName())
 		if noAnswer(err) && ctx.Err() == nil {
 			skip[v.Plugin] = true
-			_ = s.Suspended.Died(ctx, s.State, inst, err, s.Now()) // it is remembered until this shim ends at least
+			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // it is remembered until this shim ends at least
 		}
 	}
 	return err

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/suspend"
 )
 
 // healthOf is what is recorded of volume one, and the events that told of it.
@@ -119,7 +119,7 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := open(t)
-				w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, suspend.New("")
+				w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, csi.NewSuspensions("")
 				w.says.Store(&registry.VolumeCondition{Abnormal: true, Message: "m"})
 				w.mustUp("a1", shared())
 				c.prepare(w)
@@ -155,7 +155,7 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
 		w.put(volumeOf("two"))
-		w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, suspend.New("")
+		w.conditions, w.stager.Locks, w.stager.Suspended = true, &intent.Locks{}, csi.NewSuspensions("")
 		w.mustUp("a1", shared())
 		if _, err := w.up(t.Context(), "two", "a2", shared()); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
-	"holdfast/shim/internal/suspend"
 )
 
 // Options of a Stager.
@@ -27,7 +26,7 @@ type Options struct {
 	// Parts mounts parts of what is published. nil: nobody can.
 	Parts Parts
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
-	Suspended *suspend.Calls
+	Suspended *csi.Suspensions
 }
 
 // Stager stages and publishes volumes.

@@ -1,4 +1,4 @@
-package suspend
+package csi
 
 import (
 	"os"
@@ -12,12 +12,12 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-var plugin = registry.Instance{InstanceKey: registry.InstanceKey{
+var ebs = registry.Instance{InstanceKey: registry.InstanceKey{
 	Role: registry.RoleController, Plugin: "ebs", Alloc: "p", Task: "p",
 }}
 
-// die has the plugin die during ListVolumes, as n concurrent calls see it, and returns the events.
-func die(t *testing.T, c *Calls, n int) (told []string) {
+// dieDuringListVolumes has the plugin die during ListVolumes, as n concurrent calls see it, and returns the events.
+func dieDuringListVolumes(t *testing.T, c *Suspensions, n int) (events []string) {
 	t.Helper()
 	log := registrytest.NewLog(time.Now)
 	lost := &registry.CallError{
@@ -25,26 +25,26 @@ func die(t *testing.T, c *Calls, n int) (told []string) {
 	}
 	var wg sync.WaitGroup
 	for range n {
-		wg.Go(func() { _ = c.Died(t.Context(), log, plugin, lost, time.Now()) })
+		wg.Go(func() { _ = c.Failed(t.Context(), log, ebs, lost, time.Now()) })
 	}
 	wg.Wait()
 	err := log.View(t.Context(), func(v registry.View) error {
 		all, _ := v.Events(0, registry.MaxEvents)
 		for _, e := range all {
-			told = append(told, e.Detail)
+			events = append(events, e.Detail)
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return told
+	return events
 }
 
 // Doctor and the shim itself may ask at the same time.
-func TestOneDeathIsToldOnce(t *testing.T) {
-	if told := die(t, New(t.TempDir()), 3); len(told) != 1 {
-		t.Errorf("told %q", told)
+func TestOneDeathIsRecordedOnce(t *testing.T) {
+	if events := dieDuringListVolumes(t, NewSuspensions(t.TempDir()), 3); len(events) != 1 {
+		t.Errorf("events: %q", events)
 	}
 }
 
@@ -54,19 +54,19 @@ func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // nothing can be written below a file
 		t.Fatal(err)
 	}
-	c := New(dir)
-	die(t, c, 1)
+	c := NewSuspensions(dir)
+	dieDuringListVolumes(t, c, 1)
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	why, advice := c.Reason(registry.ListVolumesRPC, plugin)
+	why, advice := c.Reason(registry.ListVolumesRPC, ebs)
 	if !strings.Contains(why, "died") || !strings.Contains(advice, "restart the agent") || strings.Contains(advice, "rm ") {
 		t.Errorf("%q, %q", why, advice)
 	}
-	if why, _ := New(dir).Reason(registry.ListVolumesRPC, plugin); why != "" {
+	if why, _ := NewSuspensions(dir).Reason(registry.ListVolumesRPC, ebs); why != "" {
 		t.Errorf("after a restart: %q", why)
 	}
-	newer := plugin
+	newer := ebs
 	newer.Fingerprint.Version = "2"
 	if why, _ := c.Reason(registry.ListVolumesRPC, newer); why != "" {
 		t.Errorf("another version: %q", why)
@@ -75,9 +75,9 @@ func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
 
 func TestSuspensionNamesTheWaysOut(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
-	c := New(dir)
-	die(t, c, 1)
-	_, advice := c.Reason(registry.ListVolumesRPC, plugin)
+	c := NewSuspensions(dir)
+	dieDuringListVolumes(t, c, 1)
+	_, advice := c.Reason(registry.ListVolumesRPC, ebs)
 	file := filepath.Join(dir, "ebs.ListVolumes.json")
 	quoted := "'" + strings.ReplaceAll(file, "'", `'\''`) + "'"
 	for _, way := range []string{"update the plugin", "rm " + quoted, "list_volumes = false"} {
@@ -88,7 +88,7 @@ func TestSuspensionNamesTheWaysOut(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if why, _ := c.Reason(registry.ListVolumesRPC, plugin); why != "" {
+	if why, _ := c.Reason(registry.ListVolumesRPC, ebs); why != "" {
 		t.Errorf("after rm: %q", why)
 	}
 }

@@ -1,0 +1,169 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"holdfast/internal/display"
+	"holdfast/registry"
+)
+
+// Suspensions are optional calls that are not made again, because a plugin died during them. One death is enough: a second
+// one may cost mounts in use, while a needless suspension costs one answer, which doctor reports with the way to end it.
+//
+// Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's tasks
+// and jobs. A nil *Suspensions suspends nothing.
+type Suspensions struct {
+	dir string // empty: only in memory
+
+	adding sync.Mutex // held while a suspension is recorded: of two calls that one death ended, one records it
+
+	mu        sync.Mutex            // guards unwritten
+	unwritten map[string]suspension // by path: those that could not be written
+}
+
+// suspension is one suspended call. It holds while the plugin reports the same provider and version.
+type suspension struct {
+	Plugin   registry.PluginID `json:"plugin"`
+	RPC      registry.RPC      `json:"rpc"`
+	Provider string            `json:"provider"`
+	Version  string            `json:"version"`
+	Detail   string            `json:"detail"` // for people
+	Since    time.Time         `json:"since"`
+}
+
+func (s suspension) holds(in registry.Instance) bool {
+	return s.Plugin == in.Plugin && s.Provider == in.Fingerprint.Provider && s.Version == in.Fingerprint.Version
+}
+
+// NewSuspensions returns the suspensions in dir, which need not exist. If dir is empty, they are kept in memory.
+func NewSuspensions(dir string) *Suspensions {
+	return &Suspensions{dir: dir, unwritten: map[string]suspension{}}
+}
+
+func (s *Suspensions) path(rpc registry.RPC, id registry.PluginID) string {
+	return filepath.Join(s.dir, url.PathEscape(string(id))+"."+string(rpc)+".json")
+}
+
+// Reason returns why the call is not made, and what a person can do. Both are empty if the call may be made.
+func (s *Suspensions) Reason(rpc registry.RPC, in registry.Instance) (why, advice string) {
+	if s == nil {
+		return "", ""
+	}
+	one, written, err := s.load(rpc, in.Plugin)
+	path := s.path(rpc, in.Plugin)
+	switch {
+	case err != nil:
+		why = fmt.Sprintf("cannot read whether the plugin died during %s: %v", rpc, err)
+		return why, "to allow the call: " + display.Command("rm", path)
+	case !one.holds(in):
+		return "", ""
+	}
+	why = fmt.Sprintf("it died during %s at %s, and is not asked again in version %q",
+		rpc, one.Since.UTC().Format(time.RFC3339), one.Version)
+	advice = "update the plugin, or allow the call: " + display.Command("rm", path)
+	if !written {
+		advice = "update the plugin, or allow the call: restart the agent (its death could not be written to " + path + ")"
+	}
+	if rpc == registry.ListVolumesRPC {
+		advice += "; if it must never be asked, set list_volumes = false in its csi_plugin stanza"
+	}
+	return why, advice
+}
+
+// load returns the suspension of the call, or the zero value, and whether it is in a file.
+func (s *Suspensions) load(rpc registry.RPC, id registry.PluginID) (one suspension, written bool, err error) {
+	path := s.path(rpc, id)
+	s.mu.Lock()
+	unwritten := s.unwritten[path]
+	s.mu.Unlock()
+	if s.dir == "" {
+		return unwritten, false, nil
+	}
+	text, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return unwritten, false, nil
+	case err != nil:
+		return unwritten, false, err
+	}
+	err = json.Unmarshal(text, &one)
+	return one, true, err
+}
+
+// Failed suspends the call that ended with the error failed, and commits an event, if the plugin's connection was lost
+// during the call and the plugin's task is not being stopped. If the suspension cannot be written, Failed keeps it in memory
+// and returns an error.
+func (s *Suspensions) Failed(
+	ctx context.Context, state registry.State, in registry.Instance, failed error, now time.Time,
+) error {
+	call, is := errors.AsType[*registry.CallError](failed)
+	if s == nil || !is || !call.Lost || ctx.Err() != nil {
+		return nil
+	}
+	stopping := false
+	err := state.View(ctx, func(v registry.View) error {
+		task, found := v.Task(in.TaskKey())
+		stopping = found && task.Phase == registry.TaskStopping
+		return nil
+	})
+	if err != nil || stopping {
+		return err
+	}
+	s.adding.Lock()
+	defer s.adding.Unlock()
+	if one, _, err := s.load(call.RPC, in.Plugin); err == nil && one.holds(in) {
+		return nil // another call that this death ended has recorded it
+	}
+	one := suspension{in.Plugin, call.RPC, in.Fingerprint.Provider, in.Fingerprint.Version, call.Detail, now}
+	err = s.add(one)
+	_, unreported := state.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Events: []registry.Event{{
+			Kind: registry.EventReconciled, Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now,
+			Detail: fmt.Sprintf("plugin %s died during %s, and is not asked again in version %q",
+				in.Plugin, call.RPC, one.Version),
+		}}}, nil
+	})
+	return errors.Join(err, unreported)
+}
+
+func (s *Suspensions) add(one suspension) error {
+	path := s.path(one.RPC, one.Plugin)
+	text, err := json.Marshal(one)
+	if err == nil && s.dir != "" {
+		err = write(path, text)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unwritten, path)
+	if err != nil || s.dir == "" {
+		s.unwritten[path] = one
+	}
+	return err
+}
+
+// write writes a file that is there after a crash.
+func write(path string, text []byte) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := renameio.WriteFile(path, text, 0o600, renameio.WithTempDir(dir)); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
