@@ -1,19 +1,17 @@
-// Package reconcile answers what is not as it is recorded, and puts it right.
+// Package doctor finds differences between the records, the kernel's mount table, the directories below the mount root
+// and what plugins say about their volumes, and repairs them.
 //
-// Four witnesses are compared: the records, the kernel's mount table, the directories below the mount root, and what plugins say of their
-// volumes. Three steps, apart from each other: gather looks (Facts), Examine judges (a pure function of facts: an ordered list of findings,
-// each with what repair would do about it), Repair carries out exactly that list. `holdfast doctor` is the first two, `--repair` all three;
-// a Digest says that the list which is carried out is the one that was shown.
+// Doctor.Examine collects Facts and passes them to Examine, a pure function that returns findings in order, each with
+// the action that repair would take. Doctor.Repair carries out exactly that list: a Digest names the list that was shown.
+// `holdfast doctor` does the first, with --repair both.
 //
-// At start (Doctor.Start) only what needs no judgement is done: what is recorded as done and is not true any more is marked as sent, so
-// that whoever holds the claim redoes or undoes it, and empty directories are removed. All else is told. Nothing is unmounted.
+// Doctor.Start runs when a shim starts. What is recorded as done and is no longer true is marked as sent, so that the
+// owner of the claim repeats or undoes it, and empty directories are removed. Everything else is only reported.
 //
-// Repair also has plugins take down what nobody claims, and unmounts what no record can explain, if nobody uses it: users are looked for
-// when the list is made and again right before each unmount, which is neither lazy nor by force. What is used is never touched. No path
-// that may hold a volume is opened by this process: the mount table is read, and who has to look at a mount is a helper process
-// (Lookout).
+// Repair also has plugins take down volumes without a claim. It unmounts what no record explains if nobody uses it: users
+// are looked for when the list is made, and again right before each unmount, which is neither lazy nor forced. No path
+// that may hold a volume is opened by this process (package mount).
 //
-// Watch inspects the mounts of published volumes while the shim runs.
-//
-// The package works with or without a running shim beside it (Options.Live). It keeps nothing that outlives the process.
+// Watch inspects the mounts of published volumes while the shim runs. The package works with or without a running shim
+// (Options.Live), and keeps no state of its own.
 package doctor

@@ -5,146 +5,117 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"path/filepath"
 	"slices"
 
 	"holdfast/registry"
 )
 
-// Examine judges: it lists everything in which the facts differ, and what repair does about each. It asks nobody anything.
+// Examine returns everything in which the facts differ, and what repair does about each, the worst first.
 func Examine(f Facts) []registry.Finding {
-	j := newJudge(f)
+	e := newExaminer(f)
 	for _, p := range f.Records.Placements {
-		j.placement(p)
+		e.placement(p)
 	}
 	for _, r := range f.Records.Refs {
-		j.ref(r)
+		e.ref(r)
 	}
 	for _, open := range f.Records.Intents {
-		j.intent(open)
+		e.intent(open)
 	}
-	j.strangers()
-	j.sockets()
-	j.directories()
+	e.mounts()
+	e.sockets()
+	e.directories()
 	for _, l := range f.Listings {
-		j.listing(l)
+		e.listing(l)
 	}
 	for _, v := range f.Records.Volumes {
-		j.health(v)
+		e.health(v)
 	}
 	for _, text := range f.Damage {
-		j.found(registry.Finding{Kind: registry.FoundDamage, Path: f.Layout.Database(), Detail: text,
-			Advice: "keep a copy of the state file, and put a good one in its place if there is one; do not remove it while volumes are in use"})
+		e.add(registry.Finding{Kind: registry.FoundDamage, Path: f.Layout.Database(), Detail: text,
+			Advice: "copy the state file, and restore a good one if there is one; do not remove it while volumes are in use"})
 	}
-	for _, b := range f.Unseen {
+	for _, u := range f.Unexamined {
 		kind := registry.FoundUnseen
-		if b.Skipped {
+		if u.Skipped {
 			kind = registry.FoundSkipped
 		}
-		j.found(registry.Finding{Kind: kind, Volume: registry.VolumeKey{Plugin: b.Plugin}, Detail: b.Detail, Advice: b.Advice})
+		e.add(registry.Finding{Kind: kind, Volume: registry.VolumeKey{Plugin: u.Plugin}, Detail: u.Detail, Advice: u.Advice})
 	}
-	slices.SortFunc(j.findings, compare)
-	return j.findings
+	slices.SortFunc(e.findings, compare)
+	return e.findings
 }
 
-// health judges by what the volume's plugin said last, in each of its roles.
-func (j *judge) health(v registry.Volume) {
-	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		if c := v.Health.Of(role); c.Abnormal {
-			j.found(registry.Finding{
-				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
-				Detail: fmt.Sprintf("plugin %s (%s) says that volume %s is unhealthy: %s", v.Plugin, role, v.VolumeName(), c.Message),
-				Advice: "look at the plugin's storage; who uses the volume may get errors",
-			})
-		}
-	}
-}
-
-// judge looks things up in facts.
-type judge struct {
+// examiner looks facts up and collects findings.
+type examiner struct {
 	Facts
-	places    places
-	byKey     map[registry.VolumeKey]registry.Volume
-	claims    map[registry.VolumeKey]int
-	refs      map[registry.VolumeKey][]registry.Ref
-	open      map[registry.VolumeKey]bool
-	placed    map[registry.VolumeKey]registry.Placement
-	stacks    map[string]int             // by mount point: how many mounts
-	over      map[string]bool            // directories below which something is mounted
-	known     map[string]bool            // paths that records name: what lies below is known too
-	expected  map[string]bool            // paths that claims are about to use
-	stageable map[string]registry.Volume // by staging path
-	findings  []registry.Finding
+	shapes      pathShapes
+	volumes     map[registry.VolumeKey]registry.Volume
+	claims      map[registry.VolumeKey]int
+	refs        map[registry.VolumeKey][]registry.Ref
+	placements  map[registry.VolumeKey]registry.Placement
+	versions    map[registry.VolumeKey]Version
+	stacks      map[string]int             // by mount point: how many mounts
+	mountsBelow map[string]bool            // directories below which something is mounted
+	known       map[string]bool            // paths that records name; so is what lies below
+	expected    map[string]bool            // paths that claims are about to use
+	stageable   map[string]registry.Volume // by staging path
+	findings    []registry.Finding
 }
 
-func newJudge(f Facts) *judge {
-	j := &judge{
-		Facts: f, places: placesOf(f.Layout), byKey: map[registry.VolumeKey]registry.Volume{}, claims: map[registry.VolumeKey]int{},
-		refs: map[registry.VolumeKey][]registry.Ref{}, open: map[registry.VolumeKey]bool{}, placed: map[registry.VolumeKey]registry.Placement{},
-		stacks: map[string]int{}, over: map[string]bool{}, known: map[string]bool{}, expected: map[string]bool{},
+func newExaminer(f Facts) *examiner {
+	e := &examiner{
+		Facts: f, shapes: shapesOf(f.Layout), volumes: map[registry.VolumeKey]registry.Volume{}, claims: map[registry.VolumeKey]int{},
+		refs: map[registry.VolumeKey][]registry.Ref{}, placements: f.Records.placed(), versions: f.Records.versions(),
+		stacks: map[string]int{}, mountsBelow: map[string]bool{}, known: map[string]bool{}, expected: map[string]bool{},
 		stageable: map[string]registry.Volume{},
 	}
-	j.learnTable()
-	j.learnVolumes()
-	j.learnClaims()
-	for _, r := range f.Records.Refs {
-		j.refs[r.Volume] = append(j.refs[r.Volume], r)
-		j.known[r.Target.Host], j.known[filepath.Dir(r.Target.Host)] = true, true
-		j.learnParts(r)
-	}
-	for _, p := range f.Records.Placements {
-		j.placed[p.Volume] = p
-		if p.Stage != registry.MarkNone {
-			j.known[p.StagedAt.Host] = true
+	for _, m := range f.Mounts {
+		e.stacks[m.Point]++
+		for at := filepath.Dir(m.Point); !e.mountsBelow[at] && at != "/"; at = filepath.Dir(at) {
+			e.mountsBelow[at] = true
 		}
 	}
-	for _, open := range f.Records.Intents {
-		j.open[open.Volume] = true
-	}
-	return j
-}
-
-func (j *judge) learnVolumes() {
-	for _, v := range j.Records.Volumes {
+	for _, v := range f.Records.Volumes {
 		if v.External == "" {
 			continue // its plugin has not named it yet
 		}
-		j.byKey[v.VolumeKey()] = v
+		e.volumes[v.VolumeKey()] = v
 		if !v.Ephemeral {
-			j.stageable[j.Layout.Staging(v.VolumeKey(), j.root(v.Plugin)).Host] = v
+			e.stageable[f.Layout.Staging(v.VolumeKey(), e.root(v.Plugin)).Host] = v
 		}
 	}
-}
-
-func (j *judge) learnClaims() {
-	for _, c := range j.Records.Claims {
-		j.claims[c.Volume]++
-		target := j.Layout.Target(c.ClaimKey(), j.root(c.Volume.Plugin)).Host
-		for _, path := range []string{j.Layout.Staging(c.Volume, j.root(c.Volume.Plugin)).Host, target, filepath.Dir(target)} {
-			j.expected[path] = true
+	for _, c := range f.Records.Claims {
+		e.claims[c.Volume]++
+		target := f.Layout.Target(c.ClaimKey(), e.root(c.Volume.Plugin)).Host
+		e.expected[f.Layout.Staging(c.Volume, e.root(c.Volume.Plugin)).Host] = true
+		e.expected[target], e.expected[filepath.Dir(target)] = true, true
+	}
+	for _, r := range f.Records.Refs {
+		e.refs[r.Volume] = append(e.refs[r.Volume], r)
+		e.known[r.Target.Host], e.known[filepath.Dir(r.Target.Host)] = true, true
+		for _, p := range r.Parts {
+			e.known[p.At], e.known[filepath.Dir(p.At)] = true, true
 		}
 	}
-}
-
-func (j *judge) learnTable() {
-	for _, m := range j.Mounts {
-		j.stacks[m.Point]++
-		for at := filepath.Dir(m.Point); !j.over[at] && at != "/"; at = filepath.Dir(at) {
-			j.over[at] = true
+	for _, p := range f.Records.Placements {
+		if p.Stage != registry.MarkNone {
+			e.known[p.StagedAt.Host] = true
 		}
 	}
+	return e
 }
 
-// root is where all volumes of a plugin lie.
-func (j *judge) root(id registry.PluginID) registry.Tree {
-	return registry.Tree{Host: j.Layout.PluginRoot(id)}
+// root returns the directory of a plugin's volumes.
+func (e *examiner) root(id registry.PluginID) registry.Tree {
+	return registry.Tree{Host: e.Layout.PluginRoot(id)}
 }
 
-func (j *judge) found(f registry.Finding) { j.findings = append(j.findings, f) }
+func (e *examiner) add(f registry.Finding) { e.findings = append(e.findings, f) }
 
-// covered says whether path is one of set or lies below one.
-func covered(path string, set map[string]bool) bool {
+// covers reports whether path is in set or lies below an element of set.
+func covers(set map[string]bool, path string) bool {
 	for at := path; at != "/" && at != "."; at = filepath.Dir(at) {
 		if set[at] {
 			return true
@@ -153,7 +124,7 @@ func covered(path string, set map[string]bool) bool {
 	return false
 }
 
-// order is that of a list for people: first what is worst.
+// order is the order of findings for people: the worst first.
 var order = []registry.FindingKind{
 	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost, registry.FoundDetached,
 	registry.FoundMissing, registry.FoundUnhealthy, registry.FoundUncertain, registry.FoundUnowned, registry.FoundUsed,
@@ -162,27 +133,22 @@ var order = []registry.FindingKind{
 }
 
 func compare(a, b registry.Finding) int {
-	if a.Kind != b.Kind {
-		return cmp.Compare(slices.Index(order, a.Kind), slices.Index(order, b.Kind))
-	}
-	if a.Path != b.Path {
-		return cmp.Compare(a.Path, b.Path)
-	}
-	return cmp.Or(cmp.Compare(a.Volume.Plugin, b.Volume.Plugin), cmp.Compare(a.Volume.External, b.Volume.External),
+	return cmp.Or(
+		cmp.Compare(slices.Index(order, a.Kind), slices.Index(order, b.Kind)), cmp.Compare(a.Path, b.Path),
+		cmp.Compare(a.Volume.Plugin, b.Volume.Plugin), cmp.Compare(a.Volume.External, b.Volume.External),
 		cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Request, b.Request), cmp.Compare(a.Detail, b.Detail))
 }
 
-// Digest names what repair does about the findings, in whichever words they are told: two lists with one digest are one plan. It is empty
-// if there is nothing to do.
+// Digest identifies what repair does about the findings, whatever their texts say: lists with equal digests are the same
+// plan. It is empty if there is nothing to do.
 func Digest(findings []registry.Finding) string {
 	sum, some := sha256.New(), false
 	enc := json.NewEncoder(sum)
 	for _, f := range slices.SortedFunc(slices.Values(findings), compare) {
-		if f.Action == registry.ActNothing {
-			continue
+		if f.Action != registry.ActNothing {
+			some = true
+			_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request}) // plain data into a hash: no error
 		}
-		some = true
-		_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request}) // plain data, and a hash takes all
 	}
 	if !some {
 		return ""

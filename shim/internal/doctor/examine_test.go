@@ -46,7 +46,7 @@ func unmounted(f *Facts, paths ...string) {
 }
 
 func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
-	f.Listings = []Listing{{Plugin: "ebs", Node: "i-1", Published: true, Volumes: volumes, Before: f.Records.mentions()}}
+	f.Listings = []Listing{{Plugin: "ebs", Node: "i-1", Published: true, Volumes: volumes, Before: f.Records.versions()}}
 }
 
 // here is a volume that is attached to this node.
@@ -68,7 +68,7 @@ var judgements = []struct {
 		[]string{"alloc a1"}},
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
-	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Fleeting = nil, []string{publishedAt()} }, nil, nil},
+	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Changing = nil, []string{publishedAt()} }, nil, nil},
 	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
 		f.Records.Placements[0].StageMounts = false
 		f.Records.Refs, f.Mounts = nil, nil
@@ -93,7 +93,7 @@ var judgements = []struct {
 	}, nil, nil},
 
 	{"another boot", sound, func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
-		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, []string{"before the machine was started anew"}},
+		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, []string{"before the node rebooted"}},
 	{"another boot, and something is mounted already", sound, func(f *Facts) { f.Boot = "boot-2" },
 		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, nil},
 	{"what was sent is not certain anyway", sound, func(f *Facts) {
@@ -155,10 +155,10 @@ var judgements = []struct {
 	}, []string{"used " + stray("stage", "x")}, nil},
 	{"nobody can say who uses it", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
-		f.Unasked = "no helper"
+		f.UsersError = "no helper"
 	}, []string{"used " + stray("stage", "x")}, []string{"no helper"}},
 	{"a plugin's own mount", bare, func(f *Facts) { mounted(f, root().Host+"/cache", root().Host) },
-		[]string{"orphan " + root().Host, "orphan " + root().Host + "/cache"}, []string{"no place for volumes"}},
+		[]string{"orphan " + root().Host, "orphan " + root().Host + "/cache"}, []string{"no path of a volume"}},
 	{"what is mounted in a known volume is part of it", sound, func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
 		nil, nil},
 	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil, nil},
@@ -239,7 +239,7 @@ var judgements = []struct {
 	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()},
 		[]string{"a ref has no claim"}},
 	{"what could not be examined", sound, func(f *Facts) {
-		f.Unseen = []Blind{{Detail: "no helper", Advice: "look again"}, {Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
+		f.Unexamined = []Unexamined{{Detail: "no helper", Advice: "look again"}, {Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
 	}, []string{"unseen :", "skipped ebs:"}, []string{"no helper", "turned off"}},
 }
 
@@ -325,7 +325,7 @@ func TestManyMounts(t *testing.T) {
 
 // What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
 func TestPlaces(t *testing.T) {
-	shape := placesOf(layout)
+	shape := shapesOf(layout)
 	rapid.Check(t, func(t *rapid.T) {
 		id := func(name string) string { return rapid.String().Draw(t, name) }
 		c := registry.ClaimKey{
@@ -334,12 +334,12 @@ func TestPlaces(t *testing.T) {
 		}
 		root := registry.Tree{Host: layout.PluginRoot(c.Volume.Plugin)}
 		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c, root).Host, layout.TargetParent(c, root).Host
-		for path, want := range map[string]place{
-			stage: staging, publish: target, above: parent, root.Host: elsewhere, layout.MountRoot(): elsewhere, filepath.Dir(stage): elsewhere,
-			filepath.Dir(above): elsewhere, stage + "/v": elsewhere, publish + "/v": elsewhere, publish + "x": elsewhere,
-			"/elsewhere" + stage: elsewhere,
+		for path, want := range map[string]pathKind{
+			stage: stagingPath, publish: targetPath, above: targetParent, root.Host: otherPath, layout.MountRoot(): otherPath, filepath.Dir(stage): otherPath,
+			filepath.Dir(above): otherPath, stage + "/v": otherPath, publish + "/v": otherPath, publish + "x": otherPath,
+			"/elsewhere" + stage: otherPath,
 		} {
-			if got := shape.of(path); got != want {
+			if got := shape.kind(path); got != want {
 				t.Fatalf("%s is %d, want %d", path, got, want)
 			}
 		}

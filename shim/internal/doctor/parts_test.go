@@ -36,7 +36,7 @@ func TestJudgementsOfParts(t *testing.T) {
 	}{
 		{"a sound node", func(*Facts) {}, nil, ""},
 		{"a part without its mount", func(f *Facts) { unmounted(f, partAt("a/b")) }, []string{"lost " + partAt("a/b")}, `"a/b" of volume data`},
-		{"one that came or went meanwhile", func(f *Facts) { unmounted(f, partAt("a/b")); f.Fleeting = []string{partAt("a/b")} }, nil, ""},
+		{"one that came or went meanwhile", func(f *Facts) { unmounted(f, partAt("a/b")); f.Changing = []string{partAt("a/b")} }, nil, ""},
 		{"one that is not certain anyway", func(f *Facts) {
 			unmounted(f, partAt("a/b"))
 			f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
@@ -79,14 +79,14 @@ func TestJudgementsOfParts(t *testing.T) {
 }
 
 func TestPlacesOfParts(t *testing.T) {
-	shape := placesOf(layout)
+	shape := shapesOf(layout)
 	dir := filepath.Dir(partAt("a"))
-	for path, want := range map[string]place{
-		partAt("a"): part, dir: parent, partAt("a") + "/v": elsewhere, dir + "/w": elsewhere, filepath.Dir(dir): elsewhere,
-		layout.MountRoot() + "/parts/stage/x": elsewhere, layout.MountRoot() + "/parts/publish/x": elsewhere,
-		layout.MountRoot() + "/parts/publish/x/v": elsewhere, layout.MountRoot() + "/other/x/v": elsewhere,
+	for path, want := range map[string]pathKind{
+		partAt("a"): partPath, dir: targetParent, partAt("a") + "/v": otherPath, dir + "/w": otherPath, filepath.Dir(dir): otherPath,
+		layout.MountRoot() + "/parts/stage/x": otherPath, layout.MountRoot() + "/parts/publish/x": otherPath,
+		layout.MountRoot() + "/parts/publish/x/v": otherPath, layout.MountRoot() + "/other/x/v": otherPath,
 	} {
-		if got := shape.of(path); got != want {
+		if got := shape.kind(path); got != want {
 			t.Errorf("%s is %d, want %d", path, got, want)
 		}
 	}

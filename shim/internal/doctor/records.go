@@ -1,115 +1,200 @@
 package doctor
 
 import (
-	"fmt"
-	"slices"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"holdfast/registry"
-	"holdfast/shim/internal/intent"
 )
 
-// young is how long a call may be under way in a running shim before it is worth a word.
-const young = time.Minute
-
-// lost says why a mark that says done is worth less; empty: it is not.
-func (j *judge) lost(boot, path string) registry.FindingKind {
-	switch {
-	case boot != j.Boot:
-		return registry.FoundRebooted
-	case j.stacks[path] == 0 && !slices.Contains(j.Fleeting, path):
-		return registry.FoundLost
-	}
-	return ""
+// Records are the records of one transaction.
+type Records struct {
+	Volumes    []registry.Volume
+	Placements []registry.Placement
+	Refs       []registry.Ref
+	Claims     []registry.Claim
+	Intents    []registry.Intent
+	Instances  []registry.Instance // the newest first
 }
 
-// placement judges where a volume is attached and staged. Plugins need not mount anything at the staging path: that nothing is there counts
-// only if something was, and if no publish stands on it.
-func (j *judge) placement(p registry.Placement) {
-	refs := j.refs[p.Volume]
-	if j.claims[p.Volume] == 0 && len(refs) == 0 {
-		j.unowned(p)
+// RecordsOf reads the records.
+func RecordsOf(v registry.View) Records {
+	return Records{
+		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
+		Instances: v.AllInstances(),
 	}
-	if p.Stage != registry.MarkDone {
-		return
-	}
-	kind := j.lost(p.Boot, p.StagedAt.Host)
-	if kind == registry.FoundLost && (!p.StageMounts || j.standing(refs)) || kind == "" {
-		return
-	}
-	f := registry.Finding{
-		Kind: kind, Action: registry.ActMark, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
-		Detail: fmt.Sprintf("volume %s is recorded as staged here, and nothing is mounted", p.Name),
-		Advice: "nothing: whoever claims the volume has it staged again",
-	}
-	if kind == registry.FoundRebooted {
-		f.Detail = fmt.Sprintf("volume %s was staged here before the machine was started anew", p.Name)
-	}
-	j.found(f)
 }
 
-func (j *judge) standing(refs []registry.Ref) bool {
-	return slices.ContainsFunc(refs, func(r registry.Ref) bool {
-		return r.Publish == registry.MarkDone && j.lost(r.Boot, r.Target.Host) == ""
+// Version identifies what was recorded of a volume at some moment. The zero value: nothing.
+type Version struct {
+	Volume    registry.Seq // ModifyIndex
+	Placement registry.Seq // ModifyIndex
+	Open      bool         // a call is open
+}
+
+// versions returns the version of each volume.
+func (r Records) versions() map[registry.VolumeKey]Version {
+	all := map[registry.VolumeKey]Version{}
+	edit := func(key registry.VolumeKey, edit func(*Version)) {
+		v := all[key]
+		edit(&v)
+		all[key] = v
+	}
+	for _, v := range r.Volumes {
+		edit(v.VolumeKey(), func(to *Version) { to.Volume = v.ModifyIndex })
+	}
+	for _, p := range r.Placements {
+		edit(p.Volume, func(to *Version) { to.Placement = p.ModifyIndex })
+	}
+	for _, open := range r.Intents {
+		edit(open.Volume, func(to *Version) { to.Open = true })
+	}
+	return all
+}
+
+// placed returns the placements by volume.
+func (r Records) placed() map[registry.VolumeKey]registry.Placement {
+	all := map[registry.VolumeKey]registry.Placement{}
+	for _, p := range r.Placements {
+		all[p.Volume] = p
+	}
+	return all
+}
+
+// attachNodes returns the nodes to which volumes of a plugin are recorded as attached.
+func (r Records) attachNodes(id registry.PluginID) map[registry.NodeID]bool {
+	nodes := map[registry.NodeID]bool{}
+	for _, p := range r.Placements {
+		if p.Volume.Plugin == id {
+			nodes[p.Node] = true
+		}
+	}
+	return nodes
+}
+
+// instance returns the instance of a plugin that is asked: the newest healthy one, else the newest.
+func (r Records) instance(role registry.Role, id registry.PluginID) (best registry.Instance, found bool) {
+	for _, in := range r.Instances {
+		if in.Role != role || in.Plugin != id {
+			continue
+		}
+		if !found || best.Health.State != registry.Healthy && in.Health.State == registry.Healthy {
+			best, found = in, true
+		}
+	}
+	return best, found
+}
+
+// published returns the refs of this boot whose publish is confirmed. It leaves out volumes with an open call: an
+// inspection uses a mount for a moment.
+func (r Records) published(boot string) (refs []registry.Ref) {
+	versions := r.versions()
+	for _, ref := range r.Refs {
+		if ref.Publish == registry.MarkDone && ref.Boot == boot && !versions[ref.Volume].Open {
+			refs = append(refs, ref)
+		}
+	}
+	return refs
+}
+
+// Marked returns the change for findings with the action mark: what was recorded as done counts as sent.
+func Marked(r Records, findings []registry.Finding, now time.Time) registry.Change {
+	return changed(r, findings, now, func(f registry.Finding, p *registry.Placement, ref *registry.Ref) bool {
+		switch {
+		case f.Action != registry.ActMark:
+			return false
+		case f.Kind == registry.FoundDetached:
+			p.Attach = registry.MarkSent
+		case f.Alloc != "":
+			ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
+		default:
+			p.Stage = registry.MarkSent
+		}
+		return true
 	})
 }
 
-func (j *judge) unowned(p registry.Placement) {
-	what := "attached"
-	if p.Stage != registry.MarkNone {
-		what = "staged"
-	}
-	j.found(registry.Finding{
-		Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
-		Detail: fmt.Sprintf("volume %s is %s, or may be, and nobody claims it", p.Name, what),
-		Advice: fmt.Sprintf("see that plugin %s runs: it is asked to take the volume down until it has", p.Volume.Plugin),
+// Adopted returns the change for findings with the action adopt: the volume may be staged, and attached before that, so
+// that its plugin is asked to take it down.
+func Adopted(r Records, boot string, findings []registry.Finding, now time.Time) registry.Change {
+	return changed(r, findings, now, func(f registry.Finding, p *registry.Placement, _ *registry.Ref) bool {
+		if f.Action != registry.ActAdopt {
+			return false
+		}
+		p.Volume, p.Name, p.Stage, p.Stages, p.Boot = f.Volume, f.Name, registry.MarkSent, true, boot
+		p.StagedAt = registry.Tree{Host: f.Path, Task: f.Path}
+		node, known := r.instance(registry.RoleNode, f.Volume.Plugin)
+		rel, err := filepath.Rel(node.Volumes.Host, f.Path)
+		if err == nil && !strings.HasPrefix(rel, "..") && node.Volumes.Task != "" {
+			p.StagedAt.Task = filepath.Join(node.Volumes.Task, rel)
+		}
+		controller, found := r.instance(registry.RoleController, f.Volume.Plugin)
+		if found && known && p.Attach == registry.MarkNone && node.Fingerprint.NodeID != "" &&
+			controller.Fingerprint.Has(registry.AttachDetach) {
+			p.Attach, p.Attaches, p.Node = registry.MarkSent, true, node.Fingerprint.NodeID
+		}
+		return true
 	})
 }
 
-// ref judges one publish.
-func (j *judge) ref(r registry.Ref) {
-	if r.Publish != registry.MarkDone {
-		return
+// changed returns the change that edit makes to the records of findings. Each record is in it once, with an event for
+// each finding for which edit returns true.
+func changed(
+	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *registry.Placement, *registry.Ref) bool,
+) (c registry.Change) {
+	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
+	for _, ref := range r.Refs {
+		refs[ref.ClaimKey()] = ref
 	}
-	name := j.byKey[r.Volume].VolumeName()
-	f := registry.Finding{
-		Kind: j.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
-		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it anew", r.Alloc),
+	at := map[registry.Key]int{} // in c.Put
+	for _, f := range findings {
+		key := registry.ClaimKey{Volume: f.Volume, Alloc: f.Alloc, Request: f.Request}
+		p, placed := placements[f.Volume]
+		if !placed {
+			p.Volume = f.Volume
+		}
+		ref, known := refs[key]
+		if !known {
+			ref.Volume, ref.Alloc, ref.Request = f.Volume, f.Alloc, f.Request
+		}
+		if !edit(f, &p, &ref) {
+			continue
+		}
+		placements[f.Volume], refs[key] = p, ref
+		var record registry.Record = p
+		if f.Alloc != "" {
+			record = ref
+		}
+		if i, again := at[record.Key()]; again {
+			c.Put[i] = record
+		} else {
+			at[record.Key()] = len(c.Put)
+			c.Put = append(c.Put, record)
+		}
+		c.Events = append(c.Events, eventOf(f, now))
 	}
-	saw, looked := j.Inspected[r.Target.Host]
-	if f.Kind == registry.FoundLost && r.Usage.Attachment == registry.BlockDevice && (!looked || saw.Block || saw.Trouble() != "") {
-		f.Kind = "" // a device that the plugin has made is no mount
-	}
-	switch {
-	case f.Kind == registry.FoundRebooted:
-		f.Detail = fmt.Sprintf("volume %s was published here for alloc %s before the machine was started anew", name, r.Alloc)
-		f.Advice = "nothing: it is published anew with the alloc, or taken down with it"
-	case f.Kind == registry.FoundLost && r.Usage.Attachment == registry.BlockDevice:
-		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device", name, r.Alloc)
-	case f.Kind == registry.FoundLost:
-		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name, r.Alloc)
-	case saw.Trouble() != "":
-		f.Kind, f.Action = registry.FoundDead, registry.ActNothing
-		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, saw.Trouble())
-		f.Advice = fmt.Sprintf("stop alloc %s and place it anew: its tasks cannot use the volume", r.Alloc)
-	default:
-		j.parts(r, name)
-		return
-	}
-	j.found(f)
+	return c
 }
 
-// intent judges an open call. One that a running shim has just sent is no finding.
-func (j *judge) intent(open registry.Intent) {
-	if j.Live && open.Outcome == registry.OutcomePending && j.Now.Sub(open.Since) < young {
-		return
+// eventOf returns the event of a finding.
+func eventOf(f registry.Finding, now time.Time) registry.Event {
+	text := string(f.Kind) + ": " + f.Detail
+	if f.Path != "" {
+		text = string(f.Kind) + ": " + f.Path + ": " + f.Detail
 	}
-	advice := intent.Advice(open.RPC, open.Code)
-	if advice == "" {
-		advice = fmt.Sprintf("see that plugin %s runs: the call is made again or undone", open.Volume.Plugin)
+	if f.Result != "" {
+		text += " (repair: " + f.Result + ")"
 	}
-	j.found(registry.Finding{
-		Kind: registry.FoundUncertain, Volume: open.Volume, Name: open.Name, Alloc: open.Alloc, Request: open.Request,
-		Detail: intent.Describe(open), Advice: advice,
-	})
+	e := registry.Event{
+		Kind: registry.EventReconciled, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name, External: f.Volume.External, Request: f.Request,
+		Detail: text, At: now,
+	}
+	if f.Volume != (registry.VolumeKey{}) {
+		e.Role = registry.RoleNode
+	}
+	return e
 }
+
+// maxEvents is how many events one commit may hold. The others are counted.
+const maxEvents = 100

@@ -1,40 +1,45 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"holdfast/registry"
 )
 
-// Limits of repairing.
+// Limits of a repair.
 const (
-	laneLimit = 2 * time.Second
-	undoLimit = 10 * time.Second // how long the plugins' answers are waited for
+	lockLimit = 2 * time.Second
+	undoLimit = 10 * time.Second // for the plugins' answers
 	undoPoll  = 20 * time.Millisecond
 )
 
-// Repair carries out the plan that the digest names, each step in the order in which it is safe: marks; unmounts of what nobody uses, so
-// that nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An empty digest means the plan
-// of now. ErrConflict: what is there has changed since the plan was made, and nothing was done. Each finding of the answer has its
-// Result.
+// errStale means that Repair did nothing because its plan is no longer that of the moment.
+var errStale = registry.Errorf(registry.ErrConflict, "something has changed since the plan was made; run holdfast doctor again")
+
+// Repair carries out the plan with this digest, in the order in which each step is safe: marks; unmounts of what is not
+// used, so that nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An
+// empty digest means the plan of this moment. ErrConflict: something has changed since the plan was made, and nothing was
+// done. Each finding of the answer has its Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
-		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict, "another repair is under way; wait for it, then look again")
+		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict, "another repair is in progress; wait for it, then run holdfast doctor again")
 	}
 	defer d.repairing.Unlock()
-	f, err := d.gather(ctx)
+	f, err := d.collect(ctx)
 	if err != nil {
 		return registry.Diagnosis{}, err
 	}
 	r := repair{Doctor: d, facts: f, findings: Examine(f)}
 	plan := Digest(r.findings)
 	if digest != "" && digest != plan {
-		return registry.Diagnosis{}, changedSince()
+		return registry.Diagnosis{}, errStale
 	}
-	out := registry.Diagnosis{Digest: plan, Repaired: true}
 	if err := r.mark(ctx, plan); err != nil {
 		return registry.Diagnosis{}, err
 	}
@@ -43,36 +48,31 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 			step(ctx)
 		}
 	}
-	r.tell(ctx)
-	out.Findings = r.findings
-	return out, ctx.Err()
+	r.emit(ctx)
+	return registry.Diagnosis{Digest: plan, Repaired: true, Findings: r.findings}, ctx.Err()
 }
 
-func changedSince() error {
-	return registry.Errorf(registry.ErrConflict, "what is there has changed since; look again")
-}
-
-// repair is one of them.
+// repair is one run of Repair.
 type repair struct {
 	*Doctor
 	facts    Facts
 	findings []registry.Finding
 }
 
-// mark makes the marks, if the plan is still the same by the records of this moment.
+// mark commits the marks, if the plan is still the same by the records of this moment.
 func (r *repair) mark(ctx context.Context, plan string) error {
-	_, err := r.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err := r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		now := r.facts
 		now.Records = RecordsOf(v)
 		if Digest(Examine(now)) != plan {
-			return registry.Change{}, changedSince()
+			return registry.Change{}, errStale
 		}
 		change := Marked(now.Records, r.findings, r.Now())
 		change.Events = bounded(change.Events, r.Now())
 		return change, nil
 	})
 	if err != nil {
-		return fmt.Errorf("record what is not certain: %w", err)
+		return fmt.Errorf("record what is uncertain: %w", err)
 	}
 	for _, f := range r.inOrder(r.findings, registry.ActMark) {
 		f.Result = registry.RepairDone
@@ -80,18 +80,32 @@ func (r *repair) mark(ctx context.Context, plan string) error {
 	return nil
 }
 
-// unmount takes off what no record knows and nobody uses.
-func (r *repair) unmount(ctx context.Context) {
-	stacks := map[string]int{}
-	for _, m := range r.facts.Mounts {
-		stacks[m.Point]++
+// inOrder returns the findings with an action in the order in which it is taken: parts and publishes before the staged
+// volume below them, children before their parents.
+func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAction) (list []*registry.Finding) {
+	for i := range findings {
+		if findings[i].Action == action {
+			list = append(list, &findings[i])
+		}
 	}
-	for _, f := range r.inOrder(r.findings, registry.ActUnmount) {
-		f.Result = result(r.takeOff(ctx, f.Path, stacks[f.Path]))
+	shapes := shapesOf(d.Layout)
+	rank := func(f *registry.Finding) int {
+		switch shapes.kind(f.Path) {
+		case partPath:
+			return 0
+		case stagingPath:
+			return 2
+		}
+		return 1
 	}
+	slices.SortStableFunc(list, func(a, b *registry.Finding) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")),
+			cmp.Compare(a.Path, b.Path))
+	})
+	return list
 }
 
-// result is an error for people.
+// result returns the Result of a step.
 func result(err error) string {
 	if err == nil {
 		return registry.RepairDone
@@ -99,64 +113,68 @@ func result(err error) string {
 	return "not done: " + err.Error()
 }
 
-// takeOff unmounts all that was found at a path, one by one, if it is still nobody's and nobody uses it. Then its directories go, if they
-// are empty.
-func (r *repair) takeOff(ctx context.Context, path string, stacked int) error {
+// now returns an examiner of the facts with the records of this moment.
+func (r *repair) now(ctx context.Context) (*examiner, error) {
+	facts := r.facts
+	var err error
+	facts.Records, err = r.records(ctx)
+	return newExaminer(facts), err
+}
+
+// unmount unmounts what no record names and nothing uses.
+func (r *repair) unmount(ctx context.Context) {
+	stacks := newExaminer(r.facts).stacks
+	for _, f := range r.inOrder(r.findings, registry.ActUnmount) {
+		f.Result = result(r.unmountAll(ctx, f.Path, stacks[f.Path]))
+	}
+}
+
+// unmountAll unmounts the mounts that were found at a path, one by one, as long as it stays unknown and unused. Then it
+// removes its directories, if they are empty.
+func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error {
 	for range stacked {
-		if err := r.free(ctx, path); err != nil {
-			return err
+		err := r.checkUnused(ctx, path)
+		if err == nil {
+			err = r.machine.Unmount(ctx, path)
 		}
-		if err := r.machine.Unmount(ctx, path); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	left, err := r.stack(path)
+	mounts, err := r.machine.Mounts(r.Layout.MountRoot())
 	if err != nil {
 		return err
 	}
-	if left > 0 {
-		return registry.Errorf(registry.ErrConflict, "something was mounted there meanwhile; look again")
+	if len(mounts.Stack(path)) > 0 {
+		return registry.Errorf(registry.ErrConflict, "something was mounted there meanwhile; run holdfast doctor again")
 	}
-	if at := placesOf(r.Layout).of(path); r.machine.RemoveDir(path) == nil && (at == target || at == part) {
-		_ = r.machine.RemoveDir(filepath.Dir(path)) // what is left is found by the next look
+	kind := shapesOf(r.Layout).kind(path)
+	if r.machine.RemoveDir(path) == nil && (kind == targetPath || kind == partPath) {
+		_ = r.machine.RemoveDir(filepath.Dir(path)) // the next examination finds it, if it stays
 	}
 	return nil
 }
 
-// free is nil if the path is still in no record, explained by no claim, and used by nobody.
-func (r *repair) free(ctx context.Context, path string) error {
-	now := r.facts
-	records, err := r.records(ctx)
+// checkUnused returns an error if a record or claim names the path by now, or if something uses it.
+func (r *repair) checkUnused(ctx context.Context, path string) error {
+	e, err := r.now(ctx)
 	if err != nil {
 		return err
 	}
-	now.Records = records
-	j := newJudge(now)
-	if covered(path, j.known) || covered(path, j.expected) {
-		return registry.Errorf(registry.ErrConflict, "a record knows it by now; look again")
+	if covers(e.known, path) || covers(e.expected, path) {
+		return registry.Errorf(registry.ErrConflict, "a record names it by now; run holdfast doctor again")
 	}
 	users, err := r.machine.Users([]string{path})
 	if err != nil {
-		return fmt.Errorf("who uses it cannot be said: %w", err)
+		return fmt.Errorf("find its users: %w", err)
 	}
 	if len(users[path]) > 0 {
-		return registry.Errorf(registry.ErrConflict, "it is used by now: %s", users[path][0].Text)
+		return registry.Errorf(registry.ErrConflict, "it is in use by now: %s", users[path][0].Text)
 	}
 	return nil
 }
 
-// stack is how many mounts are at a path.
-func (r *repair) stack(path string) (n int, err error) {
-	mounts, err := r.machine.Mounts(r.Layout.MountRoot())
-	for _, m := range mounts {
-		if m.Point == path {
-			n++
-		}
-	}
-	return n, err
-}
-
-// adopt records what is staged and was not recorded, now that nothing stands on it.
+// adopt records volumes that are staged without a record, now that nothing stands on them.
 func (r *repair) adopt(ctx context.Context) {
 	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
 		f.Result = result(r.adoptOne(ctx, f))
@@ -164,34 +182,34 @@ func (r *repair) adopt(ctx context.Context) {
 }
 
 func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
-	leave, err := r.enter(ctx, f.Volume)
+	unlock, err := r.lock(ctx, f.Volume)
 	if err != nil {
 		return err
 	}
-	defer leave()
-	if err := r.free(ctx, f.Path); err != nil {
+	defer unlock()
+	if err := r.checkUnused(ctx, f.Path); err != nil {
 		return err
 	}
-	_, err = r.log.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	_, err = r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		now := r.facts
 		now.Records = RecordsOf(v)
-		j := newJudge(now)
-		if _, still := j.adoptable(f.Path); !still || covered(f.Path, j.known) || covered(f.Path, j.expected) {
-			return registry.Change{}, changedSince()
+		e := newExaminer(now)
+		if _, still := e.adoptable(f.Path); !still || covers(e.known, f.Path) || covers(e.expected, f.Path) {
+			return registry.Change{}, errStale
 		}
 		return Adopted(now.Records, r.facts.Boot, []registry.Finding{*f}, r.Now()), nil
 	})
 	return err
 }
 
-// enter enters the volume's lock.
-func (r *repair) enter(ctx context.Context, key registry.VolumeKey) (leave func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, laneLimit)
+// lock locks a volume.
+func (r *repair) lock(ctx context.Context, key registry.VolumeKey) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockLimit)
 	defer cancel()
 	return r.Locks.Lock(ctx, key, "holdfast doctor --repair")
 }
 
-// undo has plugins take down what nobody claims, what was adopted included, and waits a moment for that.
+// undo has plugins take down volumes without a claim, adopted ones included, and waits for a moment.
 func (r *repair) undo(ctx context.Context) {
 	list := r.inOrder(r.findings, registry.ActUndo)
 	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
@@ -217,18 +235,18 @@ func (r *repair) undo(ctx context.Context) {
 	}
 }
 
-// await waits until the volumes have no placement any more, and says of which they still have.
+// await waits until no volume is attached or staged any more, and says which still are.
 func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
 	for {
-		placed, err := r.placed(context.WithoutCancel(ctx))
-		open := false
+		records, err := r.records(context.WithoutCancel(ctx))
+		placed, open := records.placed(), false
 		for _, f := range list {
 			f.Result = result(err)
-			if placed[f.Volume] {
+			if _, still := placed[f.Volume]; still {
 				open = true
-				f.Result = fmt.Sprintf("begun: plugin %s is asked to take it down until it has; see holdfast volume status", f.Volume.Plugin)
+				f.Result = fmt.Sprintf("begun: plugin %s is asked to take it down until it succeeds; see holdfast volume status", f.Volume.Plugin)
 			}
 		}
 		if !open || err != nil {
@@ -242,54 +260,44 @@ func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	}
 }
 
-func (r *repair) placed(ctx context.Context) (map[registry.VolumeKey]bool, error) {
-	records, err := r.records(ctx)
-	placed := map[registry.VolumeKey]bool{}
-	for _, p := range records.Placements {
-		placed[p.Volume] = true
-	}
-	return placed, err
-}
-
-// remove removes directories that are empty. That of a volume that is known might be about to be used: its lock says.
+// remove removes empty directories. That of a known volume might be about to be used, so its volume is locked.
 func (r *repair) remove(ctx context.Context) {
-	byPath := newJudge(r.facts).stageable
+	stageable := newExaminer(r.facts).stageable
 	for _, f := range r.inOrder(r.findings, registry.ActRemove) {
-		f.Result = result(r.removeOne(ctx, f.Path, byPath[f.Path]))
+		f.Result = result(r.removeOne(ctx, f.Path, stageable[f.Path]))
 	}
 }
 
 func (r *repair) removeOne(ctx context.Context, path string, v registry.Volume) error {
 	if v.External != "" {
-		leave, err := r.enter(ctx, v.VolumeKey())
+		unlock, err := r.lock(ctx, v.VolumeKey())
 		if err != nil {
 			return err
 		}
-		defer leave()
+		defer unlock()
 	}
-	now := r.facts
-	var err error
-	if now.Records, err = r.records(ctx); err != nil {
+	e, err := r.now(ctx)
+	if err != nil {
 		return err
 	}
-	if j := newJudge(now); covered(path, j.known) || j.awaited(path) {
-		return registry.Errorf(registry.ErrConflict, "a record knows it by now; look again")
+	if covers(e.known, path) || e.awaited(path) {
+		return registry.Errorf(registry.ErrConflict, "a record names it by now; run holdfast doctor again")
 	}
 	return r.machine.RemoveDir(path)
 }
 
-// tell writes down what became of the rest; of marks their own commit tells.
-func (r *repair) tell(ctx context.Context) {
+// emit commits the events of the repairs. Those of marks were committed with them.
+func (r *repair) emit(ctx context.Context) {
 	var events []registry.Event
 	for _, f := range r.findings {
 		if f.Result != "" && f.Action != registry.ActMark && f.Action != registry.ActRemove {
-			events = append(events, told(f, r.Now()))
+			events = append(events, eventOf(f, r.Now()))
 		}
 	}
-	_, err := r.log.Commit(context.WithoutCancel(ctx), func(registry.View) (registry.Change, error) {
+	_, err := r.state.Commit(context.WithoutCancel(ctx), func(registry.View) (registry.Change, error) {
 		return registry.Change{Events: bounded(events, r.Now())}, nil
 	})
 	if err != nil {
-		r.Logger.Warn("what was repaired is not among the events", "error", err)
+		r.Logger.Warn("cannot record the events of a repair", "error", err)
 	}
 }

@@ -183,7 +183,7 @@ func TestUsersAreLookedForAgain(t *testing.T) {
 		}
 	}
 	got := w.repair()
-	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1], "not done: it is used by now: process 9 (sh)") {
+	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1], "not done: it is in use by now: process 9 (sh)") {
 		t.Errorf("%q, left %v", got, w.mounts)
 	}
 }
@@ -200,7 +200,7 @@ func TestRecordsAreLookedAtAgain(t *testing.T) {
 		}
 	}
 	got := w.repair()
-	if len(w.mounts) != 1 || !strings.Contains(got[1], "a record knows it by now") {
+	if len(w.mounts) != 1 || !strings.Contains(got[1], "a record names it by now") {
 		t.Errorf("%q, left %v", got, w.mounts)
 	}
 }
@@ -219,7 +219,7 @@ func TestAnotherPlanIsRefused(t *testing.T) {
 		change()
 		before := w.index()
 		_, err := w.Repair(t.Context(), digest)
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "look again") || len(w.acts) > 0 || w.index() != before {
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "run holdfast doctor again") || len(w.acts) > 0 || w.index() != before {
 			t.Errorf("%s: %v, and %q was done", what, err, w.acts)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // start is the start of a shim.
 func (w *world) start(t *testing.T) ([]registry.Finding, error) {
 	t.Helper()
-	around, err := Surveyed(w.machine, layout.MountRoot())
+	around, err := NewSurvey(w.machine, layout.MountRoot())
 	must(t, err)
 	return w.Start(t.Context(), around)
 }

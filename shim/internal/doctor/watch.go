@@ -14,7 +14,7 @@ import (
 // Intervals of a Watch.
 const (
 	watchEvery = 30 * time.Second
-	watchGap   = 500 * time.Millisecond // between two looks, however often it is rung for
+	watchGap   = 500 * time.Millisecond // between two inspections, however often Wake is called
 )
 
 // Watch inspects the mounts of published volumes. It records when one is lost, dead or hangs, and when it works again.
@@ -22,7 +22,7 @@ type Watch struct {
 	// First is the time until the first inspection, unless Wake is called before. Set before Run.
 	First time.Duration
 
-	log     registry.State
+	state   registry.State
 	machine Machine
 	layout  hooks.Layout
 	now     func() time.Time
@@ -31,8 +31,8 @@ type Watch struct {
 }
 
 // NewWatch returns a Watch that is started by Run.
-func NewWatch(log registry.State, m Machine, l hooks.Layout, now func() time.Time, logger hclog.Logger) *Watch {
-	return &Watch{log: log, machine: m, layout: l, now: now, logger: logger, wake: make(chan struct{}, 1)}
+func NewWatch(state registry.State, m Machine, l hooks.Layout, now func() time.Time, logger hclog.Logger) *Watch {
+	return &Watch{state: state, machine: m, layout: l, now: now, logger: logger, wake: make(chan struct{}, 1)}
 }
 
 // Wake causes an inspection soon: when a plugin ends, its mounts may end with it. It never blocks.
@@ -47,37 +47,33 @@ func (w *Watch) Wake() {
 func (w *Watch) Run(ctx context.Context) error {
 	w.pause(ctx, w.First, w.wake)
 	for ctx.Err() == nil {
-		if err := w.look(ctx); err != nil && ctx.Err() == nil {
-			w.logger.Warn("the mounts of volumes cannot be looked at", "error", err)
+		if err := w.inspect(ctx); err != nil && ctx.Err() == nil {
+			w.logger.Warn("cannot inspect the mounts of volumes; retrying", "in", watchEvery, "error", err)
 		}
-		if !w.pause(ctx, watchGap, nil) {
-			break
-		}
+		w.pause(ctx, watchGap, nil)
 		w.pause(ctx, watchEvery, w.wake)
 	}
 	return context.Cause(ctx)
 }
 
-// pause waits for d or a wake-up. It returns false when ctx has ended.
-func (w *Watch) pause(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+// pause waits for d, a wake-up or the end of ctx.
+func (w *Watch) pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-wake:
 	case <-ctx.Done():
-		return false
 	}
-	return true
 }
 
-// troubles is what is wrong with the mounts of refs; empty: nothing. What could not be looked at is not in it.
+// troubles is what is wrong with the mounts of refs; empty: nothing. A ref that could not be inspected is missing.
 type troubles map[registry.ClaimKey]string
 
-// look looks at all mounts once, and records what is new.
-func (w *Watch) look(ctx context.Context) error {
+// inspect inspects all published volumes once, and records what is new.
+func (w *Watch) inspect(ctx context.Context) error {
 	var records Records
-	err := w.log.View(ctx, func(v registry.View) error {
+	err := w.state.View(ctx, func(v registry.View) error {
 		records = Records{Refs: v.AllRefs(), Intents: v.Intents()}
 		return nil
 	})
@@ -85,21 +81,27 @@ func (w *Watch) look(ctx context.Context) error {
 		return err
 	}
 	refs := records.published(w.machine.Boot())
-	if len(refs) == 0 {
-		return nil
+	found, err := w.troubles(ctx, refs)
+	changed := false
+	for _, r := range refs {
+		now, inspected := found[r.ClaimKey()]
+		changed = changed || inspected && now != r.Trouble
 	}
-	found, err := w.seen(ctx, refs)
-	if changes := changesOf(refs, found); err == nil && changes == 0 {
-		return nil
+	if !changed {
+		return err
 	}
-	if _, store := w.log.Commit(ctx, func(v registry.View) (registry.Change, error) { return w.changed(v, refs, found), nil }); store != nil {
-		return fmt.Errorf("record what is wrong with mounts: %w", store)
+	_, storeErr := w.state.Commit(ctx, func(v registry.View) (registry.Change, error) { return w.change(v, refs, found), nil })
+	if storeErr != nil {
+		return fmt.Errorf("record what is wrong with mounts: %w", storeErr)
 	}
 	return err
 }
 
-// seen asks the mount table, and then a helper about what is mounted. An error is about what is not in the answer.
-func (w *Watch) seen(ctx context.Context, refs []registry.Ref) (troubles, error) {
+// troubles reads the mount table, and inspects what is mounted. An error is about refs that are not in the answer.
+func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, error) {
+	if len(refs) == 0 {
+		return nil, nil
+	}
 	mounts, err := w.machine.Mounts(w.layout.MountRoot())
 	if err != nil {
 		return nil, err
@@ -108,58 +110,58 @@ func (w *Watch) seen(ctx context.Context, refs []registry.Ref) (troubles, error)
 	for _, m := range mounts {
 		mounted[m.Point] = true
 	}
-	found, ask := troubles{}, map[string]registry.Ref{}
+	found, byPath := troubles{}, map[string]registry.Ref{}
 	var paths []string
 	for _, r := range refs {
-		if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
-			found[r.ClaimKey()] = "it is not mounted any more"
+		if lost := lostMount(r, mounted); lost != "" {
+			found[r.ClaimKey()] = lost
 			continue
 		}
-		if gone := lostPart(r, mounted); gone != "" {
-			found[r.ClaimKey()] = gone
-			continue
-		}
-		ask[r.Target.Host], paths = r, append(paths, r.Target.Host)
+		byPath[r.Target.Host], paths = r, append(paths, r.Target.Host)
 	}
 	if len(paths) == 0 {
 		return found, nil
 	}
 	infos, err := inspect(ctx, w.machine, paths)
 	for path, info := range infos {
-		r, trouble := ask[path], info.Trouble()
+		r, trouble := byPath[path], info.Trouble()
 		if r.Usage.Attachment == registry.BlockDevice && trouble == "" && !info.Block {
-			trouble = "there is no block device any more"
+			trouble = "its block device is gone"
 		}
 		found[r.ClaimKey()] = trouble
 	}
 	return found, err
 }
 
-func changesOf(refs []registry.Ref, found troubles) (n int) {
-	for _, r := range refs {
-		if now, looked := found[r.ClaimKey()]; looked && now != r.Trouble {
-			n++
+// lostMount says which mount of a publish is missing; empty: none is.
+func lostMount(r registry.Ref, mounted map[string]bool) string {
+	if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
+		return "it is not mounted any more"
+	}
+	for _, p := range r.Parts {
+		if p.Mark == registry.MarkDone && !mounted[p.At] {
+			return fmt.Sprintf("%q of it is not mounted any more", p.Path)
 		}
 	}
-	return n
+	return ""
 }
 
-// changed is what is new of refs that have not changed since they were looked at.
-func (w *Watch) changed(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
+// change returns what is new about refs that have not changed since they were inspected.
+func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
 	current := map[registry.ClaimKey]registry.Ref{}
 	for _, r := range v.AllRefs() {
 		current[r.ClaimKey()] = r
 	}
 	for _, old := range refs {
-		now, looked := found[old.ClaimKey()]
+		now, inspected := found[old.ClaimKey()]
 		r := current[old.ClaimKey()]
-		if !looked || now == old.Trouble || r.ModifyIndex != old.ModifyIndex {
+		if !inspected || now == old.Trouble || r.ModifyIndex != old.ModifyIndex {
 			continue
 		}
 		if r.Trouble == "" {
 			r.Troubled = w.now()
 		}
-		kind, detail := registry.EventMountLost, now+": stop the alloc and place it anew"
+		kind, detail := registry.EventMountLost, now+": stop the alloc and place it again"
 		if now == "" {
 			kind, detail, r.Troubled = registry.EventMountBack, "its mount answers again", time.Time{}
 		}

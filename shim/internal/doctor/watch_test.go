@@ -116,7 +116,7 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		w.sees(mount.Info{}, watch)
-		if r := w.ref(); !strings.Contains(r.Trouble, "no block device") {
+		if r := w.ref(); !strings.Contains(r.Trouble, "block device is gone") {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -135,7 +135,7 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 		w.mount(publishedAt())
 		w.looked = make(chan []string, 1)
 		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
-		must(t, watch.look(t.Context()))
+		must(t, watch.inspect(t.Context()))
 		if len(w.looked) > 0 {
 			t.Errorf("%s: it is looked at", what)
 		}
@@ -165,7 +165,7 @@ func TestALateLookChangesNothing(t *testing.T) {
 	r := ref()
 	r.Publish = registry.MarkSent
 	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, time.Now, hclog.NewNullLogger())
-	must(t, watch.look(t.Context()))
+	must(t, watch.inspect(t.Context()))
 	if got := w.ref(); got.Trouble != "" || got.Publish != registry.MarkSent {
 		t.Errorf("%+v", got)
 	}

@@ -17,7 +17,7 @@ import (
 
 // reconciled is what a process that starts does before everything else.
 func (w *world) reconciled(ctx context.Context) ([]registry.Finding, error) {
-	around, err := doctor.Surveyed(ground{w.machine}, layout.MountRoot())
+	around, err := doctor.NewSurvey(ground{w.machine}, layout.MountRoot())
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func known() Records {
 
 func askAll(t *testing.T, l Lister) (Listing, error) {
 	t.Helper()
-	return ask(t.Context(), l, known().Instances[0], known(), listLimit)
+	return list(t.Context(), l, known().Instances[0], known())
 }
 
 func TestListingKeepsWhatMatters(t *testing.T) {
@@ -121,8 +121,8 @@ func TestEndlessVolumesAreBounded(t *testing.T) {
 	f := bare()
 	f.Listings = []Listing{l}
 	f.Records.Volumes = nil
-	f.Listings[0].Before = f.Records.mentions()
-	if found := Examine(f); len(l.Volumes) > maxFound || len(found) > maxFound || len(found) == 0 {
+	f.Listings[0].Before = f.Records.versions()
+	if found := Examine(f); len(l.Volumes) > maxFindings || len(found) > maxFindings || len(found) == 0 {
 		t.Errorf("%d are kept, %d found", len(l.Volumes), len(found))
 	}
 }

@@ -1,0 +1,138 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+)
+
+// openLimit is how long a call may be open in a running shim before it is a finding.
+const openLimit = time.Minute
+
+// lost returns how a record that says done is wrong about a mount; empty: it is not.
+func (e *examiner) lost(boot, path string) registry.FindingKind {
+	switch {
+	case boot != e.Boot:
+		return registry.FoundRebooted
+	case e.stacks[path] == 0 && !slices.Contains(e.Changing, path):
+		return registry.FoundLost
+	}
+	return ""
+}
+
+// placement examines where a volume is attached and staged. A plugin need not mount anything at the staging path: a
+// missing mount counts only if there was one, and if no publish stands on it.
+func (e *examiner) placement(p registry.Placement) {
+	refs := e.refs[p.Volume]
+	if e.claims[p.Volume] == 0 && len(refs) == 0 {
+		what := "attached"
+		if p.Stage != registry.MarkNone {
+			what = "staged"
+		}
+		e.add(registry.Finding{
+			Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
+			Detail: fmt.Sprintf("volume %s is or may be %s, and has no claim", p.Name, what),
+			Advice: fmt.Sprintf("make sure that plugin %s runs: it is asked to take the volume down until it succeeds", p.Volume.Plugin),
+		})
+	}
+	if p.Stage != registry.MarkDone {
+		return
+	}
+	kind := e.lost(p.Boot, p.StagedAt.Host)
+	if kind == "" || kind == registry.FoundLost && (!p.StageMounts || slices.ContainsFunc(refs, e.stands)) {
+		return
+	}
+	f := registry.Finding{
+		Kind: kind, Action: registry.ActMark, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
+		Detail: fmt.Sprintf("volume %s is recorded as staged here, and nothing is mounted", p.Name),
+		Advice: "nothing: the next claim of the volume stages it again",
+	}
+	if kind == registry.FoundRebooted {
+		f.Detail = fmt.Sprintf("volume %s was staged here before the node rebooted", p.Name)
+	}
+	e.add(f)
+}
+
+// stands reports whether a publish is done and mounted.
+func (e *examiner) stands(r registry.Ref) bool {
+	return r.Publish == registry.MarkDone && e.lost(r.Boot, r.Target.Host) == ""
+}
+
+// ref examines one publish.
+func (e *examiner) ref(r registry.Ref) {
+	if r.Publish != registry.MarkDone {
+		return
+	}
+	name, block := e.volumes[r.Volume].VolumeName(), r.Usage.Attachment == registry.BlockDevice
+	f := registry.Finding{
+		Kind: e.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
+		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
+	}
+	info, inspected := e.Inspected[r.Target.Host]
+	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
+		f.Kind = "" // a block device need not be a mount
+	}
+	switch {
+	case f.Kind == registry.FoundRebooted:
+		f.Detail = fmt.Sprintf("volume %s was published here for alloc %s before the node rebooted", name, r.Alloc)
+		f.Advice = "nothing: it is published again with the alloc, or taken down with it"
+	case f.Kind == registry.FoundLost && block:
+		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device", name, r.Alloc)
+	case f.Kind == registry.FoundLost:
+		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name, r.Alloc)
+	case info.Trouble() != "":
+		f.Kind, f.Action = registry.FoundDead, registry.ActNothing
+		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, info.Trouble())
+		f.Advice = fmt.Sprintf("stop alloc %s and place it again: its tasks cannot use the volume", r.Alloc)
+	default:
+		e.parts(r, name)
+		return
+	}
+	e.add(f)
+}
+
+// parts examines the parts of a publish that stands. A lost part is not mounted again: its task mounted it when it
+// started, and still has it.
+func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
+	for _, p := range r.Parts {
+		if p.Mark != registry.MarkDone || e.lost(e.Boot, p.At) == "" {
+			continue
+		}
+		e.add(registry.Finding{
+			Kind: registry.FoundLost, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request, Path: p.At,
+			Detail: fmt.Sprintf("%q of volume %s is recorded as mounted here for alloc %s, and nothing is", p.Path, name, r.Alloc),
+			Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again: a task that restarts would not see the volume", r.Alloc),
+		})
+	}
+}
+
+// intent examines an open call. A call that a running shim has just sent is no finding.
+func (e *examiner) intent(open registry.Intent) {
+	if e.Live && open.Outcome == registry.OutcomePending && e.Now.Sub(open.Since) < openLimit {
+		return
+	}
+	advice := intent.Advice(open.RPC, open.Code)
+	if advice == "" {
+		advice = fmt.Sprintf("make sure that plugin %s runs: the call is repeated or undone", open.Volume.Plugin)
+	}
+	e.add(registry.Finding{
+		Kind: registry.FoundUncertain, Volume: open.Volume, Name: open.Name, Alloc: open.Alloc, Request: open.Request,
+		Detail: intent.Describe(open), Advice: advice,
+	})
+}
+
+// health examines what the volume's plugin said last, in each of its roles.
+func (e *examiner) health(v registry.Volume) {
+	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
+		if c := v.Health.Of(role); c.Abnormal {
+			e.add(registry.Finding{
+				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
+				Detail: fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy: %s", v.Plugin, role, v.VolumeName(), c.Message),
+				Advice: "check the plugin's storage; users of the volume may get errors",
+			})
+		}
+	}
+}

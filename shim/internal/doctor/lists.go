@@ -1,0 +1,294 @@
+package doctor
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/internal/display"
+	"holdfast/registry"
+	"holdfast/shim/internal/csi"
+)
+
+// Lister lists the volumes of a plugin's controller.
+type Lister interface {
+	// ListPage returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code ABORTED.
+	ListPage(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
+}
+
+// Limits of listing the volumes of one plugin.
+const (
+	maxPages    = 1000
+	maxRestarts = 3   // of a list, when a token has expired
+	maxFindings = 100 // of one kind about one plugin
+	listLimit   = 20 * time.Second
+)
+
+var errEndlessList = registry.Errorf(registry.ErrInternal, "its pages have no end")
+
+// listings lists the volumes of all plugins that can be asked, all at once. unexamined says which plugins' volumes are
+// not known, and why.
+func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unexamined) {
+	records, err := d.records(ctx)
+	if err != nil || d.Live && d.Lister == nil {
+		return nil, nil // the caller reads them again, and reports that error
+	}
+	can, unexamined := d.listable(records)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, in := range can {
+		wg.Go(func() {
+			l, err := list(ctx, d.Lister, in, records)
+			if err := d.Suspended.Failed(ctx, d.state, in, err, d.Now()); err != nil {
+				d.Logger.Warn("cannot record that a plugin died during a call", "plugin", in.Plugin, "error", err)
+			}
+			var unrecorded error
+			if err == nil {
+				unrecorded = d.recordHealth(ctx, l)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				unexamined = append(unexamined, unlisted(in.Plugin, err.Error(), "see the log of the plugin; if it cannot list its volumes, set "+
+					"list_volumes = false in its csi_plugin stanza"))
+				return
+			}
+			if unrecorded != nil {
+				unexamined = append(unexamined, Unexamined{
+					Plugin: in.Plugin, Advice: "make sure that the state can be written, then run holdfast doctor again",
+					Detail: fmt.Sprintf("the health of volumes of plugin %s: cannot record its answer: %v", in.Plugin, unrecorded),
+				})
+			}
+			all = append(all, l)
+		})
+	}
+	wg.Wait()
+	return all, unexamined
+}
+
+// unlisted says that the volumes of a plugin are not known.
+func unlisted(id registry.PluginID, why, advice string) Unexamined {
+	return Unexamined{Plugin: id, Detail: fmt.Sprintf("the volumes of plugin %s: %s", id, why), Advice: advice}
+}
+
+// listable returns the controllers whose volumes can be listed, one for each plugin. unexamined says why other plugins
+// that may have volumes cannot be asked.
+func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Unexamined) {
+	plugins, owners := map[registry.PluginID]bool{}, map[registry.PluginID]bool{}
+	for _, in := range r.Instances {
+		plugins[in.Plugin] = true
+	}
+	for _, v := range r.Volumes {
+		if v.External != "" && !v.Ephemeral {
+			plugins[v.Plugin], owners[v.Plugin] = true, true
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(plugins)) {
+		in, found := r.instance(registry.RoleController, id)
+		node, _ := r.instance(registry.RoleNode, id)
+		why, advice := "", ""
+		switch {
+		case !found && (!owners[id] || node.Plugin != "" && !node.Fingerprint.Has(registry.PluginController)):
+			continue // it has no controller, or no volumes
+		case found && !in.Fingerprint.Has(registry.ListVolumes):
+			continue // it cannot list
+		case found && in.Options[registry.OptionListVolumes] == registry.OptionOff:
+			u := unlisted(id, "list_volumes = false in its csi_plugin stanza", "use the tools of its storage")
+			u.Skipped = true
+			unexamined = append(unexamined, u)
+			continue
+		case d.Lister == nil:
+			why, advice = "no plugin is asked while no agent runs", "start the agent, then run holdfast doctor again"
+		case !found:
+			why, advice = "it has no controller now", "start the job of the plugin, then run holdfast doctor again"
+		case in.Health.State != registry.Healthy:
+			why = "its controller is not healthy: " + string(in.Health.Cause)
+			if in.Health.Detail != "" {
+				why += ": " + in.Health.Detail
+			}
+			advice = "see holdfast plugin status " + string(id) + ", then run holdfast doctor again"
+		default:
+			if why, advice = d.Suspended.Reason(registry.ListVolumesRPC, in); why == "" {
+				list = append(list, in)
+				continue
+			}
+		}
+		unexamined = append(unexamined, unlisted(id, why, advice))
+	}
+	return list, append(unexamined, d.unmeasured(r)...)
+}
+
+// unmeasured says for which plugins the health of volumes in use is not read, and why.
+func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
+	seen := map[registry.PluginID]bool{}
+	for _, in := range r.Instances {
+		if in.Role != registry.RoleNode || seen[in.Plugin] {
+			continue
+		}
+		seen[in.Plugin] = true
+		in, _ = r.instance(in.Role, in.Plugin)
+		if !in.Fingerprint.Has(registry.NodeCondition) {
+			continue
+		}
+		if why, advice := d.Suspended.Reason(registry.NodeStatsRPC, in); why != "" {
+			list = append(list, Unexamined{
+				Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why), Advice: advice,
+			})
+		}
+	}
+	return list
+}
+
+// list lists the volumes of one plugin. records are those before it is asked. Only what matters is kept of the answer,
+// however long it is.
+func list(ctx context.Context, from Lister, in registry.Instance, records Records) (Listing, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, listLimit, fmt.Errorf("not all of them were listed within %v", listLimit))
+	defer cancel()
+	node, _ := records.instance(registry.RoleNode, in.Plugin)
+	l := Listing{
+		Plugin: in.Plugin, Node: node.Fingerprint.NodeID, Published: in.Fingerprint.Has(registry.ListPublished),
+		Conditions: in.Fingerprint.Has(registry.ListCondition), Before: records.versions(),
+	}
+	nodes := records.attachNodes(in.Plugin)
+	var err error
+	for range maxRestarts + 1 {
+		err = l.readPages(ctx, from, in.InstanceKey, nodes)
+		if call, is := errors.AsType[*registry.CallError](err); !is || call.Code != "ABORTED" {
+			break
+		}
+	}
+	if late := context.Cause(ctx); err != nil && late != nil {
+		err = fmt.Errorf("%w (%w)", late, err)
+	}
+	if err != nil {
+		return Listing{}, err
+	}
+	return l, nil
+}
+
+// readPages reads all pages once, from the first.
+func (l *Listing) readPages(ctx context.Context, from Lister, at registry.InstanceKey, nodes map[registry.NodeID]bool) error {
+	l.Volumes, l.unknown = map[registry.ExternalID]Listed{}, 0
+	token, used := "", map[[sha256.Size]byte]bool{} // tokens may be of any size
+	for range maxPages {
+		page, err := from.ListPage(ctx, at, token)
+		if err != nil {
+			return err
+		}
+		for _, e := range page.Entries {
+			l.add(e, nodes)
+		}
+		if page.Next == "" {
+			return nil
+		}
+		sum := sha256.Sum256([]byte(page.Next))
+		if used[sum] {
+			return errEndlessList
+		}
+		token, used[sum] = page.Next, true
+	}
+	return errEndlessList
+}
+
+// add adds what matters of an entry: that a recorded volume exists, and to which of these nodes it is attached.
+func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
+	_, known := l.Before[registry.VolumeKey{Plugin: l.Plugin, External: e.Volume}]
+	v := l.Volumes[e.Volume]
+	for _, n := range e.Nodes {
+		if known && nodes[n] {
+			if v.Nodes == nil {
+				v.Nodes = map[registry.NodeID]bool{}
+			}
+			v.Nodes[n] = true
+		}
+		v.Here = v.Here || n != "" && n == l.Node
+	}
+	if known && l.Conditions && e.Condition != nil {
+		v.Condition = e.Condition
+	}
+	if !known && v.Here {
+		_, err := registry.ParseExternalID(string(e.Volume))
+		v.Here = err == nil && l.unknown < maxFindings
+		l.unknown++
+	}
+	if known || v.Here {
+		l.Volumes[e.Volume] = v
+	}
+}
+
+// recordHealth records what a plugin's list says about the health of its volumes. What an earlier version of the plugin
+// said is dropped if this one does not declare that it reports health.
+func (d *Doctor) recordHealth(ctx context.Context, l Listing) error {
+	_, err := registry.Ensure(ctx, d.state, func(view registry.View) (all registry.Change, err error) {
+		for id, listed := range l.Volumes {
+			v, known := view.VolumeByKey(registry.VolumeKey{Plugin: l.Plugin, External: id})
+			switch {
+			case known && !l.Conditions && v.Health.Controller.Abnormal:
+				all.Put = append(all.Put, v.WithoutCondition(registry.RoleController))
+			case known && l.Conditions && listed.Condition != nil:
+				all = all.And(v.HealthChange(registry.RoleController, *listed.Condition, d.Now()))
+			}
+		}
+		all.Events = bounded(all.Events, d.Now())
+		return all, nil
+	})
+	return err
+}
+
+// listing examines what a plugin says, except about volumes that have changed since it was asked or are being changed.
+func (e *examiner) listing(l Listing) {
+	unchanged := func(key registry.VolumeKey) bool { return e.versions[key] == l.Before[key] && !e.versions[key].Open }
+	var found []registry.Finding
+	for _, v := range e.Records.Volumes {
+		_, listed := l.Volumes[v.External]
+		if v.Plugin == l.Plugin && v.State == registry.VolumeReady && !v.Ephemeral && !listed && unchanged(v.VolumeKey()) {
+			found = append(found, registry.Finding{
+				Kind: registry.FoundMissing, Volume: v.VolumeKey(), Name: v.VolumeName(),
+				Detail: fmt.Sprintf("plugin %s does not list volume %s (external ID %s)", l.Plugin, v.VolumeName(), v.External),
+				Advice: "check the plugin's storage; if the volume is gone for good: " +
+					display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID)),
+			})
+		}
+	}
+	for _, p := range e.Records.Placements {
+		v, listed := l.Volumes[p.Volume.External]
+		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attach == registry.MarkDone && p.Node != "" && !v.Nodes[p.Node] &&
+			unchanged(p.Volume) {
+			found = append(found, registry.Finding{
+				Kind: registry.FoundDetached, Action: registry.ActMark, Volume: p.Volume, Name: p.Name,
+				Detail: fmt.Sprintf("volume %s is recorded as attached to node %s, and plugin %s does not say so", p.Name, p.Node, l.Plugin),
+				Advice: "find out who detached it; if its mounts fail, stop the allocs that use it and place them again",
+			})
+		}
+	}
+	for id, v := range l.Volumes {
+		key := registry.VolumeKey{Plugin: l.Plugin, External: id}
+		if v.Here && l.Published && unchanged(key) && e.placements[key].Attach == registry.MarkNone {
+			found = append(found, e.attached(l, key))
+		}
+	}
+	slices.SortFunc(found, compare)
+	numbers := map[registry.FindingKind]int{}
+	for _, f := range found { // an answer of a plugin may be of any size
+		if numbers[f.Kind]++; numbers[f.Kind] <= maxFindings {
+			e.add(f)
+		}
+	}
+}
+
+func (e *examiner) attached(l Listing, key registry.VolumeKey) registry.Finding {
+	name, text := e.volumes[key].VolumeName(), string(key.External)
+	if name.ID != "" {
+		text = name.String()
+	}
+	return registry.Finding{
+		Kind: registry.FoundAttached, Volume: key, Name: name,
+		Detail: fmt.Sprintf("plugin %s says that volume %q is attached to this node (%s), and no record says so", l.Plugin, text, l.Node),
+		Advice: "if nothing else on this node uses it, detach it with the plugin's own tools",
+	}
+}
