@@ -14,8 +14,8 @@ import (
 	"holdfast/host"
 )
 
-// binaries are the digests of what is in the store of the world's state directory.
-func (w *world) binaries() (sums []string) {
+// binaries returns the digests in the shim store.
+func (w *env) binaries() (sums []string) {
 	w.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(w.config.StateDir, "shims"))
 	must(w.t, err)
@@ -25,12 +25,14 @@ func (w *world) binaries() (sums []string) {
 	return sums
 }
 
-// Five swaps to five binaries leave three: the running one and the two before it, whether the replaced ones have ended by then or not.
+// Five swaps to five binaries leave three: the running one and the two before it, whether the replaced shims have ended or not.
 func TestSwapsKeepThreeBinaries(t *testing.T) {
+	t.Parallel()
 	for _, bake := range []time.Duration{time.Millisecond, time.Hour} {
 		t.Run(bake.String(), func(t *testing.T) {
-			w := at(t)
-			w.config.SwapBudget, w.config.Bake = patience, bake
+			t.Parallel()
+			w := newEnv(t)
+			w.config.Bake = bake
 			w.open()
 			var sums []string
 			for i := range 5 {
@@ -40,8 +42,8 @@ func TestSwapsKeepThreeBinaries(t *testing.T) {
 				if stored := w.binaries(); len(stored) > 3 || !slices.Contains(stored, report.From) {
 					t.Errorf("swap %d: of %v and the first one, %v are stored", i, sums, stored)
 				}
-				for bake < time.Second && w.host.Swaps()[0].Outcome != host.SwapCommitted {
-					time.Sleep(time.Millisecond)
+				if bake < time.Second {
+					w.awaitCommit()
 				}
 			}
 			last := slices.Sorted(slices.Values(sums[2:]))
@@ -52,8 +54,8 @@ func TestSwapsKeepThreeBinaries(t *testing.T) {
 	}
 }
 
-// refuse has swaps to binaries of their own refused, each of which is in the store by then.
-func (w *world) refuse(names ...string) {
+// refuse makes swaps that are refused, each to a new binary, which is in the store by then.
+func (w *env) refuse(names ...string) {
 	w.t.Helper()
 	for _, name := range names {
 		path := filepath.Join(w.dir, name)
@@ -67,19 +69,18 @@ func (w *world) refuse(names ...string) {
 	}
 }
 
-// Binaries that never were active push none out that was: the one before the running one can be gone back to, at the next host too.
+// A binary that never was active pushes none out that was: the one before can be swapped back to, at the next host too.
 func TestRefusedBinariesPushNoneOut(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = patience, time.Millisecond
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = time.Millisecond
 	w.open()
 	var last host.SwapReport
 	for _, name := range []string{"one", "two"} {
 		var err error
 		last, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, name)})
 		must(t, err)
-		for w.host.Swaps()[0].Outcome != host.SwapCommitted {
-			time.Sleep(time.Millisecond)
-		}
+		w.awaitCommit()
 	}
 	w.refuse("a", "b", "c")
 	must(t, w.host.Close())
@@ -91,19 +92,18 @@ func TestRefusedBinariesPushNoneOut(t *testing.T) {
 	}
 }
 
-// The same for the one that a bake may fall back on, when nothing runs of it: its process has died.
+// The same for the binary that a bake falls back on, after its process has died.
 func TestRefusedBinariesDoNotPushOutTheOneBeforeABake(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = patience, time.Hour
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = time.Hour
 	w.open()
 	before, err := w.host.Status(w.ctx())
 	must(t, err)
 	_, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
 	must(t, err)
 	must(t, syscall.Kill(before.PID, syscall.SIGKILL))
-	for !strings.Contains(w.log.String(), "the shim that stands by has died") {
-		time.Sleep(time.Millisecond)
-	}
+	w.awaitLog("the shim that stands by has died")
 	w.refuse("a", "b", "c")
 	w.kill()
 	after, err := w.host.Status(w.ctx())
@@ -113,7 +113,7 @@ func TestRefusedBinariesDoNotPushOutTheOneBeforeABake(t *testing.T) {
 	}
 }
 
-// bytesRead is what this process, and its children that are dead, have read by system calls. What the kernel maps is not in it.
+// bytesRead returns how much this process and its dead children have read by system calls. Mapped pages are not in it.
 func bytesRead(t *testing.T) (n int64) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/io")
@@ -127,10 +127,11 @@ func bytesRead(t *testing.T) (n int64) {
 	return 0
 }
 
-// A crash restart reads nothing of the binary, whether it came by Open or by Swap; both of those do, which shows that this would be seen.
+// A crash restart does not read the binary. Open and Swap do, which shows that the test would see it. This test is not
+// parallel, as it counts the reads of the test process.
 func TestCrashRestartDoesNotHash(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = patience, time.Millisecond
+	w := newEnv(t)
+	w.config.Bake = time.Millisecond
 	next := another(t, w.dir, "next")
 	info, err := os.Stat(next)
 	must(t, err)
@@ -155,20 +156,18 @@ func TestCrashRestartDoesNotHash(t *testing.T) {
 		_, err := w.host.Swap(w.ctx(), host.Binary{Path: next})
 		must(t, err)
 	})
-	for w.host.Swaps()[0].Outcome != host.SwapCommitted {
-		time.Sleep(time.Millisecond)
-	}
+	w.awaitCommit()
 	reads("a crash after the swap", false, crash)
 	stored := filepath.Join(w.config.StateDir, "shims", w.host.Swaps()[0].To)
 	now := time.Now()
-	must(t, os.Chtimes(stored, now, now)) // whoever has touched it may have changed it
-	reads("a crash after somebody has touched the binary", true, crash)
+	must(t, os.Chtimes(stored, now, now)) // its content may have changed
+	reads("a crash after the binary was touched", true, crash)
 }
 
 // A binary that is replaced without a digest is trusted and logged. If nothing is at its path, its verified copy runs.
 func TestConfiguredBinaryIsReplacedOrGone(t *testing.T) {
 	t.Parallel()
-	w := at(t)
+	w := newEnv(t)
 	path := another(t, w.dir, "configured")
 	w.config.Shim = host.Binary{Path: path}
 	w.open()

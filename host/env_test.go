@@ -3,10 +3,13 @@ package host_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,6 +32,10 @@ var shimBinary, faultyShim string
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	if at := flag.Lookup("test.parallel"); at.Value.String() == at.DefValue {
+		_ = flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))) // most wait for processes and timers
+	}
 	dir, err := testbin.Build(testbin.Shim("shim"), testbin.FaultyShim("faulty"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -38,74 +45,75 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// patience bounds whatever is waited for; it is never what a test measures.
+// patience bounds every wait. No test measures it.
 const patience = 60 * time.Second
 
-// notes is a log that can be read.
-type notes struct {
+// logText is a log that a test can read.
+type logText struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (n *notes) Write(p []byte) (int, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.buf.Write(p)
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
 }
 
-func (n *notes) String() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.buf.String()
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }
 
-// world is a host with a real shim in directories of its own.
-type world struct {
+// env is a host with a real shim in directories of its own.
+type env struct {
 	t      *testing.T
 	dir    string
 	config host.Config
 	host   *host.Host
-	log    *notes
+	log    *logText
 }
 
-// at is a world whose host is not open yet.
-func at(t *testing.T) *world {
+// newEnv returns an env whose host is not open yet. Its swaps may take as long as a slow machine needs.
+func newEnv(t *testing.T) *env {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
 	must(t, err)
-	w := &world{t: t, dir: dir, log: &notes{}}
+	w := &env{t: t, dir: dir, log: &logText{}}
 	w.config = host.Config{
-		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1", MaxHold: patience,
+		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1",
+		MaxHold: patience, SwapBudget: patience, StartTimeout: patience / 2,
 		Shim: host.Binary{Path: shimBinary}, Logger: hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Debug}),
 	}
 	t.Cleanup(w.leave)
 	return w
 }
 
-func newWorld(t *testing.T) *world {
+func openEnv(t *testing.T) *env {
 	t.Helper()
-	w := at(t)
+	w := newEnv(t)
 	w.open()
 	return w
 }
 
-// unhurried is newWorld for a test in which a swap has to come about, however slow the machine is.
-func unhurried(t *testing.T) *world {
+// openLongBake is openEnv with a bake that does not end during the test.
+func openLongBake(t *testing.T) *env {
 	t.Helper()
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = patience, time.Hour
+	w := newEnv(t)
+	w.config.Bake = time.Hour
 	w.open()
 	return w
 }
 
-func (w *world) open() {
+func (w *env) open() {
 	w.t.Helper()
 	h, err := host.Open(w.ctx(), w.config)
 	must(w.t, err)
 	w.host = h
 }
 
-func (w *world) leave() {
+func (w *env) leave() {
 	if w.host != nil {
 		if err := w.host.Close(); err != nil {
 			w.t.Errorf("close: %v", err)
@@ -122,7 +130,7 @@ func (w *world) leave() {
 	must(w.t, os.RemoveAll(w.dir))
 }
 
-func (w *world) ctx() context.Context {
+func (w *env) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.t.Context()), patience)
 	w.t.Cleanup(cancel)
 	return ctx
@@ -136,15 +144,15 @@ func must(t *testing.T, err error) {
 }
 
 // kill kills the active shim.
-func (w *world) kill() {
+func (w *env) kill() {
 	w.t.Helper()
 	st, err := w.host.Status(w.ctx())
 	must(w.t, err)
 	must(w.t, syscall.Kill(st.PID, syscall.SIGKILL))
 }
 
-// damage kills the shim and makes its state unreadable, so that none can start. repair takes that back.
-func (w *world) damage() (repair func()) {
+// damage kills the shim and replaces its state by rubbish, so that none can start. repair restores it.
+func (w *env) damage() (repair func()) {
 	w.t.Helper()
 	db := filepath.Join(w.config.StateDir, "shim.db")
 	bad := filepath.Join(w.dir, "bad")
@@ -156,15 +164,31 @@ func (w *world) damage() (repair func()) {
 	return func() { must(w.t, os.Rename(good, db)) }
 }
 
-func (w *world) pid() int {
+// awaitLog waits for a text in the log of host and shim.
+func (w *env) awaitLog(text string) {
+	w.t.Helper()
+	for ctx := w.ctx(); !strings.Contains(w.log.String(), text); time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			w.t.Fatalf("%q was never logged", text)
+		}
+	}
+}
+
+// awaitCommit waits for the end of the last swap.
+func (w *env) awaitCommit() {
+	w.t.Helper()
+	w.until("committed", func(host.ShimState) bool { return w.host.Swaps()[0].Outcome == host.SwapCommitted })
+}
+
+func (w *env) pid() int {
 	w.t.Helper()
 	st, err := w.host.Status(w.ctx())
 	must(w.t, err)
 	return st.PID
 }
 
-// task is a plugin's task as Parse seals it.
-func (w *world) task(alloc string) host.AllocTask {
+// task returns a plugin's task as Parse seals it.
+func (w *env) task(alloc string) host.AllocTask {
 	w.t.Helper()
 	text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"fake\"\n type = \"monolith\"\n }\n}\n"
 	job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
@@ -181,8 +205,8 @@ func endpoint(p host.Plan) string {
 	return ""
 }
 
-// plugin runs a plugin within this process, as a task of the host.
-func (w *world) plugin(alloc string) *csifake.Plugin {
+// plugin runs a plugin in this process, as a task of the host.
+func (w *env) plugin(alloc string) *csifake.Plugin {
 	w.t.Helper()
 	task := w.task(alloc)
 	plan, err := w.host.TaskStarting(w.ctx(), task)
@@ -195,8 +219,8 @@ func (w *world) plugin(alloc string) *csifake.Plugin {
 	return p
 }
 
-// create makes a volume. more is text for its file.
-func (w *world) create(id, more string) error {
+// create creates a volume. more is added to its file.
+func (w *env) create(id, more string) error {
 	text := fmt.Sprintf("id = %q\nplugin_id = \"fake\"\ncapability {\n access_mode = \"single-node-writer\"\n attachment_mode = \"file-system\"\n}\n%s", id, more)
 	spec, _, err := w.host.ParseVolume(w.ctx(), host.Source{Name: id, Text: []byte(text)}, host.ParseOptions{})
 	if err != nil {
@@ -206,12 +230,16 @@ func (w *world) create(id, more string) error {
 	return err
 }
 
-// children are the processes that this one has.
-func children() (list []string) {
+// shims returns the processes that the host has started, by their environment, as they may execute any program.
+func (w *env) shims() (pids []string) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/children")
 	for _, path := range tasks {
 		text, _ := os.ReadFile(path)
-		list = append(list, strings.Fields(string(text))...)
+		for _, pid := range strings.Fields(string(text)) {
+			if vars, _ := os.ReadFile("/proc/" + pid + "/environ"); bytes.Contains(vars, []byte(w.config.RunDir+"/")) {
+				pids = append(pids, pid)
+			}
+		}
 	}
-	return list
+	return pids
 }

@@ -17,34 +17,12 @@ import (
 	"holdfast/host"
 )
 
-// Calls that are made while the shim dies, or is not there, are answered by the next one.
-func TestCallsAreHeldOverACrash(t *testing.T) {
-	w := newWorld(t)
-	task := w.task("a")
-	var calls sync.WaitGroup
-	for range 3 {
-		w.kill()
-		for range 10 {
-			calls.Go(func() {
-				if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
-					t.Errorf("a call failed: %v", err)
-				}
-			})
-		}
-		calls.Wait()
-	}
-	if st, err := w.host.Status(w.ctx()); err != nil || st.Generation < 4 {
-		t.Errorf("%+v, %v", st, err)
-	}
-}
-
-// A held call ends with its own deadline, and says why there is no shim. Those that have time are answered once there is one.
+// The error of a held call says why there is no shim. Calls with time left are answered once there is one.
 func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	repair := w.damage()
-	for !strings.Contains(w.log.String(), "cannot be started") {
-		runtime.Gosched()
-	}
+	w.awaitLog("cannot be started")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := w.host.Status(ctx)
@@ -57,32 +35,10 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 	}
 }
 
-// MaxHold bounds a call that has no deadline. The error says what is wrong, in the shim's words, and starts are made less and less often.
-func TestCrashLoopIsReportedAndSlowsDown(t *testing.T) {
-	w := at(t)
-	w.config.MaxHold = time.Second
-	w.open()
-	repair := w.damage()
-	for !strings.Contains(w.log.String(), "cannot be started") {
-		runtime.Gosched()
-	}
-	began := time.Now()
-	_, err := w.host.Status(context.WithoutCancel(t.Context()))
-	if held := time.Since(began); held < w.config.MaxHold {
-		t.Errorf("the call was held for %s only", held)
-	}
-	if !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, host.ErrDamaged) || !strings.Contains(err.Error(), "shim.db") {
-		t.Errorf("got %v", err)
-	}
-	if n := strings.Count(w.log.String(), "cannot be started"); n < 1 || n > 8 {
-		t.Errorf("%d starts in a second", n)
-	}
-	repair()
-}
-
-// A shim that serves and dies, again and again, is started ever more rarely, and how often is told. Calls go on whenever one serves: none fails.
+// No call fails meanwhile.
 func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	ctx, stop := context.WithCancel(w.ctx())
 	var calls sync.WaitGroup
 	for range 3 {
@@ -117,9 +73,10 @@ func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
 	}
 }
 
-// A shim that ends by itself is told of with its last words; the call that met its end is answered by the next.
-func TestLastWords(t *testing.T) {
-	w := newWorld(t)
+// The call that a shim was cut off at is answered by the next one.
+func TestLastLinesOfADeadShimAreLogged(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	task := w.task("a")
 	must(t, os.Rename(filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "gone")))
 	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
@@ -130,33 +87,18 @@ func TestLastWords(t *testing.T) {
 	}
 }
 
-// What a shim refuses as wrong does not keep the next one from starting.
-func TestRefusedCallsDoNotHauntTheNextShim(t *testing.T) {
-	w := newWorld(t)
-	if _, err := w.host.TaskStarting(w.ctx(), host.AllocTask{Alloc: "a", Task: "t", Attempt: 1, Sealed: host.Sealed("rubbish")}); err == nil {
+// The next shim would refuse all of Sync for an entry that is wrong. Such calls fail at once, without a shim too.
+func TestRefusedCallsAreNotInTheWorkload(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
+	rubbish := host.AllocTask{Alloc: "a", Task: "t", Attempt: 1, Sealed: host.Sealed("rubbish")}
+	if _, err := w.host.TaskStarting(w.ctx(), rubbish); err == nil {
 		t.Error("rubbish was taken for a sealed task")
 	}
-	if _, err := w.host.TaskStarting(w.ctx(), host.AllocTask{Alloc: "../a", Task: "t", Attempt: 1}); !errors.Is(err, host.ErrInvalid) {
-		t.Errorf("a bad alloc id: %v", err)
-	}
-	if _, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"}); !errors.Is(err, host.ErrInvalid) {
-		t.Errorf("a bad alloc id: %v", err)
-	}
-	w.kill()
-	if _, err := w.host.Status(w.ctx()); err != nil {
-		t.Error(err)
-	}
-}
-
-// What is wrong in itself is refused though no shim is there, and does not keep the next one from starting.
-func TestWrongIdsKeepNoShimFromStarting(t *testing.T) {
-	w := newWorld(t)
 	repair := w.damage()
-	for !strings.Contains(w.log.String(), "cannot be started") {
-		runtime.Gosched()
-	}
+	w.awaitLog("cannot be started")
 	bad := host.AllocTask{Alloc: "../a", Task: "t", Attempt: 1}
-	for what, call := range map[string]func() error{
+	for name, call := range map[string]func() error{
 		"task": func() error { _, err := w.host.TaskStarting(w.ctx(), bad); return err },
 		"alloc": func() error {
 			_, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"})
@@ -165,7 +107,7 @@ func TestWrongIdsKeepNoShimFromStarting(t *testing.T) {
 		"list": func() error { return w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{{AllocTask: bad}}}) },
 	} {
 		if err := call(); !errors.Is(err, host.ErrInvalid) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	repair()
@@ -174,9 +116,10 @@ func TestWrongIdsKeepNoShimFromStarting(t *testing.T) {
 	}
 }
 
-// Sync takes down what it does not name, and so does the shim after a crash.
-func TestSyncTakesDownWhatItDoesNotName(t *testing.T) {
-	w := newWorld(t)
+// The shim does the same after a crash.
+func TestSyncTakesDownTasksThatItDoesNotName(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	kept, lost := w.task("kept"), w.task("lost")
 	for _, task := range []host.AllocTask{kept, lost} {
 		_, err := w.host.TaskStarting(w.ctx(), task)
@@ -204,9 +147,10 @@ func TestSyncTakesDownWhatItDoesNotName(t *testing.T) {
 	}
 }
 
-// Close ends the shim, and whoever waits gets ErrUnavailable. Nothing is left: no goroutine, process, descriptor, socket.
+// Waiting calls get ErrUnavailable. Nothing is left: no goroutine, process, descriptor, socket. This test is not parallel,
+// as it counts those of the test process.
 func TestCloseEndsEverything(t *testing.T) {
-	w := at(t)
+	w := newEnv(t)
 	before, files := runtime.NumGoroutine(), descriptors()
 	w.open()
 	p := w.plugin("a")
@@ -231,7 +175,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if _, err := w.host.Status(w.ctx()); !errors.Is(err, host.ErrUnavailable) {
 		t.Errorf("a call afterwards: %v", err)
 	}
-	if left := children(); len(left) > 0 {
+	if left := w.shims(); len(left) > 0 {
 		t.Errorf("processes: %v", left)
 	}
 	if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*")); len(left) > 0 {
@@ -254,9 +198,10 @@ func descriptors() int {
 	return len(fds)
 }
 
-// Exactly the events after the cursor, once and in order, over the death of five shims.
+// Every event after the cursor is received once and in order.
 func TestWatchContinuesOverFiveShims(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	w.plugin("a")
 	var got []host.Seq
 	watched := make(chan error, 1)
@@ -293,9 +238,10 @@ func TestWatchContinuesOverFiveShims(t *testing.T) {
 	}
 }
 
-// A cursor that nobody gave out gets what is true instead, and so does who asks for it; bad options are refused.
+// An unknown cursor gets a resync, as does Snapshot. Bad options are refused.
 func TestWatchBeginsWithAResync(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	for _, o := range []host.WatchOptions{{After: 1 << 40}, {Snapshot: true}} {
 		err := w.host.Watch(w.ctx(), o, func(e host.Event) error {
 			if e.Kind != host.EventResync || e.Snapshot == nil {
@@ -312,9 +258,9 @@ func TestWatchBeginsWithAResync(t *testing.T) {
 	}
 }
 
-// Fingerprints begins anew, complete, at each shim.
-func TestFingerprintsBeginAnew(t *testing.T) {
-	w := newWorld(t)
+func TestFingerprintsAreCompleteAtEachShim(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	w.plugin("a")
 	begun := 0
 	err := w.host.Fingerprints(w.ctx(), host.PluginQuery{Role: host.RoleNode}, func(list []host.PluginFingerprint, complete bool) error {

@@ -16,7 +16,7 @@ import (
 // listing asks a shim for one page of a list.
 type listing func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) (names []string, next string, err error)
 
-// lists are all that a shim gives in pages.
+// lists are all paged lists.
 var lists = map[string]listing{
 	"volumes": func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]string, string, error) {
 		reply, err := pb.NewVolumesClient(conn).List(ctx, &pb.ListVolumesRequest{Call: &pb.Call{}, Page: p})
@@ -46,8 +46,8 @@ func each[T any](list []T, name func(T) string) (names []string) {
 // A list that was begun at one shim goes on at the next with the token that it got: it is complete, and nothing is in it twice, while shims are
 // replaced and killed.
 func TestListsGoOnAtTheNextShim(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget = patience
+	t.Parallel()
+	w := newEnv(t)
 	w.open()
 	for _, alloc := range []string{"plugin-1", "plugin-2", "plugin-3"} {
 		gate := w.plugin(alloc).On("NodePublishVolume").Hold()
@@ -92,8 +92,8 @@ func TestListsGoOnAtTheNextShim(t *testing.T) {
 	}
 }
 
-// healthy returns once the alloc's plugin serves.
-func (w *world) healthy(alloc string) {
+// healthy waits for the alloc's plugin.
+func (w *env) healthy(alloc string) {
 	w.t.Helper()
 	for {
 		list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{})
@@ -104,8 +104,8 @@ func (w *world) healthy(alloc string) {
 	}
 }
 
-// preparing has n allocs prepared, each with a volume that is not published, and returns once they hold their claims. leave ends that.
-func (w *world) preparing(n int) (leave func()) {
+// preparing starts PrepareAlloc for n allocs, whose volumes cannot be published, and returns once they hold their claims.
+func (w *env) preparing(n int) (leave func()) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.ctx())
 	var waiting sync.WaitGroup

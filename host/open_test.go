@@ -11,9 +11,10 @@ import (
 	"holdfast/internal/mount"
 )
 
-// What is no shim, or not the wanted one, is refused with what is wrong; nothing runs afterwards, and the state directory is free.
+// Nothing runs afterwards, and the state directory can be opened.
 func TestOpenRefusesABadBinary(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	must(t, os.MkdirAll(filepath.Join(w.dir, "bin"), 0o700))
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(w.dir, "bin", name)
@@ -48,7 +49,7 @@ func TestOpenRefusesABadBinary(t *testing.T) {
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if left := children(); len(left) > 0 {
+		if left := w.shims(); len(left) > 0 {
 			t.Errorf("%s: processes are left: %v", name, left)
 		}
 	}
@@ -57,7 +58,8 @@ func TestOpenRefusesABadBinary(t *testing.T) {
 }
 
 func TestOpenRefusesBadDirectories(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	loose := filepath.Join(w.dir, "loose")
 	must(t, os.Mkdir(loose, 0o700))
 	must(t, os.Chmod(loose, 0o777))
@@ -72,7 +74,7 @@ func TestOpenRefusesBadDirectories(t *testing.T) {
 		"a run directory of a long name":     {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
 		"a node that is no name":             {func(c *host.Config) { c.Node = "../x" }, "node name"},
 		"a file in place of the directory":   {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
-		"what lives that is no alloc at all": {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
+		"a workload that is wrong": {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
 	} {
 		config := w.config
 		c.change(&config)
@@ -84,14 +86,15 @@ func TestOpenRefusesBadDirectories(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if left := children(); len(left) > 0 {
+	if left := w.shims(); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
 	}
 }
 
-// One state directory has one host, by whatever path it is called. The first is not disturbed, and Close gives it back.
+// A link to the directory changes nothing. The first host is not disturbed, and Close unlocks the directory.
 func TestOneHostPerStateDirectory(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	link := filepath.Join(w.dir, "link")
 	must(t, os.Symlink(w.config.StateDir, link))
 	for _, dir := range []string{w.config.StateDir, link} {
@@ -109,9 +112,10 @@ func TestOneHostPerStateDirectory(t *testing.T) {
 	}
 }
 
-// Directories behind links work: what the shim makes and tells has the paths of the mount table.
+// The shim uses the paths of the mount table.
 func TestDirectoriesBehindLinks(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	state, run := w.config.StateDir, w.config.RunDir
 	must(t, os.Mkdir(state, 0o700))
 	must(t, os.Mkdir(run, 0o700))
@@ -130,9 +134,10 @@ func TestDirectoriesBehindLinks(t *testing.T) {
 	}
 }
 
-// A host that cannot apply an operation is told so: for a job's text, and for a task that was parsed when it could. Nothing is done then.
+// A plan operation that the orchestrator cannot apply is an error: in a job's text, and for a task parsed before.
 func TestHostWithFewerOperations(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	task := w.task("a")
 	must(t, w.host.Close())
 	w.config.Operations = []host.Operation{host.OpEnv}
@@ -147,7 +152,7 @@ func TestHostWithFewerOperations(t *testing.T) {
 		t.Errorf("a task that needs binds: %v", err)
 	}
 	if list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{}); err != nil || len(list.Tasks) > 0 {
-		t.Errorf("known is %v, %v", list.Tasks, err)
+		t.Errorf("the tasks are %v, %v", list.Tasks, err)
 	}
 	task.Isolated = false
 	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
@@ -155,7 +160,8 @@ func TestHostWithFewerOperations(t *testing.T) {
 	}
 }
 
-func TestExpand(t *testing.T) {
+func TestExpandKeepsUnknownReferences(t *testing.T) {
+	t.Parallel()
 	known := map[string]string{"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1"}
 	if got := host.Expand("${NOMAD_ALLOC_ID} on ${node.unique.id}, ${unknown}", known); got != "a1 on n1, ${unknown}" {
 		t.Errorf("got %q", got)

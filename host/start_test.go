@@ -18,8 +18,9 @@ import (
 	"holdfast/host"
 )
 
-// assassin kills as many children of this process as it is told to, each at a random moment of its first 150 ms.
-type assassin struct {
+// killer kills a number of shims, each at a random moment of its first 150 ms.
+type killer struct {
+	env   *env
 	mu    sync.Mutex
 	left  int
 	known map[string]bool
@@ -27,30 +28,30 @@ type assassin struct {
 	all   sync.WaitGroup
 }
 
-func newAssassin(t *testing.T) *assassin {
-	a := &assassin{known: map[string]bool{}, done: make(chan struct{})}
+func newKiller(w *env) *killer {
+	a := &killer{env: w, known: map[string]bool{}, done: make(chan struct{})}
 	a.all.Go(func() {
 		for {
 			select {
 			case <-a.done:
 				return
 			case <-time.After(time.Millisecond):
-				for _, pid := range children() {
-					a.meet(pid)
+				for _, pid := range a.env.shims() {
+					a.plan(pid)
 				}
 			}
 		}
 	})
-	t.Cleanup(a.end)
+	w.t.Cleanup(a.end)
 	return a
 }
 
-func (a *assassin) end() {
+func (a *killer) end() {
 	close(a.done)
 	a.all.Wait()
 }
 
-func (a *assassin) meet(child string) {
+func (a *killer) plan(child string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.left == 0 || a.known[child] {
@@ -60,42 +61,40 @@ func (a *assassin) meet(child string) {
 	a.left--
 	pid, _ := strconv.Atoi(child)
 	time.AfterFunc(rand.N(150*time.Millisecond), func() {
-		if slices.Contains(children(), child) {
+		if slices.Contains(a.env.shims(), child) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
 }
 
-// kill has the next n shims killed.
-func (a *assassin) kill(n int) {
+// kill makes it kill the next n shims.
+func (a *killer) kill(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.left = n
 }
 
-// A shim that is killed in any moment of its start is started again, by Open and after a crash, and the host serves.
+// The shim is killed at random moments of its start, by Open and after a crash.
 func TestShimKilledAtItsStartIsStartedAgain(t *testing.T) {
+	t.Parallel()
 	const kills = 6
-	for range 3 {
-		w := at(t)
-		a := newAssassin(t)
-		a.kill(kills)
-		w.open()
-		if _, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil {
-			t.Errorf("after Open: %v", err)
-		}
-		a.kill(kills)
-		w.kill()
-		w.until("started again", func(s host.ShimState) bool { return s.Serving && s.Failures >= kills-1 })
-		if err := w.host.ReleaseAlloc(w.ctx(), "some"); err != nil {
-			t.Errorf("after crashes: %v", err)
-		}
-		must(t, w.host.Close())
+	w := newEnv(t)
+	a := newKiller(w)
+	a.kill(kills)
+	w.open()
+	if _, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil {
+		t.Errorf("after Open: %v", err)
+	}
+	a.kill(kills)
+	w.kill()
+	w.until("started again", func(s host.ShimState) bool { return s.Serving && s.Failures >= kills-1 })
+	if err := w.host.ReleaseAlloc(w.ctx(), "some"); err != nil {
+		t.Errorf("after crashes: %v", err)
 	}
 }
 
-// failing has the shim run a shell command instead at its first starts, and count its starts in a file, by a line for each.
-func (w *world) failing(starts int, command string) (count string) {
+// failing has the shim run a shell command instead at its first starts. The file gets a line for each start.
+func (w *env) failing(starts int, command string) (count string) {
 	w.t.Helper()
 	path, count := filepath.Join(w.dir, "shim"), filepath.Join(w.dir, "starts")
 	script := fmt.Sprintf("#!/bin/sh\necho >> %s\nif [ $(wc -l < %s) -le %d ]; then %s; fi\nexec %s \"$@\"\n", count, count, starts, command, shimBinary)
@@ -104,10 +103,11 @@ func (w *world) failing(starts int, command string) (count string) {
 	return count
 }
 
-// A shim that ends by itself at its first starts is started again; one that always does ends Open, with what it said.
+// After three such starts Open fails, with the shim's last lines.
 func TestShimThatEndsAtItsStartIsTriedAFewTimes(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ failures, starts int }{{2, 3}, {100, 3}} {
-		w := at(t)
+		w := newEnv(t)
 		starts := w.failing(c.failures, "echo no memory >&2; exit 3")
 		h, err := host.Open(w.ctx(), w.config)
 		if err == nil {
@@ -122,20 +122,22 @@ func TestShimThatEndsAtItsStartIsTriedAFewTimes(t *testing.T) {
 	}
 }
 
-// A machine that boots may be too slow for the first start.
+// A node that boots may be too slow for the first start.
 func TestShimThatIsLateAtItsStartIsTriedAgain(t *testing.T) {
-	w := at(t)
-	w.config.StartTimeout = 5 * time.Second // which the second start has to keep to
+	t.Parallel()
+	w := newEnv(t)
+	w.config.StartTimeout = 5 * time.Second // the second start has to keep to it
 	starts := w.failing(1, "exec sleep 3600")
 	w.open()
-	if text, _ := os.ReadFile(starts); len(text) < 2 || len(children()) != 1 {
-		t.Errorf("%d starts, and the processes %v", len(text), children())
+	if text, _ := os.ReadFile(starts); len(text) < 2 || len(w.shims()) != 1 {
+		t.Errorf("%d starts, and the processes %v", len(text), w.shims())
 	}
 }
 
-// An Open whose shim is killed at each start ends with its context, and its error says why the context ended and how the shim did.
+// The error has the cause of the context and the exit of the shim.
 func TestOpenEndsWhileItsShimIsKilled(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	w.failing(1<<20, "kill -9 $$")
 	enough := errors.New("enough of this")
 	ctx, cancel := context.WithCancelCause(w.ctx())

@@ -16,7 +16,7 @@ import (
 	"holdfast/host"
 )
 
-// another is a shim of another digest that does the same: bytes behind a program are not of it.
+// another returns a shim of another digest: bytes after a program have no effect.
 func another(t *testing.T, dir, name string) string {
 	t.Helper()
 	program, err := os.ReadFile(shimBinary)
@@ -26,11 +26,11 @@ func another(t *testing.T, dir, name string) string {
 	return path
 }
 
-// Calls, reads and watchers go on over swaps: none fails, none is made twice, no event is lost. What a shim is asked of itself is never mixed with the
-// other's.
+// No call, read or watch fails. Status never mixes two shims.
 func TestSwapUnderLoad(t *testing.T) {
-	w := at(t)
-	w.config.Bake, w.config.SwapBudget = 50*time.Millisecond, patience
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = 50 * time.Millisecond
 	w.open()
 	ctx, cancel := context.WithCancel(w.ctx())
 	defer cancel()
@@ -77,7 +77,8 @@ func TestSwapUnderLoad(t *testing.T) {
 	})
 	binaries := []string{another(t, w.dir, "one"), another(t, w.dir, "two")}
 	var worst time.Duration
-	for i := range 10 {
+	const swaps = 6
+	for i := range swaps {
 		report, err := w.host.SwapAs(w.ctx(), host.Binary{Path: binaries[i%2]}, "tester")
 		if err != nil {
 			t.Fatalf("swap %d: %v", i, err)
@@ -98,7 +99,7 @@ func TestSwapUnderLoad(t *testing.T) {
 		t.Error("there was no load")
 	}
 	all := w.host.Swaps()
-	if len(all) != 10 || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {
+	if len(all) != swaps || all[0].By != "tester" || all[1].Outcome != host.SwapCommitted {
 		t.Errorf("history: %+v", all)
 	}
 	var steps []host.SwapStep
@@ -110,9 +111,10 @@ func TestSwapUnderLoad(t *testing.T) {
 	}
 }
 
-// A candidate that fails changes nothing, and the error says what was wrong.
+// Nothing changes, and the error names step and reason.
 func TestSwapRefusesABadCandidate(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	before, err := w.host.Status(w.ctx())
 	must(t, err)
 	rubbish := filepath.Join(w.dir, "rubbish")
@@ -139,9 +141,10 @@ func TestSwapRefusesABadCandidate(t *testing.T) {
 	}
 }
 
-// A candidate that would make the state one that the running shim cannot read is refused before anything is stopped: nobody could take over from it.
-func TestSwapRefusesWhatTheOldShimCouldNotRead(t *testing.T) {
-	w := newWorld(t)
+// After such a swap, no rollback would be possible.
+func TestSwapRefusesAStateThatTheOldShimCannotRead(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	st, err := w.host.Status(w.ctx())
 	must(t, err)
 	for _, readable := range []uint32{0, 1, st.Schema} {
@@ -160,10 +163,9 @@ func TestSwapRefusesWhatTheOldShimCouldNotRead(t *testing.T) {
 	}
 }
 
-// A new shim that dies young is followed by the old one.
 func TestSwapRollsBackWhenTheNewShimDies(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget = patience
+	t.Parallel()
+	w := newEnv(t)
 	w.open()
 	before, err := w.host.Status(w.ctx())
 	must(t, err)

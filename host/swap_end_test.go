@@ -13,9 +13,9 @@ import (
 	"holdfast/internal/fault"
 )
 
-// Close ends a swap that is under way, in whatever it waits for, and waits for it; a closed host swaps nothing.
 func TestCloseEndsASwap(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	reached := filepath.Join(w.dir, "reached")
 	swapped := make(chan error, 1)
 	go func() {
@@ -32,7 +32,7 @@ func TestCloseEndsASwap(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("Close did not end the swap")
 	}
-	if left := children(); len(left) > 0 {
+	if left := w.shims(); len(left) > 0 {
 		t.Errorf("processes: %v", left)
 	}
 	if left, _ := filepath.Glob(filepath.Join(w.config.StateDir, "rehearsal*")); len(left) > 0 {
@@ -55,12 +55,12 @@ func awaitFile(t *testing.T, path string) {
 	}
 }
 
-// Whoever wants a swap may go while the old shim is asked to be quiet: it takes calls again.
-func TestSwapThatNobodyWaitsForIsGivenUp(t *testing.T) {
-	w := at(t)
+// The caller goes while the old shim quiesces: the old shim continues.
+func TestCanceledSwapLeavesTheOldShim(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
 	reached, goOn := filepath.Join(w.dir, "reached"), filepath.Join(w.dir, "go-on")
 	w.config.Shim = host.Binary{Path: fault.Binary(t, faultyShim, w.dir, "waits", "Quiesce before touch "+reached, "Quiesce before wait-for "+goOn)}
-	w.config.SwapBudget = patience
 	w.open()
 	before := w.pid()
 	ctx, cancel := context.WithCancel(w.ctx())
@@ -80,10 +80,11 @@ func TestSwapThatNobodyWaitsForIsGivenUp(t *testing.T) {
 	}
 }
 
-// A shim that stands by and is frozen is not waited for while calls are held: its binary is started. The history says what has become of the swap.
-func TestFrozenShimThatStandsByIsNotWaitedFor(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = 5*time.Second, time.Hour
+// Calls are held, so the binary of a frozen standby is started instead.
+func TestRollbackDoesNotWaitForAFrozenStandby(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
+	w.config.SwapBudget, w.config.Bake = 4*time.Second, time.Hour
 	w.open()
 	old := w.pid()
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "young")})

@@ -13,8 +13,8 @@ import (
 	"holdfast/host"
 )
 
-// fragile is a shim that ends as it starts for as long as a file is there.
-func (w *world) fragile(name string) (b host.Binary, broken func(bool)) {
+// fragile returns a shim that exits at its start while a file exists.
+func (w *env) fragile(name string) (b host.Binary, broken func(bool)) {
 	w.t.Helper()
 	flag := filepath.Join(w.dir, name+".broken")
 	path := filepath.Join(w.dir, name)
@@ -30,8 +30,8 @@ func (w *world) fragile(name string) (b host.Binary, broken func(bool)) {
 	}
 }
 
-// until waits for the shim to stand as wanted.
-func (w *world) until(what string, is func(host.ShimState) bool) host.ShimState {
+// until waits for a state of the shim.
+func (w *env) until(what string, is func(host.ShimState) bool) host.ShimState {
 	w.t.Helper()
 	for ctx := w.ctx(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		if s := w.host.ShimState(); is(s) {
@@ -42,9 +42,10 @@ func (w *world) until(what string, is func(host.ShimState) bool) host.ShimState 
 	return host.ShimState{}
 }
 
-// A crash loop is told with its reason and the time of the next start, and a binary that is swapped in ends it, at once.
+// The state has the reason and the time of the next start. A swap ends the loop at once.
 func TestSwapEndsACrashLoop(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	binary, broken := w.fragile("loops")
 	w.config.Shim = binary
 	w.open()
@@ -71,9 +72,10 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	}
 }
 
-// A start that hangs holds up no swap: it is called off, and the call that waits for a shim is answered by the new one.
+// The start is called off, and waiting calls are answered by the new shim.
 func TestSwapEndsAStartThatHangs(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	hangs := filepath.Join(w.dir, "hangs")
 	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s.now ]; then exec sleep 3600; fi\nexec %s \"$@\"\n", hangs, shimBinary)
 	must(t, os.WriteFile(hangs, []byte(script), 0o700))
@@ -88,14 +90,15 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
 	must(t, err)
 	must(t, <-call)
-	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(children()) != 1 {
-		t.Errorf("%+v serves, of the processes %v", s, children())
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(w.shims()) != 1 {
+		t.Errorf("%+v serves, of the processes %v", s, w.shims())
 	}
 }
 
-// A shim that is frozen is killed and started again; the call that it had is answered by the next.
+// The call that it had is answered by the next shim.
 func TestFrozenShimIsStartedAgain(t *testing.T) {
-	w := at(t)
+	t.Parallel()
+	w := newEnv(t)
 	w.config.AnswerTimeout = time.Second
 	w.open()
 	must(t, syscall.Kill(w.pid(), syscall.SIGSTOP))
@@ -107,10 +110,11 @@ func TestFrozenShimIsStartedAgain(t *testing.T) {
 	}
 }
 
-// A shim that is frozen can be replaced: it is killed, as it does not let go. Each step that takes its time meanwhile is told, and by whom it is wanted.
+// It is killed, as it does not release the state. ShimState shows each slow step, and the operator.
 func TestFrozenShimIsReplaced(t *testing.T) {
-	w := at(t)
-	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, 5*time.Second
+	t.Parallel()
+	w := newEnv(t)
+	w.config.AnswerTimeout, w.config.Bake, w.config.SwapBudget = time.Hour, time.Hour, 3*time.Second
 	w.open()
 	task := w.task("a")
 	if s := w.host.ShimState(); s.Swap != nil || !s.Bakes.IsZero() {
@@ -147,9 +151,10 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 	}
 }
 
-// The newest decision counts for the next host: a swap, until the configuration names another binary than before.
+// A swap counts until the configuration names another binary than before.
 func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
-	w := unhurried(t)
+	t.Parallel()
+	w := openLongBake(t)
 	again := func() string {
 		t.Helper()
 		must(t, w.host.Close())
@@ -159,29 +164,29 @@ func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
 	must(t, err)
 	if got := again(); got != report.To {
-		t.Errorf("after a swap %s is run", got)
+		t.Errorf("after a swap %s runs", got)
 	}
 	if got := again(); got != report.To {
 		t.Errorf("and then %s", got)
 	}
 	if last := w.host.Swaps()[0]; last.Outcome != host.SwapCommitted {
-		t.Errorf("the swap that the next host has kept is %s", last.Outcome)
+		t.Errorf("the swap is %s for the next host", last.Outcome)
 	}
 	w.config.Shim = host.Binary{Path: another(t, w.dir, "configured")}
 	configured := again()
 	if configured == report.To || configured == report.From {
-		t.Errorf("after a change of the configuration %s is run", configured)
+		t.Errorf("after a change of the configuration %s runs", configured)
 	}
 	must(t, os.WriteFile(filepath.Join(w.config.StateDir, "shim.json"), []byte("rubbish"), 0o600))
 	if got := again(); got != configured {
-		t.Errorf("after the choice was damaged %s is run", got)
+		t.Errorf("after the choice was damaged %s runs", got)
 	}
 }
 
-// A binary that was swapped back to is the oldest file in the store. It is not removed when the next host adds the configured one anew.
+// Such a binary is the oldest file of the store. It must not be removed when the next host adds the configured one.
 func TestNextHostFindsWhatWasSwappedBackTo(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget = patience
+	t.Parallel()
+	w := newEnv(t)
 	w.open()
 	var back host.Binary
 	for _, name := range []string{"one", "two", "three"} {
@@ -197,13 +202,14 @@ func TestNextHostFindsWhatWasSwappedBackTo(t *testing.T) {
 	must(t, w.host.Close())
 	w.open()
 	if got := w.host.ShimState().SHA256; got != report.To {
-		t.Errorf("%s was swapped back to, and %s is run", report.To, got)
+		t.Errorf("%s was swapped back to, and %s runs", report.To, got)
 	}
 }
 
-// A binary that had not baked when its host died, and does not start for the next one, is rolled back.
+// The binary was in its bake when its host died, and does not start for the next one.
 func TestNextHostRollsBack(t *testing.T) {
-	w := unhurried(t)
+	t.Parallel()
+	w := openLongBake(t)
 	w.plugin("a")
 	binary, broken := w.fragile("young")
 	report, err := w.host.Swap(w.ctx(), binary)
@@ -213,7 +219,7 @@ func TestNextHostRollsBack(t *testing.T) {
 	broken(true)
 	w.open()
 	if s := w.host.ShimState(); s.SHA256 != report.From {
-		t.Errorf("%s is run", s.SHA256)
+		t.Errorf("%s runs", s.SHA256)
 	}
 	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake || last.Reason == "" {
 		t.Errorf("%+v", last)

@@ -13,9 +13,9 @@ import (
 	"holdfast/host"
 )
 
-// What a shim says of a volume that cannot be measured reaches the caller, with its kind.
-func TestVolumeStatsSayWhy(t *testing.T) {
-	w := newWorld(t)
+func TestErrorsOfVolumeStatsReachTheCaller(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	w.plugin("a")
 	if err := w.create("data", ""); err != nil {
 		t.Fatal(err)
@@ -34,9 +34,9 @@ func TestVolumeStatsSayWhy(t *testing.T) {
 	}
 }
 
-// A repair is a mutating call, which a shim takes with an operation id only; a plan that is not the one asked for is not carried out.
-func TestDoctorIsAsked(t *testing.T) {
-	w := newWorld(t)
+func TestDoctorRepairsOnlyTheNamedPlan(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	stray := filepath.Join(w.config.StateDir, "mnt", "plugin", "stage", "stray")
 	must(t, os.MkdirAll(stray, 0o700))
 	d, err := w.host.Doctor(w.ctx(), false, "")
@@ -47,7 +47,7 @@ func TestDoctorIsAsked(t *testing.T) {
 		t.Errorf("repair of another plan: %v", err)
 	}
 	if _, err := os.Lstat(stray); err != nil {
-		t.Errorf("it is gone before its plan was asked for: %v", err)
+		t.Errorf("it was removed by another plan: %v", err)
 	}
 	if d, err := w.host.Doctor(w.ctx(), true, d.Digest); err != nil || !d.Repaired {
 		t.Errorf("%+v, %v", d, err)
@@ -57,23 +57,23 @@ func TestDoctorIsAsked(t *testing.T) {
 	}
 }
 
-// What only looks is answered while a swap holds what changes something: it is in no line.
-func TestLooksGoOnWhileCallsAreHeld(t *testing.T) {
-	w := newWorld(t)
+func TestReadsContinueWhileWritesAreHeld(t *testing.T) {
+	t.Parallel()
+	w := openEnv(t)
 	defer w.host.HoldWrites()()
-	looks := func(ctx context.Context, repair bool) error {
+	doctor := func(ctx context.Context, repair bool) error {
 		_, err := w.host.Doctor(ctx, repair, "")
 		return err
 	}
-	if err := looks(w.ctx(), false); err != nil {
-		t.Errorf("a look of the doctor: %v", err)
+	if err := doctor(w.ctx(), false); err != nil {
+		t.Errorf("the doctor without repair: %v", err)
 	}
 	if _, _, err := w.host.VolumeStats(w.ctx(), host.VolumeName{ID: "none"}); !errors.Is(err, host.ErrNotFound) {
-		t.Errorf("how full a volume is: %v", err)
+		t.Errorf("volume stats: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(w.ctx(), 50*time.Millisecond)
 	defer cancel()
-	if err := looks(ctx, true); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "being replaced") {
+	if err := doctor(ctx, true); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "being replaced") {
 		t.Errorf("a repair: %v", err)
 	}
 }

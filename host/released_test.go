@@ -16,11 +16,11 @@ import (
 	"holdfast/proto/wire"
 )
 
-// A shim that was replaced and stands by refuses whatever it is asked, though it be asked directly; and told to take the state, it cannot while the
-// new one has it.
+// A shim that stands by refuses all calls, and cannot activate while the new one has the state.
 func TestReleasedShimRefuses(t *testing.T) {
-	w := at(t)
-	w.config.SwapBudget, w.config.Bake = patience, time.Hour
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = time.Hour
 	w.open()
 	task := w.task("a")
 	old := w.host.Conn()
@@ -72,9 +72,10 @@ func TestReleasedShimRefuses(t *testing.T) {
 	must(t, err)
 }
 
-// Who asks for the active shim's status is not told that of one that has let the state go: the call waits for one that has it.
+// A shim that has released the state does not answer: the call waits for an active one.
 func TestStatusIsOfTheActiveShim(t *testing.T) {
-	w := newWorld(t)
+	t.Parallel()
+	w := openEnv(t)
 	before, err := w.host.Status(w.ctx())
 	must(t, err)
 	control := pb.NewControlClient(w.host.Conn())
@@ -95,7 +96,7 @@ func TestStatusIsOfTheActiveShim(t *testing.T) {
 
 func failed[T any](_ T, err error) error { return err }
 
-// everyMethod gives every call of the API but those of Control and those that need no state.
+// everyMethod calls f with every method but those of Control and those that need no state.
 func everyMethod(f func(name string, req protoreflect.Message, reply any)) {
 	protoregistry.GlobalFiles.RangeFilesByPackage("holdfast.v1", func(file protoreflect.FileDescriptor) bool {
 		for i := range file.Services().Len() {

@@ -10,10 +10,10 @@ import (
 	"holdfast/host"
 )
 
-// A secret is asked for by its name, with a deadline; what the function says is what the caller gets.
+// Without Config.Secret, environment variables are looked up. This test is not parallel, as it sets one.
 func TestSecretsAreAskedOfTheHost(t *testing.T) {
 	t.Setenv("HOLDFAST_TEST_SECRET", "s3cret")
-	w := newWorld(t)
+	w := openEnv(t)
 	w.plugin("a")
 	secret := func(name string) string { return "secrets {\n key = { env = \"" + name + "\" }\n}\n" }
 	if err := w.create("set", secret("HOLDFAST_TEST_SECRET")); err != nil {
@@ -26,8 +26,9 @@ func TestSecretsAreAskedOfTheHost(t *testing.T) {
 
 var errVault = errors.New("the vault is sealed")
 
-func TestSecretFunction(t *testing.T) {
-	w := at(t)
+func TestSecretsComeFromConfigSecret(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
 	var names []string
 	var mu sync.Mutex
 	w.config.Secret = func(ctx context.Context, name string) (string, error) {
@@ -35,7 +36,7 @@ func TestSecretFunction(t *testing.T) {
 		defer mu.Unlock()
 		names = append(names, name)
 		if _, bounded := ctx.Deadline(); !bounded {
-			t.Error("the question has no deadline")
+			t.Error("the callback has no deadline")
 		}
 		if name == "bad" {
 			return "", errVault
@@ -55,9 +56,10 @@ func TestSecretFunction(t *testing.T) {
 	}
 }
 
-func TestFileFunction(t *testing.T) {
+func TestFilesComeFromConfigFile(t *testing.T) {
+	t.Parallel()
 	src := host.Source{Name: "x.hcl", Text: []byte("task \"t\" {\n driver = \"raw_exec\"\n env {\n TEXT = file(\"/etc/x\")\n }\n}\n")}
-	w := newWorld(t)
+	w := openEnv(t)
 	if _, _, err := w.host.Parse(w.ctx(), src, host.ParseOptions{}); !errors.Is(err, host.ErrInvalid) || !strings.Contains(err.Error(), "reads no files") {
 		t.Errorf("a host without the function: %v", err)
 	}
@@ -71,9 +73,9 @@ func TestFileFunction(t *testing.T) {
 	}
 }
 
-// A function that hangs holds up neither a new shim nor other questions.
-func TestHangingFunctionHoldsUpNobody(t *testing.T) {
-	w := at(t)
+func TestHangingCallbackDelaysNeitherCallsNorShims(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
 	hangs, entered := make(chan struct{}), make(chan struct{}, 64)
 	w.config.File = func(ctx context.Context, path string) ([]byte, error) {
 		if path == "/hang" {
