@@ -2,7 +2,7 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,17 +12,17 @@ import (
 	"holdfast/registry"
 )
 
-// use has the shim say that the alloc holds the volume, which the plugin has staged and published or has not.
-func (w *world) use(id host.AllocID, mark registry.Mark) {
+// setHolder makes the shim report that the alloc holds the volume, with the state of its mount.
+func (e *env) setHolder(id host.AllocID, mark registry.Mark) {
 	v := host.VolumeStatus{}
 	v.ID, v.Placement.Stage = "data", mark
 	v.Holders = []registry.Holder{{Claim: registry.Claim{Alloc: id}, Publish: mark}}
-	w.shim.mu.Lock()
-	defer w.shim.mu.Unlock()
-	w.shim.volumes = []host.VolumeStatus{v}
+	e.shim.mu.Lock()
+	defer e.shim.mu.Unlock()
+	e.shim.volumes = []host.VolumeStatus{v}
 }
 
-// A change that stops a plugin beneath a mount in use is refused, whichever way the job is changed, as job stop is.
+// A change that stops a plugin below a used mount is refused, in whatever way the job is changed.
 func TestChangedPluginInUseIsRefused(t *testing.T) {
 	plugins := func(name string, count int, command string) hooks.Group {
 		p := plugin("disk")
@@ -37,67 +37,147 @@ func TestChangedPluginInUseIsRefused(t *testing.T) {
 		return withVolumes(tasks("users", u))
 	}
 	before := []hooks.Group{plugins("plugins", 2, "/bin/true"), users("old")}
+	changed, done := plugins("plugins", 2, "/bin/false"), registry.MarkDone
 	for name, c := range map[string]struct {
 		after   []hooks.Group
-		other   bool // another job uses the volume, not this one
+		user    string // job that uses the volume
 		mark    registry.Mark
 		refused bool
 	}{
-		"changed":                  {[]hooks.Group{plugins("plugins", 2, "/bin/false"), users("old")}, true, registry.MarkDone, true},
-		"an uncertain mount":       {[]hooks.Group{plugins("plugins", 2, "/bin/false"), users("old")}, true, registry.MarkSent, true},
-		"fewer":                    {[]hooks.Group{plugins("plugins", 1, "/bin/true"), users("old")}, true, registry.MarkDone, true},
-		"group renamed":            {[]hooks.Group{plugins("others", 2, "/bin/true"), users("old")}, true, registry.MarkDone, true},
-		"group removed":            {[]hooks.Group{users("old")}, true, registry.MarkDone, true},
-		"its own user stays":       {[]hooks.Group{plugins("plugins", 2, "/bin/false"), users("old")}, false, registry.MarkDone, true},
-		"its own user goes first":  {[]hooks.Group{plugins("plugins", 2, "/bin/false"), users("new")}, false, registry.MarkDone, false},
-		"unchanged":                {before, true, registry.MarkDone, false},
-		"more":                     {[]hooks.Group{plugins("plugins", 3, "/bin/true"), users("old")}, true, registry.MarkDone, false},
-		"only the user is changed": {[]hooks.Group{plugins("plugins", 2, "/bin/true"), users("new")}, true, registry.MarkDone, false},
-		"held, but not mounted":    {[]hooks.Group{plugins("plugins", 2, "/bin/false"), users("old")}, true, "", false},
+		"changed":             {[]hooks.Group{changed, users("old")}, "user", done, true},
+		"an uncertain mount":  {[]hooks.Group{changed, users("old")}, "user", registry.MarkSent, true},
+		"fewer":               {[]hooks.Group{plugins("plugins", 1, "/bin/true"), users("old")}, "user", done, true},
+		"group renamed":       {[]hooks.Group{plugins("others", 2, "/bin/true"), users("old")}, "user", done, true},
+		"group removed":       {[]hooks.Group{users("old")}, "user", done, true},
+		"own user stays":      {[]hooks.Group{changed, users("old")}, "disk", done, true},
+		"own user goes first": {[]hooks.Group{changed, users("new")}, "disk", done, false},
+		"unchanged":           {before, "user", done, false},
+		"more":                {[]hooks.Group{plugins("plugins", 3, "/bin/true"), users("old")}, "user", done, false},
+		"only users changed":  {[]hooks.Group{plugins("plugins", 2, "/bin/true"), users("new")}, "user", done, false},
+		"held, not mounted":   {[]hooks.Group{changed, users("old")}, "user", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				w.submit(job("disk", "service", before...))
-				w.submit(job("user", "service", withVolumes(tasks("g", task("main", "")))))
-				w.await("all run", func([]*AllocRecord) bool { return w.count("start ") == 4 })
-				who := w.awaitRunning("user")
-				if !c.other {
-					for _, r := range w.agent.Allocs() {
-						if r.Group.Name == "users" {
-							who = r
-						}
-					}
-				}
-				w.use(who.ID, c.mark)
-				_, err := w.agent.Submit(w.Context(), job("disk", "service", c.after...), Source{}, w.shim, SubmitOptions{})
+			withAgent(t, func(e *env) {
+				e.submit(job("disk", "service", before...))
+				e.submit(userJob("user", ""))
+				e.awaitCount("start ", 4)
+				user := e.awaitAlloc(c.user, "with volumes", (*AllocRecord).UsesVolumes)
+				e.setHolder(user.ID, c.mark)
+				err := e.trySubmit(job("disk", "service", c.after...), SubmitOptions{})
 				if !c.refused {
-					if err != nil {
-						w.Errorf("refused: %v", err)
-					}
+					e.must(err)
 					return
 				}
-				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "of job "+who.Job+" holds volume") {
-					w.Errorf("it is taken, or refused for another reason: %v", err)
-				}
+				e.hasError(err, registry.ErrConflict, "of job "+c.user+" holds volume")
 				synctest.Wait()
-				if w.count("stop ") != 0 || w.agent.job("disk").Version != 1 {
-					w.Errorf("a refused change does something: %v", w.all())
+				e.hasCount("stop ", 0)
+				if v := e.agent.job("disk").Version; v != 1 {
+					e.Errorf("the refused change is version %d", v)
 				}
-				_, err = w.agent.Submit(w.Context(), job("disk", "service", c.after...), Source{}, w.shim, SubmitOptions{Force: true})
-				if err != nil {
-					w.Errorf("forced: %v", err)
-				}
-				w.await("a plugin is stopped", func([]*AllocRecord) bool { return w.count("stop disk/plugin") > 0 })
+				e.must(e.trySubmit(job("disk", "service", c.after...), SubmitOptions{Force: true}))
+				e.await("a plugin is stopped", func([]*AllocRecord) bool { return e.count("stop disk/plugin") > 0 })
 			})
 		})
 	}
 }
 
 func TestSubmitReturnsWithItsAllocsPlaced(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.submit(batch("many", 3, `{}`))
-		if n := len(w.agent.Allocs()); n != 3 {
-			t.Errorf("%d allocs are known when Submit returns, want 3", n)
+	withAgent(t, func(e *env) {
+		e.submit(batchJob("many", 3, `{}`))
+		if n := len(e.agent.Allocs()); n != 3 {
+			t.Errorf("%d allocs, want 3", n)
 		}
 	})
+}
+
+func TestUpdateKeepsUnchangedGroups(t *testing.T) {
+	withAgent(t, func(e *env) {
+		allocs := func() map[string]host.AllocID {
+			out := map[string]host.AllocID{}
+			for _, r := range unended(e.agent.Allocs(), lastRank) {
+				out[fmt.Sprintf("%s[%d]", r.Group.Name, r.Index)] = r.ID
+			}
+			return out
+		}
+		awaitAllocs := func(n int) {
+			e.await("allocs", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == n })
+		}
+		same, changed := tasks("same", task("same", "")), withVolumes(tasks("changed", task("main", "")))
+		same.Count = 2
+		e.submit(job("work", "service", same, changed))
+		e.awaitCount("start", 3)
+		before := allocs()
+		same.Count = 3
+		changed.Tasks = append(changed.Tasks[:0:0], task("main", `{"user":"nobody"}`))
+		e.submit(job("work", "service", same, changed))
+		e.awaitCount("start", 5)
+		awaitAllocs(4)
+		after := allocs()
+		if before["same[0]"] != after["same[0]"] || before["same[1]"] != after["same[1]"] ||
+			before["changed[0]"] == after["changed[0]"] || after["same[2]"] == "" {
+			e.Errorf("before %v, after %v", before, after)
+		}
+		e.has("prepared work", "start work/main", "stop work/main", "released work", "prepared work", "start work/main")
+		e.hasCount("stop", 1)
+		e.submit(job("work", "service", same)) // without the other group
+		awaitAllocs(3)
+	})
+}
+
+func TestKeptAllocThatFailsIsNotReplaced(t *testing.T) {
+	withAgent(t, func(e *env) {
+		j := serviceJob("work", `{"restart":[{"attempts":0}]}`)
+		e.submit(j)
+		r := e.awaitRunning("work")
+		e.submit(j)
+		e.awaitAlloc("work", "version 2", func(r *AllocRecord) bool { return r.Version == 2 })
+		e.exit(r, "main", 1)
+		e.awaitState("work", AllocFailed)
+		synctest.Wait()
+		e.hasCount("start", 1)
+	})
+}
+
+func TestAPluginInUseIsNotStopped(t *testing.T) {
+	withAgent(t, func(e *env) {
+		_, user := e.runPluginAndUser()
+		e.setHolder(user.ID, "")
+		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict, "job user")
+		e.stopJob("disk", StopOptions{Force: true, Purge: true})
+		e.await("only the user is left", func(all []*AllocRecord) bool { return len(all) == 1 && all[0].Job == "user" })
+	})
+}
+
+func TestTakeDownNamesWhatIsLeft(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.release = func(host.AllocID) error { return registry.Errorf(registry.ErrUnavailable, "the plugin is gone") }
+		e.runPluginAndUser()
+		e.hasError(e.agent.TakeDown(e.timeout()), nil, "the plugin is gone")
+		e.hasCount("stop disk/plugin", 0)
+		e.hasError(e.agent.TakeDownByForce(e.timeout()), nil, "job user is releasing")
+		e.has("stop user/main", "stop disk/plugin")
+	})
+}
+
+func TestForceGivesTasksNoGrace(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.ignoreTerm = true
+		e.submit(serviceJob("slow", `{"kill_timeout":"1h"}`))
+		e.awaitRunning("slow")
+		e.hasError(e.agent.TakeDown(e.timeout()), nil, "job slow is stopping")
+		e.must(e.agent.TakeDownByForce(e.timeout()))
+		e.has("stop slow/main")
+	})
+}
+
+func TestAllocsAreFoundByPrefix(t *testing.T) {
+	a := &Agent{allocs: map[host.AllocID]*alloc{}}
+	for _, id := range []host.AllocID{"aa1", "aa2", "bb"} {
+		a.publish([]*AllocRecord{{ID: id}}, nil)
+	}
+	for prefix, want := range map[string]string{"aa1": "", "b": "", "aa": "longer prefix", "c": "not found", "": "not found"} {
+		if _, err := a.Find(prefix); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", prefix, err, want)
+		}
+	}
 }

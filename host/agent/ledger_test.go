@@ -1,11 +1,18 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	bolt "go.etcd.io/bbolt"
+
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -24,33 +31,33 @@ func TestDoctorExaminesTheLedger(t *testing.T) {
 	}
 	for what, c := range map[string]struct {
 		prepare func(t *testing.T, path string)
-		kind    registry.FindingKind // empty: it is well
+		kind    registry.FindingKind // empty: no finding
 		says    string
 	}{
-		"there is none":  {func(*testing.T, string) {}, "", ""},
-		"it is well":     {func(t *testing.T, path string) { _ = open(t, path).close() }, "", ""},
-		"an empty state": {func(t *testing.T, path string) { write(t, path, "") }, "", ""},
-		"it is garbage":  {func(t *testing.T, path string) { write(t, path, strings.Repeat("garbage ", 8192)) }, registry.FoundDamage, "invalid database"},
-		"it is truncated": {func(t *testing.T, path string) {
+		"none":    {func(*testing.T, string) {}, "", ""},
+		"healthy": {func(t *testing.T, path string) { _ = open(t, path).close() }, "", ""},
+		"empty":   {func(t *testing.T, path string) { write(t, path, "") }, "", ""},
+		"garbage": {func(t *testing.T, path string) { write(t, path, strings.Repeat("garbage ", 8192)) }, registry.FoundDamage, "invalid database"},
+		"truncated": {func(t *testing.T, path string) {
 			_ = open(t, path).close()
 			if err := os.Truncate(path, 9000); err != nil {
 				t.Fatal(err)
 			}
 		}, registry.FoundDamage, "truncated"},
-		"it was emptied beneath allocs": {func(t *testing.T, path string) {
+		"emptied, with allocs": {func(t *testing.T, path string) {
 			write(t, path, "")
 			if err := os.MkdirAll(filepath.Join(filepath.Dir(path), "allocs", "a1"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}, registry.FoundDamage, "gone or empty"},
-		"an agent has it open": {func(t *testing.T, path string) {
+		"open in an agent": {func(t *testing.T, path string) {
 			l := open(t, path)
 			t.Cleanup(func() { _ = l.close() })
 		}, registry.FoundUnseen, "locked"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			state := t.TempDir()
-			path := filepath.Join(state, "agent", "agent.db")
+			path := ledgerPath(state)
 			if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -61,4 +68,75 @@ func TestDoctorExaminesTheLedger(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestDamagedLedgerIsRefused(t *testing.T) {
+	c := Config{StateDir: t.TempDir(), Drivers: []taskdriver.Driver{&fakeDriver{}}}
+	a, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = a.ledger.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(allocsBucket).Put([]byte("x"), []byte(`{"id": 5}`)) })
+	if err := errors.Join(err, a.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(c); !errors.Is(err, registry.ErrDamaged) {
+		t.Errorf("a damaged record: %v", err)
+	}
+	if err := os.WriteFile(ledgerPath(c.StateDir), []byte("no database"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(c); !errors.Is(err, registry.ErrDamaged) {
+		t.Errorf("a damaged file: %v", err)
+	}
+}
+
+// While a write to disk hangs, all readers get the state before it.
+func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(serviceJob("old", ""))
+		old := e.awaitRunning("old")
+		hangs, goOn := make(chan struct{}, 1), make(chan struct{})
+		e.agent.ledger.before = func() error {
+			select {
+			case hangs <- struct{}{}:
+			default:
+			}
+			<-goOn
+			return nil
+		}
+		submitted := make(chan error, 1)
+		go func() { submitted <- e.trySubmit(serviceJob("new", ""), SubmitOptions{}) }()
+		<-hangs
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			if jobs := e.agent.Jobs(); len(jobs) != 1 {
+				t.Errorf("%d jobs are published, one is on disk", len(jobs))
+			}
+			if r, err := e.agent.Find(string(old.ID)); err != nil || r.State != AllocRunning || len(e.agent.Allocs()) != 1 {
+				t.Errorf("the old alloc: %v", err)
+			}
+			if err := e.agent.Logs(e.Context(), old.ID, "main", taskdriver.Stdout, false, nil); err != nil {
+				t.Error(err)
+			}
+			e.agent.Retry()
+			ctx, cancel := context.WithTimeout(e.Context(), time.Minute)
+			defer cancel()
+			if err := e.agent.Await(ctx, func(all []*AllocRecord) bool { return len(all) == 1 }); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		select {
+		case <-read:
+		default:
+			t.Error("a reader waits for the disk")
+		}
+		close(goOn)
+		e.must(<-submitted)
+		<-read
+		e.awaitRunning("new")
+		e.hasCount("start ", 2)
+	})
 }

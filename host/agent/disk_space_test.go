@@ -1,0 +1,232 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/internal/mount"
+	"holdfast/registry"
+)
+
+// smallDisks make and mount file systems of a few MiB.
+var smallDisks = map[string]func(t *testing.T, dir string) error{
+	"tmpfs": func(_ *testing.T, dir string) error { return unix.Mount("small", dir, "tmpfs", 0, "size=8m") },
+	"ext4": func(t *testing.T, dir string) error {
+		image := filepath.Join(t.TempDir(), "image")
+		err := os.WriteFile(image, nil, 0o600)
+		err = errors.Join(err, os.Truncate(image, 12<<20))
+		if out, e := exec.Command("mkfs.ext4", "-q", "-m", "0", image).CombinedOutput(); e != nil {
+			t.Fatalf("mkfs.ext4: %v: %s", e, out)
+		}
+		out, e := exec.Command("mount", "-o", "loop", image, dir).CombinedOutput()
+		if e != nil {
+			t.Logf("mount: %s", out)
+		}
+		return errors.Join(err, e)
+	},
+}
+
+// fill uses all free space below dir. The returned function frees it.
+func fill(t *testing.T, dir string) (free func()) {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 1 << 20; size > 0; {
+		_, err := f.Write(make([]byte, size))
+		if err == nil {
+			err = f.Sync()
+		}
+		switch {
+		case errors.Is(err, unix.ENOSPC):
+			size /= 2
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// onSmallDisk runs the test on each of smallDisks.
+func onSmallDisk(t *testing.T, test func(t *testing.T, dir string)) {
+	if os.Getuid() != 0 || mount.OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) }) != nil {
+		t.Skip("only root can mount file systems")
+	}
+	for name, mount := range smallDisks {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := mount(t, dir); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, 0); err != nil {
+					t.Error(err)
+				}
+			})
+			test(t, dir)
+		})
+	}
+}
+
+func TestLedgerReservesRoomForReleases(t *testing.T) {
+	onSmallDisk(t, func(t *testing.T, dir string) {
+		l, err := openLedger(filepath.Join(dir, "agent.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.close()
+		const allocs = 50
+		put := func(i, size int) error {
+			id := host.AllocID(fmt.Sprint("alloc-", i))
+			return l.write(entry{allocsBucket, string(id), &AllocRecord{ID: id, Reason: strings.Repeat("x", size)}})
+		}
+		for i := range allocs {
+			if err := put(i, 10); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := l.reserve(allocs); err != nil {
+			t.Fatal(err)
+		}
+		fill(t, dir)
+		for i := range allocs {
+			if err := put(i, 5000); err != nil {
+				t.Fatalf("record %d: %v", i, err)
+			}
+		}
+		if err := l.reserve(1000); !errors.Is(err, registry.ErrExhausted) {
+			t.Errorf("reserved more than there is: %v", err)
+		}
+	})
+}
+
+func TestFullStateDiskRefusesOnlyWhatIsNew(t *testing.T) {
+	onSmallDisk(t, func(t *testing.T, dir string) {
+		withAgentAt(t, dir, func(e *env) {
+			e.runPluginAndUser()
+			e.submit(batchJob("work", 40, ""))
+			e.awaitCount("start ", 42)
+			free := fill(e.T, dir)
+			refused := func() {
+				e.Helper()
+				e.hasError(e.trySubmit(serviceJob("new", ""), SubmitOptions{}), registry.ErrExhausted, dir, "job stop")
+			}
+			refused()
+			e.restart(nil)
+			refused()
+			for _, r := range e.agent.Allocs() {
+				if r.Job == "work" {
+					e.exit(r, "main", 0)
+				}
+			}
+			e.await("the batch job has ended", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 2 })
+			e.restart(nil)
+			e.stopJob("user", StopOptions{})
+			e.awaitState("user", AllocStopped)
+			e.stopJob("disk", StopOptions{Purge: true})
+			e.awaitAllEnded()
+			e.has("stop user/main", "released user", "stop disk/plugin")
+			e.hasCount("end work/", 40)
+			e.hasCount("start ", 42)
+			free()
+			e.submit(serviceJob("new", ""))
+			e.awaitRunning("new")
+			e.takeDown()
+		})
+	})
+}
+
+// fillLedger makes each write to the ledger fail while the result is true.
+func (e *env) fillLedger() *atomic.Bool {
+	var full atomic.Bool
+	e.agent.ledger.before = func() error {
+		if full.Load() {
+			return unix.ENOSPC
+		}
+		return nil
+	}
+	return &full
+}
+
+// Changes that cannot be recorded have not happened. They are retried, and the shortage is reported until then.
+func TestChangesWaitForSpace(t *testing.T) {
+	withAgent(t, func(e *env) {
+		full := e.fillLedger()
+		e.submit(batchJob("ends", 1, ""))
+		e.submit(serviceJob("stays", ""))
+		ends, _ := e.awaitRunning("ends"), e.awaitRunning("stays")
+		full.Store(true)
+		e.exit(ends, "main", 0)
+		time.Sleep(time.Minute)
+		if r := e.agent.record(ends.ID); r.State != AllocRunning {
+			t.Errorf("published before it is on disk: %s", r.State)
+		}
+		if e.agent.Shortage() == "" {
+			t.Error("the shortage is not reported")
+		}
+		e.hasError(e.agent.StopJob(e.Context(), "stays", e.shim, StopOptions{}), registry.ErrExhausted)
+		full.Store(false)
+		e.awaitState("ends", AllocComplete)
+		time.Sleep(time.Minute)
+		if text := e.agent.Shortage(); text != "" {
+			t.Errorf("the shortage is still reported: %q", text)
+		}
+		e.takeDown()
+	})
+}
+
+// A start that fails because of a full disk is no failure of the task, and is retried under any restart policy.
+func TestStartsWaitForSpace(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.failStarts(registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC))
+		e.submit(serviceJob("work", `{"restart":[{"attempts":0,"mode":"fail"}]}`))
+		e.awaitAlloc("work", "shows the reason", func(r *AllocRecord) bool {
+			return strings.Contains(r.Tasks["main"].Reason, "no space left")
+		})
+		time.Sleep(time.Hour)
+		e.driver.failStarts(nil)
+		e.awaitRunning("work")
+		e.takeDown()
+	})
+}
+
+func TestPlacementsWaitForSpace(t *testing.T) {
+	withAgent(t, func(e *env) {
+		full := e.fillLedger()
+		r := &JobRecord{Job: *serviceJob("work", ""), Version: 1}
+		e.agent.writing.Lock() // so that reconcile comes later
+		err := e.agent.commit(func() { e.agent.jobs["work"] = r }, entry{jobsBucket, "work", r})
+		full.Store(true)
+		e.agent.writing.Unlock()
+		e.must(err)
+		e.agent.kick()
+		synctest.Wait()
+		if text := e.agent.Shortage(); !strings.Contains(text, "no space left") {
+			t.Errorf("the shortage is %q", text)
+		}
+		full.Store(false)
+		e.awaitRunning("work")
+		if text := e.agent.Shortage(); text != "" {
+			t.Errorf("the shortage is still reported: %q", text)
+		}
+		e.takeDown()
+	})
+}

@@ -1,0 +1,258 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+func TestNoTaskStartsBeforeItsVolumes(t *testing.T) {
+	withAgent(t, func(e *env) {
+		var ready atomic.Bool
+		e.shim.prepare = func(host.AllocGroup) error {
+			if !ready.Load() {
+				return registry.Errorf(registry.ErrUnavailable, "plugin loopfs has no healthy instance")
+			}
+			return nil
+		}
+		e.submit(userJob("user", ""))
+		e.awaitReason("user", "no healthy instance")
+		e.hasCount("start", 0)
+		ready.Store(true)
+		e.shim.hint <- struct{}{}
+		r := e.awaitRunning("user")
+		e.has("refused user", "prepared user", "start user/main")
+		if binds := e.driver.get(attemptID(r.ID, "main", 1)).task.Plan.Binds; len(binds) != 1 || binds[0].Target != "/data" {
+			e.Errorf("the plan was not applied: %+v", binds)
+		}
+		if r.Reason != "" {
+			e.Errorf("a running alloc waits for %q", r.Reason)
+		}
+	})
+}
+
+func TestVolumesAreReleasedAfterTheTasks(t *testing.T) {
+	withAgent(t, func(e *env) {
+		tries := 0
+		e.shim.release = func(host.AllocID) error {
+			if tries++; tries < 3 {
+				return registry.Errorf(registry.ErrUnavailable, "the plugin does not answer")
+			}
+			return nil
+		}
+		e.submit(job("user", "service", withVolumes(tasks("g", task("main", ""), task("side", "")))))
+		e.awaitRunning("user")
+		e.stopJob("user", StopOptions{})
+		e.awaitState("user", AllocStopped)
+		e.has("stop user/", "stop user/", "released user")
+		if tries != 3 {
+			e.Errorf("released after %d attempts", tries)
+		}
+	})
+}
+
+func TestUsersStopBeforePlugins(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.releaseSlowly("disk/plugin")
+		e.runPluginAndUser()
+		e.takeDown()
+		e.has("starting disk/plugin 1", "started disk/plugin 1", "stop user/main", "released user", "stop disk/plugin",
+			"exited disk/plugin 1 code=0 final=true")
+	})
+	withAgent(t, func(e *env) { // of one job
+		e.releaseSlowly("all/plugin")
+		e.submit(job("all", "service", tasks("plugins", plugin("disk")), withVolumes(tasks("users", task("main", "")))))
+		e.awaitCount("start all/", 2)
+		e.stopJob("all", StopOptions{})
+		e.awaitAllEnded()
+		e.has("stop all/main", "released all", "stop all/plugin")
+	})
+}
+
+func TestStopEndsWaitingAlloc(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.prepare = func(host.AllocGroup) error {
+			return registry.Errorf(registry.ErrConflict, "volume data is held by alloc 1234")
+		}
+		e.submit(userJob("user", ""))
+		e.awaitReason("user", "held by alloc 1234")
+		e.stopJob("user", StopOptions{})
+		e.awaitState("user", AllocStopped)
+		e.has("refused user", "released user")
+		e.hasCount("start", 0)
+	})
+}
+
+var stageWait = registry.Wait{
+	Volume: registry.VolumeName{Namespace: "default", ID: "disk"}, Step: registry.StepStage, For: "plugin p",
+	RPC: registry.NodeStageRPC, Code: "UNAVAILABLE", Detail: "backend is down", Advice: "look at the backend",
+}
+
+func TestWaitIsNotedOnceWhileTheCallRuns(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.hang, e.shim.waiting = true, []registry.Wait{stageWait}
+		e.submit(userJob("user", ""))
+		e.awaitReason("user", stageWait.String())
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		rec, noted := e.agent.Allocs()[0], 0
+		for _, n := range rec.Notes {
+			if strings.Contains(n.Text, stageWait.String()) {
+				noted++
+			}
+		}
+		if noted != 1 || !rec.Next.IsZero() {
+			t.Errorf("noted %d times, next %v", noted, rec.Next)
+		}
+		e.takeDown()
+	})
+}
+
+// Between attempts an alloc shows what the shim says and the time of the next one. A permanent error fails it, with advice.
+func TestPrepareErrorsAreShown(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.shim.waiting = []registry.Wait{stageWait}
+		var kind atomic.Value
+		kind.Store(registry.ErrConflict)
+		e.shim.prepare = func(host.AllocGroup) error { return fmt.Errorf("alloc 12345678-1234: %w", kind.Load().(error)) }
+		e.submit(userJob("user", ""))
+		if r := e.awaitReason("user", stageWait.String()); !r.Next.After(time.Now()) {
+			e.Errorf("next attempt at %v", r.Next)
+		}
+		kind.Store(registry.ErrInvalid)
+		rec := e.awaitState("user", AllocFailed)
+		if want := "volumes cannot be prepared: " + stageWait.String() + "; look at the backend"; rec.Reason != want {
+			t.Errorf("%s\nwant %s", rec.Reason, want)
+		}
+		e.has("refused user", "released user")
+		e.hasCount("start", 0)
+	})
+}
+
+func TestBatchCompletesWhenAllItsTasksSucceed(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(job("work", "batch", withVolumes(tasks("g", task("main", ""), task("other", "")))))
+		r := e.awaitRunning("work")
+		e.exit(r, "main", 0)
+		synctest.Wait()
+		e.hasCount("released", 0)
+		e.exit(r, "other", 0)
+		e.awaitState("work", AllocComplete)
+		e.has("end work/main", "end work/other", "released work")
+		e.hasCount("start", 2)
+	})
+}
+
+func TestFailedTaskStopsTheOthers(t *testing.T) {
+	withAgent(t, func(e *env) {
+		j := job("work", "service", tasks("g",
+			task("main", `{"restart":[{"attempts":1,"delay":"1s","interval":"1h","mode":"fail"}]}`), task("side", "")))
+		e.submit(j)
+		for attempt := range uint64(2) {
+			e.exit(e.awaitAttempt("work", "main", attempt+1), "main", 3)
+		}
+		r := e.awaitState("work", AllocFailed)
+		e.has("end work/main", "start work/main", "end work/main", "stop work/side")
+		if !strings.Contains(r.Reason, "exit code 3") || !strings.Contains(r.Reason, "1 restarts within 1h") {
+			e.Errorf("reason %q", r.Reason)
+		}
+		synctest.Wait() // a failed job runs again only when it is submitted again
+		e.hasCount("start work/main", 2)
+		e.submit(j)
+		e.awaitRunning("work")
+	})
+}
+
+func TestPrestartAndLeaderTasks(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(job("work", "batch", tasks("g",
+			task("main", `{"leader":true}`), task("first", `{"lifecycle":[{"hook":"prestart"}]}`),
+			task("proxy", `{"lifecycle":[{"hook":"prestart","sidecar":true}]}`))))
+		e.awaitCount("start", 2)
+		r := e.agent.Allocs()[0]
+		e.hasCount("start work/main", 0)
+		e.exit(r, "first", 0)
+		e.awaitCount("start work/main", 1)
+		e.exit(r, "main", 0)
+		e.awaitState("work", AllocComplete)
+		e.has("end work/first", "start work/main", "end work/main", "stop work/proxy")
+	})
+}
+
+func TestPermanentStartErrorFailsAtOnce(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.startErr = registry.Errorf(registry.ErrNotFound, "no program /nope")
+		e.submit(pluginJob("work"))
+		if r := e.awaitState("work", AllocFailed); !strings.Contains(r.Reason, "no program /nope") {
+			e.Errorf("reason %q", r.Reason)
+		}
+		e.has("starting work/plugin 1", "exited work/plugin 1 code=-1 final=true")
+		e.hasCount("starting", 1)
+	})
+}
+
+func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(pluginJob("disk"))
+		r := e.awaitRunning("disk")
+		request := func(attempt uint64) {
+			p := host.PendingRestart{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"}}
+			p.Attempt, p.Cause = attempt, registry.CauseMissed
+			for range 5 { // each list repeats the request
+				e.shim.requestRestart(p)
+				synctest.Wait()
+			}
+		}
+		request(1)
+		e.awaitAttempt("disk", "plugin", 2)
+		request(1) // done already
+		e.hasCount("stop ", 1)
+		e.has("stop disk/plugin", "exited disk/plugin 1 code=0 final=false", "starting disk/plugin 2", "started disk/plugin 2")
+		request(2) // the policy allows one restart, and the exit code 0 does not matter
+		failed := e.awaitState("disk", AllocFailed)
+		e.has("started disk/plugin 2", "stop disk/plugin", "exited disk/plugin 2 code=0 final=true")
+		if !strings.Contains(failed.Reason, string(registry.CauseMissed)) {
+			e.Errorf("reason %q", failed.Reason)
+		}
+	})
+}
+
+func TestPluginWaitsUntilTheShimLetsItStart(t *testing.T) {
+	withAgent(t, func(e *env) {
+		n := 0
+		e.shim.starting = func(host.AllocTask) error {
+			if n++; n < 4 {
+				return registry.Errorf(registry.ErrConflict, "the old process still answers")
+			}
+			return nil
+		}
+		e.submit(pluginJob("disk"))
+		if rec := e.awaitRunning("disk").Tasks["plugin"]; rec.Attempt != 1 || rec.Restarts.Total != 0 {
+			e.Errorf("waiting counts as a failure: %+v", rec)
+		}
+	})
+}
+
+func TestNotesAreDeliveredFromTheFirst(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(serviceJob("user", ""))
+		e.awaitRunning("user")
+		ctx, cancel := context.WithCancel(e.Context())
+		cancel() // existing notes are still delivered
+		var texts []string
+		_ = e.agent.Notes(ctx, func(n Note) error {
+			texts = append(texts, n.Text)
+			return nil
+		})
+		if len(texts) != 2 || !strings.HasPrefix(texts[0], "placed") || !strings.HasPrefix(texts[1], "started") {
+			e.Errorf("notes: %q", texts)
+		}
+	})
+}

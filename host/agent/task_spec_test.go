@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/hooks"
+	"holdfast/registry"
+)
+
+func TestTaskEnvironmentAndArguments(t *testing.T) {
+	j := job("notes", "service")
+	j.Rest = json.RawMessage(`{"name":"Notes","meta":[{"owner":"me","level":"job"}]}`)
+	g := tasks("web", task("main", `{"meta":[{"level":"task","port":80}],"user":"nobody","kill_timeout":"30s"}`))
+	g.Tasks[0].Config = json.RawMessage(`{"command":"${NOMAD_TASK_DIR}/run","args":["--node=${node.unique.name}",` +
+		`"${env[\"GREETING\"]}",5,true,"${CSI_ENDPOINT}","${unknown}"]}`)
+	g.Tasks[0].Env = map[string]string{"GREETING": "hello ${NOMAD_ALLOC_INDEX}", "NOMAD_REGION": "mine"}
+	r := newAllocRecord(&JobRecord{Job: *j, Version: 1}, g, 3)
+	r.ID = "11111111-aaaa"
+	s, err := newTaskSpec("service", g, g.Tasks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
+	d := Node{ID: "n-1", Name: "node1"}.attempt(r, s, 2, plan, "/state/a", true)
+	if d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" || d.KillGrace.Seconds() != 30 {
+		t.Errorf("%+v", d)
+	}
+	if want := []string{"--node=node1", "hello 3", "5", "true", "unix:///csi/csi.sock", "${unknown}"}; !slices.Equal(d.Args, want) {
+		t.Errorf("args %q, want %q", d.Args, want)
+	}
+	want := append([]string{"GREETING=hello 3"}, strings.Fields(`
+		NOMAD_ALLOC_DIR=/alloc NOMAD_ALLOC_ID=11111111-aaaa NOMAD_ALLOC_INDEX=3 NOMAD_ALLOC_NAME=Notes.web[3] NOMAD_DC=dc1
+		NOMAD_GROUP_NAME=web NOMAD_JOB_ID=notes NOMAD_JOB_NAME=Notes NOMAD_META_LEVEL=task NOMAD_META_OWNER=me
+		NOMAD_META_PORT=80 NOMAD_META_level=task NOMAD_META_owner=me NOMAD_META_port=80 NOMAD_NAMESPACE=default
+		NOMAD_REGION=mine NOMAD_SECRETS_DIR=/secrets NOMAD_SHORT_ALLOC_ID=11111111 NOMAD_TASK_DIR=/local NOMAD_TASK_NAME=main`)...)
+	if !slices.Equal(d.Env, want) {
+		t.Errorf("environment:\n%s\nwant:\n%s", strings.Join(d.Env, "\n"), strings.Join(want, "\n"))
+	}
+	raw := Node{}.attempt(r, s, 1, hooks.Plan{}, "/state/a", false)
+	for _, want := range []string{
+		"NOMAD_TASK_DIR=/state/a/tasks/main/local", "NOMAD_ALLOC_DIR=/state/a/shared", "NOMAD_SECRETS_DIR=/state/a/tasks/main/secrets",
+	} {
+		if !slices.Contains(raw.Env, want) {
+			t.Errorf("not isolated: no %s in %q", want, raw.Env)
+		}
+	}
+}
+
+func TestUnsupportedAttributes(t *testing.T) {
+	withAgent(t, func(e *env) {
+		config := func(text string) hooks.Task {
+			out := task("t", "")
+			out.Config = json.RawMessage(text)
+			return out
+		}
+		docker := task("t", "")
+		docker.Driver = "docker"
+		for want, task := range map[string]hooks.Task{
+			"template": task("t", `{"template":[{}]}`),
+			"artifact": task("t", `{"artifact":[{"source":"http://x/y"}]}`),
+			"poststop": task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
+			"mode":     task("t", `{"restart":[{"mode":"never"}]}`),
+			"duration": task("t", `{"restart":[{"delay":"soon"}]}`),
+			"negative": task("t", `{"restart":[{"attempts":-1}]}`),
+			"max_file": task("t", `{"logs":[{"max_files":0}]}`),
+			"logs":     task("t", `{"logs":[{"max_file_size":-1}]}`),
+			"command":  config(""),
+			"args cannot be a JSON string; write a list": config(`{"command":"x","args":"y"}`),
+			"only exec": docker,
+		} {
+			err := e.trySubmit(job("j", "service", tasks("g", task)), SubmitOptions{})
+			if !errors.Is(err, registry.ErrUnsupported) && !errors.Is(err, registry.ErrInvalid) {
+				e.Errorf("%s: %v", want, err)
+			}
+			e.hasError(err, nil, want)
+		}
+		j := job("j", "service", tasks("g", task("t", `{"resources":[{"cpu":5}]}`)))
+		j.Rest = json.RawMessage(`{"constraint":[{}]}`)
+		e.submit(j)
+		if w := e.agent.job("j").Warnings; len(w) != 2 || !strings.Contains(w[0], "constraint") {
+			e.Errorf("warnings: %q", w)
+		}
+	})
+}
+
+func TestLogsBlockBoundsLogs(t *testing.T) {
+	s, err := newTaskSpec("service", hooks.Group{}, task("main", `{"logs":[{"max_files":3,"max_file_size":2}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := (Node{}).attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", true); d.LogFiles != 3 || d.LogSize != 2<<20 {
+		t.Errorf("the driver gets %d files of %d bytes", d.LogFiles, d.LogSize)
+	}
+}
+
+func TestAllocIDsAreUnique(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		id := newID()
+		if _, err := registry.ParseAllocID(id); err != nil || len(id) != 36 || seen[id] {
+			t.Fatalf("%q: %v", id, err)
+		}
+		seen[id] = true
+	}
+}
+
+func TestRestartPolicy(t *testing.T) {
+	type failure struct {
+		after time.Duration // since the last one
+		again bool
+		delay time.Duration
+	}
+	second, minute := time.Second, time.Minute
+	for name, c := range map[string]struct {
+		policy   Policy
+		failures []failure
+	}{
+		"fail after the attempts are used up": {Policy{2, minute, second, ModeFail}, []failure{
+			{0, true, second}, {second, true, second}, {second, false, 0},
+		}},
+		"a new interval has all attempts again": {Policy{1, minute, second, ModeFail}, []failure{
+			{0, true, second}, {minute, true, second}, {second, false, 0},
+		}},
+		"delay waits for the end of the interval": {Policy{1, minute, second, ModeDelay}, []failure{
+			{0, true, second}, {10 * second, true, 50 * second}, {50 * second, true, minute},
+		}},
+		"never less than the delay": {Policy{1, minute, second, ModeDelay}, []failure{{0, true, second}, {minute - 1, true, second}}},
+		"no attempts, mode fail":    {Policy{0, minute, second, ModeFail}, []failure{{0, false, 0}}},
+		"no attempts, mode delay":   {Policy{0, minute, second, ModeDelay}, []failure{{0, false, 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var restarts Restarts
+			now := time.Unix(1, 0)
+			for i, f := range c.failures {
+				now = now.Add(f.after)
+				next, delay, again, why := c.policy.next(restarts, now)
+				if again != f.again || delay != f.delay || again == (why != "") {
+					t.Errorf("failure %d: again %v after %v %q, want %v after %v", i, again, delay, why, f.again, f.delay)
+				}
+				restarts = next
+			}
+		})
+	}
+}
+
+func TestRestartPolicyOfTask(t *testing.T) {
+	group := `{"restart":[{"attempts":7,"delay":"2s"}]}`
+	for _, c := range []struct {
+		kind, group, task string
+		want              Policy
+	}{
+		{"service", "", "", Policy{2, 30 * time.Minute, 15 * time.Second, ModeFail}},
+		{"system", "", "", Policy{2, 30 * time.Minute, 15 * time.Second, ModeFail}},
+		{"batch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
+		{"sysbatch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
+		{"service", group, `{"restart":[{"attempts":"4","mode":"delay"}]}`, Policy{4, 30 * time.Minute, 2 * time.Second, ModeDelay}},
+	} {
+		s, err := newTaskSpec(c.kind, hooks.Group{Name: "g", Rest: json.RawMessage(c.group)}, task("t", c.task))
+		if err != nil || s.policy != c.want {
+			t.Errorf("%s %s: %+v, %v; want %+v", c.kind, c.task, s.policy, err, c.want)
+		}
+	}
+}
