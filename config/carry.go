@@ -104,7 +104,7 @@ func (d *decoder) elsewhere(name string, known []string) string {
 	}
 	s := didYouMean(name, known)
 	if strings.HasPrefix(s, "known here") {
-		return "remove it; if the host carries it, the host has to say so"
+		return "unsupported attribute; remove it"
 	}
 	return s
 }

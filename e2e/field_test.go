@@ -102,7 +102,7 @@ func TestSwapAddsAField(t *testing.T) {
 		t.Errorf("of a job that was refused there is %+v, %v", all, err)
 	}
 	s.says(true, nil, "shim", "swap", next.binary.Path)
-	s.says(true, []string{"a good job file"}, append([]string{"validate", "--shim", next.binary.Path}, vars...)...)
+	s.says(true, []string{"valid job file"}, append([]string{"validate", "--shim", next.binary.Path}, vars...)...)
 	s.says(true, nil, run...)
 	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
 	pid := s.withScratch("fake")

@@ -82,7 +82,7 @@ func TestRunTakesEverythingDownWithoutItsTerminal(t *testing.T) {
 				for buf := make([]byte, 4096); ; {
 					n, err := person.Read(buf)
 					text.Write(buf[:n])
-					if strings.Contains(text.String(), "task use of user is running") {
+					if strings.Contains(text.String(), "task use of user started") {
 						close(said)
 						return
 					}

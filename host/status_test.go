@@ -24,7 +24,7 @@ func TestErrorsOfVolumeStatsReachTheCaller(t *testing.T) {
 		kind error
 		says string
 	}{
-		{ID: "none"}:                       {host.ErrNotFound, "there is no volume none"},
+		{ID: "none"}:                       {host.ErrNotFound, "volume none not found"},
 		{ID: "../x"}:                       {host.ErrInvalid, "volume id"},
 		{Namespace: "default", ID: "data"}: {host.ErrUnsupported, "node.GET_VOLUME_STATS"},
 	} {

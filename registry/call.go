@@ -26,13 +26,13 @@ func (e *CallError) Error() string {
 	}
 	switch {
 	case e.Instance.Plugin == "" && e.Code == "":
-		return fmt.Sprintf("%s has no answer: %s", e.RPC, e.Detail)
+		return fmt.Sprintf("%s got no answer: %s", e.RPC, e.Detail)
 	case e.Instance.Plugin == "": // it was not sent
 		return fmt.Sprintf("%s: %s: %s", e.RPC, e.Code, e.Detail)
 	case e.Code == "":
-		return fmt.Sprintf("%s has no answer from %s: %s", e.RPC, by, e.Detail)
+		return fmt.Sprintf("%s: %s got no answer: %s", by, e.RPC, e.Detail)
 	}
-	return fmt.Sprintf("%s answers %s with %s: %s", by, e.RPC, e.Code, e.Detail)
+	return fmt.Sprintf("%s: %s failed: %s: %s", by, e.RPC, e.Code, e.Detail)
 }
 
 // Is holds for the kind, and for ErrUncertain when the outcome is not known.

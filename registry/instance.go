@@ -87,7 +87,7 @@ const (
 	CauseNotReady     Cause = "not ready"      // Probe answers ready=false
 	CauseStartTimeout Cause = "start timeout"  // no good probe within health_timeout of the task's start
 	CauseIdentity     Cause = "wrong identity" // its answers to identity calls are unusable
-	CauseSocketGone   Cause = "socket gone"    // the file of its socket was removed, so nobody can connect to it any more
+	CauseSocketGone   Cause = "socket gone"    // the file of its socket was removed, so it can accept no connections
 	CauseExited       Cause = "task exited"    // the task that served it has ended
 )
 

@@ -86,11 +86,11 @@ func (w Wait) what() string {
 func (w Wait) why() string {
 	switch {
 	case w.RPC != "" && w.Code != "":
-		return fmt.Sprintf("%s answers %s with %s: %s", w.For, w.RPC, w.Code, w.Detail)
+		return fmt.Sprintf("%s: %s failed: %s: %s", w.For, w.RPC, w.Code, w.Detail)
 	case w.RPC != "" && w.Detail != "":
-		return fmt.Sprintf("%s has no answer from %s: %s", w.RPC, w.For, w.Detail)
+		return fmt.Sprintf("%s: %s got no answer: %s", w.For, w.RPC, w.Detail)
 	case w.RPC != "":
-		return fmt.Sprintf("%s has not answered %s yet", w.For, w.RPC)
+		return fmt.Sprintf("waiting for %s to answer %s", w.For, w.RPC)
 	case w.Step == StepTurn && w.Detail == "":
 		return w.For
 	}

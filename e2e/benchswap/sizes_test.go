@@ -36,7 +36,7 @@ func sizesOf(t *testing.T) sizes {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		t.Fatalf("HOLDFAST_SWAPS=%q is no number of swaps", text)
+		t.Fatalf("HOLDFAST_SWAPS=%q is not a number of swaps", text)
 	}
 	s.swaps = n
 	if n, err := strconv.Atoi(os.Getenv("HOLDFAST_PLUGINS")); err == nil { // for machines that are too small for a hundred

@@ -83,7 +83,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	}
 	list, _, err := s.host.Allocs(r.Context(), rec.ID)
 	if err != nil {
-		out.Waits = "the shim cannot be asked: " + err.Error()
+		out.Waits = "no answer from the shim: " + err.Error()
 		return out, nil
 	}
 	for _, st := range list {
@@ -145,7 +145,7 @@ func (s *Server) getPlugin(r *http.Request) (any, error) {
 			return p, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no plugin %q (see holdfast plugin status)", id)
+	return nil, registry.Errorf(registry.ErrNotFound, "plugin %q not found; run holdfast plugin status for a list", id)
 }
 
 func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, error) {
@@ -178,7 +178,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 			return out, nil
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "there is no volume %s (see holdfast volume list)", name)
+	return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found; run holdfast volume list for a list", name)
 }
 
 func volumeName(r *http.Request) host.VolumeName {
@@ -193,7 +193,7 @@ func volumeName(r *http.Request) host.VolumeName {
 func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid(
-			"volume %s names no external_id: add the id that its plugin has for it, or have it made with holdfast volume create", spec.VolumeName())
+			"volume %s has no external_id; add the ID that the plugin uses, or create the volume with holdfast volume create", spec.VolumeName())
 	}
 	return s.host.RegisterVolume(ctx, spec)
 }
@@ -286,7 +286,7 @@ func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.Plugi
 	if !late {
 		return s.withFailures(r.Context(), err, name, plugin)
 	}
-	then := cmp.Or(s.goesOn(r.Context(), name), "ask again, and it goes on")
+	then := cmp.Or(s.goesOn(r.Context(), name), "run the command again to resume")
 	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", wait, s.unanswered(r.Context(), name, plugin), then)
 }
 
@@ -297,9 +297,9 @@ func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
 	case v == nil:
 		return ""
 	case v.State == registry.VolumeDeleting:
-		return fmt.Sprintf("its deletion goes on in the background, see %s", volumeCommand("status", name))
+		return fmt.Sprintf("the deletion continues in the background; see %s", volumeCommand("status", name))
 	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
-		return fmt.Sprintf("its creation goes on in the background, see %s; holdfast volume delete or deregister ends it",
+		return fmt.Sprintf("the creation continues in the background; see %s; to cancel it, run holdfast volume delete or deregister",
 			volumeCommand("status", name))
 	}
 	return ""
@@ -386,7 +386,7 @@ func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.Pl
 	if list, err := s.plugins(ctx, host.PluginQuery{Plugin: plugin}); err != nil || len(list) > 0 {
 		return nil
 	}
-	text := fmt.Sprintf("plugin %q does not run here: %s", plugin, p.fate())
+	text := fmt.Sprintf("plugin %q is not running: %s", plugin, p.fate())
 	for _, do := range p.start() {
 		text += fmt.Sprintf("; to %s: %s", do.Why, do.Command)
 	}
@@ -397,7 +397,7 @@ func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.Pl
 func limited(r *http.Request, do func(context.Context) error) (wait time.Duration, late bool, err error) {
 	wait, err = time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
-		return 0, false, registry.Invalid("wait: %q is no duration", r.URL.Query().Get("wait"))
+		return 0, false, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
 	}
 	if wait == 0 {
 		return 0, false, do(r.Context())
@@ -421,12 +421,12 @@ func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin ho
 		}
 	}
 	if plugin == "" {
-		return "its plugin has not answered (see holdfast plugin status)"
+		return "no answer from the plugin (see holdfast plugin status)"
 	}
 	p := e.plugin(ctx, plugin)
 	if len(p.Instances) == 0 && len(p.Tasks) == 0 {
-		return fmt.Sprintf("plugin %q does not run here (see holdfast plugin status): %s", plugin, p.fate())
+		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.fate())
 	}
-	return fmt.Sprintf("plugin %q has not answered (see %s)", plugin,
+	return fmt.Sprintf("no answer from plugin %q (see %s)", plugin,
 		display.Command("holdfast plugin status", string(plugin)))
 }

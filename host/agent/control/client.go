@@ -26,7 +26,7 @@ type Client struct {
 }
 
 // ErrNoAgent: nobody answers at the socket.
-var ErrNoAgent = errors.New("no agent answers")
+var ErrNoAgent = errors.New("no agent is running")
 
 // NewClient makes a client; it connects with the first call.
 func NewClient(socket string) *Client {
@@ -56,7 +56,7 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	}
 	defer body.Close()
 	if err := json.NewDecoder(body).Decode(out); err != nil {
-		return fmt.Errorf("the agent's answer to %s %s: %w", method, path, err)
+		return fmt.Errorf("cannot decode the agent's answer to %s %s: %w", method, path, err)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func reason(err error) error {
 func problem(reply *http.Response) error {
 	var p Problem
 	if err := json.NewDecoder(io.LimitReader(reply.Body, maxBody)).Decode(&p); err != nil {
-		return registry.Errorf(registry.ErrInternal, "the agent answers %s", reply.Status)
+		return registry.Errorf(registry.ErrInternal, "unexpected HTTP status from the agent: %s", reply.Status)
 	}
 	return p.err()
 }

@@ -400,7 +400,7 @@ func TestStatsOfAVolume(t *testing.T) {
 	}
 	c.Wait = 50 * time.Millisecond
 	_, err = c.VolumeStats(t.Context(), host.VolumeName{ID: "slow"})
-	if !errors.Is(err, registry.ErrUnavailable) || err.Error() != "waited 50ms: its plugin has not answered (see holdfast plugin status)" {
+	if !errors.Is(err, registry.ErrUnavailable) || err.Error() != "waited 50ms: no answer from the plugin (see holdfast plugin status)" {
 		t.Errorf("%v", err)
 	}
 }
@@ -502,7 +502,7 @@ func TestEventsThatEndEarlySayWhy(t *testing.T) {
 	for _, follow := range []bool{false, true} {
 		told := 0
 		err := c.Events(t.Context(), 0, follow, func(host.Event) error { told++; return nil })
-		if told != 1 || !errors.Is(err, registry.ErrUnavailable) || err.Error() != "not all events are told: no shim is active" {
+		if told != 1 || !errors.Is(err, registry.ErrUnavailable) || err.Error() != "event stream ended early: no shim is active" {
 			t.Errorf("follows %v: %d events, %v", follow, told, err)
 		}
 	}

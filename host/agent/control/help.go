@@ -174,13 +174,13 @@ func (p *Plugin) restarts() bool {
 // fate says which job is to run the plugin, and how it does.
 func (p *Plugin) fate() string {
 	if len(p.Jobs) == 0 {
-		return fmt.Sprintf("no job of this agent has a csi_plugin block with id = %q", p.ID)
+		return fmt.Sprintf("no job has a csi_plugin block with id = %q", p.ID)
 	}
 	var says []string
 	for _, r := range p.Jobs {
 		text := fmt.Sprintf("job %s runs it", r.Job)
 		if r.Status != string(agent.AllocRunning) {
-			text += ", and is " + r.Status
+			text += " and has status " + r.Status
 		}
 		if r.Reason != "" {
 			text += ": " + r.Reason

@@ -37,7 +37,7 @@ func listen(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	if answers {
-		return nil, registry.Errorf(registry.ErrConflict, "an agent listens at %s already", path)
+		return nil, registry.Errorf(registry.ErrConflict, "another agent is listening on %s", path)
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -67,9 +67,9 @@ func (p *peers) Accept() (net.Conn, error) {
 			return conn, nil
 		}
 		if err == nil {
-			err = fmt.Errorf("process %d of user %d may not control this agent", cred.Pid, cred.Uid)
+			err = fmt.Errorf("process %d of user %d has no permission to control this agent", cred.Pid, cred.Uid)
 		}
-		p.log.Warn("a connection to the control socket is refused", "error", err)
+		p.log.Warn("connection to the control socket refused", "error", err)
 		_ = conn.Close()
 	}
 }
@@ -77,7 +77,7 @@ func (p *peers) Accept() (net.Conn, error) {
 func credentials(conn net.Conn) (cred *unix.Ucred, err error) {
 	u, is := conn.(*net.UnixConn)
 	if !is {
-		return nil, errors.New("it is no unix socket")
+		return nil, errors.New("not a unix socket")
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {

@@ -71,7 +71,7 @@ func roleFailures(list []Plugin) string {
 	for _, p := range list {
 		for _, r := range p.Roles {
 			if r.Healthy == 0 && r.Reason != "" {
-				says = append(says, fmt.Sprintf("the job that is to serve %s of plugin %s has failed: %s (see %s)", r.Role, p.ID, r.Reason,
+				says = append(says, fmt.Sprintf("the job that runs plugin %[2]s as %[1]s failed: %[3]s (see %[4]s)", r.Role, p.ID, r.Reason,
 					display.Command("holdfast plugin status", p.ID)))
 			}
 		}

@@ -31,7 +31,7 @@ func TestFailedControllerKeepsItsRow(t *testing.T) {
 	if len(got) != 1 || !reflect.DeepEqual(got[0].Roles, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	says := "the job that is to serve csi-controller of plugin p has failed: exit code 3 (see holdfast plugin status p)"
+	says := "the job that runs plugin p as csi-controller failed: exit code 3 (see holdfast plugin status p)"
 	if got := roleFailures(got); got != says {
 		t.Errorf("%q, want %q", got, says)
 	}
@@ -85,7 +85,7 @@ func TestFailureOfAMissingRolesJobIsTold(t *testing.T) {
 		status = job.Status
 	}
 	_, err := c.ExpandVolume(t.Context(), disk, host.CapacityRange{Required: 1})
-	for _, says := range []string{"serves only csi-node here", "csi-controller of plugin loopfs has failed", "its stanza is wrong"} {
+	for _, says := range []string{"serves only csi-node here", "plugin loopfs as csi-controller failed", "its stanza is wrong"} {
 		if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v does not say %q", err, says)
 		}

@@ -238,7 +238,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 	var after uint64
 	if text := r.URL.Query().Get("after"); text != "" {
 		if _, err := fmt.Sscan(text, &after); err != nil {
-			refuse(w, registry.Invalid("after: %q is no number", text))
+			refuse(w, registry.Invalid("after: %q is not a number", text))
 			return
 		}
 	}
@@ -254,6 +254,6 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.log.Warn("events end early", "error", err)
-	p, _ := problemOf(fmt.Errorf("not all events are told: %w", err))
+	p, _ := problemOf(fmt.Errorf("event stream ended early: %w", err))
 	_ = out.Encode(Told{Problem: &p})
 }

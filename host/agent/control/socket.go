@@ -68,10 +68,10 @@ func (s *socket) watch() {
 			continue
 		}
 		if err = s.open(); err == nil {
-			s.log.Warn("the control socket was removed; it is made again", "path", s.path)
+			s.log.Warn("the control socket was removed; created again", "path", s.path)
 			said = ""
 		} else if err.Error() != said {
-			s.log.Error("the control socket was removed and cannot be made again; it is tried on", "path", s.path, "error", err)
+			s.log.Error("the control socket was removed and cannot be created; retrying", "path", s.path, "error", err)
 			said = err.Error()
 		}
 	}

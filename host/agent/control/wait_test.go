@@ -149,7 +149,7 @@ func TestHelp(t *testing.T) {
 		},
 		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not given back yet", "tried again", []string{"holdfast doctor"}},
 		"the plugin is sick during a call": {
-			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job of this agent",
+			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
 			[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
 		},
 		"a controller's log for a controller's call": {

@@ -43,7 +43,7 @@ func newAgent(io streams, p *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(io.out, "agent %s of node %s listens at %s\n", host.Version, st.agent.Node().Name, st.socket)
+			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name, st.socket)
 			err = errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
 			if err == nil && stopTasks {
 				err = fold(st.layout)
@@ -100,7 +100,7 @@ func farewell(why error, all []*agent.AllocRecord, stopTasks bool) string {
 		}
 	}
 	if stopTasks {
-		return fmt.Sprintf("%v: %d running tasks are taken down", why, tasks)
+		return fmt.Sprintf("%v: stopping %d running tasks", why, tasks)
 	}
-	return fmt.Sprintf("%v: %d running tasks go on without the agent; the next agent adopts them", why, tasks)
+	return fmt.Sprintf("%v: %d tasks keep running; the next agent adopts them", why, tasks)
 }

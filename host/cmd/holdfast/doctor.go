@@ -73,7 +73,7 @@ func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
 	}
 	binary, err := findShim(shim)
 	if err != nil {
-		return doctor{}, fmt.Errorf("no agent runs at %s, and without its shim nobody can look: %w", state, err)
+		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w", state, err)
 	}
 	v := visit{shim: binary.Path, state: state, run: p.socketDir(state)}
 	ask := func(ctx context.Context, c control.Consultation) (host.Diagnosis, error) {
@@ -83,7 +83,7 @@ func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
 		}
 		return found, err
 	}
-	return doctor{ask, fmt.Sprintf("%s, as no agent runs at %s", binary.Path, state)}, nil
+	return doctor{ask, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
 }
 
 // socketDir is the directory of sockets that there is; nothing is made.
@@ -126,7 +126,7 @@ func (v visit) ask(ctx context.Context, c control.Consultation) (found host.Diag
 		return found, errors.New(said)
 	}
 	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
-		return found, fmt.Errorf("%s does not answer as a doctor: %w; name another one with --shim", v.shim, err)
+		return found, fmt.Errorf("%s is not a shim: %w; set --shim", v.shim, err)
 	}
 	return found, nil
 }
@@ -192,7 +192,7 @@ func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (
 		case <-done:
 			return found, err
 		case <-tick.C:
-			fmt.Fprintf(io.err, "still examining after %v: plugins have 20s to list their volumes\n",
+			fmt.Fprintf(io.err, "still inspecting after %v; plugins have 20s to list their volumes\n",
 				time.Since(began).Round(time.Second))
 		}
 	}
@@ -200,12 +200,12 @@ func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (
 
 // deeds say what repair does.
 var deeds = map[registry.FindingAction]string{
-	registry.ActNothing: "does nothing",
-	registry.ActMark:    "marks it as uncertain, so that it is done again or undone",
-	registry.ActAdopt:   "records it, so that its plugin is asked to take it down",
-	registry.ActUndo:    "has its plugin take it down",
-	registry.ActUnmount: "unmounts it, if nobody uses it then",
-	registry.ActRemove:  "removes the directory",
+	registry.ActNothing: "none",
+	registry.ActMark:    "mark the record as uncertain; Holdfast repeats or undoes the call",
+	registry.ActAdopt:   "record it; the plugin unstages and detaches it",
+	registry.ActUndo:    "unstage and detach it through its plugin",
+	registry.ActUnmount: "unmount it if it is unused",
+	registry.ActRemove:  "remove the directory",
 }
 
 func deed(a registry.FindingAction) string {
@@ -217,14 +217,14 @@ func deed(a registry.FindingAction) string {
 
 // writeDiagnosis writes a block for each finding.
 func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
-	fmt.Fprintf(to, "asked: %s\n", clean(from))
+	fmt.Fprintf(to, "inspected by: %s\n", clean(from))
 	if len(d.Findings) == 0 {
-		fmt.Fprintln(to, "nothing to do: what is recorded is what is there")
+		fmt.Fprintln(to, "no inconsistencies found")
 		return
 	}
 	for _, f := range d.Findings {
 		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+where(f))))
-		for _, line := range [][2]string{{"what", f.Detail}, {"whose", whose(f)}, {"repair", deed(f.Action)}, {"you", f.Advice}} {
+		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)}, {"repair", deed(f.Action)}, {"advice", f.Advice}} {
 			if line[1] != "" {
 				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
 			}
@@ -233,16 +233,16 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	fmt.Fprintln(to)
 	switch {
 	case d.Well():
-		fmt.Fprintln(to, "nothing to do: what was examined is well")
+		fmt.Fprintln(to, "no inconsistencies found")
 		return
 	case d.Sound():
-		fmt.Fprintln(to, "what could be examined is well; the rest is not known")
+		fmt.Fprintln(to, "inspection incomplete: no inconsistencies in the inspected parts")
 	}
 	if d.Digest == "" {
-		fmt.Fprintln(to, "there is nothing that repair would do")
+		fmt.Fprintln(to, "no automatic repair available")
 		return
 	}
-	fmt.Fprintln(to, "to have done what repair does: holdfast doctor --repair")
+	fmt.Fprintln(to, "to repair: holdfast doctor --repair")
 }
 
 // where is what a finding is about: a path, or else a volume.
@@ -258,24 +258,28 @@ func where(f host.Finding) string {
 	return ""
 }
 
-// whose is the volume and the alloc of a finding.
-func whose(f host.Finding) string {
-	var parts []string
+// volumeOf names the volume of a finding.
+func volumeOf(f host.Finding) string {
 	switch {
 	case f.Name.ID != "":
-		parts = append(parts, fmt.Sprintf("volume %s, which plugin %s calls %s", f.Name, f.Volume.Plugin, f.Volume.External))
+		return fmt.Sprintf("%s (plugin %s, external ID %s)", f.Name, f.Volume.Plugin, f.Volume.External)
 	case f.Volume.External != "":
-		parts = append(parts, fmt.Sprintf("a volume that plugin %s calls %s", f.Volume.Plugin, f.Volume.External))
+		return fmt.Sprintf("unknown (plugin %s, external ID %s)", f.Volume.Plugin, f.Volume.External)
 	}
-	if f.Alloc != "" {
-		parts = append(parts, fmt.Sprintf("alloc %s as %q", f.Alloc, f.Request))
+	return ""
+}
+
+// allocOf names the alloc of a finding, and its request.
+func allocOf(f host.Finding) string {
+	if f.Alloc == "" {
+		return ""
 	}
-	return strings.Join(parts, "; ")
+	return fmt.Sprintf("%s (request %q)", f.Alloc, f.Request)
 }
 
 // writeRepair writes what became of each finding that something was to be done about, a line each.
 func writeRepair(to io.Writer, d host.Diagnosis) {
-	fmt.Fprintln(to, "\nrepaired:")
+	fmt.Fprintln(to, "\nresults:")
 	t := newTable("FINDING", "ACTION", "WHERE", "RESULT")
 	for _, f := range d.Findings {
 		if f.Action == registry.ActNothing {
@@ -286,10 +290,10 @@ func writeRepair(to io.Writer, d host.Diagnosis) {
 	_ = t.write(to, "nothing")
 	switch {
 	case d.Well():
-		fmt.Fprintln(to, "all is well now")
+		fmt.Fprintln(to, "all inconsistencies repaired")
 	case d.Sound():
-		fmt.Fprintln(to, "what could be examined is well now; the rest is not known")
+		fmt.Fprintln(to, "inspection incomplete: all inconsistencies in the inspected parts repaired")
 	default:
-		fmt.Fprintln(to, "something is left: look again")
+		fmt.Fprintln(to, "some inconsistencies remain; run holdfast doctor again")
 	}
 }

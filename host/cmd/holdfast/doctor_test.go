@@ -23,12 +23,12 @@ func ill() host.Diagnosis {
 	name, key := registry.VolumeName{Namespace: "default", ID: "data"}, registry.VolumeKey{Plugin: "loopfs", External: "vol-1"}
 	return host.Diagnosis{Digest: "d1", Findings: []host.Finding{
 		{Kind: registry.FoundDead, Volume: key, Name: name, Alloc: host.AllocID(alloc.ID), Request: "data", Path: "/s/mnt/p/publish/x/v",
-			Detail: "volume data is published here: its server is gone", Advice: "stop the alloc and place it anew"},
+			Detail: "volume data is published here: its server is gone", Advice: "restart the alloc"},
 		{Kind: registry.FoundLost, Action: registry.ActMark, Volume: key, Name: name, Path: "/s/mnt/p/stage/x", Detail: "nothing is mounted",
 			Advice: "nothing"},
-		{Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: key, Name: name, Detail: "nobody claims it",
+		{Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: key, Name: name, Detail: "nothing claims it",
 			Advice: "see that its plugin runs"},
-		{Kind: registry.FoundUsed, Path: "/s/mnt/p/stage/y", Detail: "it is used: process 7 (a\nb) works in it", Advice: "end what uses it"},
+		{Kind: registry.FoundUsed, Path: "/s/mnt/p/stage/y", Detail: "in use: process 7 (a\nb) works in it", Advice: "stop its users"},
 		{Kind: registry.FoundOrphan, Action: registry.ActAdopt, Volume: key, Name: name, Path: "/s/mnt/p/stage/z", Detail: "staged",
 			Advice: "have it recorded"},
 		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/s/mnt/p/stage/w", Detail: "ext4 of /dev/loop1 is mounted here",
@@ -63,7 +63,7 @@ func TestDoctorReadsAsHelp(t *testing.T) {
 		writeDiagnosis(w, "the agent at /s", host.Diagnosis{Findings: ill().Findings[:1]})
 		return nil
 	})
-	golden(t, "doctor_repaired", func(w io.Writer) error { writeRepair(w, healed("not done: it is used by now: process 7")); return nil })
+	golden(t, "doctor_repaired", func(w io.Writer) error { writeRepair(w, healed("not done: it is in use: process 7")); return nil })
 	golden(t, "doctor_healed", func(w io.Writer) error { writeRepair(w, healed("")); return nil })
 }
 
@@ -108,20 +108,20 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 		asked []string
 		says  string
 	}{
-		"well":             {host.Diagnosis{}, 0, "", exitOK, []string{call}, "nothing to do"},
+		"well":             {host.Diagnosis{}, 0, "", exitOK, []string{call}, "no inconsistencies found"},
 		"ill":              {ill(), 1, "", exitFailed, []string{call}, "its server is gone"},
-		"repaired":         {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"}, "all is well now"},
-		"not all repaired": {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "something is left"},
+		"repaired":         {healed(""), 0, "--repair", exitOK, []string{call, call + " -repair -digest d1"}, "all inconsistencies repaired"},
+		"not all repaired": {healed("not done"), 1, "--repair", exitFailed, []string{call, call + " -repair -digest d1"}, "some inconsistencies remain"},
 		"nothing to repair": {host.Diagnosis{Findings: ill().Findings[:1]}, 1, "--repair", exitFailed, []string{call},
-			"nothing that repair would do"},
+			"no automatic repair available"},
 		"JSON":           {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
 		"JSON when well": {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
 		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitPartly, []string{call},
-			"what could be examined is well; the rest is not known"},
+			"inspection incomplete: no inconsistencies in the inspected parts"},
 		"the same as JSON": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "--json", exitPartly, []string{call},
 			"\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
 		"the configuration leaves a part out": {host.Diagnosis{Findings: []host.Finding{skipped}}, 0, "", exitOK, []string{call},
-			"skipped\n  what    the volumes of plugin p: list_volumes = false\n  repair  does nothing\n  you     none\n\nnothing to do"},
+			"skipped\n  found   the volumes of plugin p: list_volumes = false\n  repair  none\n  advice  none\n\nno inconsistencies found"},
 		"a part left out, and a part not examined": {host.Diagnosis{Findings: []host.Finding{partly, skipped}}, 1, "--json", exitPartly,
 			[]string{call}, "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
 		"a part only, and it is ill": {host.Diagnosis{Findings: append([]host.Finding{partly}, ill().Findings[:1]...)}, 1, "", exitFailed,
@@ -153,7 +153,7 @@ func TestDoctorDoesNotGuessAPlace(t *testing.T) {
 	t.Setenv("HOLDFAST_STATE_DIR", "")
 	var errs bytes.Buffer
 	args := []string{"doctor", "--address", filepath.Join(dir, "nobody.sock"), "--shim", consultant(t, dir, ill(), 1)}
-	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent answers") {
+	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())
 	}
 	if got := run([]string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}, io.Discard, &errs); got != exitBlind {
@@ -167,7 +167,7 @@ func TestDoctorSaysThatItStillExamines(t *testing.T) {
 	said := make(chan struct{})
 	var once sync.Once
 	errs := writerFunc(func(text []byte) (int, error) {
-		if strings.Contains(string(text), "still examining") {
+		if strings.Contains(string(text), "still inspecting") {
 			once.Do(func() { close(said) })
 		}
 		return len(text), nil

@@ -38,7 +38,7 @@ func newVolumeExpand(io streams, p *places) *cobra.Command {
 // rangeOf is the sizes as a person writes them.
 func rangeOf(size, limit string) (want host.CapacityRange, err error) {
 	if size == "" {
-		return want, usageError{errors.New("say how large the volume is to be, as --size 2GiB")}
+		return want, usageError{errors.New("--size is required, for example --size 2GiB")}
 	}
 	if want.Required, err = registry.ParseSize(size); err != nil {
 		return want, usageError{fmt.Errorf("--size %q %w; write 2GiB (2^30), 2GB (10^9), or bytes", size, err)}

@@ -72,7 +72,7 @@ func readFile(path string) (file, error) {
 		return file{}, fmt.Errorf("read %s: %w", path, err)
 	}
 	if len(text) > maxFile {
-		return file{}, fmt.Errorf("%s has more than %d KiB: is it a job or a volume file?", path, maxFile>>10)
+		return file{}, fmt.Errorf("%s is larger than %d KiB: not a job or volume file", path, maxFile>>10)
 	}
 	return file{agent.Source{Name: path, Text: text}, isVolume(path, text)}, nil
 }

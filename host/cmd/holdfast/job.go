@@ -53,7 +53,7 @@ func newJobRun(io streams, p *places) *cobra.Command {
 			}
 			fmt.Fprintf(io.out, "job %s: version %d, %s\n", job.ID, job.Version, job.Status)
 			if done {
-				fmt.Fprintln(io.out, "nothing was run: all its allocs were complete before; add --rerun to run them again")
+				fmt.Fprintln(io.out, "no changes: all allocs are complete; use --rerun to run them again")
 			}
 			return failedAllocs(job, wait)
 		},
@@ -77,7 +77,7 @@ func (v *variables) single(path string, volume bool) (control.Submission, error)
 	case err != nil:
 		return f.Source, err
 	case f.volume && !volume:
-		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create, or register", path)
+		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create or holdfast volume register", path)
 	case volume && jobHead.Match(f.Text):
 		return f.Source, fmt.Errorf("%s: this is a job file; use holdfast job run", path)
 	}
@@ -129,7 +129,7 @@ func failedAllocs(j control.Job, waited bool) error {
 	}
 	for _, a := range j.Allocs {
 		if a.State == "failed" && !a.Replaced {
-			return fmt.Errorf("alloc %s has failed: %s", a.ID, a.Reason)
+			return fmt.Errorf("alloc %s failed: %s", a.ID, a.Reason)
 		}
 	}
 	return nil
@@ -144,12 +144,12 @@ func newJobStop(io streams, p *places) *cobra.Command {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
 				return err
 			}
-			said := "is being stopped"
+			said := "is stopping"
 			if wait {
 				if err := ended(c.Context(), p.client(), args[0]); err != nil {
 					return err
 				}
-				said = "is stopped"
+				said = "stopped"
 			}
 			if p.json {
 				return writeJSON(io.out, map[string]string{"id": args[0]})

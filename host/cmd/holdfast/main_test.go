@@ -116,7 +116,7 @@ func TestTables(t *testing.T) {
 	golden(t, "volume_uncertain", func(w io.Writer) error { return writeVolume(w, uncertainVolume()) })
 	golden(t, "volume_unmeasured", func(w io.Writer) error {
 		v := volume()
-		v.Usage, v.Unmeasured = nil, "waited 1.8s: its plugin has not answered\n(see holdfast plugin status)"
+		v.Usage, v.Unmeasured = nil, "waited 1.8s: no answer from the plugin\n(see holdfast plugin status)"
 		return writeVolume(w, v)
 	})
 	serving := host.ShimState{Serving: true, Since: noon, PID: 5, SHA256: "ab"}

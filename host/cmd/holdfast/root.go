@@ -34,13 +34,13 @@ const (
 type usageError struct{ error }
 
 // errForced: a second signal cut the taking down short.
-var errForced = errors.New("ended by a second signal")
+var errForced = errors.New("forced by a second signal")
 
 // errSaid: what is wrong has been printed already.
 var errSaid = errors.New("failed")
 
 // errPartly: what was examined is well, and what was not has been printed already.
-var errPartly = errors.New("not all was examined")
+var errPartly = errors.New("the inspection is incomplete")
 
 // streams are where a command writes.
 type streams struct{ out, err io.Writer }
@@ -68,7 +68,7 @@ func run(args []string, out, errs io.Writer) int {
 	}
 	switch {
 	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
-		fmt.Fprintln(errs, "the socket is another user's: only root and the user that runs an agent may control it")
+		fmt.Fprintln(errs, "the socket belongs to another user: run the command as root or as the user that runs the agent")
 	case errors.Is(err, control.ErrNoAgent):
 		fmt.Fprintln(errs, p.adviseNoAgent())
 	}
@@ -84,7 +84,7 @@ func (p *places) adviseNoAgent() string {
 				"Else end it with kill %s, and start it again: tasks go on meanwhile", pid, p.stateDir(), pid)
 		}
 	}
-	return "start one with: holdfast agent; or say where it is with --state-dir, --run-dir or --address (HOLDFAST_ADDR)"
+	return "start one with holdfast agent, or set --state-dir, --run-dir or --address (HOLDFAST_ADDR)"
 }
 
 func exitCode(err error) int {
@@ -115,7 +115,7 @@ func newRoot(io streams, p *places) *cobra.Command {
 	root := &cobra.Command{
 		Use: "holdfast", Short: "Run jobs with CSI storage on this machine", SilenceErrors: true, SilenceUsage: true,
 		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
-			"3 no agent answers; 4 doctor could not look; 5 doctor could not examine everything, and the rest is well; " +
+			"3 no agent is running; 4 inspection or repair failed; 5 inspection incomplete, no inconsistencies found; " +
 			"129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM, with nothing left to clean up.",
 	}
 	root.Version = host.Version
@@ -143,7 +143,7 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		return usageError{fmt.Errorf("%s has no command %q; see holdfast %s --help", c.Name(), args[0], c.Name())}
+		return usageError{fmt.Errorf("unknown command %q for holdfast %s; see holdfast %s --help", args[0], c.Name(), c.Name())}
 	}
 	c.AddCommand(sub...)
 	return c
@@ -156,7 +156,7 @@ func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
 			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
 		}
 		if slices.Contains(args, "") {
-			return usageError{fmt.Errorf("an argument is empty; usage: %s", c.UseLine())}
+			return usageError{fmt.Errorf("empty argument; usage: %s", c.UseLine())}
 		}
 		return nil
 	}

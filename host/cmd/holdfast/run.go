@@ -83,7 +83,7 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 		err = errors.Join(err, tidied)
 	}
 	if err == nil {
-		o.lines.say("done: everything is taken down")
+		o.lines.say("done: all tasks stopped and all volumes released")
 	}
 	return o.end(err)
 }
@@ -128,7 +128,7 @@ func (o *outing) tidy(state string, fresh bool) error {
 		return nil
 	}
 	if err := mount.RemoveTree(state); err != nil {
-		return fmt.Errorf("%s is left behind: %w", state, err)
+		return fmt.Errorf("cannot remove %s: %w", state, err)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (o *outing) run(ctx context.Context) error {
 	}
 	down := o.down(life)
 	if err := finish(); err != nil {
-		o.lines.say("not all events are told: %v", err)
+		o.lines.say("event stream ended early: %v", err)
 	}
 	cancel()
 	err = errors.Join(failed, down)
@@ -207,14 +207,14 @@ func (o *outing) twice() error {
 	seen := map[string]string{}
 	for _, p := range o.jobs {
 		if first, has := seen[p.job.ID]; has {
-			return usageError{fmt.Errorf("job %q is in %s and in %s: give one of them", p.job.ID, first, p.src.Name)}
+			return usageError{fmt.Errorf("job %q is defined in both %s and %s", p.job.ID, first, p.src.Name)}
 		}
 		seen[p.job.ID] = p.src.Name
 	}
 	names := map[host.VolumeName]bool{}
 	for _, v := range o.volumes {
 		if names[v.VolumeName()] {
-			return usageError{fmt.Errorf("volume %s is in two files: give one of them", v.VolumeName())}
+			return usageError{fmt.Errorf("volume %s is defined in two files", v.VolumeName())}
 		}
 		names[v.VolumeName()] = true
 	}
@@ -247,10 +247,10 @@ func (o *outing) work(life context.Context, served chan error) error {
 // interrupt notes the first signal.
 func (o *outing) interrupt(s os.Signal) {
 	o.first = interrupted{by: s}
-	o.lines.say("%v: everything is taken down; a second signal ends at once", s)
+	o.lines.say("%v: stopping all tasks; a second signal forces the exit", s)
 }
 
-var errSignal = errors.New("a signal has come")
+var errSignal = errors.New("interrupted by a signal")
 
 // story is plugins, volumes, users, and the wait for those that end by themselves. A plugin that has failed for good ends it.
 func (o *outing) story(ctx context.Context) error {
@@ -292,7 +292,7 @@ func (o *outing) story(ctx context.Context) error {
 func (o *outing) volumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		if !o.runs(spec.Plugin) {
-			o.lines.say("volume %s waits for plugin %q, which none of these files runs; it can be added with: holdfast --address %s job run FILE",
+			o.lines.say("volume %s: no file runs its plugin %q; to add one: holdfast --address %s job run FILE",
 				spec.VolumeName(), spec.Plugin, display.Quote(o.socket))
 		}
 		if err := o.createVolume(ctx, spec); err != nil {
@@ -388,10 +388,10 @@ func (o *outing) retry(ctx context.Context, spec host.VolumeSpec, done string, d
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err, registry.ErrUncertain):
-			return fmt.Errorf("volume %s cannot be %s: %w", spec.VolumeName(), done, err)
+			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
 		case err.Error() != said:
 			said = err.Error()
-			o.lines.say("volume %s waits: %s", spec.VolumeName(), said)
+			o.lines.say("volume %s: waiting: %s", spec.VolumeName(), said)
 		}
 		select {
 		case <-time.After(wait):
@@ -410,7 +410,7 @@ func (o *outing) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours b
 	if known[0].State == registry.VolumeUncertain { // DeleteVolume asks itself
 		return true, nil
 	}
-	o.lines.say("volume %s: its creation has no certain end yet; it is asked for once more, to be deleted", spec.VolumeName())
+	o.lines.say("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
 	err = o.retry(ctx, spec, "created", func() error {
 		_, err := o.host.CreateVolume(ctx, spec)
 		return err
@@ -464,11 +464,11 @@ func (o *outing) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
 // sayVolumes says which volumes may be left at their plugins, though they were to be deleted, or nobody knows whether they were created.
 func (o *outing) sayVolumes() {
 	for _, spec := range o.unsure {
-		o.lines.say("volume %s may exist at plugin %s: its creation has no certain end", spec.VolumeName(), spec.Plugin)
+		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
 	}
 	for _, spec := range o.made {
 		if o.flags.deleteVolumes {
-			o.lines.say("volume %s may still exist at plugin %s: it was not deleted", spec.VolumeName(), spec.Plugin)
+			o.lines.say("volume %s was not deleted and may still exist at plugin %s", spec.VolumeName(), spec.Plugin)
 		}
 	}
 }
@@ -486,7 +486,7 @@ func (o *outing) failures() error {
 
 // down takes everything down in order; a second signal, or too long a time, does it without an order.
 func (o *outing) down(life context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("it took more than %v", o.flags.stopTimeout))
+	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)
 	defer force(nil)
@@ -502,11 +502,11 @@ func (o *outing) down(life context.Context) error {
 		return nil
 	}
 	o.left = true
-	o.lines.say("tasks are ended without waiting for their volumes")
+	o.lines.say("killing tasks without releasing their volumes")
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
 	err = errors.Join(err, o.agent.TakeDownByForce(hurry))
-	o.lines.say("the state is kept; what is left is given back by the next run with --state-dir %s and the files of its plugins",
+	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the files of the plugins",
 		display.Quote(o.layout.State))
 	return err
 }

@@ -20,7 +20,7 @@ func TestOneJobInTwoFilesIsRefused(t *testing.T) {
 		t.Errorf("two jobs: %v", err)
 	}
 	err := (&outing{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "a")}}).twice()
-	if exitCode(err) != exitUsage || !strings.Contains(err.Error(), "a.hcl and in b.hcl") {
+	if exitCode(err) != exitUsage || !strings.Contains(err.Error(), "both a.hcl and b.hcl") {
 		t.Errorf("one job twice: %v", err)
 	}
 	v := host.VolumeSpec{ID: "v"}
@@ -38,15 +38,15 @@ func TestWhoRunsAPluginIsSeenInItsFiles(t *testing.T) {
 }
 
 func TestProgressIsLinesOrJSON(t *testing.T) {
-	n := agent.Note{Alloc: "0a1b2c3d-0", Job: "db", Place: "[1]", Task: "main", Text: "is running"}
+	n := agent.Note{Alloc: "0a1b2c3d-0", Job: "db", Place: "[1]", Task: "main", Text: "started"}
 	var people, programs bytes.Buffer
 	_ = newLines(&people, false).note(n)
 	_ = newLines(&programs, true).note(n)
-	if !strings.HasSuffix(people.String(), "s  task main of db[1] is running\n") {
+	if !strings.HasSuffix(people.String(), "s  task main of db[1] started\n") {
 		t.Errorf("for people: %q", people.String())
 	}
 	var got line
-	if err := json.Unmarshal(programs.Bytes(), &got); err != nil || got.Note == nil || got.Note.Alloc != n.Alloc || got.Text != "task main of db[1] is running" {
+	if err := json.Unmarshal(programs.Bytes(), &got); err != nil || got.Note == nil || got.Note.Alloc != n.Alloc || got.Text != "task main of db[1] started" {
 		t.Errorf("for programs: %q, %v", programs.String(), err)
 	}
 }
@@ -73,7 +73,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 		want   string
 	}{
 		{job, false, ""}, {volume, true, ""}, {job, true, "holdfast job run"}, {volume, false, "holdfast volume create"},
-		{huge, false, "has more than 512 KiB"}, {dir, false, "is a directory"},
+		{huge, false, "is larger than 512 KiB"}, {dir, false, "is a directory"},
 	} {
 		_, err := (&variables{}).single(c.path, c.volume)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

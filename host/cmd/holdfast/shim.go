@@ -44,21 +44,21 @@ func writeShim(to writer, s control.Shim) error {
 func standing(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
-		serves = "no, since " + when(s.Since) + ": calls wait"
+		serves = "no, since " + when(s.Since) + "; calls wait"
 	}
-	list := []any{"Serves", serves, "SHA-256", s.SHA256}
+	list := []any{"Serving", serves, "SHA-256", s.SHA256}
 	if s.Failures > 0 {
-		list = append(list, "Failures in a row", s.Failures, "The last", s.Reason)
+		list = append(list, "Consecutive failures", s.Failures, "Last failure", s.Reason)
 	}
 	if !s.Serving && !s.Next.IsZero() {
-		list = append(list, "Started again", when(s.Next), "To mend it", "holdfast shim swap PATH")
+		list = append(list, "Next start", when(s.Next), "To repair", "holdfast shim swap PATH")
 	}
 	if !s.Bakes.IsZero() {
-		list = append(list, "The one before", "stands by until "+when(s.Bakes))
+		list = append(list, "Previous shim", "standby until "+when(s.Bakes))
 	}
 	if swap := s.Swap; swap != nil {
-		list = append(list, "Swap under way", fmt.Sprintf("to %s, by %s, begun %s", cmp.Or(swap.Path, "a binary that was kept"), swap.By, when(swap.Began)),
-			"Its step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
+		list = append(list, "Swap", fmt.Sprintf("to %s, by %s, started %s", cmp.Or(swap.Path, "a stored binary"), swap.By, when(swap.Began)),
+			"Swap step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
 	}
 	return list
 }
@@ -110,7 +110,7 @@ func beforeLast(list []host.SwapReport) (string, error) {
 			return s.From, nil
 		}
 	}
-	return "", errors.New("no swap is remembered that could be rolled back; holdfast shim swap PATH replaces the shim by any binary")
+	return "", errors.New("no swap to roll back; to run another binary: holdfast shim swap PATH")
 }
 
 // operator is who runs this command.

@@ -59,7 +59,7 @@ func (e *equipment) override() (string, error) {
 func (e *equipment) checkTimes() error {
 	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget, "shim-max-hold": e.hold} {
 		if d < 0 {
-			return usageError{fmt.Errorf("--%s=%s: a time below zero; write one as in 10s or 500ms", flag, d)}
+			return usageError{fmt.Errorf("--%s=%s: the duration is negative; use one like 10s or 500ms", flag, d)}
 		}
 	}
 	return nil
@@ -100,7 +100,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		log.Warn("this is not root: the driver exec, and plugins that mount, need root or a user namespace, as in: unshare -Urm holdfast ...")
+		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, for example: unshare -Urm holdfast ...")
 	}
 	living, err := st.agent.Workload(ctx)
 	if err == nil {
@@ -127,7 +127,7 @@ func readForJob(_ context.Context, path string) ([]byte, error) {
 	case err != nil:
 		return nil, registry.Errorf(registry.ErrNotFound, "%w", err)
 	case !info.Mode().IsRegular() || info.Size() > maxFile:
-		return nil, registry.Invalid("%s is no regular file of at most %d bytes", path, maxFile)
+		return nil, registry.Invalid("%s is not a regular file of at most %d bytes", path, maxFile)
 	}
 	return os.ReadFile(path)
 }
@@ -159,9 +159,9 @@ func findShim(flag string) (host.Binary, error) {
 		}
 	}
 	if unfit != "" {
-		return host.Binary{}, fmt.Errorf("%s may not be executed: chmod +x it, or name another with --shim", unfit)
+		return host.Binary{}, fmt.Errorf("%s is not executable; run chmod +x, or set --shim", unfit)
 	}
-	return host.Binary{}, fmt.Errorf("there is no %s beside this program or in PATH: build it with make, or name it with --shim", name)
+	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim", name)
 }
 
 // serve runs the agent and its control socket until ctx ends, and returns the first error of the two.

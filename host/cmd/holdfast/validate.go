@@ -110,7 +110,7 @@ func tell(io streams, json bool, verdicts []verdict) error {
 		case v.Error != "":
 			fmt.Fprintf(io.out, "%s: %s\n", v.File, v.Error)
 		case v.Valid:
-			fmt.Fprintf(io.out, "%s: a good %s file\n", v.File, v.Kind)
+			fmt.Fprintf(io.out, "%s: valid %s file\n", v.File, v.Kind)
 		}
 	}
 	if json {

@@ -48,7 +48,7 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 				by.text = makingInterrupted(verb, args[0], src.Text)
 				return by
 			}
-			return show(io, p, err, vol, writeMade)
+			return show(io, p, err, vol, writeMade(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 		},
 	}
 	v.flags(c)
@@ -75,7 +75,7 @@ func writtenName(text []byte) (id, namespace string, known bool) {
 
 // makingInterrupted says what may be left of a volume's creation or registration, and how to go on.
 func makingInterrupted(verb, path string, text []byte) string {
-	again, forget := "the same command", "holdfast volume deregister ID"
+	again, forget := "the command again", "holdfast volume deregister ID"
 	if path != "-" {
 		again = display.Command("holdfast volume "+verb, path)
 	}
@@ -90,16 +90,19 @@ func makingInterrupted(verb, path string, text []byte) string {
 	if verb == "create" {
 		what = "the plugin may still create the volume"
 	}
-	return fmt.Sprintf("interrupted: %s. To resume, with the same flags: %s. To forget it: %s", what, again, forget)
+	return fmt.Sprintf("interrupted: %s; to resume, run with the same flags: %s; to remove it from the records: %s", what, again, forget)
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
 	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0: for ever")
 }
 
-func writeMade(to io.Writer, v control.Volume) error {
-	_, err := fmt.Fprintf(to, "volume %s: %s at plugin %s, which calls it %s\n", v.VolumeName(), v.State, v.Plugin, v.External)
-	return err
+// writeMade returns the writer of what a command has made. The verb is "created by" or "registered with".
+func writeMade(verb string) func(io.Writer, control.Volume) error {
+	return func(to io.Writer, v control.Volume) error {
+		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin, v.External)
+		return err
+	}
 }
 
 type volumeGone func(*control.Client, context.Context, host.VolumeName) error
@@ -116,12 +119,12 @@ func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cob
 			defer stop()
 			err := do(client, ctx, name)
 			if by, is := errors.AsType[interrupted](err); is {
-				by.text = fmt.Sprintf("interrupted: volume %s may or may not be gone. See: %s. To resume: the same command", name,
+				by.text = fmt.Sprintf("interrupted: volume %s may or may not be deleted; to check: %s; to resume, run the command again", name,
 					display.Command("holdfast volume status --namespace="+display.Quote(namespace), args[0]))
 				return by
 			}
 			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]}, func(to writer, _ map[string]string) error {
-				_, err := fmt.Fprintf(to, "volume %s: %s done\n", name, verb)
+				_, err := fmt.Fprintf(to, "volume %s %s\n", name, map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
 				return err
 			})
 		},
@@ -177,7 +180,7 @@ func measured(ctx context.Context, client *control.Client, v control.Volume, lim
 	if !mounted(v) {
 		return v
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the agent has not answered within %v", limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer from the agent within %v", limit))
 	defer cancel()
 	client.Wait = limit - limit/10 // who has not answered is told before our own time is up
 	usage, err := client.VolumeStats(ctx, v.VolumeName())
@@ -185,7 +188,7 @@ func measured(ctx context.Context, client *control.Client, v control.Volume, lim
 	case err != nil:
 		v.Unmeasured = err.Error()
 	case len(usage) == 0:
-		v.Unmeasured = "its plugin tells nothing"
+		v.Unmeasured = "the plugin reports no usage"
 	}
 	if now, again := client.Volume(ctx, v.VolumeName()); err == nil && again == nil {
 		v, now.Unmeasured = now, v.Unmeasured // with what the plugin has just said of its health
@@ -238,7 +241,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
 	fmt.Fprintln(to)
-	return errors.Join(err, users.write(to, "nobody uses it"))
+	return errors.Join(err, users.write(to, "not in use"))
 }
 
 // filledFrom is the fact of what a volume was made of, if it was made of something.
@@ -256,7 +259,7 @@ func used(v control.Volume) (facts []any) {
 		facts = append(facts, cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), share(u))
 	}
 	if v.Unmeasured != "" {
-		facts = append(facts, "Used", "not known: "+v.Unmeasured)
+		facts = append(facts, "Used", "unknown: "+v.Unmeasured)
 	}
 	return facts
 }
@@ -268,7 +271,7 @@ func share(u control.Usage) string {
 		amount = func(n int64) string { return cmp.Or(size(n), "0 B") }
 	}
 	if u.Used == 0 && u.Available == 0 {
-		return fmt.Sprintf("not told, of %s", amount(u.Total)) // a block device (CSI NodeGetVolumeStats)
+		return fmt.Sprintf("unknown, of %s", amount(u.Total)) // a block device (CSI NodeGetVolumeStats)
 	}
 	percent := ""
 	if u.Total > 0 {

@@ -17,7 +17,7 @@ func TestShare(t *testing.T) {
 		"5 MiB of 32 MiB (16%), 27 MiB free": {Unit: "bytes", Total: 32 << 20, Used: 5 << 20, Available: 27 << 20},
 		"0 B of 1 KiB (0%), 1 KiB free":      {Unit: "bytes", Total: 1024, Available: 1024},
 		"1 KiB of 1 KiB (100%), 0 B free":    {Unit: "bytes", Total: 1024, Used: 1024},
-		"not told, of 1 GiB":                 {Unit: "bytes", Total: 1 << 30},
+		"unknown, of 1 GiB":                  {Unit: "bytes", Total: 1 << 30},
 		"11 of 1000 (1%), 989 free":          {Unit: "inodes", Total: 1000, Used: 11, Available: 989},
 		"7 of 0, 0 free":                     {Unit: "unknown", Used: 7},
 	} {
@@ -57,14 +57,14 @@ func TestStatusIsMeasured(t *testing.T) {
 		}, ""},
 		"not staged, published": {func(v *control.Volume) { v.Staged = "" }, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(`[]`))
-		}, "its plugin tells nothing"},
+		}, "the plugin reports no usage"},
 		"refused": {func(*control.Volume) {}, func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			_, _ = w.Write([]byte(`{"error":"the plugin cannot say","kind":"not supported"}`))
 		}, "the plugin cannot say"},
 		"hangs": {func(*control.Volume) {}, func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
-		}, "the agent has not answered within 2s"},
+		}, "no answer from the agent within 2s"},
 		"not mounted here": {
 			func(v *control.Volume) { v.Staged, v.Holders[0].Published = "sent", "" },
 			func(http.ResponseWriter, *http.Request) { t.Error("it was asked for") }, "",

@@ -51,7 +51,7 @@ func completeClaim(c registry.Claim) error {
 func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
 	volume, found := view.VolumeByKey(c.Volume)
 	if !found {
-		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "there is no volume %s; create or register it first",
+		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "volume %s not found; create or register it first",
 			c.Volume)
 	}
 	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)

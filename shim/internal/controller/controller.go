@@ -106,7 +106,7 @@ func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v re
 }
 
 func unknown(name registry.VolumeName) error {
-	return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+	return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 }
 
 func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail string) registry.Event {

@@ -75,7 +75,7 @@ func TestExpandRefused(t *testing.T) {
 		"nobody expands": {both(registry.CreateDelete), madeOf(1 << 20), upTo(large, 0), registry.ErrUnsupported,
 			"lacks controller.EXPAND_VOLUME and node.EXPAND_VOLUME"},
 		"another one": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y", Plugin: "p"}}, upTo(large, 0),
-			registry.ErrNotFound, "there is no volume"},
+			registry.ErrNotFound, "not found"},
 	} {
 		d := open(t, c.plugins, c.volume)
 		if _, err := d.Controller.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {

@@ -95,7 +95,7 @@ func (r Row) with(b Backoff) Row {
 // like, and the plugin has acted by then, as it has where its answer cannot be read.
 var common = map[string]Row{
 	"":                    uncertain(few, "the connection to the plugin broke during the call: see in its log whether it crashes"),
-	"CANCELLED":           uncertain(few, "the call was called off; it is sent again or undone: nothing is to be done"),
+	"CANCELLED":           uncertain(few, "cancelled by the client; Holdfast repeats or undoes the call"),
 	"DEADLINE_EXCEEDED":   uncertain(Forever, "the plugin does not answer in time: it or its storage is slow, or hangs"),
 	"UNAVAILABLE":         uncertain(Forever, "the plugin cannot be reached, or cannot reach its storage: see that both run"),
 	"ABORTED":             uncertain(Forever, "another operation is pending for the volume at the plugin: wait for it"),

@@ -110,14 +110,14 @@ func (v Visit) layout() (l hooks.Layout, err error) {
 }
 
 func nowhere(state string) error {
-	return registry.Errorf(registry.ErrNotFound, "%s is no state directory of Holdfast: nothing of it was ever there; name another one", state)
+	return registry.Errorf(registry.ErrNotFound, "%s is not a Holdfast state directory; choose another one", state)
 }
 
 // sound is nil if the state file is there and whole.
 func sound(l hooks.Layout) error {
 	err := store.Sound(l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
-		return registry.Errorf(registry.ErrNotFound, "%w: there is nothing to repair; start an agent, which makes one, and ask it", err)
+		return registry.Errorf(registry.ErrNotFound, "%w: there is no state to repair; start an agent, then run holdfast doctor", err)
 	}
 	return err
 }

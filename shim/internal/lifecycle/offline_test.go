@@ -338,7 +338,7 @@ func TestARunningShimIsADoctor(t *testing.T) {
 	must(t, p.active.store.View(t.Context(), func(v registry.View) error {
 		events, _ := v.Events(0, 100)
 		for _, e := range events {
-			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "no record knows it") {
+			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "not in any record") {
 				told++
 			}
 		}

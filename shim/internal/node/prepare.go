@@ -372,7 +372,7 @@ func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 		case !known:
 			return registry.Errorf(registry.ErrNotFound, "volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
 		case vol.Ephemeral:
-			return registry.Errorf(registry.ErrConflict, "volume %s is an inline volume of alloc %s: nobody else can use it", id, vol.Owner)
+			return registry.Errorf(registry.ErrConflict, "volume %s is an inline volume of alloc %s: no other alloc can use it", id, vol.Owner)
 		}
 		return nil
 	})

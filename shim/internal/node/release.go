@@ -31,7 +31,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case intent.Released(ctx): // nobody reads what it waits for: the call is made again at the next shim
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
-		return fmt.Errorf("alloc %s is still being released, and that goes on: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
+		return fmt.Errorf("alloc %s is still being released in the background: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
 	case w.cut != nil: // with the shim's part in it, of which ctx hears in a moment
 		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
 	}

@@ -237,7 +237,7 @@ func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
 func (s *Stager) vacant(path string) error {
 	mounted, err := s.mounted(path, false)
 	if err == nil && mounted {
-		err = conflict("something is mounted at %s, and no record knows it; `holdfast doctor` says what it is, and with --repair takes it down if nobody uses it", path)
+		err = conflict("an unknown mount is in the way at %s; run holdfast doctor to inspect it, and holdfast doctor --repair to unmount it if unused", path)
 	}
 	return err
 }

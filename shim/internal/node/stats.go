@@ -44,7 +44,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	}
 	report, err := s.driver.Stats(asking, inst.InstanceKey, s.statsRequest(inst, st, at))
 	if err != nil && errors.Is(context.Cause(asking), intent.ErrYielded) {
-		return nil, conflict("volume %s was not measured, as it is being mounted, unmounted or changed; ask again", name)
+		return nil, conflict("volume %s was not measured: it is being mounted, unmounted or changed; try again", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask how full volume %s is: %w", name, err)
@@ -67,7 +67,7 @@ func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking con
 	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
 		if !found {
-			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 		}
 		key = v.VolumeKey()
 		return nil
@@ -96,7 +96,7 @@ func (s *Stager) measurable(ctx context.Context, name registry.VolumeName) (st s
 	err = s.State.View(ctx, func(view registry.View) error {
 		v, found := view.Volume(name)
 		if !found {
-			return registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 		}
 		if open, found := registry.OpenIntent(view, v.VolumeKey()); found {
 			return conflict("how full volume %s is cannot be asked now: %s", name, intent.Describe(open))
@@ -166,7 +166,7 @@ func (s *Stager) isThere(at registry.Tree, mount bool) (bool, error) {
 func (s *Stager) stillThere(name registry.VolumeName, at registry.Tree, mount bool) error {
 	there, err := s.isThere(at, mount)
 	if err == nil && !there {
-		err = conflict("volume %s was taken from %s while its plugin was asked how full it is; ask again", name, at.Host)
+		err = conflict("volume %s was unmounted from %s while its plugin measured it; try again", name, at.Host)
 	}
 	return err
 }

@@ -94,7 +94,7 @@ func TestStatsAreRefused(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"no such volume":          {(*world).forget, registry.ErrNotFound, "there is no volume"},
+		"no such volume":          {(*world).forget, registry.ErrNotFound, "not found"},
 		"nobody uses it":          {func(*world) {}, registry.ErrConflict, "not mounted here"},
 		"the plugin cannot":       {func(w *world) { w.mustUp("a1", shared()); w.blind = true }, registry.ErrUnsupported, "with df"},
 		"the mount is lost":       {func(w *world) { w.mustUp("a1", shared()); clear(w.mounts) }, registry.ErrConflict, "not mounted here"},
@@ -191,7 +191,7 @@ func TestStatsDelayNoMount(t *testing.T) {
 		if err != nil || time.Since(begin) != 0 {
 			t.Fatalf("the next user came in after %v: %v", time.Since(begin), err)
 		}
-		if err := <-ended; !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "ask again") {
+		if err := <-ended; !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "try again") {
 			t.Error(err)
 		}
 		leave()

@@ -54,7 +54,7 @@ func diagnosis(d registry.Diagnosis, at *pb.Answer) *pb.DoctorReply {
 			reply.Findings = append(reply.Findings[:i], &pb.Finding{
 				Kind:   string(registry.FoundUnseen),
 				Detail: fmt.Sprintf("%d more findings do not fit into one answer", len(d.Findings)-i),
-				Advice: "repair or remove what is told, then look again",
+				Advice: "repair the findings listed, then run holdfast doctor again",
 			})
 			break
 		}

@@ -45,7 +45,7 @@ func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
 		remove := func() error {
 			_, err := d.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 				if _, found := v.Volume(name); !found {
-					return registry.Change{}, registry.Errorf(registry.ErrNotFound, "there is no volume %s", name)
+					return registry.Change{}, registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 				}
 				return registry.Change{Delete: []registry.Key{name.Key()}}, nil
 			})
