@@ -19,7 +19,8 @@ import (
 // services names the CSI service of each role. A role's instance is called in that service only.
 var services = map[registry.Role]string{registry.RoleController: "Controller", registry.RoleNode: "Node"}
 
-// send makes one call to the instance. The text of its error has no secret of p, and none that the plugin was ever sent.
+// send makes one call to the instance. The text of its error has no secret of p, and none that the plugin was ever
+// sent.
 func (f *Fleet) send(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, p private, req, reply proto.Message,
 ) error {
@@ -78,9 +79,9 @@ func (c *Conn) deliverOver(
 	return trace, err
 }
 
-// identify has the plugin say over this link what it is in the instance's role, unless it has. CSI requires capabilities to
-// be known before any call that depends on them, and another process may listen at the socket by now. A plugin that is not
-// what is registered gets no call: its supervisor registers it anew at the next heartbeat.
+// identify has the plugin say over this link what it is in the instance's role, unless it has. CSI requires
+// capabilities to be known before any call that depends on them, and another process may listen at the socket by now. A
+// plugin that is not what is registered gets no call: its supervisor registers it anew at the next heartbeat.
 func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) error {
 	if l.describedAs(in) {
 		return nil
@@ -131,8 +132,8 @@ func (l *link) invoke(
 	case a.err != nil: // the decoder has run, so the plugin sent a message and not just a status
 		return &unreadable{fmt.Sprintf("the plugin's answer cannot be read: %v", a.err)}
 	case status.Code(err) == codes.ResourceExhausted && trace.left.Load() && !trace.answered.Load():
-		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses a
-		// large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
+		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses
+		// a large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
 		// only window bytes before any of them are read.
 		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB, and was not read", maxAnswer>>20)}
 	}
@@ -160,9 +161,9 @@ func (statsHandler) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.C
 
 func (statsHandler) HandleConn(context.Context, stats.ConnStats) {}
 
-// unreadable is the error of an answer that has come and cannot be read. gRPC reports it with a code that a plugin can send
-// too: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither the code nor
-// the text tells the two sources apart, so invoke does it by what was seen of the answer.
+// unreadable is the error of an answer that has come and cannot be read. gRPC reports it with a code that a plugin can
+// send too: RESOURCE_EXHAUSTED for a message over the size limit, INTERNAL for one that cannot be decoded. Neither the
+// code nor the text tells the two sources apart, so invoke does it by what was seen of the answer.
 type unreadable struct{ why string }
 
 func (e *unreadable) Error() string { return e.why }

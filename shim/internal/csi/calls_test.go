@@ -22,7 +22,8 @@ const (
 	canaryParameter = "canary-parameter"
 )
 
-var canaries = []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume, canaryParameter, `canary \"with`}
+var canaries = []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume, canaryParameter,
+	`canary \"with`}
 
 var (
 	secrets = map[string]registry.SecretValue{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
@@ -35,11 +36,12 @@ var (
 	revealed       = map[string]string{"token": canarySecret, "odd": canaryQuoted, "pin": "77"}
 	mounted        = &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"noatime", "user=u,password=" + canaryFlag}}},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4",
+			MountFlags: []string{"noatime", "user=u,password=" + canaryFlag}}},
 	}
 )
 
-// call is one call of the fleet that changes something, with the message that the plugin has to get.
+// call is a call that changes something, with the message that the plugin must get.
 type call struct {
 	rpc  registry.RPC
 	hide []string // canaries that are part of the request
@@ -48,99 +50,120 @@ type call struct {
 }
 
 var mutating = []call{
-	{registry.CreateVolumeRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryParameter}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Create(ctx, controllerKey, CreateRequest{
-			Name: "vol", CapacityMin: 1, CapacityMax: 2, FSType: usage.FSType, MountFlags: usage.MountFlags,
-			Capabilities: []registry.VolumeCapability{
-				{Access: usage.Access, Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice},
+	{registry.CreateVolumeRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryParameter},
+		func(ctx context.Context, f *Fleet) error {
+			_, err := f.Create(ctx, controllerKey, CreateRequest{
+				Name: "vol", CapacityMin: 1, CapacityMax: 2, FSType: usage.FSType, MountFlags: usage.MountFlags,
+				Capabilities: []registry.VolumeCapability{
+					{Access: usage.Access, Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter,
+						Attachment: registry.BlockDevice},
+				},
+				Parameters: map[string]string{"api-key": canaryParameter}, Required: []registry.Topology{{"zone": "a"}},
+				Preferred: []registry.Topology{{"zone": "b"}}, Source: registry.Source{Volume: "other"},
+				Secrets: secrets,
+			})
+			return err
+		}, &csi.CreateVolumeRequest{
+			Name: "vol", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2},
+			VolumeCapabilities: []*csi.VolumeCapability{mounted, {
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+				AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			}},
+			Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
+			VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+				Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "other"},
+			}},
+			AccessibilityRequirements: &csi.TopologyRequirement{
+				Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "a"}}},
+				Preferred: []*csi.Topology{{Segments: map[string]string{"zone": "b"}}},
 			},
-			Parameters: map[string]string{"api-key": canaryParameter}, Required: []registry.Topology{{"zone": "a"}},
-			Preferred: []registry.Topology{{"zone": "b"}}, Source: registry.Source{Volume: "other"}, Secrets: secrets,
-		})
-		return err
-	}, &csi.CreateVolumeRequest{
-		Name: "vol", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2},
-		VolumeCapabilities: []*csi.VolumeCapability{mounted, {
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 		}},
-		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
-		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "other"},
-		}},
-		AccessibilityRequirements: &csi.TopologyRequirement{
-			Requisite: []*csi.Topology{{Segments: map[string]string{"zone": "a"}}}, Preferred: []*csi.Topology{{Segments: map[string]string{"zone": "b"}}},
-		},
-	}},
 	{registry.DeleteVolumeRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
 		return f.Delete(ctx, controllerKey, DeleteRequest{VolumeID: "vol-1", Secrets: secrets})
 	}, &csi.DeleteVolumeRequest{VolumeId: "vol-1", Secrets: revealed}},
-	{registry.ControllerPublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Attach(ctx, controllerKey, AttachRequest{
-			VolumeID: "vol-1", Node: "node-1", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
-		})
-		return err
-	}, &csi.ControllerPublishVolumeRequest{
-		VolumeId: "vol-1", NodeId: "node-1", VolumeCapability: mounted, Readonly: true, Secrets: revealed, VolumeContext: volumeContext,
-	}},
+	{registry.ControllerPublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume},
+		func(ctx context.Context, f *Fleet) error {
+			_, err := f.Attach(ctx, controllerKey, AttachRequest{
+				VolumeID: "vol-1", Node: "node-1", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
+			})
+			return err
+		}, &csi.ControllerPublishVolumeRequest{
+			VolumeId: "vol-1", NodeId: "node-1", VolumeCapability: mounted, Readonly: true, Secrets: revealed,
+			VolumeContext: volumeContext,
+		}},
 	{registry.ControllerUnpublishRPC, []string{canarySecret, canaryQuoted}, func(ctx context.Context, f *Fleet) error {
 		return f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Node: "node-1", Secrets: secrets})
 	}, &csi.ControllerUnpublishVolumeRequest{VolumeId: "vol-1", NodeId: "node-1", Secrets: revealed}},
-	{registry.NodeStageRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		return f.Stage(ctx, nodeKey, StageRequest{
-			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
-		})
-	}, &csi.NodeStageVolumeRequest{
-		VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: mounted, Secrets: revealed, VolumeContext: volumeContext,
-	}},
+	{registry.NodeStageRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume},
+		func(ctx context.Context, f *Fleet) error {
+			return f.Stage(ctx, nodeKey, StageRequest{
+				VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", Usage: usage,
+				VolumeContext: volumeContext, Secrets: secrets,
+			})
+		}, &csi.NodeStageVolumeRequest{
+			VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: mounted,
+			Secrets: revealed, VolumeContext: volumeContext,
+		}},
 	{registry.NodeUnstageRPC, nil, func(ctx context.Context, f *Fleet) error {
 		return f.Unstage(ctx, nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"})
 	}, &csi.NodeUnstageVolumeRequest{VolumeId: "vol-1", StagingTargetPath: "/s"}},
-	{registry.NodePublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		return f.Publish(ctx, nodeKey, PublishRequest{
-			VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", TargetPath: "/t", Usage: usage, VolumeContext: volumeContext, Secrets: secrets,
-		})
-	}, &csi.NodePublishVolumeRequest{
-		VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: "/t", VolumeCapability: mounted, Readonly: true,
-		Secrets: revealed, VolumeContext: volumeContext,
-	}},
+	{registry.NodePublishRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryPublish, canaryVolume},
+		func(ctx context.Context, f *Fleet) error {
+			return f.Publish(ctx, nodeKey, PublishRequest{
+				VolumeID: "vol-1", PublishContext: publishContext, StagingPath: "/s", TargetPath: "/t", Usage: usage,
+				VolumeContext: volumeContext, Secrets: secrets,
+			})
+		}, &csi.NodePublishVolumeRequest{
+			VolumeId: "vol-1", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: "/t",
+			VolumeCapability: mounted, Readonly: true,
+			Secrets: revealed, VolumeContext: volumeContext,
+		}},
 	{registry.NodeUnpublishRPC, nil, func(ctx context.Context, f *Fleet) error {
 		return f.Unpublish(ctx, nodeKey, UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"})
 	}, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "/t"}},
-	{registry.ControllerExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Expand(ctx, controllerKey, ExpandRequest{
-			VolumeID: "vol-1", Range: registry.CapacityRange{Required: 1, Limit: 2}, Usage: usage, Secrets: secrets,
-			Private: Private{MountFlags: usage.MountFlags},
-		})
-		return err
-	}, &csi.ControllerExpandVolumeRequest{
-		VolumeId: "vol-1", CapacityRange: &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, Secrets: revealed, VolumeCapability: mounted,
-	}},
-	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume}, func(ctx context.Context, f *Fleet) error {
-		_, err := f.Grow(ctx, nodeKey, GrowRequest{
-			VolumeID: "vol-1", Path: "/t", StagingPath: "/s", Range: registry.CapacityRange{Required: 1}, Usage: usage, Secrets: secrets,
-			Private: Private{Contexts: []map[string]string{volumeContext}},
-		})
-		return err
-	}, &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol-1", VolumePath: "/t", CapacityRange: &csi.CapacityRange{RequiredBytes: 1}, StagingTargetPath: "/s", VolumeCapability: mounted,
-		Secrets: revealed,
-	}},
+	{registry.ControllerExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag},
+		func(ctx context.Context, f *Fleet) error {
+			_, err := f.Expand(ctx, controllerKey, ExpandRequest{
+				VolumeID: "vol-1", Range: registry.CapacityRange{Required: 1, Limit: 2}, Usage: usage, Secrets: secrets,
+				Private: Private{MountFlags: usage.MountFlags},
+			})
+			return err
+		}, &csi.ControllerExpandVolumeRequest{
+			VolumeId: "vol-1", CapacityRange: &csi.CapacityRange{RequiredBytes: 1,
+				LimitBytes: 2}, Secrets: revealed, VolumeCapability: mounted,
+		}},
+	{registry.NodeExpandRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume},
+		func(ctx context.Context, f *Fleet) error {
+			_, err := f.Grow(ctx, nodeKey, GrowRequest{
+				VolumeID: "vol-1", Path: "/t", StagingPath: "/s", Range: registry.CapacityRange{Required: 1},
+				Usage: usage, Secrets: secrets,
+				Private: Private{Contexts: []map[string]string{volumeContext}},
+			})
+			return err
+		}, &csi.NodeExpandVolumeRequest{
+			VolumeId: "vol-1", VolumePath: "/t", CapacityRange: &csi.CapacityRange{RequiredBytes: 1},
+			StagingTargetPath: "/s", VolumeCapability: mounted,
+			Secrets: revealed,
+		}},
 }
 
-// validate changes nothing, and is judged alike.
-var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter}, func(ctx context.Context, f *Fleet) error {
-	_, err := f.Validate(ctx, controllerKey, ValidateRequest{
-		VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags, Secrets: secrets,
-		Capabilities: []registry.VolumeCapability{{Access: usage.Access, Attachment: registry.FileSystem}}, Parameters: map[string]string{"api-key": canaryParameter},
-	})
-	return err
-}, &csi.ValidateVolumeCapabilitiesRequest{
-	VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
-	Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
-}}
+// validate changes nothing, and its errors are classified like those of mutating calls.
+var validate = call{validateRPC, []string{canarySecret, canaryQuoted, canaryFlag, canaryVolume, canaryParameter},
+	func(ctx context.Context, f *Fleet) error {
+		_, err := f.Validate(ctx, controllerKey, ValidateRequest{
+			VolumeID: "vol-1", VolumeContext: volumeContext, FSType: "ext4", MountFlags: usage.MountFlags,
+			Secrets: secrets,
+			Capabilities: []registry.VolumeCapability{{Access: usage.Access,
+				Attachment: registry.FileSystem}}, Parameters: map[string]string{"api-key": canaryParameter},
+		})
+		return err
+	}, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: "vol-1", VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{mounted},
+		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: revealed,
+	}}
 
-// What a plugin calls a volume comes as it is, and so does what it says the volume was filled from, though it says nothing.
+// What a plugin calls a volume comes as it is, and so does what it says the volume was filled from, though it says
+// nothing.
 func TestCreatedIsWhatThePluginSays(t *testing.T) {
 	for _, ids := range csifake.IDForms {
 		source := ids.VolumeID("source")
@@ -152,7 +175,8 @@ func TestCreatedIsWhatThePluginSays(t *testing.T) {
 		create := func(name string) Created {
 			t.Helper()
 			out, err := f.Create(patient(t), controllerKey, CreateRequest{
-				Name: name, Capabilities: []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}},
+				Name: name, Capabilities: []registry.VolumeCapability{{Access: registry.SingleNodeWriter,
+					Attachment: registry.FileSystem}},
 				Source: registry.Source{Volume: registry.ExternalID(source)},
 			})
 			if err != nil {

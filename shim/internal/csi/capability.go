@@ -30,7 +30,8 @@ func volumeCapability(c registry.VolumeCapability, fs string, flags registry.Fla
 
 // usageCapability returns the capability of a usage, with its mount group.
 func usageCapability(u registry.Usage) *csi.VolumeCapability {
-	out := volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType, u.MountFlags)
+	out := volumeCapability(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}, u.FSType,
+		u.MountFlags)
 	if mount := out.GetMount(); mount != nil {
 		mount.VolumeMountGroup = u.MountGroup
 	}

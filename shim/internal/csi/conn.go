@@ -96,8 +96,8 @@ func hangUp(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// connect returns a link that is up. It fails at once if no process listens, and after dialLimit if the listener does not
-// answer. Its error is a gRPC status.
+// connect returns a link that is up. It fails at once if no process listens, and after dialLimit if the listener does
+// not answer. Its error is a gRPC status.
 func (c *Conn) connect(ctx context.Context) (*link, error) {
 	l, err := c.tryConnect(ctx)
 	switch {
@@ -136,8 +136,8 @@ func (c *Conn) current() *link {
 // errSilent means that a process listens and does not speak gRPC.
 var errSilent = errors.New("the listener does not speak gRPC")
 
-// newLink makes a link. A full queue of callers means that the plugin is slow. A dying process may accept a connection and
-// reset it, because its listener is the last to go. So both are tried again until dialLimit.
+// newLink makes a link. A full queue of callers means that the plugin is slow. A dying process may accept a connection
+// and reset it, because its listener is the last to go. So both are tried again until dialLimit.
 func (c *Conn) newLink() (*link, error) {
 	if l := c.current(); l != nil { // made since the caller looked
 		return l, nil
@@ -198,8 +198,8 @@ func (c *Conn) Lost(ctx context.Context) error {
 // answer RESOURCE_EXHAUSTED or UNIMPLEMENTED may contradict the description.
 func (c *Conn) Outdated() bool { return c.changes.Load() != c.described.Load() }
 
-// link is one connection to one process. A grpc.ClientConn connects again by itself, perhaps to another process than the
-// one that was described. So each link has a ClientConn of its own that dials once.
+// link is one connection to one process. A grpc.ClientConn connects again by itself, perhaps to another process than
+// the one that was described. So each link has a ClientConn of its own that dials once.
 type link struct {
 	cc     *grpc.ClientConn
 	socket net.Conn
@@ -247,7 +247,8 @@ func newLink(ctx context.Context, path string, socket net.Conn) (*link, error) {
 	return l, nil
 }
 
-// ownSocket is the socket of a link. gRPC closes it when it is lost, or when the plugin has ended it and its last call is over.
+// ownSocket is the socket of a link. gRPC closes it when it is lost, or when the plugin has ended it and its last call
+// is over.
 type ownSocket struct {
 	net.Conn
 	closed func()

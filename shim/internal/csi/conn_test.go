@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 	"net"
 	"path/filepath"
 	"slices"
@@ -13,16 +15,14 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
-
-	"holdfast/internal/csifake"
-	"holdfast/registry"
 )
 
-// raw passes messages on as the bytes that they are.
+// raw is a codec that leaves messages as bytes.
 type raw struct{}
 
 func (raw) Name() string { return "proto" }
@@ -34,7 +34,7 @@ func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// listener remembers its connections, so that a test can cut them.
+// listener keeps its connections, so that a test can cut them.
 type listener struct {
 	net.Listener
 	mu    sync.Mutex
@@ -78,25 +78,26 @@ func listen(t *testing.T) (*listener, string) {
 	return &listener{Listener: l}, socket
 }
 
-// server answers every call with nothing, and hands the bytes of each request to seen.
+// server answers every call with an empty message, and passes the bytes of each request to seen.
 func server(t *testing.T, seen func([]byte)) (*listener, string) {
 	t.Helper()
 	l, socket := listen(t)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-		var request, answer []byte
-		if err := stream.RecvMsg(&request); err != nil {
-			return err
-		}
-		seen(request)
-		return stream.SendMsg(&answer)
-	}))
+	s := grpc.NewServer(grpc.ForceServerCodecV2(raw{}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			var request, answer []byte
+			if err := stream.RecvMsg(&request); err != nil {
+				return err
+			}
+			seen(request)
+			return stream.SendMsg(&answer)
+		}))
 	served := make(chan struct{})
 	go func() { defer close(served); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); <-served })
 	return l, socket
 }
 
-// TestRequestsAreTheSameBytes: a call that is sent again, by this generation or another, cannot be told from the first.
+// A repeated call is the same bytes, in this process and in another one.
 func TestRequestsAreTheSameBytes(t *testing.T) {
 	var got [][]byte
 	_, socket := server(t, func(b []byte) { got = append(got, b) })
@@ -110,7 +111,8 @@ func TestRequestsAreTheSameBytes(t *testing.T) {
 		got = got[:generation*times] // without what was asked to know it
 		for range times {
 			err := f.Stage(patient(t), nodeKey, StageRequest{
-				VolumeID: "v", PublishContext: many, StagingPath: "/s", Usage: usage, VolumeContext: many, Secrets: secrets,
+				VolumeID: "v", PublishContext: many, StagingPath: "/s", Usage: usage, VolumeContext: many,
+				Secrets: secrets,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -134,8 +136,7 @@ func TestRequestsAreTheSameBytes(t *testing.T) {
 	}
 }
 
-// TestOneConnectionPerTask: all roles and all callers share it.
-func TestOneConnectionPerTask(t *testing.T) {
+func TestAllRolesAndCallersShareAConnection(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, f)
 	answers(t, c)
@@ -161,8 +162,8 @@ func TestOneConnectionPerTask(t *testing.T) {
 	}
 }
 
-// TestReconnects: a plugin that is there again is called at once, however long it was away and whatever is left of its old socket.
-func TestReconnects(t *testing.T) {
+// A plugin that is back is reached by the next call, however long it was away and whatever is left of its old socket.
+func TestConnReconnectsAtOnce(t *testing.T) {
 	fake, f := start(t, csifake.Config{Socket: filepath.Join(socketDir(t), "csi.sock")})
 	unpublish := mutating[7]
 	answers(t, open(t, f))
@@ -187,8 +188,7 @@ func TestReconnects(t *testing.T) {
 	}
 }
 
-// TestEndpointMoves: an instance with another socket gets another connection.
-func TestEndpointMoves(t *testing.T) {
+func TestMovedEndpointGetsANewConnection(t *testing.T) {
 	one, f := start(t, csifake.Config{})
 	two, _ := start(t, csifake.Config{})
 	answers(t, open(t, f))
@@ -202,8 +202,8 @@ func TestEndpointMoves(t *testing.T) {
 	}
 }
 
-// TestSomebodyElseListens: what accepts and does not speak gRPC gets no call, and holds nobody longer than one dial.
-func TestSomebodyElseListens(t *testing.T) {
+// A listener that does not speak gRPC gets no call, and delays a caller by dialLimit at most.
+func TestSilentListenerGetsNoCall(t *testing.T) {
 	l, socket := listen(t)
 	go func() {
 		for {
@@ -214,7 +214,8 @@ func TestSomebodyElseListens(t *testing.T) {
 	}()
 	t.Cleanup(l.cut)
 	f := fleetFor(t, socket)
-	wantCallError(t, "silent listener", mutating[4].do(patient(t), f), mutating[4], registry.OutcomeFailed, "UNAVAILABLE", registry.ErrUnavailable)
+	wantCallError(t, "silent listener", mutating[4].do(patient(t), f), mutating[4], registry.OutcomeFailed,
+		"UNAVAILABLE", registry.ErrUnavailable)
 }
 
 // lost runs Lost on a goroutine.
@@ -228,7 +229,7 @@ func lost(t *testing.T, c *Conn) <-chan error {
 	return ended
 }
 
-// TestLostAtOnce: the death of the plugin's process is known without any timer, and its life is not mistaken for its death.
+// The death of the process is noticed without a timer, and a living process is not reported as lost.
 func TestLostAtOnce(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	f := fleetFor(t, socket)
@@ -265,7 +266,6 @@ func TestLostAtOnce(t *testing.T) {
 	}
 }
 
-// TestLostEndsWithItsContext: no loss, no reason.
 func TestLostEndsWithItsContext(t *testing.T) {
 	_, f := start(t, csifake.Config{})
 	c := open(t, f)
@@ -283,8 +283,7 @@ func TestLostEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestLostOfNobody: a shim that comes when the plugin is dead already need not wait to know it.
-func TestLostOfNobody(t *testing.T) {
+func TestDeadPluginIsLostBeforeTheFirstCall(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	fake.Kill()
 	if err := open(t, f).Lost(patient(t)); err == nil {
@@ -292,8 +291,9 @@ func TestLostOfNobody(t *testing.T) {
 	}
 }
 
-// TestCutConnectionIsNoLoss: somebody answers anew, so the plugin is not lost; but it may be another process, so what it said is outdated.
-func TestCutConnectionIsNoLoss(t *testing.T) {
+// After a cut the plugin accepts a new connection, so it is not lost. It may be another process, so its description
+// is outdated.
+func TestCutConnectionIsNotLost(t *testing.T) {
 	l, socket := server(t, func([]byte) {})
 	c := open(t, fleetFor(t, socket))
 	answers(t, c)
@@ -316,12 +316,13 @@ func TestCutConnectionIsNoLoss(t *testing.T) {
 	}
 }
 
-// TestOutdated: what was never asked is, after a good Describe nothing is, until the plugin is another process or says that something is full.
-func TestOutdated(t *testing.T) {
+// A description is outdated before the first Describe, after a new connection, and after RESOURCE_EXHAUSTED.
+func TestWhatMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	strangers := New(table{})
-	t.Cleanup(strangers.CloseAll)
-	if stranger, err := strangers.Connect("disk", taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil || !stranger.Outdated() {
+	unregistered := New(table{})
+	t.Cleanup(unregistered.CloseAll)
+	if conn, err := unregistered.Connect("disk", taskKey, registry.Endpoint{Host: fake.Socket()}); err != nil ||
+		!conn.Outdated() {
 		t.Errorf("what was never asked is not outdated: %v", err)
 	}
 	c := open(t, f)
@@ -361,8 +362,7 @@ func TestOutdated(t *testing.T) {
 	describe("restarted")
 }
 
-// TestUnknownStatus: an error that is no status at all is no answer.
-func TestUnknownStatus(t *testing.T) {
+func TestErrorWithoutAStatusIsUncertain(t *testing.T) {
 	trace := &callTrace{}
 	trace.left.Store(true)
 	late := fmt.Errorf("wrapped: %w", context.DeadlineExceeded)
@@ -371,4 +371,93 @@ func TestUnknownStatus(t *testing.T) {
 	if !ok || call.Outcome != registry.OutcomeUncertain || call.Detail == "" {
 		t.Errorf("%+v", call)
 	}
+}
+
+// A new process at the socket describes itself before any other call. A plugin that is not what is registered gets
+// none.
+func TestNewProcessDescribesItselfFirst(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	unpublish := mutating[7]
+	if err := unpublish.do(patient(t), f); err != nil {
+		t.Fatal(err)
+	}
+	fake.Kill()
+	fake = csifake.Start(t, fake.Config())
+	answers(t, open(t, f))
+	if err := unpublish.do(patient(t), f); err != nil {
+		t.Errorf("the same plugin again: %v", err)
+	}
+	all, err := fake.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, asked := "", false
+	for _, c := range all { // of all processes: what precedes the last call is what matters
+		if c.RPC == "NodeUnpublishVolume" {
+			asked = last == "NodeGetInfo" || last == "NodeGetCapabilities"
+		}
+		last = c.RPC
+	}
+	if !asked {
+		t.Error("it was not asked what it is")
+	}
+	before := calls(t, fake, "NodeUnpublishVolume")
+	fake.Kill()
+	cfg := fake.Config()
+	cfg.Caps = []string{"GET_VOLUME_STATS"}
+	fake = csifake.Start(t, cfg)
+	answers(t, open(t, f))
+	err = unpublish.do(patient(t), f)
+	call, is := errors.AsType[*registry.CallError](err)
+	if !is || call.Code != "UNAVAILABLE" || call.Outcome != registry.OutcomeFailed ||
+		calls(t, fake, "NodeUnpublishVolume") != before {
+		t.Errorf("another plugin: %v; %d calls, were %d", err, calls(t, fake), before)
+	}
+}
+
+// When End returns, the kernel has told the plugin of a call that was cut off, and no new connection is made. Other
+// connections are closed later.
+func TestEndShutsDownWhereACallWasCut(t *testing.T) {
+	for what, cut := range map[string]bool{"a call was cut off": true, "none was": false} {
+		t.Run(what, func(t *testing.T) {
+			l, socket := server(t, func([]byte) {})
+			f := fleetFor(t, socket)
+			c := open(t, f)
+			answers(t, c)
+			c.current().cut.Store(cut)
+			was := l.accepted()
+			last := was[len(was)-1]
+			if hungUp(t, last) {
+				t.Fatal("the connection had ended before")
+			}
+			rest := f.End()
+			if hungUp(t, last) != cut {
+				t.Errorf("hung up: %v", !cut)
+			}
+			if _, err := c.connect(patient(t)); err == nil {
+				t.Error("there is another connection")
+			}
+			rest()
+			for ctx := patient(t); !hungUp(t, last); time.Sleep(time.Millisecond) {
+				if ctx.Err() != nil {
+					t.Fatal("the connection is not closed")
+				}
+			}
+		})
+	}
+}
+
+// hungUp reports whether the other side has ended the connection, as the kernel knows.
+func hungUp(t *testing.T, conn net.Conn) (is bool) {
+	t.Helper()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		_, _ = unix.Poll(poll, 0)
+		is = poll[0].Revents&unix.POLLRDHUP != 0
+	})
+	return is || err != nil // our own side was closed after the other's
 }

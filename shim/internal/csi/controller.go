@@ -31,7 +31,8 @@ func (f *Fleet) Create(ctx context.Context, at registry.InstanceKey, r CreateReq
 
 func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
-		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags), Parameters: r.Parameters,
+		Name: r.Name, VolumeCapabilities: capabilities(r.Capabilities, r.FSType,
+			r.MountFlags), Parameters: r.Parameters,
 		Secrets: reveal(r.Secrets), VolumeContentSource: contentSource(r.Source),
 	}
 	if r.CapacityMin > 0 || r.CapacityMax > 0 {
@@ -111,7 +112,8 @@ const validateRPC registry.RPC = "ValidateVolumeCapabilities"
 // Validate is ValidateVolumeCapabilities.
 func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r ValidateRequest) (Validated, error) {
 	req := &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+		VolumeId: string(r.VolumeID), VolumeContext: r.VolumeContext, Parameters: r.Parameters,
+		Secrets:            reveal(r.Secrets),
 		VolumeCapabilities: capabilities(r.Capabilities, r.FSType, r.MountFlags),
 	}
 	var reply csi.ValidateVolumeCapabilitiesResponse

@@ -42,8 +42,8 @@ func codeName(err error) string {
 	return code.Code_name[int32(c)]
 }
 
-// failure returns the error of a call to the instance. A call whose request has not left has failed, whatever its code is:
-// it can have no effect. Neither can a call that changes nothing.
+// failure returns the error of a call to the instance. A call whose request has not left has failed, whatever its code
+// is: it can have no effect. Neither can a call that changes nothing.
 func failure(rpc registry.RPC, at registry.InstanceKey, err error, t *callTrace, r redactor) *registry.CallError {
 	text, kind := classify(err, r)
 	left := t.left.Load()

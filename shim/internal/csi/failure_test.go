@@ -20,7 +20,7 @@ import (
 	"holdfast/registry"
 )
 
-// codesTable is what each code means, by the CSI spec's error scheme and what gRPC itself answers.
+// codesTable has the meaning of each code, by the error scheme of the CSI spec and by what gRPC itself answers.
 var codesTable = []struct {
 	code codes.Code
 	name string
@@ -46,10 +46,11 @@ var codesTable = []struct {
 	{codes.Code(17), "UNKNOWN", false, registry.ErrInternal},
 }
 
-// vague is the plugin's own words that do not say whether there was an effect. Nothing stands on an expansion, so of one they say that it is over.
+// vague lists the codes after which the effect of a call is unknown. An expansion may be repeated, so for it they
+// mean failure.
 var vague = []string{"UNKNOWN", "INTERNAL", "DATA_LOSS", "RESOURCE_EXHAUSTED"}
 
-// wantCallError checks a call's error against what is wanted of it.
+// wantCallError checks the error of a call.
 func wantCallError(t *testing.T, what string, err error, c call, outcome registry.Outcome, code string, kind error) {
 	t.Helper()
 	e, ok := errors.AsType[*registry.CallError](err)
@@ -64,20 +65,22 @@ func wantCallError(t *testing.T, what string, err error, c call, outcome registr
 		t.Errorf("%s: error is %+v, want %s %s of %s at %s", what, e, outcome, code, c.rpc, at)
 	}
 	for _, k := range registry.Kinds {
-		if want := k == kind || k == registry.ErrUncertain && outcome == registry.OutcomeUncertain; errors.Is(err, k) != want {
+		if want := k == kind || k == registry.ErrUncertain &&
+			outcome == registry.OutcomeUncertain; errors.Is(err, k) != want {
 			t.Errorf("%s: errors.Is(%v, %v) is %v", what, err, k, !want)
 		}
 	}
 }
 
-// TestOutcomeOfEveryCode has a plugin answer each code to each call that changes something, and tell its secrets with it.
+// A plugin answers each code to each call, with its secrets in the text.
 func TestOutcomeOfEveryCode(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	for _, c := range append(mutating[:len(mutating):len(mutating)], validate) {
 		for _, code := range codesTable {
 			fake.ClearScript()
 			said := "it says: " + strings.Join(canaries, ", ") + fmt.Sprintf(" and %q pin 77", canaryQuoted)
-			fake.On(string(c.rpc)).Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+			fake.On(string(c.rpc)).Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message,
+				error) {
 				return nil, status.Error(code.code, said)
 			})
 			outcome := registry.OutcomeUncertain
@@ -99,13 +102,14 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 	}
 }
 
-// OK is the seventeenth code of gRPC. The plugin gets exactly what was asked for.
+// The plugin gets exactly the message that was asked for, and its OK is a success.
 func TestRequestsSayWhatWasAsked(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	for _, c := range append(mutating[:len(mutating):len(mutating)], validate) {
 		var got proto.Message
 		fake.ClearScript()
-		fake.On(string(c.rpc)).Answer(func(_ context.Context, req, reply proto.Message, _ error) (proto.Message, error) {
+		fake.On(string(c.rpc)).Answer(func(_ context.Context, req, reply proto.Message, _ error) (proto.Message,
+			error) {
 			got = proto.Clone(req)
 			if reply == nil {
 				reply = &csi.NodeStageVolumeResponse{} // the fake has its own mind of what may follow what
@@ -121,7 +125,7 @@ func TestRequestsSayWhatWasAsked(t *testing.T) {
 	}
 }
 
-// TestNoAnswerIsUncertain: whatever ends a call that has left, and is no answer of the plugin, leaves its outcome open.
+// If a call has left and ends without an answer of the plugin, its outcome is uncertain.
 func TestNoAnswerIsUncertain(t *testing.T) {
 	big := map[string]string{"big": strings.Repeat("x", maxAnswer)}
 	for _, c := range []struct {
@@ -131,11 +135,16 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 		limit      time.Duration
 		during     func(*Fleet, context.CancelFunc)
 	}{
-		{"killed before the effect", "UNAVAILABLE", registry.ErrUnavailable, func(e csifake.Expect) { e.Crash() }, patience, nil},
-		{"killed after the effect", "UNAVAILABLE", registry.ErrUnavailable, func(e csifake.Expect) { e.After().Crash() }, patience, nil},
-		{"deadline", "DEADLINE_EXCEEDED", registry.ErrUnavailable, func(e csifake.Expect) { e.Hang() }, 2 * time.Second, nil},
-		{"cancelled", "CANCELLED", registry.ErrUnavailable, nil, patience, func(_ *Fleet, cancel context.CancelFunc) { cancel() }},
-		{"connection closed", "CANCELLED", registry.ErrUnavailable, nil, patience, func(f *Fleet, _ context.CancelFunc) { f.Close(taskKey) }},
+		{"killed before the effect", "UNAVAILABLE", registry.ErrUnavailable, func(e csifake.Expect) { e.Crash() },
+			patience, nil},
+		{"killed after the effect", "UNAVAILABLE", registry.ErrUnavailable,
+			func(e csifake.Expect) { e.After().Crash() }, patience, nil},
+		{"deadline", "DEADLINE_EXCEEDED", registry.ErrUnavailable, func(e csifake.Expect) { e.Hang() },
+			2 * time.Second, nil},
+		{"cancelled", "CANCELLED", registry.ErrUnavailable, nil, patience,
+			func(_ *Fleet, cancel context.CancelFunc) { cancel() }},
+		{"connection closed", "CANCELLED", registry.ErrUnavailable, nil, patience,
+			func(f *Fleet, _ context.CancelFunc) { f.Close(taskKey) }},
 		{"oversized answer", registry.CodeUnreadable, registry.ErrInternal, func(e csifake.Expect) {
 			e.Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
 				return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
@@ -172,7 +181,7 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 	}
 }
 
-// What gRPC refuses to read is not taken for what a plugin says of its storage, whatever the text, and the other way round.
+// An answer that gRPC refuses to read is not taken for a full storage, and a full storage not for such an answer.
 func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	attach := mutating[2]
@@ -180,21 +189,26 @@ func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 		for _, size := range []int{maxAnswer, maxAnswer + 1, 16 << 20} {
 			big := map[string]string{"big": strings.Repeat("x", size)}
 			fake.ClearScript()
-			fake.On(string(attach.rpc)).Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+			fake.On(string(attach.rpc)).Answer(func(context.Context, proto.Message, proto.Message,
+				error) (proto.Message, error) {
 				return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
 			})
-			wantCallError(t, "oversized", attach.do(patient(t), f), attach, registry.OutcomeUncertain, registry.CodeUnreadable, registry.ErrInternal)
+			wantCallError(t, "oversized", attach.do(patient(t), f), attach, registry.OutcomeUncertain,
+				registry.CodeUnreadable, registry.ErrInternal)
 		}
 		fake.ClearScript()
-		fake.On(string(attach.rpc)).Code(codes.ResourceExhausted, "grpc: received message larger than max (4194310 vs. 4194304)")
-		wantCallError(t, "full", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "RESOURCE_EXHAUSTED", registry.ErrExhausted)
+		fake.On(string(attach.rpc)).Code(codes.ResourceExhausted,
+			"grpc: received message larger than max (4194310 vs. 4194304)")
+		wantCallError(t, "full", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "RESOURCE_EXHAUSTED",
+			registry.ErrExhausted)
 		fake.ClearScript()
 		fake.On(string(attach.rpc)).Code(codes.Internal, "grpc: failed to unmarshal the received message: no")
-		wantCallError(t, "internal", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL", registry.ErrInternal)
+		wantCallError(t, "internal", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL",
+			registry.ErrInternal)
 	}
 }
 
-// An id that is not UTF-8 does not pass protobuf, and is not said to be an error inside the plugin.
+// An id that is not UTF-8 is unreadable; it is not reported as an error inside the plugin.
 func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 	storage := csifake.NewBackend("")
 	if err := storage.AddVolume("other", 1, nil); err != nil { // which is cloned
@@ -207,7 +221,7 @@ func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 	wantCallError(t, "not UTF-8", err, create, registry.OutcomeFailed, registry.CodeUnreadable, registry.ErrInternal)
 }
 
-// TestUnsentHasFailed: a call that has certainly not left can have no effect.
+// A call that was not sent has failed: it can have no effect.
 func TestUnsentHasFailed(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	ended, cancel := context.WithCancel(context.Background())
@@ -244,7 +258,7 @@ func TestUnsentHasFailed(t *testing.T) {
 	}
 }
 
-// TestDetachNeedsANode: an empty node id would detach the volume from every node.
+// An empty node id would detach the volume from every node.
 func TestDetachNeedsANode(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	detach := mutating[3]
@@ -252,7 +266,8 @@ func TestDetachNeedsANode(t *testing.T) {
 	request.do = func(ctx context.Context, f *Fleet) error {
 		return f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Secrets: secrets})
 	}
-	wantCallError(t, "without a node id", request.do(patient(t), f), detach, registry.OutcomeFailed, "INVALID_ARGUMENT", registry.ErrInvalid)
+	wantCallError(t, "without a node id", request.do(patient(t), f), detach, registry.OutcomeFailed,
+		"INVALID_ARGUMENT", registry.ErrInvalid)
 	if n := calls(t, fake); n != 0 {
 		t.Errorf("%d calls were sent", n)
 	}

@@ -64,8 +64,8 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	return c, nil
 }
 
-// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed, and
-// both are looked up under one lock, so no call opens a connection that stays.
+// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed,
+// and both are looked up under one lock, so no call opens a connection that stays.
 func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,7 +87,8 @@ func (f *Fleet) Close(t registry.TaskKey) {
 	}
 }
 
-// Find sets where instances are found, and closes the connections of tasks without an instance. Call it before the first call.
+// Find sets where instances are found, and closes the connections of tasks without an instance. Call it before the
+// first call.
 func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,8 +101,8 @@ func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 	}
 }
 
-// Greet connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances. A
-// plugin that is not what they say keeps no connection.
+// Greet connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances.
+// A plugin that is not what they say keeps no connection.
 func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {
@@ -121,8 +122,9 @@ func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []regis
 	return err
 }
 
-// End sends nothing any more, and returns what is left to do: to close connections that carry no call. When End returns,
-// each plugin whose call was cut off has been told so by the kernel, before the next shim can call it. All calls have ended.
+// End sends nothing any more, and returns what is left to do: to close connections that carry no call. When End
+// returns, each plugin whose call was cut off has been told so by the kernel, before the next shim can call it. All
+// calls have ended.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -92,7 +92,8 @@ func (c *Conn) role(
 	return base, nil
 }
 
-// pluginName is the form of GetPluginInfo.name: domain notation, at most 63 characters, letters and digits at both ends.
+// pluginName is the form of GetPluginInfo.name: domain notation, at most 63 characters, letters and digits at both
+// ends.
 var pluginName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
 func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, error) {

@@ -20,11 +20,12 @@ import (
 
 var bothRoles = []registry.Role{registry.RoleController, registry.RoleNode}
 
-// TestDescribe: what the plugin says, per role, in registry's words.
 func TestDescribe(t *testing.T) {
 	_, f := start(t, csifake.Config{
-		Name: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25, Topology: map[string]string{"zone": "a"},
-		Caps: []string{"TOPOLOGY", "expansion/ONLINE", "PUBLISH_UNPUBLISH", "STAGE_UNSTAGE", "controller/99", "node/98"},
+		Name: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25,
+		Topology: map[string]string{"zone": "a"},
+		Caps: []string{"TOPOLOGY", "expansion/ONLINE", "PUBLISH_UNPUBLISH", "STAGE_UNSTAGE", "controller/99",
+			"node/98"},
 	})
 	got, err := open(t, f).Describe(patient(t), bothRoles)
 	if err != nil {
@@ -32,11 +33,14 @@ func TestDescribe(t *testing.T) {
 	}
 	want := map[registry.Role]registry.Fingerprint{
 		registry.RoleController: {Provider: "disk.example.org", Version: "1.2.3", Capabilities: []registry.Capability{
-			"controller.99", registry.AttachDetach, "expansion.ONLINE", registry.PluginController, registry.PluginTopology,
+			"controller.99", registry.AttachDetach, "expansion.ONLINE", registry.PluginController,
+			registry.PluginTopology,
 		}},
 		registry.RoleNode: {
-			Provider: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25, Topology: map[string]string{"zone": "a"},
-			Capabilities: []registry.Capability{"expansion.ONLINE", "node.98", registry.StageUnstage, registry.PluginController, registry.PluginTopology},
+			Provider: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25,
+			Topology: map[string]string{"zone": "a"},
+			Capabilities: []registry.Capability{"expansion.ONLINE", "node.98", registry.StageUnstage,
+				registry.PluginController, registry.PluginTopology},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -44,7 +48,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestProbe: an answer without a word of readiness means ready.
+// A probe without a ready field means ready.
 func TestProbe(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, f)
@@ -73,7 +77,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestHostileAnswers: what a plugin may say of itself that is not so. Each is refused with a clear text, or tolerated.
+// Each odd answer is refused with a clear text, or tolerated.
 func TestHostileAnswers(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	many := &csi.NodeGetCapabilitiesResponse{}
@@ -94,33 +98,43 @@ func TestHostileAnswers(t *testing.T) {
 		{"name that ends in a dot", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b."}, nil, "is not one"},
 		{"name of 64", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:64]}, nil, "is not one"},
 		{"name of 63", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:63]}, nil, ""},
-		{"long version", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b", VendorVersion: long}, nil, "longer than 128"},
-		{"oversized info", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: strings.Repeat(long, 5)}, nil, "UNREADABLE"},
+		{"long version", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b", VendorVersion: long}, nil,
+			"longer than 128"},
+		{"oversized info", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: strings.Repeat(long, 5)}, nil,
+			"UNREADABLE"},
 		{"no info", "GetPluginInfo", nil, status.Error(codes.Unimplemented, "no"), "GetPluginInfo: UNIMPLEMENTED: no"},
 		{"nothing", "GetPluginCapabilities", &csi.GetPluginCapabilitiesResponse{}, nil, ""},
-		{"empty capabilities", "GetPluginCapabilities", &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{}, {
-			Type: &csi.PluginCapability_Service_{},
-		}}}, nil, ""},
-		{"unknown service", "GetPluginCapabilities", &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{
-			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: 99}},
-		}}}, nil, ""},
-		{"no capabilities", "GetPluginCapabilities", nil, status.Error(codes.Internal, "no"), "GetPluginCapabilities: INTERNAL"},
+		{"empty capabilities", "GetPluginCapabilities",
+			&csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{}, {
+				Type: &csi.PluginCapability_Service_{},
+			}}}, nil, ""},
+		{"unknown service", "GetPluginCapabilities",
+			&csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{
+				Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: 99}},
+			}}}, nil, ""},
+		{"no capabilities", "GetPluginCapabilities", nil, status.Error(codes.Internal, "no"),
+			"GetPluginCapabilities: INTERNAL"},
 		{"empty controller capability", "ControllerGetCapabilities", &csi.ControllerGetCapabilitiesResponse{
 			Capabilities: []*csi.ControllerServiceCapability{{}},
 		}, nil, ""},
-		{"no controller", "ControllerGetCapabilities", nil, status.Error(codes.Unimplemented, "no"), "ControllerGetCapabilities: UNIMPLEMENTED"},
-		{"empty node capability", "NodeGetCapabilities", &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{}}}, nil, ""},
+		{"no controller", "ControllerGetCapabilities", nil, status.Error(codes.Unimplemented, "no"),
+			"ControllerGetCapabilities: UNIMPLEMENTED"},
+		{"empty node capability", "NodeGetCapabilities",
+			&csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{}}}, nil, ""},
 		{"endless node capabilities", "NodeGetCapabilities", many, nil, ""},
-		{"no node", "NodeGetCapabilities", nil, status.Error(codes.Unimplemented, "no"), "NodeGetCapabilities: UNIMPLEMENTED"},
+		{"no node", "NodeGetCapabilities", nil, status.Error(codes.Unimplemented, "no"),
+			"NodeGetCapabilities: UNIMPLEMENTED"},
 		{"empty node id", "NodeGetInfo", &csi.NodeGetInfoResponse{}, nil, "node id is empty"},
 		{"overlong node id", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: long[:257]}, nil, "257 bytes long"},
 		{"node id with a line break", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "a\nb"}, nil, ""},
-		{"negative limit", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}, nil, "max_volumes_per_node is -1"},
+		{"negative limit", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "n", MaxVolumesPerNode: -1}, nil,
+			"max_volumes_per_node is -1"},
 		{"endless topology", "NodeGetInfo", &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{
 			Segments: map[string]string{"zone": long},
 		}}, nil, "accessible_topology has"},
 		{"no node info", "NodeGetInfo", nil, status.Error(codes.Unimplemented, "no"), ""},
-		{"failing node info", "NodeGetInfo", nil, status.Error(codes.Internal, "no metadata"), "NodeGetInfo: INTERNAL: no metadata"},
+		{"failing node info", "NodeGetInfo", nil, status.Error(codes.Internal, "no metadata"),
+			"NodeGetInfo: INTERNAL: no metadata"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fake, f := start(t, csifake.Config{Caps: []string{"STAGE_UNSTAGE"}})
@@ -134,7 +148,8 @@ func TestHostileAnswers(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*maxText || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2*maxText ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %.3000v, want %q in it", err, c.want)
 			}
 			if _, isCall := errors.AsType[*registry.CallError](err); isCall {
@@ -144,7 +159,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// TestAttachingControllerNeedsANodeID: NodeGetInfo may be missing only where nobody asks for what it tells.
+// Only a plugin whose controller attaches volumes must implement NodeGetInfo.
 func TestAttachingControllerNeedsANodeID(t *testing.T) {
 	fake, f := start(t, csifake.Config{Caps: []string{"PUBLISH_UNPUBLISH"}})
 	fake.On("NodeGetInfo").Code(codes.Unimplemented, "no")
@@ -153,13 +168,14 @@ func TestAttachingControllerNeedsANodeID(t *testing.T) {
 		t.Errorf("described as %+v, %v", got, err)
 	}
 	for _, role := range bothRoles {
-		if got, err := c.Describe(patient(t), []registry.Role{role}); err != nil || len(got) != 1 || got[role].NodeID != "" {
+		if got, err := c.Describe(patient(t), []registry.Role{role}); err != nil || len(got) != 1 ||
+			got[role].NodeID != "" {
 			t.Errorf("described as %+v, %v", got, err)
 		}
 	}
 }
 
-// TestAnswersWithoutContent: a plugin that answers nothing at all is read without a fault; what is missing is the caller's to judge.
+// Empty answers are read without a fault. The caller judges what is missing.
 func TestAnswersWithoutContent(t *testing.T) {
 	_, socket := server(t, func([]byte) {})
 	f, ctx := met(t, fleetFor(t, socket)), patient(t)
@@ -167,15 +183,17 @@ func TestAnswersWithoutContent(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(created, Created{}) {
 		t.Errorf("created %+v, %v", created, err)
 	}
-	if publish, err := f.Attach(ctx, controllerKey, AttachRequest{VolumeID: "v", Node: "n"}); err != nil || len(publish) != 0 {
+	if publish, err := f.Attach(ctx, controllerKey, AttachRequest{VolumeID: "v", Node: "n"}); err != nil ||
+		len(publish) != 0 {
 		t.Errorf("attached with %v, %v", publish, err)
 	}
-	if valid, err := f.Validate(ctx, controllerKey, ValidateRequest{VolumeID: "v"}); err != nil || !reflect.DeepEqual(valid, Validated{}) {
+	if valid, err := f.Validate(ctx, controllerKey, ValidateRequest{VolumeID: "v"}); err != nil ||
+		!reflect.DeepEqual(valid, Validated{}) {
 		t.Errorf("validated %+v, %v", valid, err)
 	}
 }
 
-// TestValidated: only what the plugin names in full is confirmed, and its message shows nothing that it must not.
+// Only entries with a known mode and type are confirmed, and the message shows no secret.
 func TestValidated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	capability := func(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
@@ -188,7 +206,8 @@ func TestValidated(t *testing.T) {
 	withMount.AccessType.(*csi.VolumeCapability_Mount).Mount = &csi.VolumeCapability_MountVolume{}
 	unknown := capability(99)
 	unknown.AccessType = withBlock.AccessType
-	fake.On("ValidateVolumeCapabilities").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+	fake.On("ValidateVolumeCapabilities").Answer(func(context.Context, proto.Message, proto.Message,
+		error) (proto.Message, error) {
 		return &csi.ValidateVolumeCapabilitiesResponse{
 			Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: []*csi.VolumeCapability{
 				{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
@@ -197,10 +216,12 @@ func TestValidated(t *testing.T) {
 		}, nil
 	})
 	got, err := f.Validate(patient(t), controllerKey, ValidateRequest{
-		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags, Parameters: map[string]string{"api-key": canaryParameter}, Secrets: secrets,
+		VolumeID: "v", VolumeContext: volumeContext, MountFlags: usage.MountFlags,
+		Parameters: map[string]string{"api-key": canaryParameter}, Secrets: secrets,
 	})
 	want := []registry.VolumeCapability{
-		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly, Attachment: registry.BlockDevice},
+		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly,
+			Attachment: registry.BlockDevice},
 	}
 	if err != nil || !reflect.DeepEqual(got.Confirmed, want) || !strings.HasPrefix(got.Message, "see ") {
 		t.Errorf("validated %+v, %v", got, err)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience is more than anything here takes: a test that needs it has failed.
+// patience is longer than anything here takes.
 const patience = 30 * time.Second
 
 func patient(t *testing.T) context.Context {
@@ -51,7 +51,7 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
-// process runs a plugin as a process of its own. kill is SIGKILL and waits for its death.
+// process runs a plugin as a process of its own. kill sends SIGKILL and waits.
 func process(t *testing.T, socket string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -92,7 +92,7 @@ func instanceKey(role registry.Role) registry.InstanceKey {
 
 var nodeKey, controllerKey = instanceKey(registry.RoleNode), instanceKey(registry.RoleController)
 
-// fleetFor is a fleet in which one monolith is registered at the socket.
+// fleetFor returns a fleet in which a monolith is registered at the socket.
 func fleetFor(t *testing.T, socket string) *Fleet {
 	t.Helper()
 	at := registry.Endpoint{Host: socket, Task: "/csi/csi.sock"}
@@ -106,7 +106,7 @@ func fleetFor(t *testing.T, socket string) *Fleet {
 	return f
 }
 
-// register has the plugin say what it is, if one listens, as a supervisor does.
+// register stores the description of the plugin at the socket, if there is one, as a supervisor does.
 func register(f *Fleet, instances table) {
 	for k, in := range instances {
 		c, err := f.Connect(k.Plugin, taskKey, in.Endpoint)
@@ -123,7 +123,7 @@ func register(f *Fleet, instances table) {
 	}
 }
 
-// met has the fleet take it that the plugin, which is none, has said what it is.
+// met makes the fleet believe that the server, which is no plugin, has described itself as registered.
 func met(t *testing.T, f *Fleet) *Fleet {
 	t.Helper()
 	l, err := open(t, f).connect(patient(t))
@@ -134,7 +134,7 @@ func met(t *testing.T, f *Fleet) *Fleet {
 	return f
 }
 
-// open is the connection of the fleet's one task.
+// open returns the connection of the fleet's only task.
 func open(t *testing.T, f *Fleet) *Conn {
 	t.Helper()
 	c, _, err := f.of(nodeKey)
@@ -144,7 +144,7 @@ func open(t *testing.T, f *Fleet) *Conn {
 	return c
 }
 
-// start is a plugin in this process, in a directory that outlives it, and a fleet that knows it.
+// start returns a plugin in this process, in a directory that outlives it, and a fleet with it.
 func start(t *testing.T, cfg csifake.Config) (*csifake.Plugin, *Fleet) {
 	t.Helper()
 	cfg.Blind = true
@@ -159,13 +159,14 @@ func start(t *testing.T, cfg csifake.Config) (*csifake.Plugin, *Fleet) {
 	return fake, fleetFor(t, fake.Socket())
 }
 
-// calls is how many calls of the RPCs have reached the plugin, as it noted itself; of all but those by which it says what it is, for none.
+// calls returns how many calls of the RPCs the plugin's journal has. Without RPCs it counts all but descriptions.
 func calls(t *testing.T, fake *csifake.Plugin, rpcs ...string) int {
 	t.Helper()
 	return len(callsOf(t, fake, rpcs...))
 }
 
-var introductions = []string{"GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo"}
+var introductions = []string{"GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities",
+	"NodeGetCapabilities", "NodeGetInfo"}
 
 func callsOf(t *testing.T, fake *csifake.Plugin, rpcs ...string) []journal.Call {
 	t.Helper()

@@ -21,25 +21,27 @@ const (
 	maxText        = 1 << 10 // of a plugin's text that is kept
 	maxSecrets     = 512     // remembered of one plugin
 	maxSecretBytes = 1 << 20 // of their values
-	// shortest is the length from which a secret is masked wherever it stands. Masking "true" or "1234" everywhere would
-	// hide words that are no secrets.
+	// shortest is the length from which a secret is masked wherever it stands. Masking "true" or "1234" everywhere
+	// would hide words that are no secrets.
 	shortest = 6
 )
 
-// secret is a value that must not appear in a text. It is masked wherever it stands, or only behind its name if that is set.
+// secret is a value that must not appear in a text. It is masked wherever it stands, or only behind its name if that is
+// set.
 type secret struct{ name, value string }
 
 // private is what must not appear in the texts of one call.
 type private struct {
 	secrets []secret
-	// more returns secrets that the call itself does not carry. It is called only if the plugin has said something. If they
-	// are unknown, the plugin's whole text is withheld. nil: the call carries everything.
+	// more returns secrets that the call itself does not carry. It is called only if the plugin has said something. If
+	// they are unknown, the plugin's whole text is withheld. nil: the call carries everything.
 	more func() (secrets []secret, unknown bool)
 }
 
-// carried returns the secrets that a request carries: those that are declared so, and values in mount flags, parameters and
-// contexts that are named like secrets.
-func carried(declared map[string]registry.SecretValue, flags registry.Flags, contexts ...map[string]string) (p private) {
+// carried returns the secrets that a request carries: those that are declared so, and values in mount flags, parameters
+// and contexts that are named like secrets.
+func carried(declared map[string]registry.SecretValue, flags registry.Flags,
+	contexts ...map[string]string) (p private) {
 	for name, s := range declared {
 		p.add(name, s.Reveal())
 	}
@@ -64,8 +66,8 @@ func (p *private) add(name, value string) {
 	}
 }
 
-// sentSecrets holds the secrets that were sent to one plugin. The plugin may repeat in any answer what it was sent in an
-// earlier call, so all its texts are masked by them. They are not stored.
+// sentSecrets holds the secrets that were sent to one plugin. The plugin may repeat in any answer what it was sent in
+// an earlier call, so all its texts are masked by them. They are not stored.
 type sentSecrets struct {
 	mu    sync.Mutex        // guards what follows; held while masks are built, by calls of this plugin only
 	sent  []secret          // the newest last
@@ -124,10 +126,10 @@ type redactor struct {
 	withhold bool // every text
 }
 
-const withheld = "the plugin's text is withheld: the volume has secrets, and they could not be resolved to mask them in it"
+const withheld = "the plugin's text is withheld, because the volume's secrets could not be resolved to mask them in it"
 
-// redact returns s bounded, printable, on one line, and with registry.Masked in place of secrets: those that r knows, and
-// values whose name is a registry.SecretName, such as password=x.
+// redact returns s bounded, printable, on one line, and with registry.Masked in place of secrets: those that r knows,
+// and values whose name is a registry.SecretName, such as password=x.
 func (r redactor) redact(s string) string {
 	if r.withhold {
 		return withheld
@@ -156,13 +158,13 @@ func printable(s string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// named matches a value behind its name: name=value as in a mount flag or a URL, also in quotes, and "name":"value" as in
-// JSON.
+// named matches a value behind its name: name=value as in a mount flag or a URL, also in quotes, and "name":"value" as
+// in JSON.
 var named = regexp.MustCompile(
 	`([A-Za-z][A-Za-z0-9_./-]*)(?:(?:="|" ?: ?")((?:[^"\\]|\\.)+)|='([^']+)|=([^,\s"'&;)\]}]+))`)
 
-// maskNamed masks values that are named like secrets, even if this process never sent them. A name before a colon counts
-// only in JSON, because prose says "secret: not found".
+// maskNamed masks values that are named like secrets, even if this process never sent them. A name before a colon
+// counts only in JSON, because prose says "secret: not found".
 func maskNamed(s string) string {
 	var out strings.Builder
 	last := 0
@@ -207,7 +209,8 @@ func forms(v string) []string {
 		all = append(all, string(j[1:len(j)-1]))
 	}
 	if len(v) >= shortest {
-		all = append(all, base64.RawStdEncoding.EncodeToString([]byte(v)), base64.RawURLEncoding.EncodeToString([]byte(v)),
+		all = append(all, base64.RawStdEncoding.EncodeToString([]byte(v)),
+			base64.RawURLEncoding.EncodeToString([]byte(v)),
 			url.QueryEscape(v), url.PathEscape(v))
 	}
 	return all

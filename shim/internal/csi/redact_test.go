@@ -1,18 +1,30 @@
 package csi
 
 import (
+	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"io"
+	"net"
 	"net/url"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
-
-	"holdfast/registry"
 )
 
 // redactorFor masks secrets without names.
@@ -45,19 +57,21 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// TestDriverTextsKeepTheirWords has real drivers' texts for a volume with flags, parameters and contexts, and one secret of each length.
+// The texts are those of real drivers.
 func TestDriverTextsKeepTheirWords(t *testing.T) {
 	masked := carried(
 		map[string]registry.SecretValue{"apikey": "hunter2-long", "verbose": "true", "pin": "1234", "a": "a"},
 		registry.FlagsOf([]string{"vers=4,hard", "-o username=smbuser,password=FLAGSECRET-1234", "loop", "pwd=abc"}),
-		map[string]string{"fsType": "ext4", "server": "server", "share": "/export", "adminSecret": "CTX-SECRET", "size": "1073741824", "loop": "true"},
+		map[string]string{"fsType": "ext4", "server": "server", "share": "/export", "adminSecret": "CTX-SECRET",
+			"size": "1073741824", "loop": "true"},
 		map[string]string{"device": "/dev/loop1", "token": "PUBLISH-TOKEN"},
 	)
 	r := (&sentSecrets{}).redactorOf(masked)
+	const same = ""
 	for in, want := range map[string]string{
-		"mount -t nfs -o vers=4,hard server:/export failed":                   "mount -t nfs -o vers=4,hard server:/export failed",
-		"ext4fs has 1073741824 in all":                                        "ext4fs has 1073741824 in all",
-		"cannot format ext4 on /dev/loop1: true":                              "cannot format ext4 on /dev/loop1: true",
+		"mount -t nfs -o vers=4,hard server:/export failed":                   same,
+		"ext4fs has 1073741824 in all":                                        same,
+		"cannot format ext4 on /dev/loop1: true":                              same,
 		"mount -o username=smbuser,password=FLAGSECRET-1234 //s":              "mount -o username=smbuser,password=*** //s",
 		"login with FLAGSECRET-1234 was refused":                              "login with *** was refused",
 		"token PUBLISH-TOKEN, secret CTX-SECRET":                              "token ***, secret ***",
@@ -65,29 +79,29 @@ func TestDriverTextsKeepTheirWords(t *testing.T) {
 		"verbose=true is true":                                                "verbose=*** is true",
 		`{"pin":"1234","port":1234}`:                                          `{"pin":"***","port":1234}`,
 		"pin: 1234":                                                           "pin: ***",
-		"a banana":                                                            "a banana",
+		"a banana":                                                            same,
 		"pwd=abc and abc":                                                     "pwd=*** and abc",
 		"password=never-sent,vers=3":                                          "password=***,vers=3",
 		"GET https://s/?access_token=xyz&n=1 failed":                          "GET https://s/?access_token=***&n=1 failed",
 		`{"clientSecret": "never sent", "n": 1}`:                              `{"clientSecret": "***", "n": 1}`,
 		`{"clientSecret": "never \"sent\"", "n": 1}`:                          `{"clientSecret": "***", "n": 1}`,
 		"mount -o password='never sent',vers=3":                               "mount -o password='***',vers=3",
-		"secret default/smb-creds: token expired":                             "secret default/smb-creds: token expired",
-		`key="default/pvc" secretName=smb-creds`:                              `key="default/pvc" secretName=smb-creds`,
+		"secret default/smb-creds: token expired":                             same,
+		`key="default/pvc" secretName=smb-creds`:                              same,
 		"base64 " + base64.StdEncoding.EncodeToString([]byte("hunter2-long")): "base64 ***",
 	} {
-		if got := r.redact(in); got != want {
+		if got := r.redact(in); got != cmp.Or(want, in) {
 			t.Errorf("%q is shown as %q, want %q", in, got, want)
 		}
 	}
 }
 
-// secretGen makes secrets that can be told from what stands for them.
+// secretGen makes secrets that differ from the mask.
 func secretGen() *rapid.Generator[string] {
 	return rapid.StringMatching(`[a-zA-Z0-9"\\ /+<>&=%é-]{6,16}`)
 }
 
-// Whatever a plugin says, and however it writes a secret: what is left is short, printable and without it.
+// Whatever form a secret has in a text, the result is short, printable and without it.
 func TestNoSecretSurvivesRedact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		secrets := rapid.SliceOfN(secretGen(), 0, 4).Draw(t, "secrets")
@@ -95,7 +109,8 @@ func TestNoSecretSurvivesRedact(t *testing.T) {
 		for _, s := range secrets {
 			j, _ := json.Marshal(s)
 			parts = append(parts, rapid.SampledFrom([]string{
-				s, strconv.Quote(s), string(j), url.QueryEscape(s), url.PathEscape(s), base64.StdEncoding.EncodeToString([]byte(s)),
+				s, strconv.Quote(s), string(j), url.QueryEscape(s), url.PathEscape(s),
+				base64.StdEncoding.EncodeToString([]byte(s)),
 				base64.URLEncoding.EncodeToString([]byte(s)), "password=" + s, s + s, s[:3] + s,
 			}).Draw(t, "form"))
 		}
@@ -111,13 +126,14 @@ func TestNoSecretSurvivesRedact(t *testing.T) {
 				}
 			}
 		}
-		if len(got) > maxText+len("…")+2 || !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		if len(got) > maxText+len("…")+2 || !utf8.ValidString(got) ||
+			strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			t.Fatalf("%q is %d bytes", got, len(got))
 		}
 	})
 }
 
-// FuzzRedact holds the same for texts and secrets that the generators above do not think of.
+// FuzzRedact holds the same for any text and secret.
 func FuzzRedact(f *testing.F) {
 	f.Add("error: canary-secret", "canary-secret")
 	f.Add("a\xffb", "\xff")
@@ -131,4 +147,184 @@ func FuzzRedact(f *testing.F) {
 			t.Errorf("%q shows %q", got, secret)
 		}
 	})
+}
+
+// telltale makes every call of the plugin fail with all secrets in the text.
+func telltale(fake *csifake.Plugin) {
+	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+		return nil, status.Error(codes.Internal, "it says: "+strings.Join(canaries[:len(canaries)-1],
+			", ")+fmt.Sprintf(" and %q", canaryQuoted))
+	})
+}
+
+// A secret of one call does not appear in the error of another call or of a probe.
+func TestNothingIsToldInAnotherCall(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
+		return &csi.NodeStageVolumeResponse{}, nil
+	})
+	for _, c := range mutating {
+		_ = c.do(patient(t), f)
+	}
+	fake.ClearScript()
+	telltale(fake)
+	ctx, conn := patient(t), open(t, f)
+	_, probe := conn.Probe(ctx)
+	_, describe := conn.Describe(ctx, []registry.Role{registry.RoleNode})
+	for what, err := range map[string]error{
+		"Unstage":   f.Unstage(ctx, nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s"}),
+		"Unpublish": f.Unpublish(ctx, nodeKey, UnpublishRequest{VolumeID: "vol-1", TargetPath: "/t"}),
+		"Detach":    f.Detach(ctx, controllerKey, DetachRequest{VolumeID: "vol-1", Node: "n"}),
+		"Delete":    f.Delete(ctx, controllerKey, DeleteRequest{VolumeID: "vol-1"}),
+		"Probe":     probe, "Describe": describe,
+	} {
+		if err == nil || !strings.Contains(err.Error(), "it says: ") {
+			t.Fatalf("%s: %v", what, err)
+		}
+		without(t, what, err.Error(), canaries...)
+	}
+}
+
+// A new process remembers no secrets. It asks for them only when the plugin has said something, and withholds the
+// text if they are unknown.
+func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
+	fake, f := start(t, csifake.Config{})
+	asked := 0
+	private := func(p Private) func(context.Context) Private {
+		return func(context.Context) Private { asked++; return p }
+	}
+	known := Private{Secrets: secrets, MountFlags: usage.MountFlags,
+		Contexts: []map[string]string{publishContext, volumeContext, {"api-key": canaryParameter}}}
+	unstage := func(f *Fleet, p Private) error {
+		return f.Unstage(patient(t), nodeKey, UnstageRequest{VolumeID: "vol-1", StagingPath: "/s", Private: private(p)})
+	}
+	if err := unstage(f, known); err != nil || asked != 0 {
+		t.Errorf("a call that succeeds asks %d times: %v", asked, err)
+	}
+	if err := unstage(New(table{}), known); err == nil || asked != 0 {
+		t.Errorf("a call that was not sent asks %d times: %v", asked, err)
+	}
+	telltale(fake)
+	err := unstage(f, known)
+	if err == nil || !strings.Contains(err.Error(), "it says: ") {
+		t.Errorf("%v", err)
+	}
+	without(t, "known", fmt.Sprint(err), canaries...)
+	err = unstage(f, Private{Unknown: true})
+	if err == nil || strings.Contains(err.Error(), "it says") || !strings.Contains(err.Error(), "INTERNAL") ||
+		!strings.Contains(err.Error(), "withheld") {
+		t.Errorf("%v", err)
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	m := &sentSecrets{}
+	kept := secret{"", "secret-kept"}
+	for i := range 3 * maxSecrets {
+		m.add([]secret{{"", fmt.Sprint("secret-", i)}, kept})
+	}
+	newest := secret{"", fmt.Sprint("secret-", 3*maxSecrets-1)}
+	if len(m.sent) != maxSecrets || !slices.Contains(m.sent, newest) {
+		t.Errorf("%d values are remembered; the newest: %v", len(m.sent), slices.Contains(m.sent, newest))
+	}
+	if !slices.Contains(m.sent, kept) {
+		t.Error("a value that every call sends is forgotten")
+	}
+	large := secret{"", strings.Repeat("x", maxSecretBytes+1)}
+	if got := m.redactor([]secret{large}).redact("is " + large.value); got != "is ***" {
+		t.Errorf("a value beyond the limit is shown in its own call: %.20q", got)
+	}
+	m.add([]secret{kept})
+	if m.bytes != len(kept.value) || len(m.sent) != 1 {
+		t.Errorf("%d bytes of %d values are remembered", m.bytes, len(m.sent))
+	}
+}
+
+// fleetThatSent returns a fleet that has sent n secrets to the plugin "disk", and n to another one.
+func fleetThatSent(n int) *Fleet {
+	f := New(table{})
+	for i := range n {
+		f.secretsOf("disk").add([]secret{{"", fmt.Sprint("secret-number-", i)}})
+		f.secretsOf("other").add([]secret{{"", fmt.Sprint("other-number-", i)}})
+	}
+	return f
+}
+
+func failedProbe(t testing.TB, f *Fleet, dir string) func() {
+	t.Helper()
+	c, err := f.Connect("disk", taskKey, registry.Endpoint{Host: filepath.Join(dir, "none.sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if _, err := c.Probe(context.Background()); err == nil {
+			t.Error("nobody answered a probe, and it succeeded")
+		}
+	}
+}
+
+// The cost of a failed probe does not depend on how many secrets were sent. Building the masks of 512 secrets takes
+// thousands of allocations.
+func TestFailedProbeBuildsNoMasks(t *testing.T) {
+	f := fleetThatSent(maxSecrets)
+	defer f.CloseAll()
+	probe := failedProbe(t, f, socketDir(t))
+	probe() // builds them once
+	built := f.secretsOf("disk").masks
+	if n := testing.AllocsPerRun(20, probe); n > 1000 {
+		t.Errorf("a failed probe allocates %v times", n)
+	}
+	if f.secretsOf("disk").masks != built || built == nil || f.secretsOf("other").masks != nil {
+		t.Error("masks were built for nothing")
+	}
+}
+
+func TestSecretsOfAnotherPluginMaskNothing(t *testing.T) {
+	f := fleetThatSent(1)
+	if got := f.secretsOf("disk").redactor(nil).redact("secret-number-0 other-number-0"); got != "*** other-number-0" {
+		t.Error(got)
+	}
+}
+
+func BenchmarkFailedProbe(b *testing.B) {
+	f := fleetThatSent(maxSecrets)
+	defer f.CloseAll()
+	probe := failedProbe(b, f, b.TempDir())
+	b.ReportAllocs()
+	for b.Loop() {
+		probe()
+	}
+}
+
+// odd is a compression that only the plugin knows.
+type odd struct{}
+
+func (odd) Do(w io.Writer, p []byte) error { _, err := w.Write(p); return err }
+func (odd) Type() string                   { return "odd" }
+
+// The plugin may have acted before it sent an answer that cannot be read.
+func TestUnreadableAnswerIsUncertain(t *testing.T) {
+	l, socket := listen(t)
+	//lint:ignore SA1019 a plugin that compresses unasked is built so
+	s := grpc.NewServer(grpc.RPCCompressor(odd{}))
+	csi.RegisterControllerServer(s, attaching{})
+	go func(l net.Listener) { _ = s.Serve(l) }(l)
+	t.Cleanup(s.Stop)
+	f := met(t, fleetFor(t, socket))
+	attach := mutating[2]
+	wantCallError(t, "compressed", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL",
+		registry.ErrInternal)
+}
+
+// attaching is a controller that only attaches.
+type attaching struct {
+	csi.UnimplementedControllerServer
+}
+
+func (attaching) ControllerPublishVolume(context.Context,
+	*csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
 }

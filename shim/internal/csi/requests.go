@@ -17,20 +17,20 @@ type Private struct {
 // CreateRequest is CreateVolumeRequest.
 type CreateRequest struct {
 	Name         string                          `json:"name"`
-	CapacityMin  int64                           `json:"capacity_min,omitempty"` // capacity_range.required_bytes; both 0: no range
-	CapacityMax  int64                           `json:"capacity_max,omitempty"` // capacity_range.limit_bytes
+	CapacityMin  int64                           `json:"capacity_min,omitempty"` // both 0: no capacity_range
+	CapacityMax  int64                           `json:"capacity_max,omitempty"`
 	Capabilities []registry.VolumeCapability     `json:"capabilities"`
 	FSType       string                          `json:"fs_type,omitempty"`     // of each file-system capability
 	MountFlags   registry.Flags                  `json:"mount_flags,omitempty"` // of each file-system capability
 	Parameters   map[string]string               `json:"parameters,omitempty"`
-	Required     []registry.Topology             `json:"required,omitempty"`  // accessibility_requirements.requisite
-	Preferred    []registry.Topology             `json:"preferred,omitempty"` // both empty: accessibility_requirements is not sent
+	Required     []registry.Topology             `json:"required,omitempty"`  // requisite
+	Preferred    []registry.Topology             `json:"preferred,omitempty"` // both empty: no requirements
 	Source       registry.Source                 `json:"source,omitzero"`     // volume_content_source
 	Secrets      map[string]registry.SecretValue `json:"-"`
 }
 
-// Created is CreateVolumeResponse.volume as the plugin sent it: nothing in it has been checked. Without a volume in the answer it
-// is the zero value.
+// Created is CreateVolumeResponse.volume as the plugin sent it: nothing in it has been checked. Without a volume in the
+// answer it is the zero value.
 type Created struct {
 	VolumeID   string
 	Capacity   int64
@@ -86,7 +86,7 @@ type ExpandRequest struct {
 // Expanded is ControllerExpandVolumeResponse, unchecked.
 type Expanded struct {
 	Capacity int64
-	Node     bool // the node has to see to it too
+	Node     bool // node_expansion_required
 }
 
 // Validated is ValidateVolumeCapabilitiesResponse.
@@ -95,7 +95,7 @@ type Validated struct {
 	Message   string                      // bounded and redacted
 }
 
-// StageRequest is NodeStageVolumeRequest. Paths in requests are those that the plugin knows.
+// StageRequest is NodeStageVolumeRequest. Paths in requests are as the plugin sees them.
 type StageRequest struct {
 	VolumeID       registry.ExternalID             `json:"volume_id"`
 	PublishContext map[string]string               `json:"publish_context,omitempty"`
@@ -116,7 +116,7 @@ type UnstageRequest struct {
 type PublishRequest struct {
 	VolumeID       registry.ExternalID             `json:"volume_id"`
 	PublishContext map[string]string               `json:"publish_context,omitempty"`
-	StagingPath    string                          `json:"-"`     // staging_target_path; empty: the plugin does not stage
+	StagingPath    string                          `json:"-"`     // empty: the plugin does not stage
 	TargetPath     string                          `json:"-"`     // target_path; its parent exists
 	Usage          registry.Usage                  `json:"usage"` // its ReadOnly is readonly
 	VolumeContext  map[string]string               `json:"volume_context,omitempty"`
@@ -159,5 +159,5 @@ type Page struct {
 type Entry struct {
 	Volume    registry.ExternalID
 	Nodes     []registry.NodeID
-	Condition *registry.VolumeCondition // nil: the plugin does not tell it
+	Condition *registry.VolumeCondition // nil: not in the answer
 }

@@ -18,11 +18,12 @@ import (
 	"holdfast/registry"
 )
 
-// Suspensions are optional calls that are not made again, because a plugin died during them. One death is enough: a second
-// one may cost mounts in use, while a needless suspension costs one answer, which doctor reports with the way to end it.
+// Suspensions are optional calls that are not made again, because a plugin died during them. One death is enough: a
+// second one may cost mounts in use, while a needless suspension costs one answer, which doctor reports with the way to
+// end it.
 //
-// Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's tasks
-// and jobs. A nil *Suspensions suspends nothing.
+// Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's
+// tasks and jobs. A nil *Suspensions suspends nothing.
 type Suspensions struct {
 	dir string // empty: only in memory
 
@@ -73,7 +74,7 @@ func (s *Suspensions) Reason(rpc registry.RPC, in registry.Instance) (why, advic
 		rpc, one.Since.UTC().Format(time.RFC3339), one.Version)
 	advice = "update the plugin, or allow the call: " + display.Command("rm", path)
 	if !written {
-		advice = "update the plugin, or allow the call: restart the agent (its death could not be written to " + path + ")"
+		advice = "update the plugin, or allow the call: restart the agent (cannot write to " + path + ")"
 	}
 	if rpc == registry.ListVolumesRPC {
 		advice += "; if it must never be asked, set list_volumes = false in its csi_plugin stanza"
@@ -102,8 +103,8 @@ func (s *Suspensions) load(rpc registry.RPC, id registry.PluginID) (one suspensi
 }
 
 // Failed suspends the call that ended with the error failed, and commits an event, if the plugin's connection was lost
-// during the call and the plugin's task is not being stopped. If the suspension cannot be written, Failed keeps it in memory
-// and returns an error.
+// during the call and the plugin's task is not being stopped. If the suspension cannot be written, Failed keeps it in
+// memory and returns an error.
 func (s *Suspensions) Failed(
 	ctx context.Context, state registry.State, in registry.Instance, failed error, now time.Time,
 ) error {

@@ -41,7 +41,7 @@ func dieDuringListVolumes(t *testing.T, c *Suspensions, n int) (events []string)
 	return events
 }
 
-// Doctor and the shim itself may ask at the same time.
+// Doctor and the shim may make the same call at the same time.
 func TestOneDeathIsRecordedOnce(t *testing.T) {
 	if events := dieDuringListVolumes(t, NewSuspensions(t.TempDir()), 3); len(events) != 1 {
 		t.Errorf("events: %q", events)
@@ -60,7 +60,8 @@ func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	why, advice := c.Reason(registry.ListVolumesRPC, ebs)
-	if !strings.Contains(why, "died") || !strings.Contains(advice, "restart the agent") || strings.Contains(advice, "rm ") {
+	if !strings.Contains(why, "died") || !strings.Contains(advice, "restart the agent") ||
+		strings.Contains(advice, "rm ") {
 		t.Errorf("%q, %q", why, advice)
 	}
 	if why, _ := NewSuspensions(dir).Reason(registry.ListVolumesRPC, ebs); why != "" {

@@ -23,10 +23,12 @@ func BenchmarkIdle(b *testing.B) {
 	ctx := context.Background()
 	var beats []*heartbeat
 	for i := range 1000 {
-		task := registry.Task{TaskKey: registry.TaskKey{Alloc: registry.AllocID(fmt.Sprint("alloc-", i)), Task: "plugin"}, Attempt: 1}
+		task := registry.Task{TaskKey: registry.TaskKey{Alloc: registry.AllocID(fmt.Sprint("alloc-", i)),
+			Task: "plugin"}, Attempt: 1}
 		s := spec(hooks.TypeNode)
 		s.ID = registry.PluginID(fmt.Sprint("plugin-", i))
-		w := &supervision{Supervisor: sup, task: task, spec: s, at: preparation(task), plugin: quiet{}, roles: s.Type.Roles()}
+		w := &supervision{Supervisor: sup, task: task, spec: s, at: preparation(task), plugin: quiet{},
+			roles: s.Type.Roles()}
 		if _, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
 			return registry.Change{Put: []registry.Record{task}}, nil
 		}); err != nil {

@@ -59,8 +59,8 @@ func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error
 	}
 }
 
-// reportLosses sends each loss of the connection, at most one a second: a plugin that comes and goes faster causes no storm
-// of events.
+// reportLosses sends each loss of the connection, at most one a second: a plugin that comes and goes faster causes no
+// storm of events.
 func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
 	for {
 		why := u.plugin.Lost(ctx)
@@ -125,9 +125,9 @@ func (h *heartbeat) beat(ctx context.Context) error {
 }
 
 // checkSocket reports whether the socket's file is missing. The plugin may still answer on the open connection, but is
-// lost with it. Once the file has been missing for socketGrace, the plugin is recorded as unhealthy. Then a restart of its
-// task is asked for, which makes the directory and the socket anew: at once if the directory is missing too, because the
-// plugin cannot make a socket there, else after the health timeout.
+// lost with it. Once the file has been missing for socketGrace, the plugin is recorded as unhealthy. Then a restart of
+// its task is asked for, which makes the directory and the socket anew: at once if the directory is missing too,
+// because the plugin cannot make a socket there, else after the health timeout.
 func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	file, dir := h.missing(h.at.Endpoint.Host)
 	now := h.clock.Boot().At
@@ -152,8 +152,8 @@ func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	return true, h.askRestart(ctx, why, registry.EventRestartAsked)
 }
 
-// refresh has the plugin describe itself again if that is due; else it finds nothing. A failure is tried again at the next
-// heartbeat. It is a problem only for a plugin that was disconnected, which may be another process now.
+// refresh has the plugin describe itself again if that is due; else it finds nothing. A failure is tried again at the
+// next heartbeat. It is a problem only for a plugin that was disconnected, which may be another process now.
 func (h *heartbeat) refresh(ctx context.Context) (fingerprints, *problem) {
 	now := h.clock.Boot().At
 	if !h.disconnected && !h.describeFailed && !h.plugin.Outdated() && now-h.describedAt < refreshEvery {
@@ -179,8 +179,8 @@ func (h *heartbeat) recordUnhealthy(ctx context.Context, p problem) error {
 	return h.recordHealth(ctx, unhealthy, nil, registry.EventTaskUnhealthy)
 }
 
-// recordHealth records the health of all roles, and their fingerprints if any were found. It commits nothing if nothing has
-// changed, so most heartbeats cost no transaction.
+// recordHealth records the health of all roles, and their fingerprints if any were found. It commits nothing if nothing
+// has changed, so most heartbeats cost no transaction.
 func (h *heartbeat) recordHealth(
 	ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind,
 ) error {

@@ -288,8 +288,9 @@ func TestEndWhileGone(t *testing.T) {
 	})
 }
 
-// A plugin whose socket was removed is unhealthy though it answers on the connection that it has, and its task is restarted: at once if the
-// directory is gone, else if the plugin does not make the socket anew within its health timeout. One that does is well again.
+// A plugin whose socket was removed is unhealthy though it answers on the connection that it has, and its task is
+// restarted: at once if the directory is gone, else if the plugin does not make the socket anew within its health
+// timeout. One that does is well again.
 func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 	const asks = "restart asked (socket gone)"
 	sick := nodeUnhealthy(registry.CauseSocketGone)

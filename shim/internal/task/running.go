@@ -89,7 +89,8 @@ func (t *Tasks) start(task registry.Task) error {
 	return nil
 }
 
-// stillRuns reports whether the state has this attempt of the task as running. It reports true if the state cannot be read.
+// stillRuns reports whether the state has this attempt of the task as running. It reports true if the state cannot be
+// read.
 func (t *Tasks) stillRuns(ctx context.Context, task registry.Task) (runs bool) {
 	err := t.state.View(ctx, func(v registry.View) error {
 		now, known := v.Task(task.TaskKey)
@@ -201,8 +202,8 @@ func (t *Tasks) all(ctx context.Context) (tasks []registry.Task, err error) {
 	return tasks, nil
 }
 
-// Sweep removes the socket directories of tasks without a record: an earlier shim may have died between the two steps of
-// Exited. Call it before any task starts.
+// Sweep removes the socket directories of tasks without a record: an earlier shim may have died between the two steps
+// of Exited. Call it before any task starts.
 func (t *Tasks) Sweep(ctx context.Context) error {
 	tasks, err := t.all(ctx)
 	if err != nil {

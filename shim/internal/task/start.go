@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a restart
-// and waits for the end of ctx.
+// start waits for the first good probe, and registers the plugin. If the health timeout comes first, it asks for a
+// restart and waits for the end of ctx.
 func (u *supervision) start(ctx context.Context) error {
 	asked, err := u.restartAsked(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func restartAsked(t registry.Task, attempt uint64) bool {
 	return t.Restart != nil && t.Restart.Attempt == attempt
 }
 
-// timeLeft returns what is left of the health timeout. An attempt of another boot has all of it left. After the timeout it is
-// the time of one probe, because this shim may not have run while the plugin became healthy.
+// timeLeft returns what is left of the health timeout. An attempt of another boot has all of it left. After the timeout
+// it is the time of one probe, because this shim may not have run while the plugin became healthy.
 func (u *supervision) timeLeft() time.Duration {
 	now := u.clock.Boot()
 	if now.Boot != u.task.Started.Boot {
@@ -70,8 +70,8 @@ type problem struct {
 	text  string
 }
 
-// awaitReady tries until the plugin has answered a probe with ready and has described itself, or until the health timeout.
-// In that case it returns the last problem.
+// awaitReady tries until the plugin has answered a probe with ready and has described itself, or until the health
+// timeout. In that case it returns the last problem.
 func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
@@ -159,12 +159,13 @@ func (u *supervision) startFailed(ctx context.Context, last *problem) error {
 	if last.cause == registry.CauseIdentity {
 		cause = last.cause
 	}
-	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", u.spec.HealthTimeout, last.text)
+	detail := fmt.Sprintf("no good probe within %v of the task's start; the last try: %s", u.spec.HealthTimeout,
+		last.text)
 	return u.askRestart(ctx, problem{cause, detail}, registry.EventTaskUnhealthy, registry.EventRestartAsked)
 }
 
-// askRestart makes a restart request part of the task's record, with events of those kinds. The request stands until the
-// host reports a newer attempt.
+// askRestart makes a restart request part of the task's record, with events of those kinds. The request stands until
+// the host reports a newer attempt.
 func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
 	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(u.task.TaskKey)

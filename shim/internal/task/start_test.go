@@ -25,8 +25,10 @@ func TestHealthyStart(t *testing.T) {
 		}
 		for i, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 			in, prep := all[i], preparation(task)
-			if in.Role != role || in.Plugin != "disk" || in.TaskKey() != task.TaskKey || in.Attempt != 1 || in.Endpoint != prep.Endpoint ||
-				in.Volumes != prep.Volumes || in.Fingerprint.NodeID != registry.NodeID("node of "+role) || in.Fingerprint.Version != "1" {
+			if in.Role != role || in.Plugin != "disk" || in.TaskKey() != task.TaskKey || in.Attempt != 1 ||
+				in.Endpoint != prep.Endpoint ||
+				in.Volumes != prep.Volumes || in.Fingerprint.NodeID != registry.NodeID("node of "+role) ||
+				in.Fingerprint.Version != "1" {
 				t.Errorf("instance is %+v", in)
 			}
 		}
@@ -76,7 +78,8 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// The health timeout counts from the start of the task, not from that of the watch; the request is made once and stands.
+// The health timeout counts from the start of the task, not from that of the watch; the request is made once and
+// stands.
 func TestHealthTimeoutFromTaskStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -89,7 +92,8 @@ func TestHealthTimeoutFromTaskStart(t *testing.T) {
 		after(1)
 		w.wantCommits("at the timeout", asksRestart)
 		r := w.task(task.TaskKey).Restart
-		if r == nil || r.Attempt != 1 || r.Cause != registry.CauseStartTimeout || !strings.Contains(r.Detail, "not ready") {
+		if r == nil || r.Attempt != 1 || r.Cause != registry.CauseStartTimeout ||
+			!strings.Contains(r.Detail, "not ready") {
 			t.Fatalf("request is %+v", r)
 		}
 		p.set(func(p *plugin) { p.ready = true })
@@ -206,7 +210,8 @@ func TestWrongIdentity(t *testing.T) {
 		stop := w.run(task, spec(hooks.TypeNode))
 		after(hooks.DefaultHealthTimeout)
 		w.wantCommits("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
-		if r := w.task(task.TaskKey).Restart; r == nil || r.Cause != registry.CauseIdentity || !strings.Contains(r.Detail, "node id is empty") {
+		if r := w.task(task.TaskKey).Restart; r == nil || r.Cause != registry.CauseIdentity ||
+			!strings.Contains(r.Detail, "node id is empty") {
 			t.Errorf("request is %+v", r)
 		}
 		_ = stop()
@@ -229,7 +234,8 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 		w.wantCommits("the one that hangs", asksRestart)
 		probes, _ := p.seen()
 		for i := range len(probes) - 1 {
-			if gap := probes[i+1].Sub(probes[i]); gap < hooks.DefaultHeartbeatTimeout || gap > hooks.DefaultHeartbeatTimeout+retryMost {
+			if gap := probes[i+1].Sub(probes[i]); gap < hooks.DefaultHeartbeatTimeout ||
+				gap > hooks.DefaultHeartbeatTimeout+retryMost {
 				t.Errorf("probe %d comes %v after the one before it", i+1, gap)
 			}
 		}
@@ -286,7 +292,8 @@ func TestLostCommitEndsTheWatch(t *testing.T) {
 	})
 }
 
-// Whatever a watch is doing when its context ends: it returns at once, with everything that it started, and leaves the table alone.
+// Whatever a watch is doing when its context ends: it returns at once, with everything that it started, and leaves the
+// table alone.
 func TestEnd(t *testing.T) {
 	for name, prepare := range map[string]func(p *plugin) time.Duration{
 		"waiting for the socket": func(p *plugin) time.Duration { p.up = false; return 3 * time.Second },

@@ -25,8 +25,8 @@ type Fleet interface {
 	Close(registry.TaskKey)
 }
 
-// Plugin is a connection to a plugin. Its methods may be called at the same time. All but Lost fail at once if no process
-// listens.
+// Plugin is a connection to a plugin. Its methods may be called at the same time. All but Lost fail at once if no
+// process listens.
 type Plugin interface {
 	Probe(context.Context) (ready bool, err error)
 	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
@@ -97,7 +97,8 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", t.TaskKey, err)
 	}
-	u := &supervision{Supervisor: s, task: t, spec: withDefaults(spec), at: at, plugin: plugin, roles: spec.Type.Roles()}
+	u := &supervision{Supervisor: s, task: t, spec: withDefaults(spec), at: at, plugin: plugin,
+		roles: spec.Type.Roles()}
 	registered, healthy, err := u.registered(ctx)
 	if err != nil {
 		return err
@@ -158,7 +159,8 @@ func (u *supervision) commit(ctx context.Context, decide func(registry.View) (re
 			return err
 		}
 		if !logged {
-			u.logger.Warn("cannot record the health of a plugin task yet; retrying", "task", u.task.TaskKey, "error", err)
+			u.logger.Warn("cannot record the health of a plugin task yet; retrying", "task", u.task.TaskKey, "error",
+				err)
 		}
 		sleep(ctx, retryMost)
 	}

@@ -170,7 +170,8 @@ func (t *Tasks) preparation(at hooks.AllocTask, spec hooks.TaskSpec) (hooks.Prep
 	return prep, prep.Plan.Supported(t.operations)
 }
 
-// recorded returns the preparation as the record has it. A new run directory or a new shim does not move a running task.
+// recorded returns the preparation as the record has it. A new run directory or a new shim does not move a running
+// task.
 func (t *Tasks) recorded(task registry.Task) (hooks.Preparation, error) {
 	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
@@ -207,7 +208,8 @@ func (t *Tasks) attempt(ctx context.Context, at hooks.AllocTask) (known *registr
 	return known, err
 }
 
-// makeDirs makes the directories and removes a stale socket. A socket with a listener means that an earlier process lives.
+// makeDirs makes the directories and removes a stale socket. A socket with a listener means that an earlier process
+// lives.
 func (t *Tasks) makeDirs(ctx context.Context, at hooks.AllocTask, prep hooks.Preparation) error {
 	if err := t.disk.MakeDirs(prep.Dirs); err != nil {
 		return fmt.Errorf("prepare %s: %w", at.Key(), err)
@@ -302,8 +304,8 @@ func (e Exit) String() string {
 	return fmt.Sprintf("ended with code %d", e.Code)
 }
 
-// Exited records that the attempt has ended, and removes its instances in the same commit. The record of a task that will
-// not be started again is deleted. Exited ignores an attempt older than the newest.
+// Exited records that the attempt has ended, and removes its instances in the same commit. The record of a task that
+// will not be started again is deleted. Exited ignores an attempt older than the newest.
 func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
 	unlock, err := t.locks.Lock(ctx, k, "the report of its end")
 	if err != nil {
@@ -356,7 +358,8 @@ func (t *Tasks) removeSocketDir(task registry.Task) {
 }
 
 // newest returns the task's record, and whether no newer attempt than the given one is known.
-func (t *Tasks) newest(ctx context.Context, k registry.TaskKey, attempt uint64) (task registry.Task, is bool, err error) {
+func (t *Tasks) newest(ctx context.Context, k registry.TaskKey, attempt uint64) (task registry.Task, is bool,
+	err error) {
 	err = t.state.View(ctx, func(v registry.View) error {
 		var ok bool
 		task, ok = v.Task(k)

@@ -100,7 +100,8 @@ func pluginTask(t *testing.T, alloc string, attempt uint64) hooks.AllocTask {
 		t.Fatal(err)
 	}
 	return hooks.AllocTask{
-		Alloc: registry.AllocID(alloc), Task: "t", Attempt: attempt, Isolated: true, Sealed: job.Groups[0].Tasks[0].Sealed,
+		Alloc: registry.AllocID(alloc), Task: "t", Attempt: attempt, Isolated: true,
+		Sealed: job.Groups[0].Tasks[0].Sealed,
 	}
 }
 
@@ -109,7 +110,8 @@ func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
 	if _, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, alloc, attempt)); err != nil {
 		t.Fatal(err)
 	}
-	if err := ts.Started(t.Context(), registry.Call{}, registry.TaskKey{Alloc: registry.AllocID(alloc), Task: "t"}, attempt, bootTime); err != nil {
+	if err := ts.Started(t.Context(), registry.Call{}, registry.TaskKey{Alloc: registry.AllocID(alloc), Task: "t"},
+		attempt, bootTime); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -123,7 +125,8 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	key := registry.TaskKey{Alloc: "a", Task: "t"}
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		err := h.commit(registry.Instance{
-			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a", Task: "t"}, Attempt: 1, Endpoint: registry.Endpoint{Host: "/s"},
+			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a",
+				Task: "t"}, Attempt: 1, Endpoint: registry.Endpoint{Host: "/s"},
 			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
 		})
 		if err != nil {
@@ -140,7 +143,8 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 		kinds = append(kinds, string(e.Kind)+" "+string(e.Cause))
 	}
 	last := told.Events[len(told.Events)-1]
-	if len(kinds) != 3 || last.Kind != registry.EventTaskRemoved || last.Cause != registry.CauseExited || last.Detail != "ended by signal 9" || len(told.Put) != 1 {
+	if len(kinds) != 3 || last.Kind != registry.EventTaskRemoved || last.Cause != registry.CauseExited ||
+		last.Detail != "ended by signal 9" || len(told.Put) != 1 {
 		t.Errorf("one transaction told %q and put %d records; last %s", kinds, len(told.Put), last)
 	}
 }
@@ -256,7 +260,8 @@ func TestTasksSurviveTheShim(t *testing.T) {
 		defer end()
 		synctest.Wait()
 		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
-		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key || list[0].Cause != registry.CauseStartTimeout {
+		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key ||
+			list[0].Cause != registry.CauseStartTimeout {
 			t.Errorf("restarts: %+v", list)
 		}
 		start(t, ts, "a", 2)
@@ -275,7 +280,8 @@ func TestSyncOfTasks(t *testing.T) {
 		start(t, ts, "kept", 1)
 		start(t, ts, "stops", 1)
 		synctest.Wait()
-		if err := ts.Stopping(t.Context(), registry.Call{}, registry.TaskKey{Alloc: "stops", Task: "t"}, 1); err != nil {
+		if err := ts.Stopping(t.Context(), registry.Call{}, registry.TaskKey{Alloc: "stops", Task: "t"},
+			1); err != nil {
 			t.Fatal(err)
 		}
 		start(t, ts, "ahead", 5)
@@ -296,10 +302,12 @@ func TestSyncOfTasks(t *testing.T) {
 		}
 		synctest.Wait()
 		said := h.written()
-		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") || slices.Contains(said, "unwatch kept/t 1") {
+		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") ||
+			slices.Contains(said, "unwatch kept/t 1") {
 			t.Errorf("said %q", said)
 		}
-		if watches := slices.DeleteFunc(said, func(s string) bool { return s != "watch stops/t 1" }); len(watches) != 1 {
+		if watches := slices.DeleteFunc(said,
+			func(s string) bool { return s != "watch stops/t 1" }); len(watches) != 1 {
 			t.Errorf("a task that is being stopped is watched %d times, not once, before it was", len(watches))
 		}
 	})
@@ -318,8 +326,8 @@ func TestPlanOperationTheHostLacks(t *testing.T) {
 	h.want(t)
 }
 
-// A task that a newer shim has started goes on being watched, also by one that does not know all of what it was started with: after a
-// rollback nobody else is there. It is not started again without that.
+// A task that a newer shim has started goes on being watched, also by one that does not know all of what it was started
+// with: after a rollback nobody else is there. It is not started again without that.
 func TestTaskOfANewerShimIsWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -342,14 +350,15 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 			}
 		}
 		at.Attempt = 2
-		if _, err := ts.Starting(t.Context(), registry.Call{}, at); !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "task a/t") {
+		if _, err := ts.Starting(t.Context(), registry.Call{}, at); !errors.Is(err, registry.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "task a/t") {
 			t.Errorf("a start of it: %v", err)
 		}
 	})
 }
 
-// A swap may end the caller's context while the end of a task is written. The directory of its socket is removed all the
-// same: the next shim answers a replay from the stored answer, and would leave it.
+// A swap may end the caller's context while the end of a task is written. The directory of its socket is removed all
+// the same: the next shim answers a replay from the stored answer, and would leave it.
 func TestSocketDirectoryIsRemovedWhenTheCallerGoesDuringExited(t *testing.T) {
 	h := newHost()
 	cut := func() {}

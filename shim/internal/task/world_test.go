@@ -33,7 +33,8 @@ type env struct {
 
 func newEnv(t *testing.T) *env {
 	w := &env{
-		t: t, fleet: &fleet{plugins: map[registry.TaskKey]*plugin{}}, sockets: &sockets{}, base: time.Now().Add(-time.Hour), boot: "boot-1",
+		t: t, fleet: &fleet{plugins: map[registry.TaskKey]*plugin{}}, sockets: &sockets{},
+		base: time.Now().Add(-time.Hour), boot: "boot-1",
 		random: func() float64 { return 0.5 },
 	}
 	w.log = registrytest.NewLog(time.Now)
@@ -61,7 +62,8 @@ func (w *env) bootTime() registry.BootTime {
 func (w *env) start(name registry.TaskName) (registry.Task, *plugin) {
 	w.t.Helper()
 	task := registry.Task{
-		TaskKey: registry.TaskKey{Alloc: "alloc", Task: name}, Attempt: 1, Phase: registry.TaskRunning, Started: w.bootTime(),
+		TaskKey: registry.TaskKey{Alloc: "alloc",
+			Task: name}, Attempt: 1, Phase: registry.TaskRunning, Started: w.bootTime(),
 	}
 	w.put(task)
 	p := &plugin{up: true, ready: true, down: make(chan struct{}), version: "1"}
@@ -85,18 +87,21 @@ func (w *env) put(r registry.Record) {
 func spec(t hooks.PluginType) hooks.PluginSpec {
 	return hooks.PluginSpec{
 		ID: "disk", Type: t, HealthTimeout: hooks.DefaultHealthTimeout,
-		Heartbeat: hooks.Heartbeat{Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout, Failures: hooks.DefaultHeartbeatFailures},
+		Heartbeat: hooks.Heartbeat{Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout,
+			Failures: hooks.DefaultHeartbeatFailures},
 	}
 }
 
 func preparation(task registry.Task) hooks.Preparation {
 	socket := "/run/" + string(task.Task) + "/csi.sock"
 	return hooks.Preparation{
-		Socket: socket, Endpoint: registry.Endpoint{Host: socket, Task: "/csi/csi.sock"}, Volumes: registry.Tree{Host: "/state/mnt", Task: "/local/csi"},
+		Socket: socket, Endpoint: registry.Endpoint{Host: socket,
+			Task: "/csi/csi.sock"}, Volumes: registry.Tree{Host: "/state/mnt", Task: "/local/csi"},
 	}
 }
 
-// run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's duty.
+// run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's
+// duty.
 func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
@@ -166,7 +171,8 @@ func (w *env) wantHealth(what string, state registry.HealthState, cause registry
 	}
 	for _, in := range all {
 		if in.Health.State != state || in.Health.Cause != cause {
-			w.t.Errorf("%s: %s is %s (%s: %s), want %s (%s)", what, in.InstanceKey, in.Health.State, in.Health.Cause, in.Health.Detail, state, cause)
+			w.t.Errorf("%s: %s is %s (%s: %s), want %s (%s)", what, in.InstanceKey, in.Health.State, in.Health.Cause,
+				in.Health.Detail, state, cause)
 		}
 	}
 }
@@ -271,7 +277,8 @@ func (p *plugin) Describe(_ context.Context, roles []registry.Role) (map[registr
 	p.outdated = false
 	out := map[registry.Role]registry.Fingerprint{}
 	for _, role := range roles {
-		out[role] = registry.Fingerprint{Provider: "disk.example.org", Version: p.version, NodeID: registry.NodeID("node of " + role)}
+		out[role] = registry.Fingerprint{Provider: "disk.example.org", Version: p.version,
+			NodeID: registry.NodeID("node of " + role)}
 	}
 	return out, nil
 }

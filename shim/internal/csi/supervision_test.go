@@ -4,6 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"holdfast/config"
+	"holdfast/hooks"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
+	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/task"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,16 +19,97 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-
-	"holdfast/config"
-	"holdfast/hooks"
-	"holdfast/internal/csifake"
-	"holdfast/registry"
-	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/task"
 )
 
-// pluginTasks runs plugin tasks that are watched over real sockets, and counts the connections to them.
+// watched is a supervised plugin task, over real sockets.
+type watched struct {
+	t      *testing.T
+	log    *registrytest.Log
+	events chan registry.Event
+}
+
+// supervised is a fleet as supervisors use it.
+type supervised struct{ *Fleet }
+
+func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
+	return s.Fleet.Connect(id, t, at)
+}
+
+func supervise(t *testing.T, socket string) *watched {
+	t.Helper()
+	w := &watched{t: t, log: registrytest.NewLog(time.Now), events: make(chan registry.Event, registry.MaxEvents)}
+	boot := registry.BootTime{Boot: "boot", At: time.Hour}
+	record := registry.Task{TaskKey: taskKey, Attempt: 1, Phase: registry.TaskRunning, Started: boot}
+	if _, err := w.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: []registry.Record{record}}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.log.OnApplied(func(a registry.Applied) {
+		for _, e := range a.Change.Events {
+			w.events <- e
+		}
+	})
+	began := time.Now()
+	clock := task.Clock{Now: time.Now, Boot: func() registry.BootTime {
+		return registry.BootTime{Boot: boot.Boot, At: boot.At + time.Since(began)}
+	}}
+	fleet := New(nil)
+	s := task.New(w.log, supervised{fleet}, clock, func() float64 { return 0.5 }, hclog.NewNullLogger())
+	spec := hooks.PluginSpec{ID: "disk", Type: hooks.TypeMonolith, HealthTimeout: time.Hour, Heartbeat: hooks.Heartbeat{
+		Interval: time.Hour, Timeout: patience, Failures: 3,
+	}}
+	at := hooks.Preparation{Socket: socket, Endpoint: registry.Endpoint{Host: socket, Task: socket}}
+	ctx, cancel := context.WithCancel(context.Background())
+	running := make(chan error, 1)
+	go func() { running <- s.Run(ctx, record, spec, at) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-running; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+		fleet.CloseAll()
+	})
+	return w
+}
+
+// await reads events up to the next one of the kind.
+func (w *watched) await(kind registry.EventKind) (seen []registry.EventKind, last registry.Event) {
+	w.t.Helper()
+	ctx := patient(w.t)
+	for {
+		select {
+		case last = <-w.events:
+			seen = append(seen, last.Kind)
+			if last.Kind == kind {
+				return seen, last
+			}
+		case <-ctx.Done():
+			w.t.Fatalf("no event %q; there were %v", kind, seen)
+		}
+	}
+}
+
+// A process that is killed and started again is noticed without a heartbeat.
+func TestProcessDiesAndComesBack(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	w := supervise(t, socket)
+	kill := process(t, socket)
+	w.await(registry.EventTaskRegistered)
+	for range 2 {
+		kill()
+		seen, last := w.await(registry.EventTaskUnhealthy)
+		if last.Cause != registry.CauseGone || last.Detail == "" || len(seen) != 3 {
+			t.Errorf("its end is %+v after %v", last, seen)
+		}
+		kill = process(t, socket)
+		if seen, _ := w.await(registry.EventTaskHealthy); len(seen) != 3 {
+			t.Errorf("its return is %v", seen)
+		}
+	}
+}
+
+// pluginTasks runs supervised plugin tasks over real sockets, and counts the connections to them.
 type pluginTasks struct {
 	t     *testing.T
 	log   *registrytest.Log
@@ -32,7 +119,7 @@ type pluginTasks struct {
 	open  atomic.Int64
 }
 
-// countedConn is a connection that its pluginTasks counts while it is open.
+// countedConn is a connection that is counted while it is open.
 type countedConn struct {
 	net.Conn
 	closed func()
@@ -40,7 +127,7 @@ type countedConn struct {
 
 func (c *countedConn) Close() error { c.closed(); return c.Conn.Close() }
 
-// socketDirs is the disk of tasks whose sockets lie in directories of the test.
+// socketDirs is the disk of tasks whose sockets are in directories of the test.
 type socketDirs struct{}
 
 func (socketDirs) MakeDirs(dirs []hooks.HostDir) error {
@@ -65,7 +152,8 @@ func startPluginTasks(t *testing.T) *pluginTasks {
 	boot := func() registry.BootTime { return registry.BootTime{Boot: "b", At: time.Hour} }
 	supervisor := task.New(p.log, supervised{p.fleet}, task.Clock{Now: time.Now, Boot: boot},
 		func() float64 { return 0.5 }, hclog.NewNullLogger())
-	p.tasks = task.NewTasks(supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"), State: filepath.Join(dir, "s")},
+	p.tasks = task.NewTasks(supervisor, socketDirs{}, hooks.Layout{Run: filepath.Join(dir, "r"),
+		State: filepath.Join(dir, "s")},
 		hooks.Operations)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -107,10 +195,11 @@ func (p *pluginTasks) start(id registry.AllocID) (*csifake.Plugin, registry.Inst
 	if _, err := p.tasks.Starting(p.t.Context(), registry.Call{}, at); err != nil {
 		p.t.Fatal(err)
 	}
-	var task registry.Task
-	_ = p.log.View(p.t.Context(), func(v registry.View) error { task, _ = v.Task(k.TaskKey()); return nil })
-	fake := csifake.Start(p.t, csifake.Config{Socket: task.Endpoint.Host, Blind: true, Caps: csifake.AllCaps})
-	if err := p.tasks.Started(p.t.Context(), registry.Call{}, k.TaskKey(), 1, registry.BootTime{Boot: "b", At: time.Hour}); err != nil {
+	var record registry.Task
+	_ = p.log.View(p.t.Context(), func(v registry.View) error { record, _ = v.Task(k.TaskKey()); return nil })
+	fake := csifake.Start(p.t, csifake.Config{Socket: record.Endpoint.Host, Blind: true, Caps: csifake.AllCaps})
+	if err := p.tasks.Started(p.t.Context(), registry.Call{}, k.TaskKey(), 1,
+		registry.BootTime{Boot: "b", At: time.Hour}); err != nil {
 		p.t.Fatal(err)
 	}
 	select {
@@ -142,7 +231,7 @@ func (p *pluginTasks) create(k registry.InstanceKey, name string) error {
 	return err
 }
 
-// A plugin has its kill grace to end what it was asked for. A call at it goes on while its task is being stopped.
+// A plugin has its kill grace to finish a call that is in flight when its task is stopped.
 func TestStoppingAPluginTaskLetsCallsEnd(t *testing.T) {
 	p := startPluginTasks(t)
 	fake, k := p.start("a")
@@ -166,7 +255,7 @@ func TestStoppingAPluginTaskLetsCallsEnd(t *testing.T) {
 	p.exited(k)
 }
 
-// Every connection to a plugin is closed after its task has exited, also those that calls open while it is being stopped.
+// Every connection is closed after its task has exited, also one that a call opened while the task was being stopped.
 func TestNoConnectionOutlivesItsPluginTask(t *testing.T) {
 	p := startPluginTasks(t)
 	var at atomic.Pointer[registry.InstanceKey]

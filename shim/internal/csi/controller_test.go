@@ -3,6 +3,8 @@ package csi
 import (
 	"context"
 	"errors"
+	"holdfast/internal/csifake"
+	"holdfast/registry"
 	"slices"
 	"testing"
 	"time"
@@ -11,18 +13,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-
-	"holdfast/internal/csifake"
-	"holdfast/registry"
 )
 
-// A page is what the plugin answers, whatever that is, and the token that it gets is the one that it gave.
+// ListPage passes on every entry and token unchecked.
 func TestListPage(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	var asked []*csi.ListVolumesRequest
 	replies := []*csi.ListVolumesResponse{
 		{NextToken: "more", Entries: []*csi.ListVolumesResponse_Entry{
-			{Volume: &csi.Volume{VolumeId: "vol-1"}, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{"n1", "n2"}}},
+			{Volume: &csi.Volume{VolumeId: "vol-1"},
+				Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{"n1", "n2"}}},
 			{Volume: &csi.Volume{VolumeId: "vol-2"}},
 		}},
 		{Entries: []*csi.ListVolumesResponse_Entry{nil, {}}},
@@ -46,12 +46,13 @@ func TestListPage(t *testing.T) {
 	if err != nil || second.Next != "" || len(second.Entries) != 2 {
 		t.Errorf("got %+v, %v", second, err)
 	}
-	if len(asked) != 2 || asked[0].StartingToken != "" || asked[1].StartingToken != "more" || asked[0].MaxEntries != pageSize {
+	if len(asked) != 2 || asked[0].StartingToken != "" || asked[1].StartingToken != "more" ||
+		asked[0].MaxEntries != pageSize {
 		t.Errorf("asked %v", asked)
 	}
 }
 
-// A token that does not hold any more is told from other failures, and what the plugin was sent does not come back in a text.
+// A token that has expired has its own code, and the text shows no secret that the plugin was sent.
 func TestListPageFails(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	f.secretsOf("disk").add([]secret{{"", canarySecret}})
