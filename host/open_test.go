@@ -68,13 +68,13 @@ func TestOpenRefusesBadDirectories(t *testing.T) {
 		change func(*host.Config)
 		says   string
 	}{
-		"no state directory":                 {func(c *host.Config) { c.StateDir = "" }, "StateDir"},
-		"a state directory for all":          {func(c *host.Config) { c.StateDir = loose }, "chmod 0700"},
-		"a run directory for all":            {func(c *host.Config) { c.RunDir = loose }, "chmod 0700"},
-		"a run directory of a long name":     {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
-		"a node that is no name":             {func(c *host.Config) { c.Node = "../x" }, "node name"},
-		"a file in place of the directory":   {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
-		"a workload that is wrong": {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
+		"no state directory":               {func(c *host.Config) { c.StateDir = "" }, "StateDir"},
+		"a state directory for all":        {func(c *host.Config) { c.StateDir = loose }, "chmod 0700"},
+		"a run directory for all":          {func(c *host.Config) { c.RunDir = loose }, "chmod 0700"},
+		"a run directory of a long name":   {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
+		"a node that is no name":           {func(c *host.Config) { c.Node = "../x" }, "node name"},
+		"a file in place of the directory": {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
+		"a workload that is wrong":         {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
 	} {
 		config := w.config
 		c.change(&config)
