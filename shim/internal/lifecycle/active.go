@@ -107,12 +107,11 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 func (r *activeState) openState(ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
-		Left: in.left, Generation: in.generation, Decoded: p.decoded,
+		Left: in.left, Generation: in.generation,
 	})
 	if err != nil {
 		return err
 	}
-	p.decoded.Migrated()
 	return nil
 }
 

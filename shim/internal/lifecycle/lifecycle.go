@@ -37,14 +37,12 @@ type Process struct {
 	closing   sync.WaitGroup // connections and files that Release closes later
 	gone      chan struct{}  // closed by end
 	rehearsed *rehearsed     // from a rehearsal, used by one activation; guarded by transition
-	decoded   *store.Decoded // records decoded from the state and from the rehearsed copy
 }
 
 // New returns a candidate.
 func New(version string, log hclog.Logger) *Process {
 	p := &Process{
 		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}), state: Candidate,
-		decoded: store.NewDecoded(),
 	}
 	p.server = rpc.New(p, p.callbacks, log)
 	return p

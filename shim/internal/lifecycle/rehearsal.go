@@ -85,7 +85,7 @@ func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, e
 	p.rehearsed.close()
 	p.rehearsed = nil
 	r := rehearsal{rehearsed: &rehearsed{fleet: csi.New(nil)}}
-	err := r.run(ctx, store.Options{Path: copied, Decoded: p.decoded, Throwaway: true})
+	err := r.run(ctx, store.Options{Path: copied, Throwaway: true})
 	err = errors.Join(err, removed(copied))
 	warmUp()
 	if err == nil {

@@ -23,7 +23,6 @@ type batch struct {
 	eventLimit int
 	now        func() time.Time
 	dirty      bool
-	deleted    []registry.Key
 }
 
 // draft is a change made ready to write: nothing in it can fail any more for a reason of the change itself.
@@ -165,7 +164,6 @@ func (b *batch) deleteRecord(key registry.Key) error {
 	if err := b.relist(key, nil); err != nil {
 		return err
 	}
-	b.deleted = append(b.deleted, key)
 	return b.delete(string(key.Bucket), []byte(key.Path))
 }
 
@@ -205,7 +203,7 @@ func (b *batch) finish() error {
 	if err := b.pruneRequests(); err != nil {
 		return err
 	}
-	return errors.Join(b.setMeta(metaSeq, b.seq), b.setMeta(metaNamed, b.seq), b.writeTallies())
+	return errors.Join(b.setMeta(metaSeq, b.seq), b.writeTallies())
 }
 
 func (b *batch) pruneEvents() error {

@@ -78,18 +78,14 @@ type checker struct {
 	errs    []error
 	volumes map[registry.VolumeKey]bool
 	claims  map[string]bool // by path
-	lists   map[string]int  // entries that the derived lists should have, of those that are true
+	lists   map[string]int  // entries that the derived lists should have
 }
 
 func newChecker(v view, eventLimit int) *checker {
-	c := &checker{
+	return &checker{
 		view: v, limit: eventLimit, volumes: map[registry.VolumeKey]bool{}, claims: map[string]bool{},
-		lists: map[string]int{bucketVolumeKeys: 0, bucketRequestAge: 0},
+		lists: map[string]int{bucketVolumeKeys: 0, bucketVolumeNames: 0, bucketRequestAge: 0},
 	}
-	if v.named { // else nobody reads that list
-		c.lists[bucketVolumeNames] = 0
-	}
-	return c
 }
 
 func (c *checker) report(format string, args ...any) {
@@ -158,9 +154,6 @@ func (c *checker) volume(v registry.Volume) {
 
 func (c *checker) listed(record registry.Record) {
 	for _, e := range entriesOf(record) {
-		if _, isTrue := c.lists[e.list]; !isTrue {
-			continue
-		}
 		c.lists[e.list]++
 		if bucketOf(c.tx, e.list).Get([]byte(e.key)) == nil {
 			c.report("%s does not list %q", e.list, e.key)

@@ -39,10 +39,6 @@
 // knows only the old place cannot read it. No migration contracts when a swap is committed: the binary before, which the host keeps, could not be
 // swapped back to.
 //
-// A list that is derived from records (lists.go) can be added without another number: meta says at which index it was written last, and so whether a
-// build that does not know it has committed since. If so, Open makes it anew, in the transaction that takes the file over. In a file that cannot be
-// written to, and then by nobody, such a list is not read, and none of its lacks is damage: TestNamesAreListedAnew, TestNamesInAReadOnlyFile.
-//
 // TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two in the next release (package nextrelease).
 //
 // # How the file is verified

@@ -1,13 +1,6 @@
 package store
 
-import (
-	"errors"
-	"fmt"
-
-	berrors "go.etcd.io/bbolt/errors"
-
-	"holdfast/registry"
-)
+import "holdfast/registry"
 
 // entry is what a derived list has of a record: a key.
 type entry struct{ list, key string }
@@ -36,25 +29,4 @@ func entriesOf(record registry.Record) (entries []entry) {
 // the beginning: who looks it up compares the rest.
 func nameListKey(plugin registry.PluginID, name, path string) []byte {
 	return []byte(registry.PathOf(plugin, name[:min(len(name), registry.MaxID)]) + path)
-}
-
-// listNames makes volumes_by_name anew, from the volumes as they are by now in the transaction.
-func (s *Store) listNames(t *transaction, at registry.Seq) error {
-	if err := t.tx.DeleteBucket([]byte(bucketVolumeNames)); err != nil && !errors.Is(err, berrors.ErrBucketNotFound) {
-		return fmt.Errorf("list the names of volumes: %w", err)
-	}
-	if err := t.create(bucketVolumeNames); err != nil {
-		return fmt.Errorf("list the names of volumes: %w", err)
-	}
-	for _, volume := range s.view(t.tx, &head{seq: at}).Volumes() {
-		for _, e := range entriesOf(volume) {
-			if e.list != bucketVolumeNames {
-				continue
-			}
-			if err := t.put(e.list, []byte(e.key), listed); err != nil {
-				return fmt.Errorf("list the names of volumes: %w", err)
-			}
-		}
-	}
-	return t.setMeta(metaNamed, at)
 }

@@ -81,7 +81,6 @@ func TestModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"change": m.change,
 			"later":  m.laterBuild,
-			"before": m.buildBefore,
 			"":       m.compare,
 		})
 	})
@@ -207,12 +206,6 @@ func (m *model) laterBuild(t *rapid.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// buildBefore changes something as a build does that does not list the names of volumes.
-func (m *model) buildBefore(t *rapid.T) {
-	m.store(t, func(*Store) {}) // so that there is a file
-	withoutNames(t, m.path, func() { m.change(t) })
 }
 
 // expected is a record with what was added to it.

@@ -18,7 +18,7 @@ const (
 	bucketEvents = "events"
 	// The lists below are derived from records and written with them.
 	bucketVolumeKeys  = "volumes_by_key"    // plugin, external id, namespace, id: finds a volume by its key
-	bucketVolumeNames = "volumes_by_name"   // plugin, name, namespace, id: finds those that were created under a name; true if metaNamed says so
+	bucketVolumeNames = "volumes_by_name"   // plugin, name, namespace, id: finds those that were created under a name
 	bucketRequestAge  = "requests_by_index" // create index, path: finds the oldest
 )
 
@@ -29,7 +29,6 @@ const (
 	metaBoot        = "boot"
 	metaSeq         = "seq"
 	metaFloor       = "floor"
-	metaNamed       = "named" // the index at which volumes_by_name was written last: a build that does not know that list leaves this behind
 	metaTally       = "tally:"
 )
 
@@ -84,7 +83,6 @@ func (s schema) settled(w window) bool { return w.Number == s.newest }
 func (s schema) migrate(t *transaction, w window) error {
 	for number := w.Number; number < s.newest; number++ {
 		m := s.migrations[number-s.oldest]
-		t.doing = m.name
 		if err := m.run(t); err != nil {
 			return fmt.Errorf("migrate to schema %d (%s): %w", number+1, m.name, err)
 		}
@@ -120,7 +118,6 @@ func (s schema) lay(t *transaction) error {
 		t.setMeta(metaBoot, ""),
 		t.setMeta(metaSeq, registry.Seq(0)),
 		t.setMeta(metaFloor, registry.Seq(0)),
-		t.setMeta(metaNamed, registry.Seq(0)),
 		t.writeTallies(),
 	)
 }

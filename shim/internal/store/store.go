@@ -32,8 +32,7 @@ type Options struct {
 	Applied    func(registry.Applied)
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
-	Decoded    *Decoded // what an earlier store of this process has decoded of the same state; nil: nothing
-	Throwaway  bool     // the file is a copy that nobody needs when it is closed: the disk, which others wait for, is spared what is written to it
+	Throwaway  bool // the file is a copy that nobody needs when it is closed: the disk, which others wait for, is spared what is written to it
 
 	schema *schema
 }
@@ -56,9 +55,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
-	}
-	if o.Decoded == nil {
-		o.Decoded = NewDecoded()
 	}
 	if o.schema == nil {
 		o.schema = &released
@@ -175,8 +171,8 @@ func admits(path string, st state, options Options) error {
 	return nil
 }
 
-// takeOver migrates, lists what an older build has not listed, raises the generation and notes the boot, in one transaction, or in none if nothing of
-// that is due.
+// takeOver migrates, raises the generation and stores the boot ID, in one transaction, or in none if nothing of that is
+// due.
 func (s *Store) takeOver(found state) (err error) {
 	defer caught(&err)
 	s.generation = s.options.Generation
@@ -189,7 +185,7 @@ func (s *Store) takeOver(found state) (err error) {
 	if s.readOnly {
 		return s.readers.publish(s.db)
 	}
-	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) || !found.named {
+	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
 		if err := s.raise(found); err != nil {
 			return err
 		}
@@ -204,11 +200,7 @@ func (s *Store) raise(found state) error {
 	}
 	defer func() { _ = tx.Rollback() }() // of no effect after Commit
 	t := newTransaction(tx)
-	t.known = s.options.Decoded
 	err = s.options.schema.migrate(t, found.window)
-	if err == nil && (!found.named || t.wrote(string(registry.BucketVolumes))) {
-		err = s.listNames(t, found.seq)
-	}
 	if err == nil {
 		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot), t.writeTallies())
 	}
@@ -280,7 +272,7 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 }
 
 func (s *Store) view(tx *bolt.Tx, h *head) view {
-	return view{tx, h, s.options.schema.forms, s.options.Decoded}
+	return view{tx, h, s.options.schema.forms}
 }
 
 // Snapshot writes a copy of the whole file as the last commit left it, and returns its index. Commits go on meanwhile.

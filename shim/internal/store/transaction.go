@@ -23,8 +23,6 @@ func must(err error) {
 type transaction struct {
 	tx      *bolt.Tx
 	tallies map[string]*tally // of the buckets that were written
-	known   *Decoded          // what was migrated before; nil: nothing
-	doing   string            // the migration that runs, by its name
 }
 
 func newTransaction(tx *bolt.Tx) *transaction {
@@ -92,9 +90,6 @@ func (t *transaction) tally(bucket string) *tally {
 	return sum
 }
 
-// wrote says whether a bucket was made or written to.
-func (t *transaction) wrote(bucket string) bool { return t.tallies[bucket] != nil }
-
 // writeTallies has to come last.
 func (t *transaction) writeTallies() error {
 	for bucket, sum := range t.tallies {
@@ -126,7 +121,7 @@ func (t *transaction) setMeta(name string, v any) error {
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		text, err := t.known.rewrite(place{t.doing, bucket, string(key)}, value, func() ([]byte, error) { return changed(bucket, key, value, change) })
+		text, err := changed(bucket, key, value, change)
 		if err == nil && !bytes.Equal(text, value[sumSize:]) {
 			texts[string(key)] = text
 		}

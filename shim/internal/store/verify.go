@@ -120,7 +120,6 @@ type state struct {
 	generation registry.Generation
 	boot       string
 	seq        registry.Seq
-	named      bool // volumes_by_name is true: who has changed something last has kept it
 }
 
 func (c content) state() (s state, err error) {
@@ -131,11 +130,5 @@ func (c content) state() (s state, err error) {
 			return s, err
 		}
 	}
-	if _, has := c.entries[metaNamed]; !has {
-		return s, nil
-	}
-	var at registry.Seq
-	err = c.entry(metaNamed, &at)
-	s.named = err == nil && at == s.seq
-	return s, err
+	return s, nil
 }

@@ -4,40 +4,28 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
-	"runtime"
 	"slices"
-	"sync"
 
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/registry"
 )
 
-// head is what a transaction knows without reading: the last number used, up to where events are pruned, and whether volumes_by_name is true.
-type head struct {
-	seq, floor registry.Seq
-	named      bool
-}
+// head holds the numbers of a transaction: the last one used, and the floor up to which events are pruned.
+type head struct{ seq, floor registry.Seq }
 
 func readHead(tx *bolt.Tx) *head {
 	var h head
 	getMeta(tx, metaSeq, &h.seq)
 	getMeta(tx, metaFloor, &h.floor)
-	if value := bucketOf(tx, bucketMeta).Get([]byte(metaNamed)); value != nil {
-		var at registry.Seq
-		must(decode(bucketMeta, []byte(metaNamed), value, &at))
-		h.named = at == h.seq
-	}
 	return &h
 }
 
-// view reads one transaction. What it cannot decode ends the transaction: see damage.
+// view reads one transaction. A record that cannot be decoded ends the transaction: see damage.
 type view struct {
 	tx *bolt.Tx
 	*head
 	forms forms
-	known *Decoded
 }
 
 var _ registry.View = view{}
@@ -72,27 +60,13 @@ var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool)
 
 func some[T registry.Record](v view, k registry.Key) (registry.Record, bool) { return one[T](v, k) }
 
-// recordOf is the record that a stored value is: as it was decoded before, or decoded now.
-func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (T, error) {
-	if known, found := v.known.find(bucket, path, value); found {
-		return known.(T), nil
-	}
-	return learn[T](v, bucket, path, value)
-}
-
-// learn decodes a stored value, and keeps the record for those who read it next.
-func learn[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (record T, err error) {
+// recordOf decodes a stored value.
+func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []byte) (record T, err error) {
 	text, err := unseal(string(bucket), path, value)
-	if err != nil {
-		return record, err
+	if err == nil {
+		err = v.decode(registry.Key{Bucket: bucket, Path: string(path)}, text, &record)
 	}
-	if err := v.decode(registry.Key{Bucket: bucket, Path: string(path)}, text, &record); err != nil {
-		return record, err
-	}
-	if bucket != registry.BucketRequests { // of which there are thousands, each read once if ever
-		v.known.add(v.seq, bucket, path, value, record)
-	}
-	return record, nil
+	return record, err
 }
 
 // decode decodes a record's text, whose form is the schema's.
@@ -107,47 +81,23 @@ func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 	return nil
 }
 
-// list is all records whose path begins with prefix and that pass, in key order.
-func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path, value []byte) bool) []T {
-	var keys, values [][]byte
+// list returns the records whose path begins with prefix and passes, in key order. A nil pass passes all.
+func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path []byte) bool) (records []T) {
 	cursor := bucketOf(v.tx, string(bucket)).Cursor()
 	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
-		if pass == nil || pass(key, value) {
-			keys, values = append(keys, key), append(values, value)
+		if pass != nil && !pass(key) {
+			continue
 		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	records := make([]T, len(keys))
-	var unknown []int // who reads what is known, as most do, waits for no other goroutine
-	for i := range keys {
-		if known, found := v.known.find(bucket, keys[i], values[i]); found {
-			records[i] = known.(T)
-		} else {
-			unknown = append(unknown, i)
-		}
-	}
-	beside(len(unknown), func(n int) {
-		i := unknown[n]
-		record, err := learn[T](v, bucket, keys[i], values[i])
+		record, err := recordOf[T](v, bucket, key, value)
 		must(err)
-		records[i] = record
-	})
+		records = append(records, record)
+	}
 	return records
 }
 
-// where is the records of a bucket that pass, in key order.
-func where[T registry.Record](v view, bucket registry.Bucket, pass func(T) bool) (records []T) {
-	cursor := bucketOf(v.tx, string(bucket)).Cursor()
-	for key, value := cursor.First(); key != nil; key, value = cursor.Next() {
-		record, err := recordOf[T](v, bucket, key, value)
-		must(err)
-		if pass(record) {
-			records = append(records, record)
-		}
-	}
-	return records
+// where returns the records of a bucket that pass, in key order.
+func where[T registry.Record](v view, bucket registry.Bucket, pass func(T) bool) []T {
+	return slices.DeleteFunc(list[T](v, bucket, "", nil), func(r T) bool { return !pass(r) })
 }
 
 // part is the n-th id of a path; nil: it has fewer.
@@ -166,8 +116,8 @@ func part(path []byte, n int) []byte {
 }
 
 // ofAlloc passes paths of claims, whose third id is the alloc's.
-func ofAlloc(id registry.AllocID) func(path, value []byte) bool {
-	return func(path, _ []byte) bool { return string(part(path, 2)) == string(id) }
+func ofAlloc(id registry.AllocID) func(path []byte) bool {
+	return func(path []byte) bool { return string(part(path, 2)) == string(id) }
 }
 
 func (v view) Index() registry.Seq { return v.seq }
@@ -238,11 +188,7 @@ func (v view) VolumeByKey(k registry.VolumeKey) (volume registry.Volume, found b
 	return v.volumeListed(bucketVolumeKeys, key, len(prefix)), true
 }
 
-// VolumesNamed looks at all volumes where the list is not true: in a file that may not be written to, by which an older build has gone on.
 func (v view) VolumesNamed(plugin registry.PluginID, name string) (volumes []registry.Volume) {
-	if !v.named {
-		return v.VolumesWhere(func(r registry.Volume) bool { return r.CreatedAs(plugin, name) })
-	}
 	prefix := nameListKey(plugin, name, "")
 	cursor := bucketOf(v.tx, bucketVolumeNames).Cursor()
 	for key, _ := cursor.Seek(prefix); bytes.HasPrefix(key, prefix); key, _ = cursor.Next() {
@@ -273,7 +219,7 @@ func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
 // VolumesOf reads the volumes only whose id is an inline one's of the alloc: it is the last of a path.
 func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
 	ending := []byte(registry.InlineID(id, ""))
-	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path, _ []byte) bool { return bytes.HasSuffix(path, ending) })
+	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path []byte) bool { return bytes.HasSuffix(path, ending) })
 	return slices.DeleteFunc(found, func(r registry.Volume) bool { return !r.InlineOf(id) })
 }
 
@@ -330,47 +276,15 @@ func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {
 	return one[registry.Operation](v, registry.OperationRecord(id))
 }
 
-func (v view) Events(after registry.Seq, limit int) ([]registry.Event, registry.Seq) {
+func (v view) Events(after registry.Seq, limit int) (events []registry.Event, floor registry.Seq) {
 	if after+1 == 0 {
 		return nil, v.floor
 	}
-	var keys, values [][]byte
 	cursor := bucketOf(v.tx, bucketEvents).Cursor()
-	for key, value := cursor.Seek(numberKey(after + 1)); key != nil && len(keys) < limit; key, value = cursor.Next() {
-		keys, values = append(keys, key), append(values, value)
+	for key, value := cursor.Seek(numberKey(after + 1)); key != nil && len(events) < limit; key, value = cursor.Next() {
+		var e registry.Event
+		must(decode(bucketEvents, key, value, &e))
+		events = append(events, e)
 	}
-	if len(keys) == 0 {
-		return nil, v.floor
-	}
-	events := make([]registry.Event, len(keys))
-	beside(len(keys), func(i int) { must(decode(bucketEvents, keys[i], values[i], &events[i])) })
 	return events, v.floor
-}
-
-// few is how many records are decoded sooner by one goroutine than by several.
-const few = 100
-
-// beside does something for each of n records, on all processors if there are many. It panics as do does.
-func beside(n int, do func(i int)) {
-	if n <= few {
-		for i := range n {
-			do(i)
-		}
-		return
-	}
-	parts := runtime.GOMAXPROCS(0)
-	errs := make([]error, parts)
-	var wg sync.WaitGroup
-	for part := range parts {
-		wg.Go(func() {
-			errs[part] = reading(func() error {
-				for i := part * n / parts; i < (part+1)*n/parts; i++ {
-					do(i)
-				}
-				return nil
-			})
-		})
-	}
-	wg.Wait()
-	must(errors.Join(errs...))
 }

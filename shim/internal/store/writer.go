@@ -187,7 +187,6 @@ type group struct {
 	decided int    // how many have been asked
 	sent    bool   // the transaction has been given to the disk
 	applied []registry.Applied
-	deleted []registry.Key
 }
 
 // outcome of a transaction that was given to the disk.
@@ -233,7 +232,6 @@ func (s *Store) write(g *group, requests []*request) error {
 	if err := b.finish(); err != nil {
 		return err
 	}
-	g.deleted = b.deleted
 	return s.publish(g, tx)
 }
 
@@ -295,7 +293,6 @@ func (s *Store) publish(g *group, tx *bolt.Tx) error {
 	if err := s.readers.publish(s.db); err != nil {
 		return err
 	}
-	s.options.Decoded.forget(s.readers.index(), g.deleted)
 	for _, applied := range g.applied {
 		s.options.Applied(applied)
 	}

@@ -28,15 +28,12 @@ func Path(t testing.TB) string {
 	return filepath.Join(dir, "shim.db")
 }
 
-// OpenAt opens a store as the options say and lets its Run go. When the test ends, whatever Check finds fails it (a store that the
-// test has closed or broken is left alone), and so does a record that a reader has changed in place. To open the file again within a test, Close the store first.
+// OpenAt opens a store as the options say and starts its Run. When the test ends, whatever Check finds fails it, unless
+// the test has closed or broken the store. To open the file again within a test, Close the store first.
 func OpenAt(t testing.TB, options store.Options) *store.Store {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if options.Decoded == nil {
-		options.Decoded = store.NewDecoded()
-	}
 	s, err := store.Open(ctx, options)
 	if err != nil {
 		t.Fatal(err)
@@ -53,9 +50,6 @@ func OpenAt(t testing.TB, options store.Options) *store.Store {
 		}
 		if err := s.Close(); err != nil {
 			t.Errorf("close the store: %v", err)
-		}
-		if err := options.Decoded.Changed(); err != nil {
-			t.Error(err)
 		}
 	})
 	return s
