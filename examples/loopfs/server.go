@@ -125,7 +125,7 @@ func socketPath(endpoint string) (string, error) {
 
 // listen makes the socket. One of an earlier process is replaced, but only if nobody answers on it.
 func listen(ctx context.Context, path string) (net.Listener, error) {
-	answers, err := mounttable.StaleSocket(path)
+	answers, err := mounttable.RemoveStaleSocket(path)
 	if err != nil {
 		return nil, err
 	}

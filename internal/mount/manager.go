@@ -131,7 +131,7 @@ func (m *Manager) ClearSocket(_ context.Context, path string) (served bool, err 
 	if err := m.checkSocket(path); err != nil {
 		return false, err
 	}
-	return StaleSocket(path)
+	return RemoveStaleSocket(path)
 }
 
 // RemoveSocketDir removes the directory of a task's sockets with what a plugin left in it.
@@ -154,7 +154,7 @@ func (m *Manager) SweepSocketDirs(keep map[string]bool) error {
 		if keep[dir] {
 			continue
 		}
-		served, err := StaleSocket(filepath.Join(dir, filepath.Base(m.layout.Socket(registry.TaskKey{}))))
+		served, err := RemoveStaleSocket(filepath.Join(dir, filepath.Base(m.layout.Socket(registry.TaskKey{}))))
 		if err == nil && !served {
 			err = RemoveTree(dir)
 		}

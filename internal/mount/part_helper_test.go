@@ -216,7 +216,7 @@ func TestPartHelperKilledAnywhere(t *testing.T) {
 	w := newPartWorld(t, 0)
 	p := w.part("a/b/c", true)
 	done, nothing := 0, 0
-	for i, longest := 0, 8*time.Millisecond*slower; i < 150; i++ {
+	for i, longest := 0, 8*time.Millisecond*slower; i < 60; i++ {
 		if i%10 == 9 && done == 0 {
 			longest *= 2 // than which it takes longer here
 		}
@@ -314,7 +314,7 @@ func TestPartsComeAndGoAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 3 {
 		all.Go(func() {
-			for range 200 {
+			for range 60 {
 				if err := MountPart(p); err != nil && !errors.Is(err, ErrMounted) && !errors.Is(err, ErrHeld) {
 					t.Error(err)
 				}

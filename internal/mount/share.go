@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotShared: mounts made below this directory do not travel between namespaces. MakeShared cures it.
+// ErrNotShared means that mounts below a directory do not propagate to other namespaces. See MakeShared.
 var ErrNotShared = errors.New("not on a shared mount")
 
-// MakeShared makes each of dirs a shared mount of itself, in a peer group of its own, whatever the mount that it lies on is. It does
-// nothing where one is a shared mount already. What is mounted below it stays visible. None of them lies below another.
+// MakeShared makes each directory a shared mount of itself in a peer group of its own, whatever it lies on. A directory
+// that is a shared mount already stays as it is, and so do mounts below it. None of them lies below another.
 //
-// They are ours and hold no volume yet, so their links may be resolved. The clone is made private before it is shared: where / is shared, a plain
-// bind would be a peer of /, and every mount below would be made a second time, hidden beneath it.
+// They are ours and hold no volume yet, so their links are resolved. The clone becomes private before it becomes shared:
+// where / is shared, a plain bind would be a peer of /, and every mount below it would be made twice.
 func MakeShared(dirs ...string) error {
 	all, err := Table(0)
 	if err != nil {
@@ -57,16 +57,16 @@ func makeShared(all Mounts, dir string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, dir), "mount %s on itself", dir)
 }
 
-// ProbePropagation proves that a mount made below dir in another namespace, as a task makes it, appears in this one. It leaves
-// nothing behind. The error says what stands in the way.
+// ProbePropagation proves that a mount below dir in another namespace, as a task makes it, appears in this one. It
+// leaves nothing behind. The error says what prevents it.
 func ProbePropagation(dir string) error {
 	dir, err := resolve(dir)
 	if err != nil {
-		return fmt.Errorf("probe whether mounts reach this namespace: %w", err)
+		return fmt.Errorf("test mount propagation: %w", err)
 	}
 	probe, err := os.MkdirTemp(dir, ".probe-")
 	if err != nil {
-		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
+		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
 	}
 	defer func() { _ = unix.Rmdir(probe) }()
 	err = OnThread(func() error {
@@ -76,11 +76,11 @@ func ProbePropagation(dir string) error {
 		return wrap(unix.Mount("probe", probe, "tmpfs", 0, "size=4k"), "mount at %s", probe)
 	})
 	if err != nil {
-		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
+		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
 	}
 	arrived, err := crosses(dir, probe)
 	if err != nil {
-		return fmt.Errorf("probe whether mounts below %s reach this namespace: %w", dir, err)
+		return fmt.Errorf("test mount propagation below %s: %w", dir, err)
 	}
 	if !arrived {
 		return missed(dir)
@@ -88,7 +88,8 @@ func ProbePropagation(dir string) error {
 	return wrap(unix.Unmount(probe, 0), "take the probe at %s down", probe)
 }
 
-// crosses says whether inner, a directory of ours in outer, lies on another mount. The whole table may be long.
+// crosses reports whether inner, a directory of ours in outer, lies on another mount. It does not read the mount table,
+// which may be long.
 func crosses(outer, inner string) (bool, error) {
 	var mounts [2]uint64
 	for i, path := range []string{outer, inner} {
@@ -104,7 +105,7 @@ func crosses(outer, inner string) (bool, error) {
 	return mounts[0] != mounts[1], nil
 }
 
-// missed explains why a probe did not arrive.
+// missed explains why a test mount did not appear.
 func missed(dir string) error {
 	ms, err := Table(0)
 	if err != nil {
@@ -113,15 +114,15 @@ func missed(dir string) error {
 	m, found := ms.Holding(dir)
 	switch {
 	case !found:
-		return fmt.Errorf("mounts below %s do not reach this namespace: no mount holds it: %w", dir, ErrNotShared)
+		return fmt.Errorf("mounts below %s do not propagate to this namespace: it lies on no mount: %w", dir, ErrNotShared)
 	case !m.Shared():
-		return fmt.Errorf("mounts below %s do not reach this namespace: it lies on %s, which is %s; run: mount --make-shared %s: %w",
+		return fmt.Errorf("mounts below %s do not propagate to this namespace: it lies on %s, which is %s; run: mount --make-shared %s: %w",
 			dir, m.Point, m.Propagation(), m.Point, ErrNotShared)
 	}
-	return fmt.Errorf("mounts below %s do not reach this namespace although %s is shared: %w", dir, m.Point, ErrNotShared)
+	return fmt.Errorf("mounts below %s do not propagate to this namespace although %s is shared: %w", dir, m.Point, ErrNotShared)
 }
 
-// resolve is dir as mountinfo writes it.
+// resolve returns dir as mountinfo writes it.
 func resolve(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -130,14 +131,14 @@ func resolve(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// clone is a detached copy of the tree of mounts at path: a peer of what is shared there, a slave of what is slave. The kernel
-// follows the links in path and asks no server for it.
+// clone returns a detached copy of the mounts at path and below: peers of shared mounts, slaves of slaves. The kernel
+// follows links in path and asks no server.
 func clone(path string, flags uint) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|flags)
 	return fd, wrap(err, "clone %s", path)
 }
 
-// mountOf is the mount that path leads to, its links followed. It opens path and no more, so it is safe for a volume.
+// mountOf returns the mount that path leads to, following links. It asks no server, so it is safe for a volume.
 func (ms Mounts) mountOf(path string) (Mount, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -155,7 +156,7 @@ func (ms Mounts) mountOf(path string) (Mount, error) {
 	return ms[i], nil
 }
 
-// attach mounts a detached tree at a path, or at the file that dir is open on if path is empty.
+// attach mounts a detached tree at a path below dir, or at dir itself if path is empty.
 func attach(tree, dir int, path string) error {
 	flags := unix.MOVE_MOUNT_F_EMPTY_PATH
 	if path == "" {
@@ -164,7 +165,7 @@ func attach(tree, dir int, path string) error {
 	return unix.MoveMount(tree, "", dir, path, flags)
 }
 
-// setAttr changes what fd is mounted as, with all mounts below if recursive.
+// setAttr changes the attributes of the mount at fd; recursive: of all mounts below it, too.
 func setAttr(fd int, recursive bool, attr unix.MountAttr) error {
 	flags := uint(unix.AT_EMPTY_PATH)
 	if recursive {
@@ -173,7 +174,7 @@ func setAttr(fd int, recursive bool, attr unix.MountAttr) error {
 	return wrap(unix.MountSetattr(fd, "", flags, &attr), "mount_setattr")
 }
 
-// wrap adds what was done to an error, if it is one.
+// wrap adds to an error what was being done. It returns nil for nil.
 func wrap(err error, format string, args ...any) error {
 	if err == nil {
 		return nil

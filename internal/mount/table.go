@@ -28,13 +28,13 @@ type Mount struct {
 	Master int    // peer group that it receives mounts from; 0: none
 }
 
-// Shared says whether mounts below m travel to its peers.
+// Shared reports whether mounts below m propagate to its peers.
 func (m Mount) Shared() bool { return m.Group != 0 }
 
-// ReadOnly says whether m, or the file system itself, refuses writes.
+// ReadOnly reports whether m or its file system refuses writes.
 func (m Mount) ReadOnly() bool { return hasFlag(m.Flags, "ro") || hasFlag(m.Super, "ro") }
 
-// Propagation is m's propagation in the words of mount(8).
+// Propagation returns m's propagation in the terms of mount(8).
 func (m Mount) Propagation() string {
 	switch {
 	case m.Shared() && m.Master != 0:
@@ -56,7 +56,7 @@ func hasFlag(list, flag string) bool { return slices.Contains(strings.Split(list
 // Mounts is a mount table at one moment.
 type Mounts []Mount
 
-// Table is the mount table of a process; pid 0 is the calling thread.
+// Table returns the mount table of a process; pid 0 is the calling thread.
 func Table(pid int) (Mounts, error) {
 	if pid == 0 {
 		infos, err := mountinfo.GetMounts(nil)
@@ -65,19 +65,10 @@ func Table(pid int) (Mounts, error) {
 		}
 		return mountsOf(infos), nil
 	}
-	return tableFrom("/proc/" + strconv.Itoa(pid) + "/mountinfo")
-}
-
-func tableFrom(file string) (Mounts, error) {
-	f, err := os.Open(file)
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	return tableIn(f)
-}
-
-// tableIn closes the file.
-func tableIn(f *os.File) (Mounts, error) {
 	defer f.Close()
 	infos, err := mountinfo.GetMountsFromReader(bufio.NewReader(f), nil)
 	if err != nil {
@@ -98,7 +89,7 @@ func mountsOf(infos []*mountinfo.Info) Mounts {
 	return ms
 }
 
-// optional is the number behind one of mountinfo's optional fields; 0: it is not there.
+// optional returns the number in one of mountinfo's optional fields; 0: it is missing.
 func optional(fields, tag string) int {
 	for f := range strings.FieldsSeq(fields) {
 		if n, found := strings.CutPrefix(f, tag); found {
@@ -109,7 +100,7 @@ func optional(fields, tag string) int {
 	return 0
 }
 
-// At is the mount that a path lookup of exactly this path ends in, in the calling thread's namespace.
+// At returns the mount at exactly this path, in the calling thread's namespace: see Mounts.At.
 func At(path string) (Mount, bool, error) {
 	ms, err := Table(0)
 	if err != nil {
@@ -125,74 +116,40 @@ func Below(root string) (Mounts, error) {
 	return ms.Below(root), err
 }
 
-// At is the mount on top of those at path. A mount that a later one at a parent directory hides is not there. The path is taken
-// as it stands: absolute, its symbolic links not resolved.
+// At returns the uppermost mount at path. It does not find a mount that is hidden by a later one at a parent directory.
+// The path is absolute, and its symbolic links are not resolved.
 func (ms Mounts) At(path string) (Mount, bool) {
 	m, found := ms.Holding(path)
 	return m, found && m.Point == filepath.Clean(path)
 }
 
-// Holding is the mount in which a lookup of path ends: the one that a file of this path lies on.
+// Holding returns the mount on which a file of this path lies.
 func (ms Mounts) Holding(path string) (Mount, bool) {
 	root, found := ms.root()
 	if !found || !filepath.IsAbs(path) {
 		return Mount{}, false
 	}
-	return ms.climb(root, filepath.Clean(path), ms.on), true
+	return ms.climb(root, filepath.Clean(path)), true
 }
 
-// Visible is what At says of each mount point at root or below it, for many at once.
-func (ms Mounts) Visible(root string) map[string]Mount {
-	type seat struct {
-		parent int
-		point  string
-	}
-	seats, found := make(map[seat]Mount, len(ms)), map[string]Mount{}
-	for _, m := range ms {
-		if m.Parent != m.ID {
-			seats[seat{m.Parent, m.Point}] = m
-		}
-	}
-	on := func(parent Mount, point string) (Mount, bool) {
-		m, is := seats[seat{parent.ID, point}]
-		return m, is
-	}
-	lowest, rooted := ms.root()
-	for _, m := range ms.Below(root) {
-		if top := ms.climb(lowest, m.Point, on); rooted && top.Point == m.Point {
-			found[m.Point] = top
-		}
-	}
-	return found
-}
-
-// climb goes from a mount along a path, up each stack of mounts on the way, with a function that says what is mounted on one at a point.
-func (ms Mounts) climb(at Mount, path string, on func(Mount, string) (Mount, bool)) Mount {
+// climb goes from a mount along a path, up each stack of mounts on the way.
+func (ms Mounts) climb(at Mount, path string) Mount {
 	for end := 1; end <= len(path); end++ {
 		if end > 1 && end < len(path) && path[end] != '/' {
 			continue
 		}
 		for range ms { // a stack is not higher
-			upper, more := on(at, path[:end])
-			if !more {
+			i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == at.ID && m.ID != at.ID && m.Point == path[:end] })
+			if i < 0 {
 				break
 			}
-			at = upper
+			at = ms[i]
 		}
 	}
 	return at
 }
 
-// on is the mount on another at a point.
-func (ms Mounts) on(parent Mount, point string) (Mount, bool) {
-	i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == parent.ID && m.ID != parent.ID && m.Point == point })
-	if i < 0 {
-		return Mount{}, false
-	}
-	return ms[i], true
-}
-
-// root is the lowest mount at /.
+// root returns the lowest mount at /.
 func (ms Mounts) root() (Mount, bool) {
 	ids := make(map[int]bool, len(ms))
 	for _, m := range ms {
@@ -205,18 +162,18 @@ func (ms Mounts) root() (Mount, bool) {
 	return ms[i], true
 }
 
-// Stack lists all mounts at exactly this path, those that are hidden too.
+// Stack lists all mounts at exactly this path, also hidden ones.
 func (ms Mounts) Stack(path string) Mounts {
 	path = filepath.Clean(path)
 	return ms.filter(func(m Mount) bool { return m.Point == path })
 }
 
-// Below lists the mounts at root or below it, those that are hidden too.
+// Below lists the mounts at root or below it, also hidden ones.
 func (ms Mounts) Below(root string) Mounts {
 	return ms.filter(func(m Mount) bool { return within(root, m.Point) })
 }
 
-// SelfBind says whether m is a bind of a directory onto itself, as MakeShared makes it.
+// SelfBind reports whether m is a bind mount of a directory onto itself, as MakeShared makes it.
 func (ms Mounts) SelfBind(m Mount) bool {
 	for _, parent := range ms {
 		if parent.ID != m.Parent {
@@ -238,7 +195,7 @@ func (ms Mounts) filter(keep func(Mount) bool) Mounts {
 	return out
 }
 
-// within says whether path is root or lies below it, by their texts.
+// within reports whether path is root or lies below it, by their texts.
 func within(root, path string) bool {
 	root, path = filepath.Clean(root), filepath.Clean(path)
 	return root == path || root == "/" || strings.HasPrefix(path, root+"/")

@@ -117,26 +117,3 @@ func TestTableReadsWhatOthersWrote(t *testing.T) {
 		t.Errorf("propagations: %q", got)
 	}
 }
-
-// Visible says of many what At says of each.
-func TestVisible(t *testing.T) {
-	dir := tempDir(t)
-	for _, name := range []string{"a", "a/b", "a/b", "c/d", "c", "e"} {
-		mountTmpfs(t, mkdir(t, dir, name))
-	}
-	ms, err := Below(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, _ := Table(0)
-	visible := all.Visible(dir)
-	for _, m := range ms {
-		top, found := all.At(m.Point)
-		if got, is := visible[m.Point]; is != found || found && got != top {
-			t.Errorf("%s: %v, %t; want %v, %t", m.Point, got, is, top, found)
-		}
-	}
-	if _, hidden := visible[dir+"/c/d"]; hidden || len(visible) != 4 {
-		t.Errorf("got %v", visible)
-	}
-}

@@ -2,6 +2,7 @@ package mount
 
 import (
 	"errors"
+	"holdfast/hooks"
 	"net"
 	"os"
 	"path/filepath"
@@ -148,17 +149,17 @@ func TestStaleSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if answers, err := StaleSocket(path); err != nil || !answers || !exists(t, path) {
+	if answers, err := RemoveStaleSocket(path); err != nil || !answers || !exists(t, path) {
 		t.Errorf("served: %t, %v", answers, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	for range 2 { // the second time there is none
-		if answers, err := StaleSocket(path); err != nil || answers || exists(t, path) {
+		if answers, err := RemoveStaleSocket(path); err != nil || answers || exists(t, path) {
 			t.Errorf("not served: %t, %v", answers, err)
 		}
 	}
-	if answers, err := StaleSocket(dir + "/none/csi.sock"); err != nil || answers {
+	if answers, err := RemoveStaleSocket(dir + "/none/csi.sock"); err != nil || answers {
 		t.Errorf("no directory: %t, %v", answers, err)
 	}
 }
@@ -183,8 +184,8 @@ func TestStaleSocketRemovesNothingElse(t *testing.T) {
 		}
 	}
 	for _, path := range []string{file, inner, dir + "/link", dir + "/broken", dir + "/dirlink/stale"} {
-		if answers, err := StaleSocket(path); err == nil || answers {
-			t.Errorf("StaleSocket(%s) = %t, %v", path, answers, err)
+		if answers, err := RemoveStaleSocket(path); err == nil || answers {
+			t.Errorf("RemoveStaleSocket(%s) = %t, %v", path, answers, err)
 		}
 	}
 	for _, path := range []string{stale, file, inner, dir + "/link", dir + "/broken"} {
@@ -192,7 +193,7 @@ func TestStaleSocketRemovesNothingElse(t *testing.T) {
 			t.Errorf("%s was removed", path)
 		}
 	}
-	if _, err := StaleSocket("/" + strings.Repeat("x", MaxSocketPath)); err == nil {
+	if _, err := RemoveStaleSocket("/" + strings.Repeat("x", hooks.MaxSocketPath)); err == nil {
 		t.Error("a path that no socket can have was taken")
 	}
 }

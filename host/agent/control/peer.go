@@ -32,7 +32,7 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 
 // listen makes the socket once.
 func listen(path string) (*net.UnixListener, error) {
-	answers, err := mount.StaleSocket(path)
+	answers, err := mount.RemoveStaleSocket(path)
 	if err != nil {
 		return nil, err
 	}
