@@ -78,7 +78,7 @@ func (c *Conn) shut() *link {
 }
 
 // sever shuts the socket down if a call was cut off over it, so that the plugin learns of that before anything else. It
-// waits for nobody, unlike close, which follows.
+// does not wait for goroutines, unlike close, which follows.
 func (c *Conn) sever() {
 	if l := c.shut(); l != nil && l.cut.Load() {
 		hangUp(l.socket)

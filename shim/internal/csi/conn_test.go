@@ -98,7 +98,7 @@ func server(t *testing.T, seen func([]byte)) (*listener, string) {
 }
 
 // A repeated call is the same bytes, in this process and in another one.
-func TestRequestsAreTheSameBytes(t *testing.T) {
+func TestRepeatedCallsAreTheSameBytes(t *testing.T) {
 	var got [][]byte
 	_, socket := server(t, func(b []byte) { got = append(got, b) })
 	many := map[string]string{}
@@ -107,7 +107,7 @@ func TestRequestsAreTheSameBytes(t *testing.T) {
 	}
 	const generations, times = 3, 5
 	for generation := range generations {
-		f := met(t, fleetFor(t, socket))
+		f := assumeDescribed(t, fleetFor(t, socket))
 		got = got[:generation*times] // without what was asked to know it
 		for range times {
 			err := f.Stage(patient(t), nodeKey, StageRequest{

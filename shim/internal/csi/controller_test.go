@@ -16,7 +16,7 @@ import (
 )
 
 // ListPage passes on every entry and token unchecked.
-func TestListPage(t *testing.T) {
+func TestListPagePassesEntriesOn(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	var asked []*csi.ListVolumesRequest
 	replies := []*csi.ListVolumesResponse{
@@ -53,7 +53,7 @@ func TestListPage(t *testing.T) {
 }
 
 // A token that has expired has its own code, and the text shows no secret that the plugin was sent.
-func TestListPageFails(t *testing.T) {
+func TestExpiredListTokenHasItsCode(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	f.secretsOf("disk").add([]secret{{"", canarySecret}})
 	fake.On("ListVolumes").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
@@ -64,10 +64,10 @@ func TestListPageFails(t *testing.T) {
 	if !is || call.Code != "ABORTED" || call.RPC != registry.ListVolumesRPC {
 		t.Fatalf("got %v", err)
 	}
-	without(t, "its text", err.Error(), canarySecret)
+	wantNone(t, "its text", err.Error(), canarySecret)
 }
 
-func TestListPageTellsDeathFromAnswer(t *testing.T) {
+func TestListPageDistinguishesDeathFromAnswer(t *testing.T) {
 	for what, c := range map[string]struct {
 		rule csifake.Rule
 		lost bool
@@ -91,6 +91,6 @@ func TestListPageTellsDeathFromAnswer(t *testing.T) {
 	}
 	_, err := fleetFor(t, "/no/such/socket").ListPage(patient(t), controllerKey, "")
 	if call, is := errors.AsType[*registry.CallError](err); !is || call.Lost {
-		t.Errorf("nobody is there: %+v", err)
+		t.Errorf("no listener: %+v", err)
 	}
 }

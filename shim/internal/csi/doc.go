@@ -6,7 +6,7 @@
 //
 // Plugins are not trusted. Each call has a size limit, answers are read nil-safe and are the plugin's word until the
 // caller has checked them. Texts are bounded, and secrets are masked in them: those that the call carries, those that
-// the plugin was sent before (D2. TestNothingIsToldInAnotherCall), and those that the caller names. Every call that may
-// have been sent and failed is a *registry.CallError, whose outcome says whether it may still take effect (D1.
+// the plugin was sent before (D2. TestSecretsDoNotLeakIntoOtherCalls), and those that the caller names. Every call that
+// may have been sent and failed is a *registry.CallError, whose outcome says whether it may still take effect (D1.
 // TestOutcomeOfEveryCode).
 package csi

@@ -91,7 +91,7 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 			what := fmt.Sprint(c.rpc, " ", code.name)
 			wantCallError(t, what, err, c, outcome, code.name, code.kind)
 			stored, _ := json.Marshal(err)
-			without(t, what, err.Error()+string(stored), c.hide...)
+			wantNone(t, what, err.Error()+string(stored), c.hide...)
 			if !strings.Contains(err.Error(), "it says: ") {
 				t.Errorf("%s: the plugin's words are lost: %v", what, err)
 			}
@@ -222,7 +222,7 @@ func TestAnswerThatIsNotUTF8IsUnreadable(t *testing.T) {
 }
 
 // A call that was not sent has failed: it can have no effect.
-func TestUnsentHasFailed(t *testing.T) {
+func TestCallThatWasNotSentHasFailed(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -20,7 +20,7 @@ import (
 
 var bothRoles = []registry.Role{registry.RoleController, registry.RoleNode}
 
-func TestDescribe(t *testing.T) {
+func TestDescribeReturnsAFingerprintPerRole(t *testing.T) {
 	_, f := start(t, csifake.Config{
 		Name: "disk.example.org", Version: "1.2.3", NodeID: "i-0123", MaxVolumes: 25,
 		Topology: map[string]string{"zone": "a"},
@@ -49,7 +49,7 @@ func TestDescribe(t *testing.T) {
 }
 
 // A probe without a ready field means ready.
-func TestProbe(t *testing.T) {
+func TestProbeWithoutReadyMeansReady(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, f)
 	for _, p := range []struct {
@@ -78,7 +78,7 @@ func TestProbe(t *testing.T) {
 }
 
 // Each odd answer is refused with a clear text, or tolerated.
-func TestHostileAnswers(t *testing.T) {
+func TestOddDescriptionsAreRefusedOrTolerated(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	many := &csi.NodeGetCapabilitiesResponse{}
 	for i := range 100_000 {
@@ -176,9 +176,9 @@ func TestAttachingControllerNeedsANodeID(t *testing.T) {
 }
 
 // Empty answers are read without a fault. The caller judges what is missing.
-func TestAnswersWithoutContent(t *testing.T) {
+func TestEmptyAnswersAreRead(t *testing.T) {
 	_, socket := server(t, func([]byte) {})
-	f, ctx := met(t, fleetFor(t, socket)), patient(t)
+	f, ctx := assumeDescribed(t, fleetFor(t, socket)), patient(t)
 	created, err := f.Create(ctx, controllerKey, CreateRequest{Name: "v"})
 	if err != nil || !reflect.DeepEqual(created, Created{}) {
 		t.Errorf("created %+v, %v", created, err)
@@ -194,7 +194,7 @@ func TestAnswersWithoutContent(t *testing.T) {
 }
 
 // Only entries with a known mode and type are confirmed, and the message shows no secret.
-func TestValidated(t *testing.T) {
+func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	capability := func(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 		return &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
@@ -226,5 +226,5 @@ func TestValidated(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got.Confirmed, want) || !strings.HasPrefix(got.Message, "see ") {
 		t.Errorf("validated %+v, %v", got, err)
 	}
-	without(t, "message", got.Message, validate.hide...)
+	wantNone(t, "message", got.Message, validate.hide...)
 }

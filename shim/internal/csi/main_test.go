@@ -123,8 +123,8 @@ func register(f *Fleet, instances table) {
 	}
 }
 
-// met makes the fleet believe that the server, which is no plugin, has described itself as registered.
-func met(t *testing.T, f *Fleet) *Fleet {
+// assumeDescribed makes the fleet believe that the server, which is no plugin, has described itself as registered.
+func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 	t.Helper()
 	l, err := open(t, f).connect(patient(t))
 	if err != nil {
@@ -180,8 +180,8 @@ func callsOf(t *testing.T, fake *csifake.Plugin, rpcs ...string) []journal.Call 
 	return all
 }
 
-// without fails if s has one of the words.
-func without(t *testing.T, what, s string, words ...string) {
+// wantNone fails if s has one of the words.
+func wantNone(t *testing.T, what, s string, words ...string) {
 	t.Helper()
 	for _, w := range words {
 		if strings.Contains(s, w) {

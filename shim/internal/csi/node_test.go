@@ -31,8 +31,8 @@ func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 	})
 }
 
-// told scripts the plugin's answer, and returns the request that it will get.
-func told(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.NodeGetVolumeStatsRequest) {
+// scriptStats scripts the plugin's answer, and returns the request that it will get.
+func scriptStats(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.NodeGetVolumeStatsRequest) {
 	asked = &csi.NodeGetVolumeStatsRequest{}
 	fake.ClearScript()
 	fake.On(string(registry.NodeStatsRPC)).Answer(func(_ context.Context, req, _ proto.Message,
@@ -43,7 +43,7 @@ func told(fake *csifake.Plugin, reply proto.Message, err error) (asked *csi.Node
 	return asked
 }
 
-func TestStatsAsTheyAreTold(t *testing.T) {
+func TestStatsOfEveryAnswer(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	big := make([]*csi.VolumeUsage, 10_000)
 	for i := range big {
@@ -84,7 +84,7 @@ func TestStatsAsTheyAreTold(t *testing.T) {
 		"negative total": {[]*csi.VolumeUsage{{Total: -1, Used: 1}}, nil, "total -1"},
 		"too many":       {big, usagesTo(maxUnits), ""},
 	} {
-		asked := told(fake, &csi.NodeGetVolumeStatsResponse{Usage: c.answer}, nil)
+		asked := scriptStats(fake, &csi.NodeGetVolumeStatsResponse{Usage: c.answer}, nil)
 		got, err := askStats(patient(t), f)
 		if call, is := errors.AsType[*registry.CallError](err); (c.broken != "") != is || is &&
 			(!strings.Contains(call.Detail, c.broken) ||
@@ -112,13 +112,13 @@ func usagesTo(n int) (out []registry.VolumeUsage) {
 }
 
 // Statistics change nothing, so their failure is never uncertain. It is classified and redacted like any other.
-func TestStatsThatFail(t *testing.T) {
+func TestFailedStatsAreNeverUncertain(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	for _, code := range codesTable {
-		told(fake, nil, status.Error(code.code, "it says: "+canarySecret))
+		scriptStats(fake, nil, status.Error(code.code, "it says: "+canarySecret))
 		_, err := askStats(patient(t), f)
 		wantCallError(t, code.name, err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, code.name, code.kind)
-		without(t, code.name, err.Error(), canarySecret)
+		wantNone(t, code.name, err.Error(), canarySecret)
 	}
 	fake.ClearScript()
 	fake.On(string(registry.NodeStatsRPC)).Hang()
@@ -127,14 +127,14 @@ func TestStatsThatFail(t *testing.T) {
 	_, err := askStats(ctx, f)
 	wantCallError(t, "hangs", err, call{rpc: registry.NodeStatsRPC}, registry.OutcomeFailed, "DEADLINE_EXCEEDED",
 		registry.ErrUnavailable)
-	told(fake, &csi.NodePublishVolumeResponse{}, nil) // no field at all
+	scriptStats(fake, &csi.NodePublishVolumeResponse{}, nil) // no field at all
 	if got, err := askStats(patient(t), f); got != nil || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
 // UNIMPLEMENTED contradicts the description, so that is outdated.
-func TestUnimplementedIsNews(t *testing.T) {
+func TestUnimplementedMakesADescriptionOutdated(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	c := open(t, f)
 	for _, code := range []codes.Code{codes.Unimplemented, codes.NotFound} {
@@ -201,11 +201,11 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 			if strings.ContainsAny(got.Message, "\x1b\n") {
 				t.Errorf("%s: %q is not for a terminal", rpc, got.Message)
 			}
-			without(t, rpc, got.Message, canarySecret)
+			wantNone(t, rpc, got.Message, canarySecret)
 		}
 	}
 	fake.ClearScript()
-	told(fake, &csi.NodeGetVolumeStatsResponse{}, nil)
+	scriptStats(fake, &csi.NodeGetVolumeStatsResponse{}, nil)
 	if got, err := conditions["NodeGetVolumeStats"](); err != nil || got != nil {
 		t.Errorf("of an answer without one: %+v, %v", got, err)
 	}
@@ -223,7 +223,7 @@ func encoded(c csifake.Condition) []byte {
 }
 
 // Any bytes in the condition's field are decoded or ignored; none cause a panic.
-func FuzzConditionOfAnyBytes(f *testing.F) {
+func FuzzConditionDecodesAnyBytes(f *testing.F) {
 	valid := protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType),
 		encoded(csifake.Condition{Abnormal: true, Message: "m"}))
 	for _, seed := range [][]byte{nil, valid, valid[:3], append(valid, valid...),

@@ -36,7 +36,7 @@ func redactorFor(values ...string) redactor {
 	return (&sentSecrets{}).redactorOf(p)
 }
 
-func TestRedact(t *testing.T) {
+func TestRedactedTextIsPrintableAndBounded(t *testing.T) {
 	r := redactorFor("", "s3cret", "s3cret-long", `a"bcde`, "<a&bc>")
 	for _, c := range []struct{ in, want string }{
 		{"", ""},
@@ -149,8 +149,8 @@ func FuzzRedact(f *testing.F) {
 	})
 }
 
-// telltale makes every call of the plugin fail with all secrets in the text.
-func telltale(fake *csifake.Plugin) {
+// leakSecrets makes every call of the plugin fail with all secrets in the text.
+func leakSecrets(fake *csifake.Plugin) {
 	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
 		return nil, status.Error(codes.Internal, "it says: "+strings.Join(canaries[:len(canaries)-1],
 			", ")+fmt.Sprintf(" and %q", canaryQuoted))
@@ -158,7 +158,7 @@ func telltale(fake *csifake.Plugin) {
 }
 
 // A secret of one call does not appear in the error of another call or of a probe.
-func TestNothingIsToldInAnotherCall(t *testing.T) {
+func TestSecretsDoNotLeakIntoOtherCalls(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
 		return &csi.NodeStageVolumeResponse{}, nil
@@ -167,7 +167,7 @@ func TestNothingIsToldInAnotherCall(t *testing.T) {
 		_ = c.do(patient(t), f)
 	}
 	fake.ClearScript()
-	telltale(fake)
+	leakSecrets(fake)
 	ctx, conn := patient(t), open(t, f)
 	_, probe := conn.Probe(ctx)
 	_, describe := conn.Describe(ctx, []registry.Role{registry.RoleNode})
@@ -181,13 +181,13 @@ func TestNothingIsToldInAnotherCall(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "it says: ") {
 			t.Fatalf("%s: %v", what, err)
 		}
-		without(t, what, err.Error(), canaries...)
+		wantNone(t, what, err.Error(), canaries...)
 	}
 }
 
 // A new process remembers no secrets. It asks for them only when the plugin has said something, and withholds the
 // text if they are unknown.
-func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
+func TestTextIsWithheldIfSecretsAreUnknown(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	asked := 0
 	private := func(p Private) func(context.Context) Private {
@@ -204,12 +204,12 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 	if err := unstage(New(table{}), known); err == nil || asked != 0 {
 		t.Errorf("a call that was not sent asks %d times: %v", asked, err)
 	}
-	telltale(fake)
+	leakSecrets(fake)
 	err := unstage(f, known)
 	if err == nil || !strings.Contains(err.Error(), "it says: ") {
 		t.Errorf("%v", err)
 	}
-	without(t, "known", fmt.Sprint(err), canaries...)
+	wantNone(t, "known", fmt.Sprint(err), canaries...)
 	err = unstage(f, Private{Unknown: true})
 	if err == nil || strings.Contains(err.Error(), "it says") || !strings.Contains(err.Error(), "INTERNAL") ||
 		!strings.Contains(err.Error(), "withheld") {
@@ -220,7 +220,7 @@ func TestWhatCannotBeHiddenIsWithheld(t *testing.T) {
 	}
 }
 
-func TestMemoryIsBounded(t *testing.T) {
+func TestSentSecretsAreBounded(t *testing.T) {
 	m := &sentSecrets{}
 	kept := secret{"", "secret-kept"}
 	for i := range 3 * maxSecrets {
@@ -261,7 +261,7 @@ func failedProbe(t testing.TB, f *Fleet, dir string) func() {
 	}
 	return func() {
 		if _, err := c.Probe(context.Background()); err == nil {
-			t.Error("nobody answered a probe, and it succeeded")
+			t.Error("a probe without a listener succeeded")
 		}
 	}
 }
@@ -313,7 +313,7 @@ func TestUnreadableAnswerIsUncertain(t *testing.T) {
 	csi.RegisterControllerServer(s, attaching{})
 	go func(l net.Listener) { _ = s.Serve(l) }(l)
 	t.Cleanup(s.Stop)
-	f := met(t, fleetFor(t, socket))
+	f := assumeDescribed(t, fleetFor(t, socket))
 	attach := mutating[2]
 	wantCallError(t, "compressed", attach.do(patient(t), f), attach, registry.OutcomeUncertain, "INTERNAL",
 		registry.ErrInternal)

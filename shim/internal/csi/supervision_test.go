@@ -91,7 +91,7 @@ func (w *watched) await(kind registry.EventKind) (seen []registry.EventKind, las
 }
 
 // A process that is killed and started again is noticed without a heartbeat.
-func TestProcessDiesAndComesBack(t *testing.T) {
+func TestDeathAndReturnNeedNoHeartbeat(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	w := supervise(t, socket)
 	kill := process(t, socket)

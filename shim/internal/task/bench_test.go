@@ -13,7 +13,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// BenchmarkIdle is one heartbeat of each of a thousand healthy instances: what every interval costs, without the wire.
+// BenchmarkIdle is one heartbeat of a thousand healthy instances, without the wire.
 func BenchmarkIdle(b *testing.B) {
 	log := registrytest.NewLog(time.Now)
 	sup := New(log, &fleet{}, Clock{
@@ -49,7 +49,7 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
-// quiet is a plugin that is always well.
+// quiet is a plugin that is always healthy.
 type quiet struct{}
 
 func (quiet) Probe(context.Context) (bool, error) { return true, nil }

@@ -17,9 +17,9 @@
 //
 // A plugin describes itself again every ten minutes and whenever its connection reports that the description may be
 // outdated. After a loss it is healthy again only once it has described itself: it may be another process (V2.
-// TestComesBackAsAnother).
+// TestReturningPluginDescribesItselfBeforeItIsHealthy).
 //
 // What survives the process is in the records. A new shim leaves a registered plugin as it is, and continues the health
 // timeout of one that is still starting (V3. TestHealthTimeoutOverRestart). A full disk delays what is recorded and
-// ends no supervision (V4. TestFullDisk).
+// ends no supervision (V4. TestFullDiskDelaysRegistration).
 package task

@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// begin is a env with a registered plugin that has just had a heartbeat.
+// startHealthy returns an env with a registered plugin that has just had a heartbeat.
 func startHealthy(t *testing.T, s hooks.PluginSpec) (w *env, task registry.Task, p *plugin, stop func() error) {
 	w = newEnv(t)
 	task, p = w.start("plugin")
@@ -20,7 +20,7 @@ func startHealthy(t *testing.T, s hooks.PluginSpec) (w *env, task registry.Task,
 	return w, task, p, stop
 }
 
-// A change of health is one event of the task, and one of each of its roles, in one commit; what is no change is none.
+// A change of health is one commit, with one event of the task and one of each role.
 func TestOneEventPerChange(t *testing.T) {
 	for _, c := range []struct {
 		cause registry.Cause
@@ -51,8 +51,7 @@ func TestOneEventPerChange(t *testing.T) {
 	}
 }
 
-// Only failures in a row count.
-func TestMissesBelowFailures(t *testing.T) {
+func TestOnlyMissesInARowMakeUnhealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeNode)
 		w, _, p, stop := startHealthy(t, s)
@@ -72,8 +71,8 @@ func TestMissesBelowFailures(t *testing.T) {
 	})
 }
 
-// A lost connection needs no heartbeat to be noticed, and its return no more than the back-off.
-func TestGoneAtOnce(t *testing.T) {
+// Neither the loss nor the return waits for a heartbeat.
+func TestLostConnectionMakesUnhealthyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		after(time.Second)
@@ -95,8 +94,8 @@ func TestGoneAtOnce(t *testing.T) {
 	})
 }
 
-// What comes back under the socket of one that was gone may be another plugin: it has to tell what it is first.
-func TestComesBackAsAnother(t *testing.T) {
+// Another plugin may listen at the socket by then.
+func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		p.set(func(p *plugin) { p.up = false })
@@ -116,8 +115,8 @@ func TestComesBackAsAnother(t *testing.T) {
 	})
 }
 
-// A plugin that comes and goes every 10 ms is never restarted, and its events are few.
-func TestFlapping(t *testing.T) {
+// A plugin that comes and goes every 10 ms is never restarted.
+func TestFlappingPluginCausesFewEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		const lasts = time.Minute
@@ -144,8 +143,8 @@ func TestFlapping(t *testing.T) {
 	})
 }
 
-// A new shim finds the plugin as the old one left it: alive, nothing happens; dead meanwhile, it is gone at once.
-func TestShimRestart(t *testing.T) {
+// A plugin that lives causes no event. One that has died is unhealthy at once.
+func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, task, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
 		_ = stop()
@@ -193,8 +192,8 @@ func TestShimRestart(t *testing.T) {
 	})
 }
 
-// Heartbeats of tasks that start together spread, and stay within a tenth of the interval.
-func TestJitter(t *testing.T) {
+// Heartbeats stay within a tenth of the interval.
+func TestHeartbeatsSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		values := []float64{0, 0.999999, 0.25, 0.75, 0.5}
 		w := newEnv(t)
@@ -218,8 +217,8 @@ func TestJitter(t *testing.T) {
 	})
 }
 
-// What a plugin says of itself is asked for every ten minutes, and when the connection says that it is outdated.
-func TestRefresh(t *testing.T) {
+// The plugin describes itself every ten minutes, and when the connection reports that the description is outdated.
+func TestDescriptionIsRefreshed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeMonolith)
 		w, _, p, stop := startHealthy(t, s)
@@ -250,8 +249,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// An instance that somebody removed is not put back by a heartbeat.
-func TestRemovedInstanceStaysAway(t *testing.T) {
+func TestHeartbeatDoesNotRestoreARemovedInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		_, err := w.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
@@ -272,8 +270,8 @@ func TestRemovedInstanceStaysAway(t *testing.T) {
 	})
 }
 
-// A watch that ends while the plugin is gone leaves it so.
-func TestEndWhileGone(t *testing.T) {
+// The plugin stays unhealthy.
+func TestSupervisionEndsWhileThePluginIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
 		p.set(func(p *plugin) { p.up = false })
@@ -288,9 +286,8 @@ func TestEndWhileGone(t *testing.T) {
 	})
 }
 
-// A plugin whose socket was removed is unhealthy though it answers on the connection that it has, and its task is
-// restarted: at once if the directory is gone, else if the plugin does not make the socket anew within its health
-// timeout. One that does is well again.
+// A plugin without its socket is unhealthy, even if it answers on the open connection. It is restarted at once if the
+// directory is missing, else if it does not make the socket anew within its health timeout.
 func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 	const asks = "restart asked (socket gone)"
 	sick := nodeUnhealthy(registry.CauseSocketGone)

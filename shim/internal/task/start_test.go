@@ -11,8 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// All roles of a monolith and what the task's events tell become true in one commit.
-func TestHealthyStart(t *testing.T) {
+// All roles and the events of the task are one commit.
+func TestHealthyStartRegistersAllRolesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, _ := w.start("plugin")
@@ -42,7 +42,7 @@ func TestHealthyStart(t *testing.T) {
 	})
 }
 
-func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
+func TestListVolumesOptionIsRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, _ := w.start("plugin")
@@ -62,8 +62,7 @@ func TestInstancesSayThatListVolumesIsOff(t *testing.T) {
 	})
 }
 
-// One that listens and says that it is not ready for a while.
-func TestSlowStart(t *testing.T) {
+func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")
@@ -78,8 +77,7 @@ func TestSlowStart(t *testing.T) {
 	})
 }
 
-// The health timeout counts from the start of the task, not from that of the watch; the request is made once and
-// stands.
+// The health timeout counts from the start of the task, not of its supervision. One restart is asked for.
 func TestHealthTimeoutFromTaskStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -106,7 +104,7 @@ func TestHealthTimeoutFromTaskStart(t *testing.T) {
 	})
 }
 
-// A new shim goes on with the health timeout of the old one, and does not ask twice.
+// A new shim continues the health timeout of the old one, and does not ask twice.
 func TestHealthTimeoutOverRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -139,8 +137,8 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 	})
 }
 
-// A shim that comes after the timeout was not there to see the plugin healthy: it looks before it asks.
-func TestLateShimLooksFirst(t *testing.T) {
+// No shim may have run while the plugin became healthy.
+func TestLateShimProbesBeforeItAsksForARestart(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		up   bool
@@ -161,8 +159,8 @@ func TestLateShimLooksFirst(t *testing.T) {
 	}
 }
 
-// The clock of another boot says nothing about this one.
-func TestHealthTimeoutOfAnotherBoot(t *testing.T) {
+// The start was recorded by the clock of another boot.
+func TestHealthTimeoutBeginsAnewAfterABoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")
@@ -178,8 +176,8 @@ func TestHealthTimeoutOfAnotherBoot(t *testing.T) {
 	})
 }
 
-// The host has reported a newer attempt meanwhile: the old one asks for nothing and registers nothing.
-func TestOldAttemptAsksNothing(t *testing.T) {
+// The host has reported a newer attempt meanwhile.
+func TestOldAttemptNeitherRegistersNorAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")
@@ -202,7 +200,7 @@ func TestOldAttemptAsksNothing(t *testing.T) {
 	})
 }
 
-func TestWrongIdentity(t *testing.T) {
+func TestPluginThatDoesNotDescribeItselfIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")
@@ -218,7 +216,7 @@ func TestWrongIdentity(t *testing.T) {
 	})
 }
 
-// A plugin that hangs has one probe at a time, each with its deadline, and nobody else waits for it.
+// A plugin that hangs has one probe at a time, each with its deadline.
 func TestHangingProbeDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
@@ -249,8 +247,8 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 	})
 }
 
-// A full disk delays a registration and a request, and no more.
-func TestFullDisk(t *testing.T) {
+// A full disk delays a registration or a restart request, and does nothing else.
+func TestFullDiskDelaysRegistration(t *testing.T) {
 	full := registry.Errorf(registry.ErrExhausted, "disk full")
 	for _, c := range []struct {
 		name string
@@ -278,8 +276,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// A store whose outcome is not known ends the watch: the shim starts over.
-func TestLostCommitEndsTheWatch(t *testing.T) {
+// The shim ends then, and starts from what is on disk.
+func TestUncertainCommitEndsSupervision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, _ := w.start("plugin")
@@ -292,9 +290,8 @@ func TestLostCommitEndsTheWatch(t *testing.T) {
 	})
 }
 
-// Whatever a watch is doing when its context ends: it returns at once, with everything that it started, and leaves the
-// table alone.
-func TestEnd(t *testing.T) {
+// Run returns at once, with everything that it started, and does not change the table.
+func TestSupervisionEndsWithItsContext(t *testing.T) {
 	for name, prepare := range map[string]func(p *plugin) time.Duration{
 		"waiting for the socket": func(p *plugin) time.Duration { p.up = false; return 3 * time.Second },
 		"in a probe":             func(p *plugin) time.Duration { p.hangs = true; return time.Second },
@@ -328,8 +325,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// A spec that was stored without times gets the defaults, and no endless loop.
-func TestSpecWithoutTimes(t *testing.T) {
+func TestSpecWithoutTimesGetsDefaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")

@@ -48,9 +48,9 @@ func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
 var bootTime = registry.BootTime{Boot: "b", At: time.Hour}
 
 func (h *host) supervise(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
-	h.write("watch %s %d", t.TaskKey, t.Attempt)
+	h.write("supervise %s %d", t.TaskKey, t.Attempt)
 	<-ctx.Done()
-	h.write("unwatch %s %d", t.TaskKey, t.Attempt)
+	h.write("stop %s %d", t.TaskKey, t.Attempt)
 	return context.Cause(ctx)
 }
 
@@ -116,7 +116,7 @@ func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
 	}
 }
 
-// A task's end takes its instances out of the table and tells why, in the transaction that records it.
+// The end of a task and the removal of its instances are one commit.
 func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	h := newHost()
 	ts, end := h.tasks()
@@ -133,23 +133,23 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var told registry.Change
-	h.state.OnApplied(func(a registry.Applied) { told = a.Change })
+	var applied registry.Change
+	h.state.OnApplied(func(a registry.Applied) { applied = a.Change })
 	if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Signal: 9}); err != nil {
 		t.Fatal(err)
 	}
 	var kinds []string
-	for _, e := range told.Events {
+	for _, e := range applied.Events {
 		kinds = append(kinds, string(e.Kind)+" "+string(e.Cause))
 	}
-	last := told.Events[len(told.Events)-1]
+	last := applied.Events[len(applied.Events)-1]
 	if len(kinds) != 3 || last.Kind != registry.EventTaskRemoved || last.Cause != registry.CauseExited ||
-		last.Detail != "ended by signal 9" || len(told.Put) != 1 {
-		t.Errorf("one transaction told %q and put %d records; last %s", kinds, len(told.Put), last)
+		last.Detail != "ended by signal 9" || len(applied.Put) != 1 {
+		t.Errorf("one commit has %q and puts %d records; last %s", kinds, len(applied.Put), last)
 	}
 }
 
-func TestTaskIsWatchedWhileItRuns(t *testing.T) {
+func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
@@ -165,21 +165,21 @@ func TestTaskIsWatchedWhileItRuns(t *testing.T) {
 		}
 		start(t, ts, "a", 2)
 		synctest.Wait()
-		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil { // late news
+		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil { // a late report
 			t.Error(err)
 		}
 		if err := ts.Exited(t.Context(), registry.Call{}, key, 2, Exit{Final: true}); err != nil {
 			t.Error(err)
 		}
-		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 2", "unwatch a/t 2")
+		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 2", "stop a/t 2")
 		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
 			t.Errorf("still known: %+v", list)
 		}
 	})
 }
 
-// A task that is stopped on purpose is not watched while it ends, and its instances stay until it has.
-func TestStoppedTaskIsNotWatched(t *testing.T) {
+// The instances of a stopping task stay until it has exited.
+func TestStoppingTaskIsNotSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
@@ -191,23 +191,23 @@ func TestStoppedTaskIsNotWatched(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		h.want(t, "watch a/t 1", "unwatch a/t 1")
+		h.want(t, "supervise a/t 1", "stop a/t 1")
 		end()
-		ts, end = h.tasks() // the next shim watches it no more
+		ts, end = h.tasks() // the next shim supervised it no more
 		defer end()
 		synctest.Wait()
 		if err := ts.Exited(t.Context(), registry.Call{}, key, 1, Exit{Final: true}); err != nil {
 			t.Error(err)
 		}
-		h.want(t, "watch a/t 1", "unwatch a/t 1")
+		h.want(t, "supervise a/t 1", "stop a/t 1")
 		if err := ts.Stopping(t.Context(), registry.Call{}, key, 1); err != nil { // late
 			t.Error(err)
 		}
 	})
 }
 
-// A new attempt ends the watch of the one before, even if nobody said that it has exited.
-func TestNewAttemptSupersedes(t *testing.T) {
+// The host need not have reported the end of the old attempt.
+func TestNewAttemptEndsTheSupervisionOfTheOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
@@ -216,7 +216,7 @@ func TestNewAttemptSupersedes(t *testing.T) {
 		synctest.Wait()
 		start(t, ts, "a", 2)
 		synctest.Wait()
-		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 2")
+		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 2")
 		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 		if !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("an old attempt: %v", err)
@@ -224,7 +224,7 @@ func TestNewAttemptSupersedes(t *testing.T) {
 	})
 }
 
-func TestOldProcessStillAnswers(t *testing.T) {
+func TestStartIsRefusedWhileTheOldProcessAnswers(t *testing.T) {
 	h := newHost()
 	ts, end := h.tasks()
 	defer end()
@@ -238,8 +238,8 @@ func TestOldProcessStillAnswers(t *testing.T) {
 	}
 }
 
-// A new shim goes on watching what ran, and a restart request stands until a newer attempt is reported.
-func TestTasksSurviveTheShim(t *testing.T) {
+// A restart request stands until the host reports a newer attempt.
+func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
@@ -259,7 +259,7 @@ func TestTasksSurviveTheShim(t *testing.T) {
 		ts, end = h.tasks()
 		defer end()
 		synctest.Wait()
-		h.want(t, "watch a/t 1", "unwatch a/t 1", "watch a/t 1")
+		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 1")
 		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != key ||
 			list[0].Cause != registry.CauseStartTimeout {
 			t.Errorf("restarts: %+v", list)
@@ -271,7 +271,7 @@ func TestTasksSurviveTheShim(t *testing.T) {
 	})
 }
 
-func TestSyncOfTasks(t *testing.T) {
+func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		ts, end := h.tasks()
@@ -298,23 +298,23 @@ func TestSyncOfTasks(t *testing.T) {
 			t.Errorf("Sync = %v, %v", found, err)
 		}
 		if len(found.Refused) != 2 || found.Refused[0].Task.Alloc != "ahead" || found.Refused[1].Task.Alloc != "odd" {
-			t.Errorf("one that cannot be taken over is not told, or holds up the others: %+v", found.Refused)
+			t.Errorf("a task that cannot be adopted is not refused, or holds up the others: %+v", found.Refused)
 		}
 		synctest.Wait()
 		said := h.written()
-		if !slices.Contains(said, "watch adopted/t 3") || !slices.Contains(said, "unwatch gone/t 1") ||
-			slices.Contains(said, "unwatch kept/t 1") {
+		if !slices.Contains(said, "supervise adopted/t 3") || !slices.Contains(said, "stop gone/t 1") ||
+			slices.Contains(said, "stop kept/t 1") {
 			t.Errorf("said %q", said)
 		}
-		if watches := slices.DeleteFunc(said,
-			func(s string) bool { return s != "watch stops/t 1" }); len(watches) != 1 {
-			t.Errorf("a task that is being stopped is watched %d times, not once, before it was", len(watches))
+		if supervised := slices.DeleteFunc(said,
+			func(s string) bool { return s != "supervise stops/t 1" }); len(supervised) != 1 {
+			t.Errorf("a task that is being stopped is watched %d times, not once, before it was", len(supervised))
 		}
 	})
 }
 
-// A host that cannot apply what a plan needs is told before anything is done.
-func TestPlanOperationTheHostLacks(t *testing.T) {
+// It is refused before anything is done.
+func TestStartIsRefusedIfTheHostLacksAnOperation(t *testing.T) {
 	h := newHost()
 	ts, end := h.tasks()
 	defer end()
@@ -326,9 +326,9 @@ func TestPlanOperationTheHostLacks(t *testing.T) {
 	h.want(t)
 }
 
-// A task that a newer shim has started goes on being watched, also by one that does not know all of what it was started
-// with: after a rollback nobody else is there. It is not started again without that.
-func TestTaskOfANewerShimIsWatched(t *testing.T) {
+// After a rollback this shim supervises what a newer one has started, even if it does not know all of its spec. It
+// does not start such a task again.
+func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		at := pluginTask(t, "a", 1)
@@ -343,7 +343,7 @@ func TestTaskOfANewerShimIsWatched(t *testing.T) {
 		ts, end := h.tasks()
 		defer end()
 		synctest.Wait()
-		h.want(t, "watch a/t 1")
+		h.want(t, "supervise a/t 1")
 		for id, want := range map[registry.PluginID]int{"": 1, "p": 1, "plugin": 0, "csi": 0} {
 			if list, _, _ := ts.Plugins(t.Context(), id); len(list) != want || want > 0 && list[0].Plugin != "p" {
 				t.Errorf("the tasks that run plugin %q: %+v", id, list)

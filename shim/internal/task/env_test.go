@@ -18,7 +18,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// env is a supervisor over a state, plugins and socket directories in memory. It lives in a synctest bubble.
+// env is a supervisor over a state, plugins and sockets in memory. It lives in a synctest bubble.
 type env struct {
 	t       *testing.T
 	log     *registrytest.Log
@@ -48,7 +48,7 @@ func (w *env) onApplied(a registry.Applied) {
 	w.applied = append(w.applied, a)
 }
 
-// restart is a new process of the shim: it finds what is durable.
+// restart is a new process of the shim, with the state that is durable.
 func (w *env) restart() {
 	w.log = w.log.Reopen()
 	w.log.OnApplied(w.onApplied)
@@ -100,8 +100,7 @@ func preparation(task registry.Task) hooks.Preparation {
 	}
 }
 
-// run watches the task. stop ends that, as the task's exit does, and returns what Run returned; it is the caller's
-// duty.
+// run supervises the task. The caller must call stop, which ends that as the exit of the task does.
 func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
@@ -119,7 +118,7 @@ func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 
 var errStopped = errors.New("the test has ended")
 
-// after lets the time pass, and all that is due then happen.
+// after waits, and then until every goroutine of the bubble is idle.
 func after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -162,7 +161,7 @@ func (w *env) task(k registry.TaskKey) (task registry.Task) {
 	return task
 }
 
-// wantHealth is the state and cause of every instance there is.
+// wantHealth checks the state and cause of every instance.
 func (w *env) wantHealth(what string, state registry.HealthState, cause registry.Cause) {
 	w.t.Helper()
 	all := w.instances()
@@ -177,7 +176,7 @@ func (w *env) wantHealth(what string, state registry.HealthState, cause registry
 	}
 }
 
-// The commits that happen to one plugin task of one role, and to a monolith.
+// Commits of a plugin task with one role, and of a monolith.
 const (
 	nodeStarts     = "registered, activated, task healthy (probed), task registered"
 	monolithStarts = "registered, registered, activated, activated, task healthy (probed), task registered"
@@ -189,7 +188,7 @@ func nodeUnhealthy(cause registry.Cause) string {
 	return fmt.Sprintf("unhealthy, task unhealthy (%s)", cause)
 }
 
-// fleet is connections to plugins in memory.
+// fleet holds connections to plugins in memory.
 type fleet struct {
 	mu      sync.Mutex
 	plugins map[registry.TaskKey]*plugin
@@ -307,7 +306,7 @@ func (p *plugin) seen() (probes []time.Time, described int) {
 	return slices.Clone(p.probes), p.described
 }
 
-// sockets is a directory in memory.
+// sockets is the directory of a socket in memory.
 type sockets struct {
 	mu   sync.Mutex
 	file bool // that of the socket is missing
