@@ -40,13 +40,13 @@ func (f *Fleet) send(
 		codes.Unimplemented: // a capability may be gone: the process may be of another version
 		c.changes.Add(1)
 	}
-	if !trace.left.Load() { // the plugin has said nothing
+	if !trace.sent.Load() { // the plugin has said nothing
 		p.more = nil
 	}
 	return failure(rpc, at, err, trace, sent.redactorOf(p))
 }
 
-// maxTries bounds how often a call is begun whose link is lost before the request has left.
+// maxTries bounds how often a call is begun whose link is lost before it was sent.
 const maxTries = 3
 
 // deliver makes the call over a link over which the plugin has said what it is.
@@ -58,7 +58,7 @@ func (c *Conn) deliver(
 		if l, err = c.connect(ctx); err != nil {
 			return &callTrace{}, err
 		}
-		if trace, err = c.deliverOver(ctx, l, in, rpc, req, reply); err == nil || trace.left.Load() || l.up() {
+		if trace, err = c.deliverOver(ctx, l, in, rpc, req, reply); err == nil || trace.sent.Load() || l.up() {
 			break
 		}
 	}
@@ -73,7 +73,7 @@ func (c *Conn) deliverOver(
 		return trace, err
 	}
 	err := l.invoke(ctx, trace, services[in.Role], rpc, req, reply)
-	if err != nil && ctx.Err() != nil && trace.left.Load() {
+	if err != nil && ctx.Err() != nil && trace.sent.Load() {
 		l.cut.Store(true)
 	}
 	return trace, err
@@ -112,7 +112,7 @@ func (c *Conn) refusal(rpc registry.RPC, err error) error {
 
 // callTrace records how far a call has come.
 type callTrace struct {
-	left     atomic.Bool // the request was handed to the transport, after which the plugin may read it
+	sent     atomic.Bool // the request was handed to the transport, after which the plugin may read it
 	answered atomic.Bool // the plugin's own status has come, which ends the answer
 }
 
@@ -131,7 +131,7 @@ func (l *link) invoke(
 		return nil
 	case a.err != nil: // the decoder has run, so the plugin sent a message and not just a status
 		return &unreadable{fmt.Sprintf("the plugin's answer cannot be read: %v", a.err)}
-	case status.Code(err) == codes.ResourceExhausted && trace.left.Load() && !trace.answered.Load():
+	case status.Code(err) == codes.ResourceExhausted && trace.sent.Load() && !trace.answered.Load():
 		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses
 		// a large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
 		// only window bytes before any of them are read.
@@ -151,7 +151,7 @@ func (statsHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	trace, _ := ctx.Value(traceKey{}).(*callTrace)
 	switch s.(type) {
 	case *stats.OutPayload:
-		trace.left.Store(true)
+		trace.sent.Store(true)
 	case *stats.InTrailer:
 		trace.answered.Store(true)
 	}

@@ -364,7 +364,7 @@ func TestWhatMakesADescriptionOutdated(t *testing.T) {
 
 func TestErrorWithoutAStatusIsUncertain(t *testing.T) {
 	trace := &callTrace{}
-	trace.left.Store(true)
+	trace.sent.Store(true)
 	late := fmt.Errorf("wrapped: %w", context.DeadlineExceeded)
 	err := failure(registry.NodeStageRPC, registry.InstanceKey{}, late, trace, redactor{})
 	call, ok := errors.AsType[*registry.CallError](err)

@@ -42,18 +42,18 @@ func codeName(err error) string {
 	return code.Code_name[int32(c)]
 }
 
-// failure returns the error of a call to the instance. A call whose request has not left has failed, whatever its code
+// failure returns the error of a call to the instance. A call that was not sent has failed, whatever its code
 // is: it can have no effect. Neither can a call that changes nothing.
 func failure(rpc registry.RPC, at registry.InstanceKey, err error, t *callTrace, r redactor) *registry.CallError {
 	text, kind := classify(err, r)
-	left := t.left.Load()
+	sent := t.sent.Load()
 	outcome := registry.OutcomeFailed
-	if _, changes := intent.Policies[rpc]; changes && left {
+	if _, changes := intent.Policies[rpc]; changes && sent {
 		outcome = intent.OutcomeOf(rpc, codeName(err))
 	}
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text,
-		Lost: left && !t.answered.Load() && status.Code(err) == codes.Unavailable,
+		Lost: sent && !t.answered.Load() && status.Code(err) == codes.Unavailable,
 	}
 }
 

@@ -125,7 +125,7 @@ func TestRequestsSayWhatWasAsked(t *testing.T) {
 	}
 }
 
-// If a call has left and ends without an answer of the plugin, its outcome is uncertain.
+// If a call was sent and ends without an answer of the plugin, its outcome is uncertain.
 func TestNoAnswerIsUncertain(t *testing.T) {
 	big := map[string]string{"big": strings.Repeat("x", maxAnswer)}
 	for _, c := range []struct {

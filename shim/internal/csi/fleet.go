@@ -28,7 +28,7 @@ type Fleet struct {
 // Dial connects to a socket by its path.
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
-// New returns a fleet without connections. If instances is nil, only Connect and Greet may be used until Find.
+// New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until SetInstances.
 func New(instances Instances) *Fleet { return NewDialing(instances, dial) }
 
 // NewDialing returns a fleet that connects by d.
@@ -87,9 +87,9 @@ func (f *Fleet) Close(t registry.TaskKey) {
 	}
 }
 
-// Find sets where instances are found, and closes the connections of tasks without an instance. Call it before the
+// SetInstances sets where instances are found, and closes the connections of tasks without an instance. Call it before the
 // first call.
-func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
+func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.instances = instances
@@ -101,9 +101,9 @@ func (f *Fleet) Find(instances Instances, serves func(registry.TaskKey) bool) {
 	}
 }
 
-// Greet connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances.
+// Preconnect connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances.
 // A plugin that is not what they say keeps no connection.
-func (f *Fleet) Greet(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
+func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ func (h handoff) fleet(table *registry.Registry) *csi.Fleet {
 	for _, in := range table.All().Instances {
 		registered[in.TaskKey()] = true
 	}
-	h.rehearsed.fleet.Find(table, func(t registry.TaskKey) bool { return registered[t] })
+	h.rehearsed.fleet.SetInstances(table, func(t registry.TaskKey) bool { return registered[t] })
 	return h.rehearsed.fleet
 }
 
@@ -175,7 +175,7 @@ func (r *rehearsal) probe(ctx context.Context) error {
 			defer func() { <-slots }()
 			limited, cancel := context.WithTimeout(ctx, probeLimit)
 			defer cancel()
-			if err := r.rehearsed.fleet.Greet(limited, task, instances); err != nil {
+			if err := r.rehearsed.fleet.Preconnect(limited, task, instances); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", instances[0].Plugin, task, err))
