@@ -1,13 +1,21 @@
 package taskdriver
 
 import (
+	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -15,211 +23,308 @@ import (
 	"holdfast/registry"
 )
 
-// What is granted can be read and written, and nothing else can, by whatever node.
+// disk is a published loop device. The tests read its image file to see what was written.
+type disk struct {
+	image  string
+	dev    string // the loop device
+	target string // the published device
+	number string // 7:N
+}
+
+// publishers are the two ways of publishing a block volume that CSI allows.
+var publishers = map[string]func(dev, target string) error{
+	"bind": func(dev, target string) error {
+		return errors.Join(os.WriteFile(target, nil, 0o600), unix.Mount(dev, target, "", unix.MS_BIND, ""))
+	},
+	"node": func(dev, target string) error {
+		var st unix.Stat_t
+		err := unix.Stat(dev, &st)
+		return errors.Join(err, unix.Mknod(target, unix.S_IFBLK|0o600, int(st.Rdev)))
+	},
+}
+
+const hostData = "of-the-host-----"
+
+// newDisk skips the test where loop devices are not available.
+func newDisk(t *testing.T, publisher string) disk {
+	t.Helper()
+	needMounts(t)
+	if os.Getuid() != 0 || os.Getenv(roleEnv) == userNSRole {
+		t.Skip("only root on the host can set up loop devices")
+	}
+	dir := tempDir(t)
+	d := disk{image: dir + "/image", target: dir + "/target"}
+	must(t, os.WriteFile(d.image, bytes.Repeat([]byte(hostData), 1<<16), 0o600))
+	out, err := exec.Command("losetup", "--find", "--show", d.image).CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup: %v: %s", err, out)
+	}
+	d.dev = strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", d.dev).CombinedOutput(); err != nil {
+			t.Errorf("losetup: %v: %s", err, out)
+		}
+	})
+	must(t, publishers[publisher](d.dev, d.target))
+	d.number = "7:" + strings.TrimPrefix(d.dev, "/dev/loop")
+	return d
+}
+
+// wantContent checks the first 16 bytes of the image.
+func (d disk) wantContent(t *testing.T, want string) {
+	t.Helper()
+	b, err := os.ReadFile(d.image)
+	must(t, err)
+	if got := strings.Trim(string(b[:16]), "\x00\n"); got != want {
+		t.Errorf("the disk holds %q, want %q", got, want)
+	}
+}
+
+// plan is the shim's plan for a task that mounts the disk as /dev/data.
+func (d disk) plan(t *testing.T, isolated, readOnly bool) hooks.Plan {
+	t.Helper()
+	use := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice}
+	n, err := mount.NumberOf(d.target)
+	must(t, err)
+	plans, err := hooks.Mounts(hooks.GroupSpec{
+		Volumes: []hooks.VolumeRequest{{Name: "data", Usage: use}},
+		Mounts:  map[string][]hooks.VolumeMount{"t": {{Volume: "data", Destination: "/dev/data", ReadOnly: readOnly}}},
+	}, map[registry.RequestName]hooks.Published{"data": {
+		Target: registry.Tree{Host: d.target}, Usage: use,
+		Device: hooks.DeviceNumber{Major: int64(n.Major), Minor: int64(n.Minor)},
+	}}, map[string]bool{"t": isolated})
+	must(t, err)
+	return plans["t"]
+}
+
+// tools are functions for the scripts of these tests. Try prints whether a command works.
+const tools = `
+	try() { what=$1; shift; if "$@" 2> /local/why; then echo "$what: yes"; else echo "$what: no, $(sed 's/.*: //' /local/why)"; fi; }
+	reads() { dd if="$1" of=/dev/null bs=512 count=1 status=none; }
+	opens() { true 3<> "$1"; }
+	writes() { echo "of-the-task" | dd of="$1" bs=16 count=1 conv=notrunc,sync,fsync status=none; }
+	own() { mkdir "/local/$1"; mount -t tmpfs own "/local/$1"; mknod "/local/$1/node" $2 ${3%:*} ${3#*:}; }
+`
+
+const denied = ": no, Operation not permitted"
+
 func TestBlockDeviceIsTheTasks(t *testing.T) {
-	for how := range publishes {
-		t.Run(how, func(t *testing.T) {
-			mine, other := newDisk(t, how), newDisk(t, how)
+	for publisher := range publishers {
+		t.Run(publisher, func(t *testing.T) {
+			mine, other := newDisk(t, publisher), newDisk(t, publisher)
 			script := tools + `
-				test -b /dev/data
-				try "read mine" reads /dev/data; try "write mine" writes /dev/data of-the-task
-				try "read other" reads ` + other.dev + `; try "write other" writes ` + other.dev + ` of-the-task
+				try "read mine" reads /dev/data; try "write mine" writes /dev/data
+				try "read other" reads ` + other.dev + `; try "write other" writes ` + other.dev + `
 				own x b ` + other.number + `; try "read a node of other" reads /local/x/node`
 			task := shell(t, script)
-			task.Plan = mine.asShimMakesIt(t, true, false)
+			task.Plan = mine.plan(t, true, false)
 			h := start(t, NewExec(), task)
 			wait(t, NewExec(), h)
-			const no = ": no, Operation not permitted"
-			said(t, logs(t, NewExec(), h, Stdout),
-				"read mine: yes", "write mine: yes", "read other"+no, "write other"+no, "read a node of other"+no)
-			if mine.begins(t) != "of-the-task" || other.begins(t) != "of-the-host-----" {
-				t.Errorf("the disks begin with %q and %q", mine.begins(t), other.begins(t))
-			}
+			wantLines(t, logs(t, NewExec(), h, Stdout),
+				"read mine: yes", "write mine: yes", "read other"+denied, "write other"+denied, "read a node of other"+denied)
+			mine.wantContent(t, "of-the-task")
+			other.wantContent(t, hostData)
 			if len(h.Warnings) > 0 || exists("/dev/data") {
 				t.Errorf("warnings %q, the host has the task's node: %t", h.Warnings, exists("/dev/data"))
 			}
-			// The control: without devices in its plan a task keeps all. It could have done it.
-			task = shell(t, strings.ReplaceAll(script, "/dev/data", mine.dev))
-			said(t, run(t, NewExec(), task), "read mine: yes", "write mine: yes", "read other: yes", "write other: yes", "read a node of other: yes")
+			// The control: a task without devices in its plan has all.
+			out := run(t, NewExec(), shell(t, strings.ReplaceAll(script, "/dev/data", mine.dev)))
+			wantLines(t, out, "read mine: yes", "write mine: yes", "read other: yes", "write other: yes", "read a node of other: yes")
 		})
 	}
 }
 
-// Read-only holds for root, for a node that it makes itself, and for what it opens for both.
+// Read-only holds for root, for a node that the task makes, and for opening with both.
 func TestBlockDeviceIsReadOnly(t *testing.T) {
 	d := newDisk(t, "bind")
 	task := shell(t, tools+`
-		try read reads /dev/data; try write writes /dev/data of-the-task; chmod 666 /dev/data 2> /dev/null || true
+		try read reads /dev/data; try write writes /dev/data; chmod 666 /dev/data 2> /dev/null || true
 		try both opens /dev/data
-		own x b `+d.number+`; try "write a node of it" writes /local/x/node of-the-task
+		own x b `+d.number+`; try "write a node of it" writes /local/x/node
 		try "mount it" mount -t ext4 /dev/data /mnt`)
-	task.Plan = d.asShimMakesIt(t, true, true)
+	task.Plan = d.plan(t, true, true)
 	out := run(t, NewExec(), task)
-	for _, want := range []string{
-		"read: yes\n", "write: no, Operation not permitted\n", "both: no, ", "write a node of it: no, Operation not permitted\n",
-		"mount it: no, ",
-	} {
+	for _, want := range []string{"read: yes\n", "write" + denied, "both: no, ", "write a node of it" + denied, "mount it: no, "} {
 		if !strings.Contains(out, want) {
-			t.Errorf("not %q:\n%s", want, out)
+			t.Errorf("no %q:\n%s", want, out)
 		}
 	}
-	if d.begins(t) != "of-the-host-----" {
-		t.Errorf("the disk begins with %q", d.begins(t))
+	d.wantContent(t, hostData)
+}
+
+// Each task is confined to its plan.
+func TestDevicesOfPlan(t *testing.T) {
+	mounted := func(t *testing.T, d disk) hooks.Plan { return d.plan(t, true, false) }
+	for name, c := range map[string]struct {
+		script string // DISK is the loop device, NUMBER its number
+		user   string
+		plan   func(*testing.T, disk) hooks.Plan
+		want   []string
+	}{
+		"a user owns the node in the task": {
+			`try read reads /dev/data; try write writes /dev/data; stat -c %a:%u /dev/data`,
+			"65534:65534", mounted, []string{"read: yes", "write: yes", "600:65534"},
+		},
+		"default devices only": {
+			`for n in zero full random urandom; do try $n reads /dev/$n; done; for n in null ptmx; do try $n opens /dev/$n; done
+			try kmsg opens /dev/kmsg; try loop-control reads /dev/loop-control; own x c 1:1; try mem reads /local/x/node`, "", mounted,
+			[]string{
+				"zero: yes", "full: yes", "random: yes", "urandom: yes", "null: yes", "ptmx: yes",
+				"kmsg" + denied, "loop-control" + denied, "mem" + denied,
+			},
+		},
+		"all devices with the host's /dev": {
+			`try read reads DISK; try write writes DISK; try data reads /dev/data`, "",
+			func(t *testing.T, d disk) hooks.Plan { return hostDevices.And(d.plan(t, true, false)) },
+			[]string{"read: yes", "write: yes", "data: yes"},
+		},
+		"rules without devices": {
+			`own x b NUMBER; try read reads /local/x/node; try write writes /local/x/node; try loop-control reads /dev/loop-control`, "",
+			func(*testing.T, disk) hooks.Plan {
+				return rules(hooks.DeviceRule{Type: "b", Major: 7, Minor: -1, Access: "r"}, hooks.DeviceRule{Type: "c", Major: -1, Minor: 237, Access: "rw"})
+			},
+			[]string{"read: yes", "write" + denied, "loop-control: no, Invalid argument"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t, "node")
+			task := shell(t, tools+strings.NewReplacer("DISK", d.dev, "NUMBER", d.number).Replace(c.script))
+			task.User, task.Plan = c.user, c.plan(t, d)
+			wantLines(t, run(t, NewExec(), task), c.want...)
+		})
 	}
 }
 
-// The node belongs to the user that the task runs as, in the task alone.
-func TestBlockDeviceOfAUser(t *testing.T) {
-	d := newDisk(t, "node")
-	task := shell(t, tools+`try read reads /dev/data; try write writes /dev/data of-the-task; stat -c %a:%u /dev/data`)
-	task.User, task.Plan = "65534:65534", d.asShimMakesIt(t, true, false)
-	said(t, run(t, NewExec(), task), "read: yes", "write: yes", "600:65534")
-	var st unix.Stat_t
-	if err := unix.Stat(d.target, &st); err != nil || st.Uid != 0 {
-		t.Errorf("the plugin's node belongs to %d, %v", st.Uid, err)
-	}
-}
-
-// Who gets one device keeps what every program needs, and loses the rest.
-func TestConfinedTasksHaveTheUsualDevices(t *testing.T) {
-	d := newDisk(t, "bind")
-	task := shell(t, tools+`
-		for n in zero full random urandom; do try $n reads /dev/$n; done
-		for n in null ptmx; do try $n opens /dev/$n; done
-		try kmsg opens /dev/kmsg; try loop-control reads /dev/loop-control; own x c 1:1; try mem reads /local/x/node`)
-	task.Plan = d.asShimMakesIt(t, true, false)
-	const no = ": no, Operation not permitted"
-	said(t, run(t, NewExec(), task),
-		"zero: yes", "full: yes", "random: yes", "urandom: yes", "null: yes", "ptmx: yes", "kmsg"+no, "loop-control"+no, "mem"+no)
-}
-
-func TestTaskWithHostDevicesIsNotConfined(t *testing.T) {
-	d, other := newDisk(t, "bind"), newDisk(t, "bind")
-	task := shell(t, tools+`try "read other" reads `+other.dev+`; try "write other" writes `+other.dev+` of-the-task; try read reads /dev/data`)
-	task.Plan = hostDevices.And(d.asShimMakesIt(t, true, false))
-	said(t, run(t, NewExec(), task), "read other: yes", "write other: yes", "read: yes")
-}
-
-// A rule without a device is as good: it covers what appears later.
-func TestRulesGiveDevicesWithoutANode(t *testing.T) {
-	d := newDisk(t, "node")
-	task := shell(t, tools+`
-		own x b `+d.number+`; try read reads /local/x/node; try write writes /local/x/node of-the-task
-		try loop-control reads /dev/loop-control`)
-	task.Plan = hooks.Plan{Rules: []hooks.DeviceRule{
-		{Type: "b", Major: 7, Minor: -1, Access: "r"}, {Type: "c", Major: -1, Minor: 237, Access: "rw"},
-	}}
-	said(t, run(t, NewExec(), task), "read: yes", "write: no, Operation not permitted", "loop-control: no, Invalid argument")
-}
-
-// The agent that started the task is killed, another one adopts it: what the task may do stays as it was.
+// The rules hold when the agent or the parent is killed, until the task ends.
 func TestDeviceRulesSurviveAdoption(t *testing.T) {
-	mine, other := newDisk(t, "bind"), newDisk(t, "bind")
-	f := newFifos(t)
-	task := shell(t, tools+`
-		echo > `+f.dir+`/ready; cat `+f.dir+`/go > /dev/null
-		{ try "write mine" writes /dev/data of-the-task; try "read other" reads `+other.dev+`; } > /local/said
-		echo > `+f.dir+`/ready; exec sleep 1000`)
-	task.Plan = mine.asShimMakesIt(t, true, false)
-	h := startElsewhere(t, NewExec(), task, f)
-	if alive, err := NewExec().Adopt(t.Context(), h); !alive || err != nil {
-		t.Fatalf("alive %t, %v", alive, err)
+	for _, killed := range []string{"agent", "parent"} {
+		t.Run(killed, func(t *testing.T) {
+			mine, other := newDisk(t, "bind"), newDisk(t, "bind")
+			f := newFifos(t)
+			task := shell(t, tools+f.ready+f.wait+`
+				{ try "write mine" writes /dev/data; try "read other" reads `+other.dev+`; } > /local/said
+				`+f.ready+` exec sleep 1000`)
+			task.Plan = mine.plan(t, true, false)
+			var h Handle
+			if killed == "agent" {
+				h = startElsewhere(t, NewExec(), task, f)
+			} else {
+				h = start(t, NewExec(), task)
+				f.awaitReady(t)
+				killParent(t, h)
+			}
+			wantAlive(t, NewExec(), h, true)
+			f.release(t)
+			f.awaitReady(t)
+			b, _ := os.ReadFile(task.Dir + "/local/said")
+			wantLines(t, string(b), "write mine: yes", "read other"+denied)
+			stopAndCheckPrograms(t, h)
+		})
 	}
-	f.goOn(t)
-	f.reached(t)
-	b, _ := os.ReadFile(task.Dir + "/local/said")
-	said(t, string(b), "write mine: yes", "read other: no, Operation not permitted")
-	ended(t, h)
 }
 
-// The parent of a task may be killed before the task is: it is confined until its own end.
-func TestDeviceRulesOutliveTheParent(t *testing.T) {
-	mine, other := newDisk(t, "bind"), newDisk(t, "bind")
-	f := newFifos(t)
-	task := shell(t, tools+`
-		echo > `+f.dir+`/ready; cat `+f.dir+`/go > /dev/null
-		try "read other" reads `+other.dev+` > /local/said; echo > `+f.dir+`/ready; exec sleep 1000`)
-	task.Plan = mine.asShimMakesIt(t, true, false)
-	h := start(t, NewExec(), task)
-	f.reached(t)
-	if err := unix.Kill(h.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	reaped(t, h)
-	f.goOn(t)
-	f.reached(t)
-	b, _ := os.ReadFile(task.Dir + "/local/said")
-	said(t, string(b), "read other: no, Operation not permitted")
-	ended(t, h)
+// devicePrograms lists the device programs of a version 2 cgroup.
+func devicePrograms(t *testing.T, group string) *link.QueryResult {
+	t.Helper()
+	f, err := os.Open(group)
+	must(t, err)
+	defer f.Close()
+	all, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachCGroupDevice})
+	must(t, err)
+	return all
 }
 
-// The rules are the group's, which outlives whoever made it: its list in version 1, in version 2 one program that no link holds.
-func TestTheRulesAreTheGroups(t *testing.T) {
+// stopAndCheckPrograms stops a task and waits until the kernel has freed its programs, a moment after the cgroup.
+func stopAndCheckPrograms(t *testing.T, h Handle) {
+	t.Helper()
+	var ids []ebpf.ProgramID
+	for _, dir := range h.Cgroups {
+		if exists(dir + "/cgroup.controllers") {
+			for _, p := range devicePrograms(t, dir).Programs {
+				ids = append(ids, p.ID)
+			}
+		}
+	}
+	must(t, NewExec().Stop(t.Context(), h, time.Minute))
+	wantNothingLeft(t, h.ID)
+	deadline := time.Now().Add(10 * time.Second)
+	for _, id := range ids {
+		for {
+			p, err := ebpf.NewProgramFromID(id)
+			if errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("program %d is left: %v", id, err)
+			}
+			p.Close()
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// The rules belong to the cgroup: the list of version 1, or in version 2 one program without a link.
+func TestDeviceRulesBelongToTheCgroup(t *testing.T) {
 	d := newDisk(t, "bind")
 	task := shell(t, `exec sleep 1000`)
-	task.Plan = d.asShimMakesIt(t, true, true)
+	task.Plan = d.plan(t, true, true)
 	h := start(t, NewExec(), task)
-	i := slices.IndexFunc(h.Cgroups, func(dir string) bool { return exists(dir + "/devices.list") })
-	if i >= 0 {
-		list, _ := os.ReadFile(h.Cgroups[i] + "/devices.list")
-		if s := string(list); !strings.Contains(s, "b "+d.number+" r\n") || !strings.Contains(s, "c 136:* rwm\n") || strings.Contains(s, "a ") {
-			t.Errorf("the group allows %s", list)
+	with := func(file string) string {
+		for _, dir := range h.Cgroups {
+			if exists(filepath.Join(dir, file)) {
+				return dir
+			}
 		}
-		return
+		return ""
 	}
-	if i = slices.IndexFunc(h.Cgroups, func(dir string) bool { return exists(dir + "/cgroup.controllers") }); i < 0 {
-		t.Fatalf("there is no cgroup for devices: %q, %q", h.Cgroups, h.Warnings)
-	}
-	if all := programs(t, h.Cgroups[i]); len(all.Programs) != 1 || all.HaveLinkInfo() {
-		t.Errorf("the group has %+v", all)
+	if dir := with("devices.list"); dir != "" {
+		list, _ := os.ReadFile(dir + "/devices.list")
+		if s := string(list); !strings.Contains(s, "b "+d.number+" r\n") || !strings.Contains(s, "c 136:* rwm\n") || strings.Contains(s, "a ") {
+			t.Errorf("the cgroup allows %s", list)
+		}
+	} else if dir := with("cgroup.controllers"); dir == "" {
+		t.Fatalf("no cgroup for devices: %q, %q", h.Cgroups, h.Warnings)
+	} else if all := devicePrograms(t, dir); len(all.Programs) != 1 || all.HaveLinkInfo() {
+		t.Errorf("the cgroup has %+v", all)
 	}
 }
 
-// A start that fails after the rules are applied leaves neither group nor program.
-func TestFailedStartsLeaveNoDeviceRules(t *testing.T) {
+func TestFailedStartLeavesNoDeviceRules(t *testing.T) {
 	d := newDisk(t, "bind")
 	task := shell(t, `exit 0`)
-	task.Command, task.Plan = "no-such-program", d.asShimMakesIt(t, true, false)
+	task.Command, task.Plan = "no-such-program", d.plan(t, true, false)
 	if _, err := NewExec().Start(t.Context(), task); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
-	noGroups(t, task.ID)
+	wantNothingLeft(t, task.ID)
 }
 
-// A raw_exec task has the host's paths: its plan holds no device, but tells it where the volume is.
-func TestRawExecIsToldWhereItsDeviceIs(t *testing.T) {
+// A plan for raw_exec has no device, but a variable with its path.
+func TestRawExecGetsThePathOfItsDevice(t *testing.T) {
 	d := newDisk(t, "bind")
 	task := shell(t, `
 		echo "$HOLDFAST_VOLUME_DATA"
 		echo of-the-task | dd of="$HOLDFAST_VOLUME_DATA" bs=16 conv=notrunc,sync,fsync status=none`)
-	task.Plan = d.asShimMakesIt(t, false, false)
+	task.Plan = d.plan(t, false, false)
 	if len(task.Plan.Devices)+len(task.Plan.Rules)+len(task.Plan.Binds) > 0 {
 		t.Errorf("the plan is %+v", task.Plan)
 	}
-	task.Plan = task.Plan.And(rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 3, Access: "rw"})) // nothing is denied, so it asks for nothing
-	said(t, run(t, NewRawExec(), task), d.target)
-	if d.begins(t) != "of-the-task" {
-		t.Errorf("the disk begins with %q", d.begins(t))
-	}
+	task.Plan = task.Plan.And(rules(hooks.DeviceRule{Type: "c", Major: 1, Minor: 3, Access: "rw"})) // has no effect
+	wantLines(t, run(t, NewRawExec(), task), d.target)
+	d.wantContent(t, "of-the-task")
 }
 
-// An orchestrator that is confined itself cannot give what it has not, and says so before anything runs.
+// An orchestrator that is confined itself cannot give devices that it lacks.
 func TestDevicesThatTheOrchestratorLacks(t *testing.T) {
 	d := newDisk(t, "bind")
-	own := newCgroup("confined-orchestrator-" + itoa(os.Getpid()))
-	t.Cleanup(func() {
-		if err := removeCgroups(own.dirs()); err != nil {
-			t.Error(err)
-		}
-	})
+	own := newCgroup("confined-orchestrator-" + strconv.Itoa(os.Getpid()))
+	t.Cleanup(func() { must(t, removeCgroups(own.dirs())) })
 	if own.devices == "" {
-		t.Skip("version 2 does not tell: the task starts, and its cgroup and the orchestrator's both have to allow what it opens")
+		t.Skip("version 2 starts the task, and checks both cgroups when it opens a device")
 	}
-	if err := writeRule(own.devices, "devices.deny", "b 7:* rwm"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, writeRule(own.devices, "devices.deny", "b 7:* rwm"))
 	task := shell(t, `exit 0`)
-	task.Plan = d.asShimMakesIt(t, true, false)
+	task.Plan = d.plan(t, true, false)
 	err := mount.OnThread(func() error {
 		if err := writeExisting(filepath.Join(own.devices, "tasks"), "0"); err != nil {
 			return err
@@ -230,23 +335,100 @@ func TestDevicesThatTheOrchestratorLacks(t *testing.T) {
 	if !errors.Is(err, registry.ErrDenied) || !strings.Contains(err.Error(), "b "+d.number+" rw") {
 		t.Errorf("got %v", err)
 	}
-	noGroups(t, task.ID)
+	wantNothingLeft(t, task.ID)
 }
 
-// Where no cgroup can be had, a user's own namespace, the notes say that nothing is enforced.
-func TestDevicesWithoutCgroups(t *testing.T) {
-	if os.Getenv(roleEnv) != inside {
-		t.Skip("there are cgroups here; TestUserNamespace runs this test where there are none")
-	}
+// zeroAt is a plan with /dev/zero at another path.
+func zeroAt(access string) hooks.Plan {
+	return devices(hooks.Device{Source: "/dev/zero", Target: "/dev/of-plan/zero", Access: access})
+}
+
+// wantUnconfined runs a task whose devices cannot be confined.
+func wantUnconfined(t *testing.T, plan hooks.Plan) {
+	t.Helper()
 	task := shell(t, `head -c 4 /dev/of-plan/zero | od -An -tx1; echo > /dev/null`)
-	task.Plan = hooks.Plan{
-		Devices: []hooks.Device{{Source: "/dev/zero", Target: "/dev/of-plan/zero", Access: "r"}},
-		Rules:   []hooks.DeviceRule{{Type: "c", Major: 1, Minor: 3, Access: "rw"}},
-	}
+	task.Plan = plan
 	h := start(t, NewExec(), task)
 	wait(t, NewExec(), h)
-	said(t, logs(t, NewExec(), h, Stdout), "00 00 00 00")
-	if !strings.Contains(strings.Join(h.Warnings, "; "), "not enforced") {
+	wantLines(t, logs(t, NewExec(), h, Stdout), "00 00 00 00")
+	if !strings.Contains(strings.Join(h.Warnings, "; "), "device access is not enforced") {
 		t.Errorf("warnings: %q", h.Warnings)
+	}
+}
+
+func TestDevicesInUserNamespaceAreNotConfined(t *testing.T) {
+	if os.Getenv(roleEnv) != userNSRole {
+		t.Skip("TestTasksInUserNamespace runs this test")
+	}
+	wantUnconfined(t, zeroAt("r"))
+}
+
+// Without any cgroup, root on the host is refused restricted devices, and gets others with a warning.
+func TestDevicesWithoutAnyCgroup(t *testing.T) {
+	if os.Getenv(roleEnv) == "" && os.Getuid() == 0 {
+		again(t, noCgroupsRole, "^TestDevicesWithoutAnyCgroup$", "TestDevicesWithoutAnyCgroup")
+		return
+	}
+	if os.Getenv(roleEnv) != noCgroupsRole {
+		t.Skip("only root can unmount cgroups, once")
+	}
+	task := shell(t, `exit 0`)
+	task.Plan = zeroAt("r")
+	_, err := NewExec().Start(t.Context(), task)
+	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "give the orchestrator a writable cgroup") {
+		t.Errorf("read-only: %v", err)
+	}
+	wantUnconfined(t, zeroAt("rw"))
+}
+
+// TestDevicesWithVersion2 runs device tests without cgroups of version 1.
+func TestDevicesWithVersion2(t *testing.T) {
+	if os.Getenv(roleEnv) != "" {
+		t.Skip("this is the inner run")
+	}
+	if os.Getuid() != 0 {
+		t.Skip("only root can unmount cgroups")
+	}
+	if len(mountLines(t, " - cgroup2 ")) == 0 {
+		t.Skip("no cgroup version 2 is mounted here")
+	}
+	if err := features.HaveProgramType(ebpf.CGroupDevice); errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skipf("this kernel has no device programs: %v", err)
+	}
+	if len(mountLines(t, " - cgroup ")) == 0 {
+		t.Skip("no cgroup version 1 here: the other tests run with version 2")
+	}
+	again(t, version2Role, "Device|Survives|Leaked/exec",
+		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesBelongToTheCgroup", "TestDeviceRulesSurviveAdoption")
+}
+
+// again runs tests in another process with a mount namespace of its own, and checks that the named ones pass.
+func again(t *testing.T, role, tests string, pass ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run="+tests)
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", role, err, out)
+	}
+	for _, name := range pass {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Errorf("%s has not passed:\n%s", name, out)
+		}
+	}
+}
+
+// unmountCgroups unmounts cgroup file systems in this process's mount namespace only.
+func unmountCgroups(types ...string) {
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
+	table, tableErr := mount.Table(0)
+	for _, m := range table {
+		if slices.Contains(types, m.FSType) {
+			err = errors.Join(err, unix.Unmount(m.Point, unix.MNT_DETACH))
+		}
+	}
+	if err := errors.Join(err, tableErr); err != nil {
+		panic(err)
 	}
 }

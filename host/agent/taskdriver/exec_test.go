@@ -13,14 +13,6 @@ import (
 	"holdfast/registry"
 )
 
-func binds(b ...hooks.Bind) hooks.Plan { return hooks.Plan{Binds: b} }
-
-func devices(d ...hooks.Device) hooks.Plan   { return hooks.Plan{Devices: d} }
-func rules(r ...hooks.DeviceRule) hooks.Plan { return hooks.Plan{Rules: r} }
-
-// hostDevices is what the shim gives to plugins that mount.
-var hostDevices = binds(hooks.Bind{Source: "/dev", Target: "/dev", Propagation: hooks.Private})
-
 func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
 	needMounts(t)
 	dir := sharedDir(t)
@@ -39,10 +31,10 @@ func TestBidirectionalMountsOutliveTheTask(t *testing.T) {
 	}
 }
 
-func TestPropagation(t *testing.T) {
+func TestPropagationOfBinds(t *testing.T) {
 	for _, c := range []struct {
 		propagation hooks.Propagation
-		in, out     bool // what the host mounts is seen in the task; what the task mounts is seen on the host
+		in, out     bool // the task sees mounts of the host; the host sees mounts of the task
 	}{{hooks.Private, false, false}, {hooks.HostToTask, true, false}, {hooks.Bidirectional, true, true}} {
 		t.Run(string(c.propagation), func(t *testing.T) {
 			needMounts(t)
@@ -59,17 +51,13 @@ func TestPropagation(t *testing.T) {
 			)
 			d := NewExec()
 			h := start(t, d, task)
-			f.reached(t)
-			if err := unix.Mount("host", source+"/of-host", "tmpfs", 0, "size=64k"); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(source+"/of-host/file", nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			f.awaitReady(t)
+			must(t, unix.Mount("host", source+"/of-host", "tmpfs", 0, "size=64k"))
+			must(t, os.WriteFile(source+"/of-host/file", nil, 0o600))
 			if got := exists(source + "/of-task/file"); got != c.out {
 				t.Errorf("the host sees the task's mount: %t", got)
 			}
-			f.goOn(t)
+			f.release(t)
 			if exit := wait(t, d, h); exit.Code != 0 {
 				t.Errorf("%+v: %s", exit, logs(t, d, h, Stderr))
 			}
@@ -80,12 +68,10 @@ func TestPropagation(t *testing.T) {
 	}
 }
 
-func TestReadOnlyBind(t *testing.T) {
+func TestReadOnlyBindCannotBeWritten(t *testing.T) {
 	needMounts(t)
 	dir := tempDir(t)
-	if err := os.WriteFile(dir+"/file", []byte("kept"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/file", []byte("kept"), 0o666))
 	task := shell(t, `
 		cat /data/file
 		if echo x > /data/file; then exit 3; fi
@@ -100,7 +86,7 @@ func TestReadOnlyBind(t *testing.T) {
 	}
 }
 
-// The task has directories of its own, and the host sees neither their mount points nor the targets of the plan.
+// The host sees neither the mount points of the task's own directories nor the targets of the plan.
 func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 	needMounts(t)
 	dir := tempDir(t)
@@ -115,9 +101,7 @@ func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 		Dirs:  []hooks.Dir{{Path: unique + "/made", Mode: 0o755}},
 		Binds: []hooks.Bind{{Source: mkdir(t, dir, "src"), Target: unique + "/csi", Propagation: hooks.HostToTask}},
 	}
-	if err := os.WriteFile(dir+"/src/file", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/src/file", nil, 0o600))
 	if out := run(t, NewExec(), task); !strings.HasPrefix(out, "/local\n") || strings.HasSuffix(out, "\n0\n") {
 		t.Errorf("the task says %q", out)
 	}
@@ -139,8 +123,8 @@ func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 	}
 }
 
-func TestUser(t *testing.T) {
-	if os.Getenv(roleEnv) == inside {
+func TestTaskRunsAsItsUser(t *testing.T) {
+	if os.Getenv(roleEnv) == userNSRole {
 		t.Skip("a user namespace with one user has no second one")
 	}
 	needMounts(t)
@@ -151,16 +135,12 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// What cannot be applied is refused before anything runs, with a reason and a kind.
+// A plan that cannot be applied is refused before anything runs.
 func TestPlansThatAreRefused(t *testing.T) {
 	needMounts(t)
 	private := tempDir(t)
-	if err := unix.Mount("private", private, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("", private, "", unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("private", private, "tmpfs", 0, "size=64k"))
+	must(t, unix.Mount("", private, "", unix.MS_PRIVATE, ""))
 	for _, c := range []struct {
 		driver Driver
 		plan   hooks.Plan
@@ -189,13 +169,14 @@ func TestPlansThatAreRefused(t *testing.T) {
 		if !errors.Is(err, c.kind) {
 			t.Errorf("%s with %+v: %v, %v; want %v", c.driver.Name(), c.plan, h, err, c.kind)
 		}
-		if _, found, err := Find(t.Context(), task.Dir); found || err != nil || len(withMark(t, task.ID)) > 0 {
-			t.Errorf("%+v left something: %t, %v", c.plan, found, err)
+		if _, found, err := Find(t.Context(), task.Dir); found || err != nil {
+			t.Errorf("%+v left a handle: %t, %v", c.plan, found, err)
 		}
+		wantNothingLeft(t, task.ID)
 	}
 }
 
-// A cgroup knows a device by its number: what a plan gives twice, with more than one access, cannot be given.
+// A cgroup knows a device by its number, so a plan cannot give it twice with different access.
 func TestContradictingDevicesAreRefused(t *testing.T) {
 	needMounts(t)
 	zero := func(at, access string) hooks.Device {
@@ -213,11 +194,10 @@ func TestContradictingDevicesAreRefused(t *testing.T) {
 		if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "mount the volume with one access only") {
 			t.Errorf("%s: %v", what, err)
 		}
-		noGroups(t, task.ID)
+		wantNothingLeft(t, task.ID)
 	}
 }
 
-// A plan that was made for a task without isolation is data that raw_exec takes.
 func TestRawExecTakesPlansMadeForIt(t *testing.T) {
 	dir := tempDir(t)
 	task := shell(t, `echo "$CSI_ENDPOINT $OWN"`)

@@ -1,0 +1,388 @@
+package taskdriver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+func TestExitStatusOfTask(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		for script, want := range map[string]Exit{
+			"exit 0": {}, "exit 7": {Code: 7}, "kill -9 $$": {Code: 137, Signal: 9}, "kill -TERM $$": {Code: 143, Signal: 15},
+		} {
+			h := start(t, d, shell(t, script))
+			first := wait(t, d, h)
+			if again := wait(t, d, h); again != first {
+				t.Errorf("%s: %+v, then %+v", script, first, again)
+			}
+			if first.At.IsZero() || first.Err != "" || first.Code != want.Code || first.Signal != want.Signal {
+				t.Errorf("%s: %+v, want %+v", script, first, want)
+			}
+			wantAlive(t, d, h, false)
+		}
+	})
+}
+
+func TestTaskGetsOnlyItsOwnEnvironment(t *testing.T) {
+	t.Setenv("OF_THE_HOST", "not for tasks")
+	eachDriver(t, func(t *testing.T, d Driver) {
+		task := shell(t, `env`)
+		task.Env = []string{"OWN=mine", "KEPT=mine"}
+		task.Plan = hooks.Plan{Env: []hooks.Env{
+			{Name: "OWN", Value: "plan's"}, {Name: "KEPT", Value: "plan's", Default: true}, {Name: "NEW", Value: "a b=c"},
+		}}
+		env := strings.Split(run(t, d, task), "\n")
+		for _, want := range []string{"OWN=plan's", "KEPT=mine", "NEW=a b=c", "PATH=" + defaultPath, "HOLDFAST_TASK=" + task.ID} {
+			if !slices.Contains(env, want) {
+				t.Errorf("%s is not in %q", want, env)
+			}
+		}
+		if strings.Contains(strings.Join(env, "\n"), "OF_THE_HOST") {
+			t.Error("the task inherited the host's environment")
+		}
+	})
+}
+
+// A task inherits no descriptor and no ignored or blocked signal, and leads its own session.
+func TestTaskStartsClean(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		out := run(t, d, shell(t, `
+			ls /proc/self/fd | tr "\n" " "; umask
+			grep -E "^Sig(Ign|Blk)" /proc/self/status | cut -f 2 | tr "\n" " "
+			test "$(ps -o sid= -p $$ | tr -d " ")" = $$ && echo leader`))
+		// Children of posix_spawn(3), which make uses, inherit that the C library's signals 32 and 33 are ignored.
+		for _, own := range []string{"0000000080000000", "0000000100000000", "0000000180000000"} {
+			out = strings.Replace(out, " "+own+" ", " 0000000000000000 ", 1)
+		}
+		if out != "0 1 2 3 0022\n0000000000000000 0000000000000000 leader\n" {
+			t.Errorf("descriptors, umask, signals: %q", out)
+		}
+	})
+}
+
+func TestStartErrorsLeaveNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		for name, c := range map[string]struct {
+			change func(*Task)
+			kind   error
+		}{
+			"no such program":      {func(t *Task) { t.Command = "no-such-program" }, registry.ErrNotFound},
+			"no such path":         {func(t *Task) { t.Command = "/no/such/program" }, registry.ErrInvalid},
+			"no such directory":    {func(t *Task) { t.WorkDir = "/no/such/dir" }, registry.ErrInvalid},
+			"no such user":         {func(t *Task) { t.User = "no-such-user" }, registry.ErrInvalid},
+			"an ID with a path":    {func(t *Task) { t.ID = "../x" }, registry.ErrInvalid},
+			"a relative directory": {func(t *Task) { t.Dir = "task" }, registry.ErrInvalid},
+			"a directory to run":   {func(t *Task) { t.Command = "/usr" }, registry.ErrDenied},
+		} {
+			task := shell(t, `exit 0`)
+			c.change(&task)
+			if h, err := d.Start(t.Context(), task); !errors.Is(err, c.kind) {
+				t.Errorf("%s: %v, %v", name, h, err)
+			}
+			if exists(filepath.Join(task.Dir, handleFile)) {
+				t.Errorf("%s: a handle is left", name)
+			}
+			wantNothingLeft(t, task.ID)
+		}
+		if all := children(t); len(all) > 0 {
+			t.Errorf("processes are left: %q", all)
+		}
+	})
+}
+
+// A cancelled start leaves no process, no cgroup and no handle, at whatever point it is cancelled.
+func TestCancelledStartLeavesNothing(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		why := errors.New("why")
+		for n := range 6 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			task := shell(t, `exec sleep 1000`)
+			timer := time.AfterFunc(time.Duration(n)*4*time.Millisecond, func() { cancel(why) })
+			h, err := d.Start(ctx, task)
+			timer.Stop()
+			cancel(nil)
+			if err == nil { // it was faster
+				stopAtEnd(t, d, h)
+				continue
+			}
+			if !errors.Is(err, why) {
+				t.Errorf("got %v", err)
+			}
+			wantNothingLeft(t, task.ID)
+		}
+	})
+}
+
+func TestStopEndsTheWholeTree(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		f := newFifos(t)
+		// Three children: of the same group, one that ignores SIGTERM, one without session, group and environment of the task.
+		h := start(t, d, shell(t, `
+			sleep 1000 &
+			(trap "" TERM; sleep 1000; sleep 1000) &
+			setsid env -i setsid sleep 1000 &
+			trap "echo stopped; exit 3" TERM
+			`+f.ready+` while true; do wait; done`))
+		f.awaitReady(t)
+		below := livingBelow(t, h.PID)
+		if len(below) < 4 {
+			t.Fatalf("only %v run", below)
+		}
+		must(t, d.Stop(t.Context(), h, time.Minute))
+		if exit := wait(t, d, h); exit.Code != 3 || logs(t, d, h, Stdout) != "stopped\n" {
+			t.Errorf("%+v, %q", exit, logs(t, d, h, Stdout))
+		}
+		wantDead(t, below)
+	})
+}
+
+func TestStopKillsAfterTheGrace(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		f := newFifos(t)
+		h := start(t, d, shell(t, `trap "" TERM; `+f.ready+` while true; do sleep 1000; done`))
+		f.awaitReady(t)
+		must(t, d.Stop(t.Context(), h, 50*time.Millisecond))
+		if exit := wait(t, d, h); exit.Signal != 9 {
+			t.Errorf("%+v", exit)
+		}
+		must(t, d.Stop(t.Context(), h, time.Minute)) // again
+	})
+}
+
+func TestRemainingProcessesAreKilledWhenTheTaskExits(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		wantDead(t, []int{atoi(run(t, d, shell(t, `setsid env -i sleep 1000 & echo $!`)))})
+	})
+}
+
+func TestTaskSurvivesItsStarter(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		f := newFifos(t)
+		h := startElsewhere(t, d, shell(t, `echo before; `+f.ready+f.wait+` echo after; exit 9`), f)
+		if found, ok, err := Find(t.Context(), h.Dir); err != nil || !ok || found.parent() != h.parent() {
+			t.Errorf("Find = %+v, %t, %v, want %+v", found, ok, err, h)
+		}
+		wantAlive(t, d, h, true)
+		f.release(t)
+		if exit := wait(t, d, h); exit.Code != 9 || exit.Err != "" {
+			t.Errorf("%+v", exit)
+		}
+		wantLines(t, logs(t, d, h, Stdout), "before", "after")
+	})
+}
+
+// startElsewhere starts a task from another process, which it kills when the task is ready.
+func startElsewhere(t *testing.T, d Driver, task Task, f fifos) (h Handle) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleEnv+"="+starterRole)
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	must(t, cmd.Start())
+	must(t, json.NewEncoder(in).Encode(request{Driver: d.Name(), Task: task}))
+	if err := json.NewDecoder(out).Decode(&h); err != nil {
+		_ = cmd.Wait()
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	stopAtEnd(t, d, h)
+	f.awaitReady(t)
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	return h
+}
+
+// killParent kills the parent of a task, and reaps it as init would.
+func killParent(t *testing.T, h Handle) {
+	t.Helper()
+	must(t, unix.Kill(h.PID, unix.SIGKILL))
+	for {
+		if _, err := unix.Wait4(h.PID, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
+}
+
+func TestKilledParentTakesItsTaskAlong(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		for name, end := range map[string]func(Handle){
+			"wait": func(h Handle) { wait(t, d, h) },
+			"stop": func(h Handle) { must(t, d.Stop(t.Context(), h, 50*time.Millisecond)) },
+		} {
+			f := newFifos(t)
+			h := start(t, d, shell(t, `trap "" TERM; setsid sleep 1000 & `+f.ready+` while true; do sleep 1000; done`))
+			f.awaitReady(t)
+			below := livingBelow(t, h.PID)
+			killParent(t, h)
+			wantAlive(t, d, h, true)
+			end(h)
+			wantDead(t, below)
+			if exit := wait(t, d, h); exit.Err == "" || exit.Code != -1 {
+				t.Errorf("%s: %+v", name, exit)
+			}
+		}
+	})
+}
+
+func TestStopWithStuckParentEndsWithItsContext(t *testing.T) {
+	d, f := NewRawExec(), newFifos(t)
+	h := start(t, d, shell(t, f.ready+` sleep 1000`))
+	f.awaitReady(t)
+	must(t, unix.Kill(h.PID, unix.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := d.Stop(ctx, h, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	must(t, unix.Kill(h.PID, unix.SIGKILL))
+}
+
+func TestRecycledPidsAreNotTouched(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		h := start(t, d, shell(t, `exit 4`))
+		wait(t, d, h)
+		p := startAfter(t, h.StartTime)
+		other := h
+		other.PID, other.TaskPID, other.Dir = p.pid, p.pid, mkdir(t, tempDir(t), "other")
+		wantAlive(t, d, other, false)
+		must(t, d.Stop(t.Context(), other, 0))
+		if exit := wait(t, d, other); exit.Err == "" {
+			t.Errorf("%+v", exit)
+		}
+		if !isLiving(p.pid) {
+			t.Error("an unrelated process was killed")
+		}
+		other.StartTime = p.start // the control: this is the process
+		wantAlive(t, d, other, true)
+		other.Boot = "another boot"
+		wantAlive(t, d, other, false)
+	})
+}
+
+// startAfter starts a process with a later start time. Start times count in hundredths of a second.
+func startAfter(t *testing.T, start uint64) process {
+	t.Helper()
+	for {
+		cmd := exec.Command("sleep", "1000")
+		must(t, cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		s, err := proc.ReadStat(cmd.Process.Pid)
+		must(t, err)
+		if s.Start != start {
+			return processOf(s)
+		}
+	}
+}
+
+func TestOneTaskPerDirectory(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		f := newFifos(t)
+		task := shell(t, `echo first; `+f.ready+f.wait)
+		h := start(t, d, task)
+		f.awaitReady(t)
+		task.ID, task.Args = task.ID+"-2", []string{"-c", "echo second; exit 5"}
+		if _, err := d.Start(t.Context(), task); !errors.Is(err, registry.ErrConflict) {
+			t.Errorf("a second start: %v", err)
+		}
+		f.release(t)
+		wait(t, d, h)
+		second := start(t, d, task)
+		if exit := wait(t, d, second); exit.Code != 5 {
+			t.Errorf("%+v", exit)
+		}
+		wantLines(t, logs(t, d, second, Stdout), "first", "second")
+		if exit := wait(t, d, h); exit.Err == "" {
+			t.Errorf("the record of the first exit was replaced, but is %+v", exit)
+		}
+		if exit := wait(t, d, second); exit.Code != 5 {
+			t.Errorf("waiting for the first attempt changed the exit of the second: %+v", exit)
+		}
+	})
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	d := NewRawExec()
+	h := start(t, d, shell(t, `sleep 1000`))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("why")
+	cancel(why)
+	if _, err := d.Wait(ctx, h); !errors.Is(err, why) {
+		t.Errorf("got %v", err)
+	}
+	wantAlive(t, d, h, true)
+}
+
+func TestNothingIsLeakedOverManyTasks(t *testing.T) {
+	eachDriver(t, func(t *testing.T, d Driver) {
+		dir := tempDir(t)
+		cycle := func(n int) {
+			task := shell(t, `sleep 1000 & exit 0`)
+			task.Dir = filepath.Join(dir, "task")
+			if n%4 == 0 {
+				task.Args = []string{"-c", "sleep 1000"}
+			}
+			h, err := d.Start(t.Context(), task)
+			must(t, err)
+			if n%4 == 0 {
+				must(t, d.Stop(t.Context(), h, time.Minute))
+			}
+			wait(t, d, h)
+			for _, group := range h.Cgroups {
+				if exists(group) {
+					t.Fatalf("cgroup %s is left", group)
+				}
+			}
+		}
+		count := func() (fds, mounts, processes int) {
+			entries, err := os.ReadDir("/proc/self/fd")
+			must(t, err)
+			return len(entries), len(mountLines(t, dir)), len(children(t))
+		}
+		cycle(0)
+		fds, mounts, processes := count()
+		for n := range 20 {
+			cycle(n)
+		}
+		if f, m, p := count(); f > fds || m != mounts || p != processes {
+			t.Errorf("descriptors %d, were %d; mounts %d, were %d; children %d, were %d", f, fds, m, mounts, p, processes)
+		}
+	})
+}
+
+func TestParentsAreFoundWithoutTheirDirectories(t *testing.T) {
+	d, f := NewRawExec(), newFifos(t)
+	task := shell(t, f.ready+f.wait)
+	h := start(t, d, task)
+	f.awaitReady(t)
+	wantParents := func(dir string, want ...Parent) {
+		t.Helper()
+		if got, err := Parents(dir); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%+v: %v, want %+v", got, err, want)
+		}
+	}
+	must(t, os.Rename(task.Dir, task.Dir+"-away"))
+	wantParents(filepath.Dir(task.Dir), Parent{PID: h.PID, ID: task.ID, Dir: task.Dir})
+	wantParents(t.TempDir())
+	must(t, os.Rename(task.Dir+"-away", task.Dir))
+	f.release(t)
+	wait(t, d, h)
+	wantParents(filepath.Dir(task.Dir))
+}
