@@ -447,6 +447,55 @@ func TestEndShutsDownWhereACallWasCut(t *testing.T) {
 	}
 }
 
+// A process that shuts down gracefully finishes its calls, while calls that come later reach the next process.
+func TestCallsOfARetiringProcessEnd(t *testing.T) {
+	arrived, finish := make(chan struct{}), make(chan struct{})
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	serve := func(handle func()) *grpc.Server {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(
+			func(_ any, stream grpc.ServerStream) error {
+				var request, answer []byte
+				if err := stream.RecvMsg(&request); err != nil {
+					return err
+				}
+				handle()
+				return stream.SendMsg(&answer)
+			}))
+		go func() { _ = s.Serve(l) }()
+		t.Cleanup(s.Stop)
+		return s
+	}
+	old := serve(func() { close(arrived); <-finish })
+	c := newConn(socket, dial, &sentSecrets{})
+	l, err := c.connect(patient(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	request, reply := &csi.ProbeRequest{}, &csi.ProbeResponse{}
+	go func() { ended <- l.invoke(patient(t), &callTrace{}, "Identity", "Probe", request, reply) }()
+	<-arrived
+	go old.GracefulStop()
+	for ctx := patient(t); l.up(); time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatal("the end of the process was not noticed")
+		}
+	}
+	serve(func() {})
+	if _, err := c.Probe(patient(t)); err != nil {
+		t.Errorf("a call after the old process: %v", err)
+	}
+	close(finish)
+	if err := <-ended; err != nil {
+		t.Errorf("a call at the old process: %v", err)
+	}
+	c.close()
+}
+
 // hungUp reports whether the other side has ended the connection, as the kernel knows.
 func hungUp(t *testing.T, conn net.Conn) (is bool) {
 	t.Helper()
