@@ -371,13 +371,13 @@ func (tr *traffic) hurried(id string, limit time.Duration) {
 func (tr *traffic) reader(int) {
 	h := tr.host
 	for method, look := range map[string]func(context.Context) error{
-		"Status":   func(ctx context.Context) error { return second(h.Status(ctx)) },
-		"Volumes":  func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
-		"Allocs":   func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
-		"Plugins":  func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
-		"Swaps":    func(context.Context) error { h.Swaps(); return nil },
-		"Standing": func(context.Context) error { h.ShimState(); return nil },
-		"Doctor":   func(ctx context.Context) error { return second(h.Doctor(ctx, false, "")) },
+		"Status":    func(ctx context.Context) error { return second(h.Status(ctx)) },
+		"Volumes":   func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
+		"Allocs":    func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
+		"Plugins":   func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
+		"Swaps":     func(context.Context) error { h.Swaps(); return nil },
+		"ShimState": func(context.Context) error { h.ShimState(); return nil },
+		"Doctor":    func(ctx context.Context) error { return second(h.Doctor(ctx, false, "")) },
 	} {
 		tr.call(method, nil, look)
 	}
