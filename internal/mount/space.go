@@ -8,33 +8,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Propagation of a bind, seen from the program in the space (mount_namespaces(7)).
+// Propagation is the propagation of a bind as the program in the space sees it (mount_namespaces(7)).
 type Propagation int
 
 const (
-	// Slave: what the host mounts and unmounts below the source is followed; nothing goes back.
+	// Slave binds follow what the host mounts and unmounts below the source. Nothing propagates back.
 	Slave Propagation = iota
-	// Private: nothing travels either way.
+	// Private binds propagate nothing in either direction.
 	Private
-	// Bidirectional: what is mounted below appears on the host as well, and stays when the space ends.
+	// Bidirectional binds also propagate mounts to the host, where they stay when the space ends.
 	Bidirectional
 )
 
-// Space is what a program sees of the file system. The host's directories are there as slaves; Layers are put on top, in order.
-// The zero Space with a Scratch is the host's view, with a root that is the space's own.
+// Space is what a program sees of the file system: the host's directories as slaves, with Layers on top, in order. A
+// Space without Layers is the host's view with a root directory of its own.
 type Space struct {
-	Scratch  string  // an existing directory of the host on which the root is built; the host never sees it used
-	Layers   []Layer //
-	ReadOnly bool    // the host's directories cannot be written, but for /dev and /proc
+	Scratch string // an existing directory of the host where the root is built; nothing of that appears on the host
+	Layers  []Layer
 }
 
-// Layer is one thing that a Space has of its own: a Bind, a Device, a Dir or a Tmpfs.
+// Layer is a Bind, a Device, a Dir or a Tmpfs.
 type Layer interface {
 	target() string
 	put(*tree) error
 }
 
-// Bind makes a host's file or directory appear in the space, with what is mounted below it.
+// Bind makes a file or directory of the host appear in the space, with what is mounted below it.
 type Bind struct {
 	Source      string // absolute, on the host
 	Target      string // absolute, in the space; made if it does not exist, never on the host's own directories
@@ -42,13 +41,13 @@ type Bind struct {
 	Propagation Propagation
 }
 
-// Dir is a directory that exists in the space. One that exists keeps its mode.
+// Dir makes a directory in the space. One that exists keeps its mode.
 type Dir struct {
 	Path string // absolute, in the space
 	Mode uint32 // permission bits
 }
 
-// Tmpfs is an empty file system in memory, gone with the space.
+// Tmpfs mounts an empty file system in memory, which ends with the space.
 type Tmpfs struct {
 	Path     string // absolute, in the space
 	Size     string // as tmpfs(5) takes it; empty: 1m
@@ -60,12 +59,12 @@ func (b Bind) target() string  { return b.Target }
 func (d Dir) target() string   { return d.Path }
 func (t Tmpfs) target() string { return t.Path }
 
-// Run calls fn on a thread inside a new space. What fn starts lives there, and the space lives as long as that: its mounts are no
-// one else's, so nothing has to be taken down. fn must not hand work to other goroutines: they run outside.
+// Run calls fn on a thread inside a new space. Processes that fn starts run there, and the space ends with the last of
+// them, without any cleanup. fn must not hand work to other goroutines: they run outside.
 //
-// The order carries it. A bidirectional source has to be cloned while it is still a peer of the host's mount: a slave never
-// becomes a peer again. Everything else is made a slave, not private: a private copy would keep a device busy after the host
-// has unmounted it. All sources are open before the new root covers anything.
+// The order matters. A bidirectional source is cloned while it is still a peer of the host's mount: a slave never becomes
+// a peer again. Everything else becomes a slave, not private: a private copy would keep a device busy after the host has
+// unmounted it. All sources are open before the new root covers anything.
 func (s Space) Run(fn func() error) error {
 	if err := s.check(); err != nil {
 		return err
@@ -74,13 +73,13 @@ func (s Space) Run(fn func() error) error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("make a mount namespace: %w", err)
 		}
-		t := newTree(s.ReadOnly)
+		t := newTree()
 		defer t.close()
 		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation == Bidirectional }); err != nil {
 			return err
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-			return fmt.Errorf("make everything a slave of the host: %w", err)
+			return fmt.Errorf("make all mounts slaves of the host's: %w", err)
 		}
 		if err := t.nodes(s.Layers, s.Scratch); err != nil {
 			return err
@@ -103,7 +102,7 @@ func (s Space) Run(fn func() error) error {
 	})
 }
 
-// check refuses what cannot work, before anything is made.
+// check refuses layers that cannot work, before anything is made.
 func (s Space) check() error {
 	table, err := Table(0)
 	if err != nil {
@@ -111,7 +110,7 @@ func (s Space) check() error {
 	}
 	for _, l := range s.Layers {
 		if at := l.target(); !filepath.IsAbs(at) || filepath.Clean(at) == "/" {
-			return fmt.Errorf("target %q in the task has to be an absolute path below /", at)
+			return fmt.Errorf("target %q in the task is no absolute path below /", at)
 		}
 		if b, is := l.(Bind); is && b.Propagation == Bidirectional {
 			if err := bidirectional(table, b); err != nil {
@@ -122,7 +121,7 @@ func (s Space) check() error {
 	return nil
 }
 
-// bidirectional refuses a source from which mounts could not reach the host: they would be lost in silence.
+// bidirectional refuses a source from which mounts cannot propagate to the host.
 func bidirectional(table Mounts, b Bind) error {
 	m, err := table.mountOf(b.Source)
 	if err != nil {
@@ -165,7 +164,7 @@ func (b Bind) put(t *tree) error {
 	case b.Propagation == Bidirectional:
 		t.cover(at.path, shared)
 	case within("/dev", b.Source):
-		t.cover(at.path, host) // nothing may be made among the host's devices
+		t.cover(at.path, host) // no mount points among the host's devices
 	default:
 		t.cover(at.path, own)
 	}
@@ -198,7 +197,7 @@ func (m Tmpfs) put(t *tree) error {
 	return nil
 }
 
-// mismatch says in words what the kernel means: a directory can only be mounted on a directory.
+// mismatch explains the kernel's error: a directory can only be mounted on a directory.
 func mismatch(err error, dir bool) error {
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("one of source and target is a directory and the other is not (source: %t): %w", dir, err)

@@ -213,17 +213,6 @@ func TestTheTasksOwnPathsNeverAppearOnTheHost(t *testing.T) {
 	}
 }
 
-func TestReadOnlyHost(t *testing.T) {
-	dir := tempDir(t)
-	write(t, "kept", dir, "file")
-	sh(t, Space{ReadOnly: true, Layers: []Layer{Bind{Source: dir, Target: "/data"}}}, `
-		if echo x > `+dir+`/file; then exit 1; fi
-		echo written > /data/file; echo > /dev/null`)
-	if b, _ := os.ReadFile(dir + "/file"); string(b) != "written\n" {
-		t.Errorf("the host reads %q", b)
-	}
-}
-
 func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 	dir := tempDir(t)
 	local, outside := mkdir(t, dir, "local"), mkdir(t, dir, "outside")

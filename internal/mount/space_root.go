@@ -11,34 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// area says whose the files below a directory of a space are.
+// area says who owns the files below a directory of a space.
 type area int
 
 const (
-	host   area = iota // the host's: nothing may be made there
-	copied             // a tmpfs that stands for a directory of the host
-	own                // the space's: its tmpfs, and what is bound into it
-	shared             // a bidirectional bind: nothing may be mounted there, as it would appear on the host
+	host   area = iota // the host: nothing may be made there
+	copied             // the space: a tmpfs in place of a directory of the host
+	own                // the space: its tmpfs, and what is bound into it
+	shared             // a bidirectional bind: a mount there would appear on the host
 )
 
-// maxCopied bounds the entries of a host's directory that a space rebuilds because a target is missing in it.
+// maxCopied is how many entries a directory of the host may have that is copied because a target is missing in it.
 const maxCopied = 4096
 
 // tree builds the root of a space, on the thread that is inside it.
 type tree struct {
-	sources  map[string]int  // detached clones, by target
-	areas    map[string]area // by directory; the longest prefix counts
-	copies   []int           // the copied areas, opened as paths
-	readOnly bool
+	sources map[string]int  // detached clones, by target
+	areas   map[string]area // by directory; the longest prefix counts
+	copies  []int           // the copied directories, opened as paths
 }
 
-func newTree(readOnly bool) *tree {
-	return &tree{sources: map[string]int{}, areas: map[string]area{}, readOnly: readOnly}
+func newTree() *tree {
+	return &tree{sources: map[string]int{}, areas: map[string]area{}}
 }
 
-// place is an existing file or directory of a space, open as a path.
-type place struct {
-	path string // without links
+// location is an existing file or directory of a space, open as a path.
+type location struct {
+	path string // without symbolic links
 	fd   int
 }
 
@@ -51,13 +50,13 @@ func (t *tree) close() {
 	}
 }
 
-// cover notes whose path is now. What was known of the directories below is hidden.
+// cover records the area of path. It hides what was below.
 func (t *tree) cover(path string, whose area) {
 	maps.DeleteFunc(t.areas, func(p string, _ area) bool { return within(path, p) })
 	t.areas[path] = whose
 }
 
-// whose is the area that path lies in.
+// whose returns the area of path.
 func (t *tree) whose(path string) area {
 	for {
 		if a, known := t.areas[path]; known || path == "/" {
@@ -67,7 +66,7 @@ func (t *tree) whose(path string) area {
 	}
 }
 
-// open clones the sources of the binds that are wanted now.
+// open clones the sources of the binds that are wanted.
 func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 	for _, l := range layers {
 		b, is := l.(Bind)
@@ -78,7 +77,7 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 			return fmt.Errorf("bind %s: %s is the target of two binds", b.Source, b.Target)
 		}
 		if !filepath.IsAbs(b.Source) {
-			return fmt.Errorf("bind %q: the source has to be an absolute path", b.Source)
+			return fmt.Errorf("bind %q: the source is no absolute path", b.Source)
 		}
 		fd, err := clone(b.Source, 0)
 		if err != nil {
@@ -89,7 +88,7 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 	return nil
 }
 
-// build makes the root, a copy of the host's in a tmpfs, and moves into it.
+// build makes the root, a copy of the host's in a tmpfs, and changes to it.
 func (t *tree) build(scratch string) error {
 	if err := t.mimic("/", scratch); err != nil {
 		return fmt.Errorf("build the root of a task: %w", err)
@@ -97,7 +96,7 @@ func (t *tree) build(scratch string) error {
 	if err := unix.Chdir(scratch); err != nil {
 		return fmt.Errorf("enter the root of a task: %w", err)
 	}
-	// The old root goes on top of the new one, is "." as well, and is taken off with all that is mounted on it.
+	// The old root is mounted on top of the new one, also at ".", and unmounted with all mounts below it.
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("pivot to the root of a task: %w", err)
 	}
@@ -107,15 +106,15 @@ func (t *tree) build(scratch string) error {
 	return wrap(unix.Chdir("/"), "enter the root of a task")
 }
 
-// mimic mounts a tmpfs at a place that has the same entries as the host's directory dir, each bound from there; so further
-// entries can be made that the host does not see.
+// mimic mounts a tmpfs with the same entries as the host's directory dir, each bound from there, so that more entries can
+// be made that the host does not see.
 func (t *tree) mimic(dir, at string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	if len(entries) > maxCopied {
-		return fmt.Errorf("%s has %d entries, too many to add one that only the task sees; choose another target", dir, len(entries))
+		return fmt.Errorf("%s has %d entries, too many to copy it for the task; choose another target", dir, len(entries))
 	}
 	clones := make(map[string]int, len(entries))
 	defer func() {
@@ -127,10 +126,10 @@ func (t *tree) mimic(dir, at string) error {
 		if e.Type()&os.ModeSymlink != 0 {
 			continue
 		}
-		if clones[e.Name()], err = t.cloneHost(filepath.Join(dir, e.Name())); err != nil {
+		if clones[e.Name()], err = clone(filepath.Join(dir, e.Name()), unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
 			delete(clones, e.Name())
 			if errors.Is(err, unix.ENOENT) {
-				continue // it went in the meantime
+				continue // removed meanwhile
 			}
 			return err
 		}
@@ -166,20 +165,7 @@ func (t *tree) mimic(dir, at string) error {
 	return nil
 }
 
-// cloneHost clones a host's file or directory, read-only if the host is to be.
-func (t *tree) cloneHost(path string) (int, error) {
-	fd, err := clone(path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
-	if err != nil || !t.readOnly || within("/dev", path) || within("/proc", path) {
-		return fd, err
-	}
-	if err := setAttr(fd, true, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("make %s read-only: %w", path, err)
-	}
-	return fd, nil
-}
-
-// readLinks is where the symbolic links of a directory lead, by name.
+// readLinks returns the targets of the symbolic links of a directory, by name.
 func readLinks(dir string, entries []os.DirEntry) (map[string]string, error) {
 	links := map[string]string{}
 	for _, e := range entries {
@@ -195,7 +181,7 @@ func readLinks(dir string, entries []os.DirEntry) (map[string]string, error) {
 	return links, nil
 }
 
-// hang makes a mount point of the right kind and mounts a detached tree there.
+// hang makes a mount point of the right type and mounts a detached tree there.
 func hang(fd int, at string) error {
 	dir, err := isDir(fd)
 	if err == nil && dir {
@@ -209,27 +195,27 @@ func hang(fd int, at string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
 }
 
-// reach opens target and makes it, with its parents, if it does not exist: as a directory or as an empty file. Where the host's
-// own directories lack it, the last one that exists is replaced by a mimic: nothing is made on the host.
-func (t *tree) reach(target string, dir bool, mode uint32) (place, error) {
+// reach opens a path, and makes it with its parents if it is missing: a directory or an empty file. If a directory of the
+// host lacks it, that directory is replaced by a copy, so that nothing is made on the host.
+func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	path, missing, err := t.walk(target)
 	if err != nil {
-		return place{}, err
+		return location{}, err
 	}
 	switch whose := t.whose(path); {
 	case whose == shared:
-		return place{}, errors.New("it lies in a bidirectional bind, so what is mounted there would appear on the host")
+		return location{}, errors.New("it lies in a bidirectional bind, so a mount there would appear on the host")
 	case whose == host && missing != "":
 		if err := t.mimic(path, path); err != nil {
-			return place{}, err
+			return location{}, err
 		}
 	}
 	fd, err := t.create(path, missing, dir, mode)
-	return place{filepath.Join(path, missing), fd}, err
+	return location{filepath.Join(path, missing), fd}, err
 }
 
-// walk resolves target inside the space as far as it exists, and gives the rest. Links of the host are followed; links in the
-// space's own directories are not: an earlier run of the task may have put them there.
+// walk resolves target inside the space as far as it exists, and returns the rest. It follows links of the host, but not
+// those in the space's own directories: an earlier run of the task may have made them.
 func (t *tree) walk(target string) (path, missing string, err error) {
 	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
 	for links := 0; len(rest) > 0; {
@@ -263,7 +249,7 @@ func (t *tree) walk(target string) (path, missing string, err error) {
 	return path, "", nil
 }
 
-// create opens missing below path, which exists, and makes what is missing there, without following any link.
+// create makes missing below path, which exists, and opens it, without following any link.
 func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) {
 	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 	if err != nil || missing == "" {
@@ -289,7 +275,7 @@ func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) 
 	return openBelow(parent, name, unix.O_PATH)
 }
 
-// seal makes what stands for directories of the host read-only: a file written there would be in nobody's file system.
+// seal makes copied directories read-only: a file written there would be lost.
 func (t *tree) seal() error {
 	for _, fd := range t.copies {
 		if err := setAttr(fd, false, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
@@ -299,7 +285,7 @@ func (t *tree) seal() error {
 	return nil
 }
 
-// isDir asks no server: the attributes of an open path are already there.
+// isDir reports whether an open path is a directory. It asks no server.
 func isDir(fd int) (bool, error) {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
