@@ -15,14 +15,10 @@ func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
 		t.Skip("a user namespace makes no nodes; TestDevicesAreBoundWhereNoNodeCanBeMade runs there")
 	}
 	dir := tempDir(t)
-	if err := unix.Mount("nodev", dir, "tmpfs", unix.MS_NODEV, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("nodev", dir, "tmpfs", unix.MS_NODEV, "size=64k"))
 	source := dir + "/zero"
 	err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660), unix.Chown(source, 0, 6))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := os.Open(source); !errors.Is(err, unix.EACCES) {
 		t.Fatalf("the source can be opened: %v", err)
 	}
@@ -104,9 +100,7 @@ func TestDevicesThatAreRefused(t *testing.T) {
 func TestNumberOf(t *testing.T) {
 	dir := tempDir(t)
 	write(t, "", dir, "file")
-	if err := os.Symlink("/dev/full", dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("/dev/full", dir+"/link"))
 	if n, err := NumberOf(dir + "/link"); err != nil || n != (Number{Major: 1, Minor: 7}) {
 		t.Errorf("%+v, %v", n, err)
 	}

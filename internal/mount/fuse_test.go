@@ -20,9 +20,7 @@ func mountFuse(t *testing.T, at string) (dies func()) {
 		t.Skipf("there is no FUSE for this user: %v", err)
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, os.Getuid(), os.Getgid())
-	if err := unix.Mount("hung", at, "fuse.test", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("hung", at, "fuse.test", unix.MS_NOSUID|unix.MS_NODEV, options))
 	dev := os.NewFile(uintptr(fd), "/dev/fuse") // only now: without a mount it cannot be waited for
 	ended := make(chan struct{})
 	go func() {

@@ -133,9 +133,7 @@ func TestProcessWithAHungHelperExits(t *testing.T) {
 func children(t *testing.T) (pids []string) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, task := range tasks {
 		b, _ := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
 		pids = append(pids, strings.Fields(string(b))...)
@@ -169,9 +167,7 @@ func state(pid string) string {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(names)
 }
 
@@ -182,12 +178,8 @@ func TestHelperProcessInheritsNothing(t *testing.T) {
 	defer dies()
 	state := write(t, "", t.TempDir(), "shim.db")
 	fd, err := unix.Open(state, unix.O_RDWR, 0) // not close-on-exec
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB))
 	t.Setenv("SECRET", "hunter2")
 	l := newHelper()
 	if seen, err := l.Inspect(soon(t, time.Second), []string{dir}); err != nil || !seen[dir].Hung {
@@ -199,9 +191,7 @@ func TestHelperProcessInheritsNothing(t *testing.T) {
 	}
 	unix.Close(fd)
 	other, err := unix.Open(state, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(other)
 	if err := unix.Flock(other, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		t.Errorf("the helper holds the lock of the state: %v", err)
@@ -271,25 +261,4 @@ func TestInspectWithoutAHelper(t *testing.T) {
 		}
 	}
 	reap(t, &l)
-}
-
-func TestHelperUnmounts(t *testing.T) {
-	dir := volumes(t, "vol")
-	f, err := os.Open(dir + "/vol/file") // the caller's own use counts too
-	must(t, err)
-	l := newHelper()
-	if err := l.Unmount(soon(t, 10*time.Second), dir, "vol"); !errors.Is(err, ErrBusy) {
-		t.Errorf("in use: %v", err)
-	}
-	f.Close()
-	for range 2 { // the second time there is none
-		must(t, l.Unmount(soon(t, 10*time.Second), dir, "vol"))
-	}
-	if points := raw(t, dir); len(points) != 1 {
-		t.Errorf("the kernel says %q", points)
-	}
-	if err := l.Unmount(soon(t, 10*time.Second), dir, "../x"); err == nil || errors.Is(err, ErrBusy) {
-		t.Errorf("outside: %v", err)
-	}
-	reap(t, l)
 }

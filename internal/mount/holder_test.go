@@ -48,16 +48,10 @@ func begin(t *testing.T, cmd *exec.Cmd) holder {
 	t.Helper()
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	h := holder{cmd.Process.Pid, func() { in.Close(); _ = cmd.Wait() }}
 	t.Cleanup(h.end)

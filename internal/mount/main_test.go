@@ -45,25 +45,17 @@ func TestUserNamespace(t *testing.T) {
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o777))
 	return dir
 }
 
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	b, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(to, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(to, b, 0o755))
 }
 
 // needMounts skips where no mount can be made; the user namespace run shows that a capable machine does not skip.
@@ -80,9 +72,7 @@ func tempDir(t *testing.T) string {
 	t.Helper()
 	needMounts(t)
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		for range 64 {
 			if unix.Unmount(last(raw(t, dir)), 0) != nil {
@@ -101,9 +91,7 @@ func tempDir(t *testing.T) string {
 func raw(t *testing.T, dir string) []string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var out []string
 	for line := range strings.Lines(string(b)) {
 		point := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(strings.Fields(line)[4])
@@ -124,26 +112,20 @@ func last(list []string) string {
 func mkdir(t *testing.T, elem ...string) string {
 	t.Helper()
 	dir := filepath.Join(elem...)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
 func write(t *testing.T, text string, elem ...string) string {
 	t.Helper()
 	file := filepath.Join(elem...)
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text), 0o644))
 	return file
 }
 
 func mountTmpfs(t *testing.T, at string) {
 	t.Helper()
-	if err := unix.Mount("test", at, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("test", at, "tmpfs", 0, "size=64k"))
 }
 
 // exists says whether there is a file, and fails on any other doubt.

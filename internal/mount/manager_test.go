@@ -208,8 +208,13 @@ func TestManagerMountsParts(t *testing.T) {
 	refused(m.MountPart(t.Context(), target, "a/b", at, false), registry.ErrNotFound, "make it")
 	must(t, os.Symlink("/", target+"/out"))
 	refused(m.MountPart(t.Context(), target, "out/etc", at, false), registry.ErrDenied, "sub_path")
+	must(t, os.Chmod(target, 0o777))
 	must(t, m.MountPart(t.Context(), target, "a/b", at, true))
 	has(true, true)
+	var st unix.Stat_t
+	if err := unix.Stat(target+"/a/b", &st); err != nil || st.Mode != unix.S_IFDIR|0o777 {
+		t.Errorf("mode %o, %v: it depends on the umask", st.Mode, err)
+	}
 	refused(m.MountPart(t.Context(), target, "a/b", at, true), registry.ErrConflict, "holdfast doctor")
 	h := holdOn(t, false, "cwd:"+at)
 	refused(m.UnmountPart(t.Context(), at), registry.ErrConflict, fmt.Sprintf("process %d", h.pid))

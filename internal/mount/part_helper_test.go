@@ -24,60 +24,6 @@ func hungPart(t *testing.T) (w partWorld, p Part, dies func()) {
 	return w, w.part("a/b", true), dies
 }
 
-func TestPartsInAHelper(t *testing.T) {
-	w := newPartWorld(t, 0)
-	l := newHelper()
-	p := w.part("a/b", false)
-	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), `"a/b"`) {
-		t.Errorf("a missing one: %v", err)
-	}
-	p.Make = true
-	must(t, os.Chmod(w.volume(), 0o777))
-	must(t, l.MountPart(soon(t, 10*time.Second), p))
-	var st unix.Stat_t
-	if err := unix.Stat(w.volume("a", "b"), &st); err != nil || st.Mode != unix.S_IFDIR|0o777 {
-		t.Errorf("mode %o, %v: it depends on our umask", st.Mode, err)
-	}
-	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrMounted) || len(w.lines(w.at(p))) != 1 {
-		t.Errorf("once more: %v", err)
-	}
-	h := holdOn(t, false, "cwd:"+w.at(p))
-	if err := l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At); !errors.Is(err, ErrBusy) {
-		t.Errorf("while it is used: %v", err)
-	}
-	h.end()
-	must(t, l.UnmountPart(soon(t, 10*time.Second), p.Root, p.At))
-	w.gone(p)
-	must(t, os.Symlink("/", w.volume("out")))
-	p.Path = "out/etc"
-	if err := l.MountPart(soon(t, 10*time.Second), p); !errors.Is(err, ErrOutside) {
-		t.Errorf("a link: %v", err)
-	}
-	must(t, l.UnmountPart(t.Context(), p.Root, p.At)) // without a deadline
-	w.gone(p)
-	if len(children(t)) > 0 || len(l.killed) > 0 {
-		t.Errorf("helpers are left: %v", children(t))
-	}
-	for _, helper := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/sleep", "100"}} {
-		ctx := soon(t, 500*time.Millisecond)
-		l.Command = helper
-		if l.MountPart(ctx, p) == nil || l.UnmountPart(ctx, p.Root, p.At) == nil {
-			t.Errorf("%q", helper)
-		}
-	}
-	reap(t, l)
-}
-
-func TestPartOnAFullVolume(t *testing.T) {
-	w := newPartWorld(t, 0)
-	must(t, unix.Mount("volume", w.volume(), "tmpfs", unix.MS_REMOUNT, "nr_inodes=2"))
-	p := w.part("a/b/c/d", true)
-	if err := newHelper().MountPart(soon(t, 10*time.Second), p); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("%v", err)
-	}
-	must(t, UnmountPart(p.Root, p.At))
-}
-
 // A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what is known to hang is
 // not asked again; nobody takes the place of the part for free while the helper could still mount something, not even a process that knows
 // nothing of it; and when the kernel lets go of the helper, nothing is mounted.
@@ -251,32 +197,6 @@ func TestPartHelperKilledAnywhere(t *testing.T) {
 	}
 	if done == 0 || nothing == 0 {
 		t.Errorf("%d were done, %d were not: nothing was hit", done, nothing)
-	}
-}
-
-// Many that want one part mounted at once get it mounted once.
-func TestPartIsMountedByOneAtATime(t *testing.T) {
-	w := newPartWorld(t, 0)
-	p := w.part("a", true)
-	for range 20 {
-		var all sync.WaitGroup
-		errs := make([]error, 4)
-		for i := range errs {
-			all.Go(func() { errs[i] = newHelper().MountPart(soon(t, 10*time.Second), p) })
-		}
-		all.Wait()
-		ok := 0
-		for _, err := range errs {
-			if err == nil {
-				ok++
-			} else if !errors.Is(err, ErrHeld) && !errors.Is(err, ErrMounted) {
-				t.Error(err)
-			}
-		}
-		if lines := w.lines(w.at(p)); ok != 1 || len(lines) != 1 {
-			t.Errorf("%d have mounted it: %v, %v", ok, lines, errs)
-		}
-		must(t, UnmountPart(p.Root, p.At))
 	}
 }
 

@@ -13,9 +13,7 @@ func TestMakeSharedIsIdempotent(t *testing.T) {
 	dir := tempDir(t)
 	write(t, "kept", dir, "file")
 	for range 3 {
-		if err := MakeShared(dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, MakeShared(dir))
 		if points := raw(t, dir); len(points) != 1 || points[0] != dir {
 			t.Fatalf("the kernel says %q", points)
 		}
@@ -23,9 +21,7 @@ func TestMakeSharedIsIdempotent(t *testing.T) {
 	if m, found, _ := At(dir); !found || !m.Shared() || !exists(t, dir+"/file") {
 		t.Errorf("it is %v", m)
 	}
-	if err := ProbePropagation(dir); err != nil {
-		t.Error(err)
-	}
+	must(t, ProbePropagation(dir))
 	if points := raw(t, dir); len(points) != 1 {
 		t.Errorf("the probe left %q", points)
 	}
@@ -38,49 +34,33 @@ func TestMakeSharedIsIdempotent(t *testing.T) {
 func TestMakeSharedHasAGroupOfItsOwn(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, dir)
-	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	root := mkdir(t, dir, "root")
-	if err := MakeShared(root); err != nil {
-		t.Fatal(err)
-	}
+	must(t, MakeShared(root))
 	mountTmpfs(t, mkdir(t, root, "vol"))
 	if points := raw(t, root+"/vol"); len(points) != 1 {
 		t.Errorf("the kernel says %q", points)
 	}
-	if err := ProbePropagation(root); err != nil {
-		t.Error(err)
-	}
+	must(t, ProbePropagation(root))
 }
 
 func TestMakeSharedTakesAMountAsItIs(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, dir)
-	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := MakeShared(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
+	must(t, MakeShared(dir))
 	if points := raw(t, dir); len(points) != 1 {
 		t.Errorf("the kernel says %q", points)
 	}
-	if err := ProbePropagation(dir); err != nil {
-		t.Error(err)
-	}
+	must(t, ProbePropagation(dir))
 }
 
 func TestMakeSharedBehindALink(t *testing.T) {
 	dir := tempDir(t)
 	real := mkdir(t, dir, "real")
-	if err := os.Symlink(real, dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(real, dir+"/link"))
 	for range 2 {
-		if err := MakeShared(dir + "/link"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, MakeShared(dir+"/link"))
 	}
 	if points := raw(t, dir); len(points) != 1 || points[0] != real {
 		t.Errorf("the kernel says %q", points)
@@ -91,9 +71,7 @@ func TestMakeSharedBehindALink(t *testing.T) {
 func TestProbePropagationRefusesAPrivateMount(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, dir)
-	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	err := ProbePropagation(dir)
 	if !errors.Is(err, ErrNotShared) || !strings.Contains(err.Error(), "mount --make-shared "+dir) {
 		t.Errorf("got %v", err)

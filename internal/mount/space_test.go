@@ -25,9 +25,7 @@ func sh(t *testing.T, s Space, script string) string {
 func try(t *testing.T, s Space, script string) (string, error) {
 	t.Helper()
 	f, err := os.CreateTemp("", "h-out-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.Remove(f.Name())
 	defer f.Close()
 	if s.Scratch == "" {
@@ -44,9 +42,7 @@ func try(t *testing.T, s Space, script string) (string, error) {
 		return "", err
 	}
 	state, err := p.Wait()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, _ := os.ReadFile(f.Name())
 	if !state.Success() {
 		return string(out), fmt.Errorf("the script failed: %v", state)
@@ -57,9 +53,7 @@ func try(t *testing.T, s Space, script string) (string, error) {
 func sharedDir(t *testing.T) string {
 	t.Helper()
 	dir := tempDir(t)
-	if err := MakeShared(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, MakeShared(dir))
 	return dir
 }
 
@@ -67,9 +61,7 @@ func sharedDir(t *testing.T) string {
 func mentions(t *testing.T, dir string) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := 0
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, filepath.Base(dir)) {
@@ -90,9 +82,7 @@ func TestBidirectionalMountsStayOnTheHost(t *testing.T) {
 	if m, found, _ := At(root + "/vol"); !found || m.Source != "plugin" {
 		t.Errorf("the host has %v, %t", m, found)
 	}
-	if err := os.Symlink(root, dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(root, dir+"/link"))
 	s.Layers = []Layer{Bind{Source: dir + "/link", Target: "/local/csi", Propagation: Bidirectional}}
 	// A later run of the task sees it and takes it down again, for the host too.
 	sh(t, s, `grep -q data /local/csi/vol/file; umount /local/csi/vol; rmdir /local/csi/vol`)
@@ -126,9 +116,7 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		mountTmpfs(t, mkdir(t, dir, "old"))
 		fifos := mkdir(t, t.TempDir(), "f")
 		for _, name := range []string{"ready", "go"} {
-			if err := unix.Mkfifo(fifos+"/"+name, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Mkfifo(fifos+"/"+name, 0o600))
 		}
 		out := make(chan string)
 		go func() {
@@ -141,9 +129,7 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 			t.Fatal(err)
 		}
 		mountTmpfs(t, dir+"/new")
-		if err := unix.Unmount(dir+"/old", 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Unmount(dir+"/old", 0))
 		write(t, "", fifos, "go")
 		text := <-out
 		if got := strings.Contains(text, "/data/new") && !strings.Contains(text, "/data/old"); got != follows {
@@ -216,9 +202,7 @@ func TestTheTasksOwnPathsNeverAppearOnTheHost(t *testing.T) {
 func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 	dir := tempDir(t)
 	local, outside := mkdir(t, dir, "local"), mkdir(t, dir, "outside")
-	if err := os.Symlink(outside, local+"/csi"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(outside, local+"/csi"))
 	_, err := try(t, Space{Layers: []Layer{Bind{Source: local, Target: "/local"}, Dir{Path: "/local/csi/made", Mode: 0o755}}}, `true`)
 	if err == nil || !strings.Contains(err.Error(), "symbolic link") {
 		t.Errorf("got %v", err)
@@ -227,9 +211,7 @@ func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 		t.Errorf("made outside: %v", names)
 	}
 	// The host's own links are: /bin is one on most machines.
-	if err := os.Symlink(outside, dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(outside, dir+"/link"))
 	sh(t, Space{Layers: []Layer{Tmpfs{Path: dir + "/link/inner", Mode: 0o755}}}, `touch `+outside+`/inner/file`)
 	if names, _ := os.ReadDir(outside); len(names) > 0 {
 		t.Errorf("made outside: %v", names)
@@ -240,9 +222,7 @@ func TestSpacesThatCannotBeKeptApartAreRefused(t *testing.T) {
 	dir := sharedDir(t)
 	private := tempDir(t)
 	mountTmpfs(t, private)
-	if err := unix.Mount("", private, "", unix.MS_PRIVATE, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", private, "", unix.MS_PRIVATE, ""))
 	both := Bind{Source: dir, Target: "/csi", Propagation: Bidirectional}
 	for what, c := range map[string]struct {
 		layers []Layer

@@ -32,9 +32,7 @@ func TestAtResolvesEscapes(t *testing.T) {
 func TestAtSeesTheTopOfAStack(t *testing.T) {
 	dir := tempDir(t)
 	mountTmpfs(t, dir)
-	if err := unix.Mount("second", dir, "tmpfs", unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("second", dir, "tmpfs", unix.MS_RDONLY, ""))
 	if m, found, err := At(dir); err != nil || !found || m.Source != "second" || !m.ReadOnly() {
 		t.Errorf("At = %v, %t, %v", m, found, err)
 	}
@@ -55,9 +53,7 @@ func TestAtDoesNotSeeWhatIsHidden(t *testing.T) {
 	if len(ms.Stack(dir+"/a")) != 1 || len(ms) != 2 {
 		t.Errorf("Below = %v", ms)
 	}
-	if err := unix.Unmount(dir, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Unmount(dir, 0))
 	if _, found, _ := At(dir + "/a"); !found {
 		t.Error("At does not see it once it is uncovered")
 	}
@@ -83,9 +79,7 @@ func TestTableReadsWhatOthersWrote(t *testing.T) {
 		`37 35 0:53 / /srv rw - tmpfs middle rw`,
 	}, "\n")
 	infos, err := mountinfo.GetMountsFromReader(strings.NewReader(text), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ms := mountsOf(infos)
 	want := Mount{
 		ID: 31, Parent: 30, Major: 0, Minor: 44, Root: "/deep//deleted", Point: "/mnt/x y", FSType: "fuse.some\tthing", Source: `a\b`,

@@ -17,9 +17,7 @@ func volumes(t *testing.T, names ...string) (dir string) {
 	t.Helper()
 	dir = tempDir(t)
 	mountTmpfs(t, dir)
-	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	for _, name := range names {
 		mountTmpfs(t, mkdir(t, dir, name))
 		write(t, strings.Repeat("x", 4096), dir, name, "file")

@@ -15,9 +15,7 @@ import (
 
 func TestMkdirAllFollowsNoLink(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
-	if err := os.Symlink(outside, root+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(outside, root+"/link"))
 	for _, rel := range []string{"link/made", "link", "../made", "/made", "a/../../made"} {
 		if err := MkdirAll(root, rel); err == nil {
 			t.Errorf("MkdirAll(%q) did it", rel)
@@ -27,9 +25,7 @@ func TestMkdirAllFollowsNoLink(t *testing.T) {
 		t.Errorf("made outside: %v", names)
 	}
 	for range 2 {
-		if err := MkdirAll(root, "a/b/c"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, MkdirAll(root, "a/b/c"))
 	}
 	info, err := os.Stat(root + "/a/b")
 	if err != nil || info.Mode().Perm() != 0o700 {
@@ -57,9 +53,7 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 	mountTmpfs(t, mkdir(t, root, "vol"))
 	mkdir(t, root, "vol", "inner")
 	mkdir(t, root, "real", "empty")
-	if err := os.Symlink("real", root+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("real", root+"/link"))
 	for rel, want := range map[string]error{
 		"full": unix.ENOTEMPTY, "vol": ErrMounted, "vol/inner": ErrMounted, "full/file": unix.ENOTDIR, "link/empty": unix.ENOTDIR, "link": unix.ENOTDIR,
 	} {
@@ -71,9 +65,7 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 		t.Error("Rmdir left its root")
 	}
 	for range 2 {
-		if err := Rmdir(root, "real/empty"); err != nil {
-			t.Error(err)
-		}
+		must(t, Rmdir(root, "real/empty"))
 	}
 	if exists(t, root+"/real/empty") || !exists(t, root+"/full/file") || !exists(t, root+"/vol/inner") {
 		t.Error("it removed the wrong thing")
@@ -102,9 +94,7 @@ func TestRemoveTreeStopsAtAMountThatAppears(t *testing.T) {
 	mountTmpfs(t, volume)
 	write(t, "kept", volume, "data")
 	fd, err := openRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(fd)
 	if err := removeAt(fd, "root"); !errors.Is(err, ErrMounted) {
 		t.Errorf("got %v", err)
@@ -121,14 +111,10 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	mkdir(t, root, "a", "b", "c")
 	write(t, "gone", root, "a", "b", "file")
 	for _, link := range []string{root + "/link", root + "/a/link", dir + "/root-link"} {
-		if err := os.Symlink(outside, link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(outside, link))
 	}
 	for range 2 {
-		if err := RemoveTree(root); err != nil {
-			t.Error(err)
-		}
+		must(t, RemoveTree(root))
 	}
 	if exists(t, root) || !exists(t, outside+"/file") {
 		t.Error("it removed the wrong thing")
@@ -140,15 +126,11 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 
 func TestStaleSocket(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
 	path := dir + "/csi.sock"
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if answers, err := RemoveStaleSocket(path); err != nil || !answers || !exists(t, path) {
 		t.Errorf("served: %t, %v", answers, err)
 	}
@@ -166,22 +148,16 @@ func TestStaleSocket(t *testing.T) {
 
 func TestStaleSocketRemovesNothingElse(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
 	stale := dir + "/stale"
 	l, err := net.Listen("unix", stale)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	file, inner := write(t, "kept", dir, "file"), mkdir(t, dir, "inner")
 	for link, to := range map[string]string{"link": stale, "dirlink": dir, "broken": "/nowhere"} {
-		if err := os.Symlink(to, dir+"/"+link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, dir+"/"+link))
 	}
 	for _, path := range []string{file, inner, dir + "/link", dir + "/broken", dir + "/dirlink/stale"} {
 		if answers, err := RemoveStaleSocket(path); err == nil || answers {
@@ -294,9 +270,7 @@ func TestUnmountLeavesWhatIsUsed(t *testing.T) {
 		t.Fatalf("the kernel says %q", points)
 	}
 	h.end()
-	if err := Unmount(root, "vol"); err != nil {
-		t.Error(err)
-	}
+	must(t, Unmount(root, "vol"))
 	mountTmpfs(t, root+"/vol")
 	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
 	if err := Unmount(root, "vol"); !errors.Is(err, ErrBusy) {
@@ -310,9 +284,7 @@ func TestUnmountGoesNowhereElse(t *testing.T) {
 	mountTmpfs(t, mkdir(t, root, "vol"))
 	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
 	for link, to := range map[string]string{"dirlink": outside, "link": outside + "/vol", "self": root + "/vol", "vol/link": outside} {
-		if err := os.Symlink(to, root+"/"+link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, root+"/"+link))
 	}
 	for _, rel := range []string{".", "..", "", "/vol", "../vol", "dirlink/vol", "vol/inner", "vol/link/vol", "vol/../../vol"} {
 		if err := Unmount(root, rel); err == nil {
@@ -320,9 +292,7 @@ func TestUnmountGoesNowhereElse(t *testing.T) {
 		}
 	}
 	for _, rel := range []string{"link", "self"} { // nothing is mounted at a link
-		if err := Unmount(root, rel); err != nil {
-			t.Error(err)
-		}
+		must(t, Unmount(root, rel))
 	}
 	if in, out := raw(t, root), raw(t, outside); len(in) != 2 || len(out) != 1 {
 		t.Errorf("the kernel says %q, %q", in, out)
