@@ -15,8 +15,8 @@ import (
 )
 
 // PrepareAlloc claims, attaches, stages and publishes the alloc's volumes, and returns what to apply to its tasks, by
-// name. No task of the alloc may start before. It may be called again after an error. ReleaseAlloc undoes it in any case,
-// and ends it with ErrConflict if it is under way.
+// name. No task of the alloc may start before. It may be called again after an error. ReleaseAlloc undoes it in any
+// case, and ends it with ErrConflict if it is under way.
 func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan, error) {
 	req := &pb.PrepareRequest{Call: mutating(), Alloc: wire.AllocGroupProto(g)}
 	if _, err := wire.AllocGroup(req.GetAlloc()); err != nil {
@@ -39,8 +39,8 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	return wire.Plans(reply.GetPlans())
 }
 
-// ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any number of
-// times. An error means that it is not done yet; the shim continues by itself.
+// ReleaseAlloc takes back what the alloc holds, once all its tasks have ended. It is legal in any state and any
+// number of times. An error means that it is not done yet; the shim continues by itself.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	req := &pb.ReleaseAllocRequest{Call: mutating(), Alloc: string(id)}
 	h.prepares.stop(ctx, id)

@@ -25,7 +25,8 @@ func (w *env) binaries() (sums []string) {
 	return sums
 }
 
-// Five swaps to five binaries leave three: the running one and the two before it, whether the replaced shims have ended or not.
+// Five swaps to five binaries leave three: the running one and the two before it, whether the replaced shims have
+// ended or not.
 func TestSwapsKeepThreeBinaries(t *testing.T) {
 	t.Parallel()
 	for _, bake := range []time.Duration{time.Millisecond, time.Hour} {
@@ -60,7 +61,8 @@ func (w *env) refuse(names ...string) {
 	for _, name := range names {
 		path := filepath.Join(w.dir, name)
 		must(w.t, os.WriteFile(path, []byte("#!/bin/sh\nexit 3 # "+name+"\n"), 0o700))
-		if report, err := w.host.Swap(w.ctx(), host.Binary{Path: path}); err == nil || report.Failed != host.SwapPrepare {
+		if report, err := w.host.Swap(w.ctx(), host.Binary{Path: path}); err == nil ||
+			report.Failed != host.SwapPrepare {
 			w.t.Fatalf("%s: %v: %+v", name, err, report)
 		}
 		if stored := w.binaries(); len(stored) > 3 {
@@ -176,18 +178,21 @@ func TestConfiguredBinaryIsReplacedOrGone(t *testing.T) {
 	must(t, os.Rename(another(t, w.dir, "replacement"), path))
 	w.open()
 	second := w.host.ShimState().SHA256
-	if log := w.log.String(); second == first || !strings.Contains(log, "was replaced") || !strings.Contains(log, first) {
+	if log := w.log.String(); second == first || !strings.Contains(log, "was replaced") ||
+		!strings.Contains(log, first) {
 		t.Errorf("%s runs after %s, and the log does not name both", second, first)
 	}
 	must(t, w.host.Close())
 	must(t, os.Remove(path))
 	w.open()
-	if got := w.host.ShimState().SHA256; got != second || !strings.Contains(w.log.String(), "the shim's binary is gone") {
+	if got := w.host.ShimState().SHA256; got != second ||
+		!strings.Contains(w.log.String(), "the shim's binary is gone") {
 		t.Errorf("%s runs, want %s", got, second)
 	}
 	must(t, w.host.Close())
 	w.host, w.config.Shim.Path = nil, path+"-never-there"
-	if _, err := host.Open(w.ctx(), w.config); !errors.Is(err, host.ErrNotFound) || !strings.Contains(err.Error(), "no copy of it is known") {
+	if _, err := host.Open(w.ctx(), w.config); !errors.Is(err, host.ErrNotFound) ||
+		!strings.Contains(err.Error(), "no copy of it is known") {
 		t.Errorf("a path that never had a binary: %v", err)
 	}
 }

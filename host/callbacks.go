@@ -20,8 +20,8 @@ const (
 	callbackResume = 20 * time.Millisecond
 )
 
-// serveCallbacks answers the shim's callbacks for as long as it lives. The host opens the stream, and opens it again if it
-// breaks while the shim lives.
+// serveCallbacks answers the shim's callbacks for as long as it lives. The host opens the stream, and opens it again
+// if it breaks while the shim lives.
 func (h *Host) serveCallbacks(sh *shim) {
 	h.background.Go(func() {
 		for {
@@ -73,7 +73,8 @@ func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.Callback
 	defer cancel()
 	value, err := h.config.callback(ctx, req)
 	if err == nil && len(value) > maxAnswer {
-		err = registry.Errorf(registry.ErrExhausted, "the answer has %d bytes; at most %d can be passed on", len(value), maxAnswer)
+		err = registry.Errorf(registry.ErrExhausted, "the answer has %d bytes; at most %d can be passed on",
+			len(value), maxAnswer)
 	}
 	reply := &pb.CallbackReply{Id: req.GetId(), Value: value}
 	if err != nil {
@@ -90,17 +91,19 @@ func (c *Config) callback(ctx context.Context, req *pb.CallbackRequest) ([]byte,
 		return []byte(value), err
 	case *pb.CallbackRequest_File:
 		if c.File == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "this host reads no files for jobs: its orchestrator sets no Config.File")
+			return nil, unsupported("this host reads no files for jobs: its orchestrator sets no Config.File")
 		}
 		return c.File(ctx, q.File.GetPath())
 	case *pb.CallbackRequest_Fence:
 		if c.Fence == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "this host cannot fence a node: its orchestrator sets no Config.Fence")
+			return nil, unsupported("this host cannot fence a node: its orchestrator sets no Config.Fence")
 		}
 		return nil, c.Fence(ctx, q.Fence.GetNode())
 	}
-	return nil, registry.Errorf(registry.ErrUnsupported, "this host does not know this callback; update the host")
+	return nil, unsupported("this host does not know this callback; update the host")
 }
+
+func unsupported(text string) error { return registry.Errorf(registry.ErrUnsupported, "%s", text) }
 
 func (c *Config) secret(ctx context.Context, name string) (string, error) {
 	if c.Secret != nil {
@@ -113,5 +116,6 @@ func (c *Config) secret(ctx context.Context, name string) (string, error) {
 		return "", registry.Errorf(registry.ErrNotFound,
 			"the environment variable %s is not set at the host; set it, and start the host again", env)
 	}
-	return "", registry.Errorf(registry.ErrUnsupported, "this host has no secrets by name: its orchestrator sets no Config.Secret")
+	return "", registry.Errorf(registry.ErrUnsupported,
+		"this host has no secrets by name: its orchestrator sets no Config.Secret")
 }

@@ -19,7 +19,8 @@ func TestSecretsAreAskedOfTheHost(t *testing.T) {
 	if err := w.create("set", secret("HOLDFAST_TEST_SECRET")); err != nil {
 		t.Errorf("a variable that is set: %v", err)
 	}
-	if err := w.create("unset", secret("HOLDFAST_TEST_NONE")); err == nil || !strings.Contains(err.Error(), "HOLDFAST_TEST_NONE is not set") {
+	if err := w.create("unset", secret("HOLDFAST_TEST_NONE")); err == nil ||
+		!strings.Contains(err.Error(), "HOLDFAST_TEST_NONE is not set") {
 		t.Errorf("one that is not: %v", err)
 	}
 }
@@ -48,7 +49,8 @@ func TestSecretsComeFromConfigSecret(t *testing.T) {
 	if err := w.create("good", "secrets {\n key = { callback = \"good\" }\n}\n"); err != nil {
 		t.Errorf("good: %v", err)
 	}
-	if err := w.create("bad", "secrets {\n key = { callback = \"bad\" }\n}\n"); err == nil || !strings.Contains(err.Error(), errVault.Error()) {
+	if err := w.create("bad", "secrets {\n key = { callback = \"bad\" }\n}\n"); err == nil ||
+		!strings.Contains(err.Error(), errVault.Error()) {
 		t.Errorf("bad: %v", err)
 	}
 	if len(names) < 2 || names[0] != "good" {
@@ -58,9 +60,13 @@ func TestSecretsComeFromConfigSecret(t *testing.T) {
 
 func TestFilesComeFromConfigFile(t *testing.T) {
 	t.Parallel()
-	src := host.Source{Name: "x.hcl", Text: []byte("task \"t\" {\n driver = \"raw_exec\"\n env {\n TEXT = file(\"/etc/x\")\n }\n}\n")}
+	src := host.Source{
+		Name: "x.hcl",
+		Text: []byte("task \"t\" {\n driver = \"raw_exec\"\n env {\n TEXT = file(\"/etc/x\")\n }\n}\n"),
+	}
 	w := openEnv(t)
-	if _, _, err := w.host.Parse(w.ctx(), src, host.ParseOptions{}); !errors.Is(err, host.ErrInvalid) || !strings.Contains(err.Error(), "reads no files") {
+	if _, _, err := w.host.Parse(w.ctx(), src, host.ParseOptions{}); !errors.Is(err, host.ErrInvalid) ||
+		!strings.Contains(err.Error(), "reads no files") {
 		t.Errorf("a host without the function: %v", err)
 	}
 	must(t, w.host.Close())

@@ -48,8 +48,9 @@ type Config struct {
 	Logger         hclog.Logger  // gets the shim's log as well; nil drops all
 }
 
-// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was verified is
-// what runs. The last three that were active are kept. A Binary without a Path is one of them, by its digest.
+// Binary is a shim's program. It is copied into the state directory and executed from there, so that what was
+// verified is what runs. The last three that were active are kept. A Binary without a Path is one of them, by its
+// digest.
 type Binary struct {
 	Path   string
 	SHA256 string // hex; empty: read from the file Path+".sha256", else computed and trusted on first use
@@ -123,8 +124,8 @@ func orDefault(d *time.Duration, value time.Duration) {
 	}
 }
 
-// makeDir creates a directory that only this user can read. It returns the path without symbolic links, as the mount table
-// has it.
+// makeDir creates a directory that only this user can read. It returns the path without symbolic links, as the mount
+// table has it.
 func makeDir(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -141,8 +142,9 @@ func makeDir(path string) (string, error) {
 		return "", &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	if st.Mode&0o077 != 0 || int(st.Uid) != os.Geteuid() {
-		return "", registry.Errorf(registry.ErrDenied, "%s belongs to uid %d and has mode %#o: it must be this user's alone; "+
-			"chown it, and chmod 0700 it", path, st.Uid, st.Mode&0o7777)
+		return "", registry.Errorf(registry.ErrDenied,
+			"%s belongs to uid %d and has mode %#o: it must be this user's alone; "+
+				"chown it, and chmod 0700 it", path, st.Uid, st.Mode&0o7777)
 	}
 	return path, nil
 }

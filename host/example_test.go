@@ -85,14 +85,16 @@ func ExampleOpen() {
 func ExampleHost_Parse() {
 	h, end := openExample()
 	defer end()
-	job, diags, err := h.Parse(context.Background(), host.Source{Name: "driver.hcl", Text: []byte(pluginJob)}, host.ParseOptions{})
+	job, diags, err := h.Parse(context.Background(), host.Source{Name: "driver.hcl", Text: []byte(pluginJob)},
+		host.ParseOptions{})
 	if err != nil {
 		log.Fatal(err) // lists all errors with their positions, as diags does
 	}
 	task := job.Groups[0].Tasks[0]
 	fmt.Println(task.Name, task.Driver, len(diags))
 
-	_, diags, err = h.Parse(context.Background(), host.Source{Name: "bad.hcl", Text: []byte("task \"t\" {\n  csi_plugin {}\n}")}, host.ParseOptions{})
+	_, diags, err = h.Parse(context.Background(),
+		host.Source{Name: "bad.hcl", Text: []byte("task \"t\" {\n  csi_plugin {}\n}")}, host.ParseOptions{})
 	fmt.Println(errors.Is(err, host.ErrInvalid), len(diags) > 0)
 	// Output:
 	// driver raw_exec 0
@@ -169,7 +171,13 @@ func ExampleHost_PrepareAlloc() {
 		log.Fatal(err)
 	}
 	group := job.Groups[0]
-	alloc := host.AllocGroup{Alloc: "alloc-1", Job: job.ID, Group: group.Name, Namespace: job.Namespace, Sealed: group.Sealed}
+	alloc := host.AllocGroup{
+		Alloc:     "alloc-1",
+		Job:       job.ID,
+		Group:     group.Name,
+		Namespace: job.Namespace,
+		Sealed:    group.Sealed,
+	}
 	plans, err := h.PrepareAlloc(ctx, alloc)
 	if err != nil {
 		log.Fatal(err)

@@ -24,6 +24,7 @@ func (h *Host) HoldWrites() (end func()) {
 // RehearseReadable returns the result of a rehearsal after which only shims of a schema and newer can read the state;
 // zero: unknown.
 func (h *Host) RehearseReadable(ctx context.Context, schema uint32) error {
-	_, err := h.rehearse(ctx, func(context.Context, string) (rehearsal, error) { return rehearsal{readable: schema}, nil })
+	_, err := h.rehearse(ctx,
+		func(context.Context, string) (rehearsal, error) { return rehearsal{readable: schema}, nil })
 	return err
 }

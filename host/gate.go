@@ -223,8 +223,8 @@ func timeIsUp(ctx context.Context) bool {
 	return ctx.Err() != nil || limited && time.Until(end) < 50*time.Millisecond
 }
 
-// noTimeLeft reports whether a call was cut off because its caller's time is up. If its shim has ended or is not active,
-// what time is left is for the next one.
+// noTimeLeft reports whether a call was cut off because its caller's time is up. If its shim has ended or is not
+// active, what time is left is for the next one.
 func noTimeLeft(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || timeIsUp(ctx) && status.Code(err) != codes.Unavailable
 }

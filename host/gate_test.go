@@ -97,7 +97,8 @@ func TestCallCutOffAtItsDeadlineWasTooLate(t *testing.T) {
 	defer cancel()
 	later, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	cut, late := status.Error(codes.Canceled, "stream terminated by RST_STREAM"), status.Error(codes.DeadlineExceeded, "")
+	cut := status.Error(codes.Canceled, "stream terminated by RST_STREAM")
+	late := status.Error(codes.DeadlineExceeded, "")
 	for _, c := range []struct {
 		name string
 		ctx  context.Context

@@ -26,7 +26,8 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := w.host.Status(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "shim.db") {
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("got %v", err)
 	}
 	repair()
@@ -82,7 +83,8 @@ func TestLastLinesOfADeadShimAreLogged(t *testing.T) {
 	if _, err := w.host.TaskStarting(w.ctx(), task); err != nil {
 		t.Errorf("the call: %v", err)
 	}
-	if log := w.log.String(); !strings.Contains(log, "its last lines") || !strings.Contains(log, "the store has failed") {
+	if log := w.log.String(); !strings.Contains(log, "its last lines") ||
+		!strings.Contains(log, "the store has failed") {
 		t.Error("the log does not say why")
 	}
 }
@@ -147,8 +149,8 @@ func TestSyncTakesDownTasksThatItDoesNotName(t *testing.T) {
 	}
 }
 
-// Waiting calls get ErrUnavailable. Nothing is left: no goroutine, process, descriptor, socket. This test is not parallel,
-// as it counts those of the test process.
+// Waiting calls get ErrUnavailable. Nothing is left: no goroutine, process, descriptor, socket. This test is not
+// parallel, as it counts those of the test process.
 func TestCloseEndsEverything(t *testing.T) {
 	w := newEnv(t)
 	before, files := runtime.NumGoroutine(), descriptors()
@@ -263,19 +265,23 @@ func TestFingerprintsAreCompleteAtEachShim(t *testing.T) {
 	w := openEnv(t)
 	w.plugin("a")
 	begun := 0
-	err := w.host.Fingerprints(w.ctx(), host.PluginQuery{Role: host.RoleNode}, func(list []host.PluginFingerprint, complete bool) error {
-		if complete {
-			begun++
-		}
-		healthy := len(list) == 1 && list[0].Healthy == 1
-		switch {
-		case healthy && begun == 1:
-			w.kill()
-		case healthy && begun == 2:
-			return io.EOF
-		}
-		return nil
-	})
+	err := w.host.Fingerprints(
+		w.ctx(),
+		host.PluginQuery{Role: host.RoleNode},
+		func(list []host.PluginFingerprint, complete bool) error {
+			if complete {
+				begun++
+			}
+			healthy := len(list) == 1 && list[0].Healthy == 1
+			switch {
+			case healthy && begun == 1:
+				w.kill()
+			case healthy && begun == 2:
+				return io.EOF
+			}
+			return nil
+		},
+	)
 	if err != io.EOF || begun != 2 {
 		t.Errorf("%v after %d beginnings", err, begun)
 	}

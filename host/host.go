@@ -55,7 +55,8 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{
-		config: c, gate: newGate(), workload: newWorkload(c.Workload), swaps: make(chan *preparedSwap), swapping: make(chan struct{}, 1),
+		config: c, gate: newGate(), workload: newWorkload(c.Workload),
+		swaps: make(chan *preparedSwap), swapping: make(chan struct{}, 1),
 	}
 	if err := h.lockState(ctx); err != nil {
 		return nil, errors.Join(err, h.unlockState())
@@ -107,7 +108,7 @@ func (h *Host) unlockState() error {
 	if h.binaries != nil {
 		errs = append(errs, h.binaries.Close())
 	}
-	if h.lock != nil { // an explicit unlock: a process that is being forked has a copy of the descriptor until it executes
+	if h.lock != nil { // explicitly: a process that is being forked has a copy of the descriptor
 		errs = append(errs, h.lock.Unlock())
 	}
 	return errors.Join(errs...)
@@ -117,7 +118,8 @@ func (h *Host) unlockState() error {
 func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 	switch {
 	case b.Path == "" && b.SHA256 == "":
-		return digest{}, registry.Invalid("no shim is named: give the path of a binary, or the SHA-256 of one that is kept")
+		return digest{}, registry.Invalid(
+			"no shim is named: give the path of a binary, or the SHA-256 of one that is kept")
 	case b.Path == "":
 		return h.binaries.Stored(ctx, b.SHA256)
 	}
@@ -135,7 +137,7 @@ func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
 	switch {
 	case err != nil:
 	case d.SourceGone:
-		h.config.Logger.Warn("the shim's binary is gone; its verified copy in the store is used: install the binary again", "path", b.Path)
+		h.config.Logger.Warn("the shim's binary is gone; its verified copy is used: install the binary again", "path", b.Path)
 	case d.FirstUse && known != "" && known != d.SHA256:
 		h.config.Logger.Warn("the shim's binary was replaced, and no digest was given for it; the new one is trusted",
 			"path", b.Path, "was", known, "is", d.SHA256)
@@ -143,7 +145,8 @@ func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
 	return d, err
 }
 
-// lockFile makes this process the only host of a state directory, until the lock is released. The file names the process.
+// lockFile makes this process the only host of a state directory, until the lock is released. The file names the
+// process.
 func lockFile(path string) (*flock.Flock, error) {
 	lock := flock.New(path, flock.SetFlag(os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW), flock.SetPermissions(0o600))
 	locked, err := lock.TryLock()
@@ -152,8 +155,11 @@ func lockFile(path string) (*flock.Flock, error) {
 	}
 	if !locked {
 		holder, _ := os.ReadFile(path)
-		return nil, errors.Join(registry.Errorf(registry.ErrConflict, "another host (process %s) uses this state directory: %s is locked; "+
-			"end it, or choose another state directory", holder, path), lock.Close())
+		return nil, errors.Join(
+			registry.Errorf(registry.ErrConflict, "another host (process %s) uses this state directory: %s is locked; "+
+				"end it, or choose another state directory", holder, path),
+			lock.Close(),
+		)
 	}
 	_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o600) // for people and LockHolder
 	return lock, nil
@@ -175,9 +181,9 @@ func LockHolder(stateDir string) (pid string, held bool) {
 	return pid, true
 }
 
-// Close ends the shim and unlocks the state directory. Tasks, mounts and records outlive a host. Calls under way end with
-// ErrUnavailable. An error means that something may be left, such as a process that does not exit. Close may be called
-// again.
+// Close ends the shim and unlocks the state directory. Tasks, mounts and records outlive a host. Calls under way end
+// with ErrUnavailable. An error means that something may be left, such as a process that does not exit. Close may be
+// called again.
 func (h *Host) Close() error {
 	h.close.Do(func() {
 		h.gate.shut(errClosed)

@@ -17,7 +17,8 @@ type VolumeQuery struct {
 func (h *Host) Volumes(ctx context.Context, q VolumeQuery) ([]VolumeStatus, Seq, error) {
 	return pages(func(p *pb.Page) ([]VolumeStatus, *pb.Answer, string, error) {
 		reply, err := call(ctx, h, reads, pb.NewVolumesClient, pb.VolumesClient.List, &pb.ListVolumesRequest{
-			Call: &pb.Call{}, Page: p, Namespace: string(q.Name.Namespace), Id: string(q.Name.ID), Plugin: string(q.Plugin),
+			Call: &pb.Call{}, Page: p,
+			Namespace: string(q.Name.Namespace), Id: string(q.Name.ID), Plugin: string(q.Plugin),
 		})
 		return convert(reply.GetVolumes(), wire.Volume), reply.GetAnswer(), reply.GetNextToken(), err
 	})

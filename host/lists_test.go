@@ -20,7 +20,9 @@ type listing func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page
 var lists = map[string]listing{
 	"volumes": func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]string, string, error) {
 		reply, err := pb.NewVolumesClient(conn).List(ctx, &pb.ListVolumesRequest{Call: &pb.Call{}, Page: p})
-		return each(reply.GetVolumes(), func(v *pb.Volume) string { return v.GetSpec().GetId() }), reply.GetNextToken(), err
+		return each(
+			reply.GetVolumes(), func(v *pb.Volume) string { return v.GetSpec().GetId() },
+		), reply.GetNextToken(), err
 	},
 	"allocs": func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]string, string, error) {
 		reply, err := pb.NewAllocsClient(conn).List(ctx, &pb.ListAllocsRequest{Call: &pb.Call{}, Page: p})
@@ -32,7 +34,10 @@ var lists = map[string]listing{
 	},
 	"plugins": func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) ([]string, string, error) {
 		reply, err := pb.NewPluginsClient(conn).List(ctx, &pb.ListPluginsRequest{Call: &pb.Call{}, Page: p})
-		return each(reply.GetInstances(), func(i *pb.Instance) string { return i.GetKey().GetRole() + " " + i.GetKey().GetAlloc() }), reply.GetNextToken(), err
+		return each(
+			reply.GetInstances(),
+			func(i *pb.Instance) string { return i.GetKey().GetRole() + " " + i.GetKey().GetAlloc() },
+		), reply.GetNextToken(), err
 	},
 }
 
@@ -43,8 +48,8 @@ func each[T any](list []T, name func(T) string) (names []string) {
 	return names
 }
 
-// A list that was begun at one shim goes on at the next with the token that it got: it is complete, and nothing is in it twice, while shims are
-// replaced and killed.
+// A list that was begun at one shim goes on at the next with the token that it got: it is complete, and nothing is in
+// it twice, while shims are replaced and killed.
 func TestListsGoOnAtTheNextShim(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
@@ -98,23 +103,34 @@ func (w *env) healthy(alloc string) {
 	for {
 		list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{})
 		must(w.t, err)
-		if slices.ContainsFunc(list.Instances, func(i host.Instance) bool { return string(i.Alloc) == alloc && i.Health.State == host.Healthy }) {
+		if slices.ContainsFunc(list.Instances,
+			func(i host.Instance) bool { return string(i.Alloc) == alloc && i.Health.State == host.Healthy }) {
 			return
 		}
 	}
 }
 
-// preparing starts PrepareAlloc for n allocs, whose volumes cannot be published, and returns once they hold their claims.
+// preparing starts PrepareAlloc for n allocs, whose volumes cannot be published, and returns once they hold their
+// claims.
 func (w *env) preparing(n int) (leave func()) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.ctx())
 	var waiting sync.WaitGroup
 	for i := range n {
-		text := fmt.Sprintf("job \"j\" {\n group \"g\" {\n volume \"d\" {\n type = \"csi\"\n source = \"vol-%d\"\n access_mode = \"single-node-writer\"\n"+
-			" attachment_mode = \"file-system\"\n }\n task \"t\" {\n driver = \"raw_exec\"\n volume_mount {\n volume = \"d\"\n destination = \"/d\"\n }\n }\n }\n}\n", i)
+		text := fmt.Sprintf(
+			"job \"j\" {\n group \"g\" {\n volume \"d\" {\n type = \"csi\"\n source = \"vol-%d\"\n access_mode = \"single-node-writer\"\n"+
+				" attachment_mode = \"file-system\"\n }\n task \"t\" {\n driver = \"raw_exec\"\n volume_mount {\n volume = \"d\"\n destination = \"/d\"\n }\n }\n }\n}\n",
+			i,
+		)
 		job, _, err := w.host.Parse(w.ctx(), host.Source{Name: "j.hcl", Text: []byte(text)}, host.ParseOptions{})
 		must(w.t, err)
-		g := host.AllocGroup{Alloc: host.AllocID(fmt.Sprintf("user-%d", i)), Job: "j", Group: "g", Namespace: "default", Sealed: job.Groups[0].Sealed}
+		g := host.AllocGroup{
+			Alloc:     host.AllocID(fmt.Sprintf("user-%d", i)),
+			Job:       "j",
+			Group:     "g",
+			Namespace: "default",
+			Sealed:    job.Groups[0].Sealed,
+		}
 		waiting.Go(func() { _, _ = w.host.PrepareAlloc(ctx, g) })
 	}
 	for held := 0; held < n; {

@@ -100,7 +100,8 @@ func TestOneHostPerStateDirectory(t *testing.T) {
 	for _, dir := range []string{w.config.StateDir, link} {
 		second := w.config
 		second.StateDir, second.RunDir = dir, filepath.Join(w.dir, "run2")
-		if _, err := host.Open(w.ctx(), second); !errors.Is(err, host.ErrConflict) || !strings.Contains(err.Error(), "another host (process ") {
+		if _, err := host.Open(w.ctx(), second); !errors.Is(err, host.ErrConflict) ||
+			!strings.Contains(err.Error(), "another host (process ") {
 			t.Errorf("at %s: %v", dir, err)
 		}
 	}
@@ -148,7 +149,8 @@ func TestHostWithFewerOperations(t *testing.T) {
 		t.Errorf("a text that needs binds: %v", err)
 	}
 	task.Isolated = true
-	if _, err := w.host.TaskStarting(w.ctx(), task); !errors.Is(err, host.ErrUnsupported) || !strings.Contains(err.Error(), `"bind"`) {
+	if _, err := w.host.TaskStarting(w.ctx(), task); !errors.Is(err, host.ErrUnsupported) ||
+		!strings.Contains(err.Error(), `"bind"`) {
 		t.Errorf("a task that needs binds: %v", err)
 	}
 	if list, _, err := w.host.Plugins(w.ctx(), host.PluginQuery{}); err != nil || len(list.Tasks) > 0 {

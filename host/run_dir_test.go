@@ -80,8 +80,9 @@ func (w *env) health(want registry.HealthState) registry.Health {
 	}
 }
 
-// The run directory is removed while a plugin and the shim run, or while no host does. The plugin is unhealthy, with the
-// reason, and a restart of its task is requested. The next attempt is healthy, and the shim can be swapped and restarted.
+// The run directory is removed while a plugin and the shim run, or while no host does. The plugin is unhealthy, with
+// the reason, and a restart of its task is requested. The next attempt is healthy, and the shim can be swapped and
+// restarted.
 func TestSweptRunDirectoryIsRecreated(t *testing.T) {
 	t.Parallel()
 	for _, reopened := range []bool{false, true} {
@@ -98,7 +99,9 @@ func TestSweptRunDirectoryIsRecreated(t *testing.T) {
 				must(t, w.host.Close())
 			}
 			out, err := exec.Command("rm", "-rf", "--one-file-system", w.config.RunDir).CombinedOutput()
-			if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "*")); len(left) > 0 { // the directory itself is a mount point
+			if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "*")); len(
+				left,
+			) > 0 { // the directory itself is a mount point
 				t.Fatalf("%v, %s: %q are left", err, out, left)
 			}
 			if reopened {
@@ -107,7 +110,8 @@ func TestSweptRunDirectoryIsRecreated(t *testing.T) {
 			if asked := w.restartAsked(1); !strings.Contains(asked.Detail, "was removed") {
 				t.Errorf("asked for %+v", asked)
 			}
-			if h := w.health(registry.Unhealthy); h.Cause != registry.CauseGone && !strings.Contains(h.Detail, "csi.sock was removed") {
+			if h := w.health(registry.Unhealthy); h.Cause != registry.CauseGone &&
+				!strings.Contains(h.Detail, "csi.sock was removed") {
 				t.Errorf("%+v", h)
 			}
 			p.Stop()

@@ -118,7 +118,8 @@ func (s *shim) snapshot(ctx context.Context, file string) (err error) {
 // noRoom adds what to do if the disk is full.
 func noRoom(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return registry.Errorf(registry.ErrExhausted, "%w: a swap needs room for a copy of the state; free some there", err)
+		return registry.Errorf(registry.ErrExhausted,
+			"%w: a swap needs room for a copy of the state; free some there", err)
 	}
 	return err
 }
@@ -132,15 +133,16 @@ func (s *shim) rehearse(ctx context.Context, file string) (rehearsal, error) {
 	return rehearsal{reply.GetWarnings(), reply.GetReadable()}, nil
 }
 
-// checkReadable returns an error unless this shim can read a state whose oldest readable schema is the given one. It has
-// to take over again if its successor fails.
+// checkReadable returns an error unless this shim can read a state whose oldest readable schema is the given one. It
+// has to take over again if its successor fails.
 func (s *shim) checkReadable(schema uint32) error {
 	if s.schema == 0 || schema <= s.schema {
 		return nil
 	}
-	return registry.Errorf(registry.ErrUnsupported, "the new shim would make the state one that only shims of schema %d or newer "+
-		"can read; the running shim knows none newer than %d, and could not take over again: swap to a release between the two first",
-		schema, s.schema)
+	return registry.Errorf(registry.ErrUnsupported,
+		"the new shim would make the state one that only shims of schema %d or newer "+
+			"can read; the running shim knows none newer than %d, and could not take over again: "+
+			"swap to a release between the two first", schema, s.schema)
 }
 
 // errTooLate is in the cause of a context of withLimit that has ended.
@@ -152,8 +154,8 @@ func withLimit(ctx context.Context, limit time.Duration) (context.Context, conte
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
-// callError returns the error of a call at this shim. If the shim died during the call, it says so, with its last lines.
-// If the call ended with its context, it returns the context's cause.
+// callError returns the error of a call at this shim. If the shim died during the call, it says so, with its last
+// lines. If the call ended with its context, it returns the context's cause.
 func (s *shim) callError(ctx context.Context, err error) error {
 	if endedByDeadline(ctx, err) {
 		<-ctx.Done()
@@ -179,8 +181,8 @@ func (s *shim) candidateError(ctx context.Context, err error) error {
 	return withLastLines(err, s.process)
 }
 
-// endedByDeadline reports whether a call ended because its time was up. The shim has the same deadline and may notice it
-// first: the call is then cut off before its context ends here.
+// endedByDeadline reports whether a call ended because its time was up. The shim has the same deadline and may notice
+// it first: the call is then cut off before its context ends here.
 func endedByDeadline(ctx context.Context, err error) bool {
 	return err != nil && timeIsUp(ctx) && (cutOff(err) || status.Code(err) == codes.DeadlineExceeded)
 }

@@ -18,7 +18,8 @@ func (w *env) fragile(name string) (b host.Binary, broken func(bool)) {
 	w.t.Helper()
 	flag := filepath.Join(w.dir, name+".broken")
 	path := filepath.Join(w.dir, name)
-	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo %s is broken >&2; exit 3; fi\nexec %s \"$@\"\n", flag, name, shimBinary)
+	script := fmt.Sprintf("#!/bin/sh\nif [ -e %s ]; then echo %s is broken >&2; exit 3; fi\nexec %s \"$@\"\n", flag,
+		name, shimBinary)
 	must(w.t, os.WriteFile(path, []byte(script), 0o700))
 	return host.Binary{Path: path}, func(is bool) {
 		w.t.Helper()
@@ -56,10 +57,13 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	broken(true)
 	w.kill()
 	loop := w.until("in a crash loop", func(s host.ShimState) bool { return s.Failures >= 5 && !s.Next.IsZero() })
-	if loop.Serving || loop.PID != 0 || !strings.Contains(loop.Reason, "loops is broken") || loop.SHA256 != before.SHA256 || !loop.Since.After(before.Since) {
+	if loop.Serving || loop.PID != 0 || !strings.Contains(loop.Reason, "loops is broken") ||
+		loop.SHA256 != before.SHA256 ||
+		!loop.Since.After(before.Since) {
 		t.Errorf("in the loop: %+v", loop)
 	}
-	if report, err := w.host.Swap(w.ctx(), host.Binary{Path: filepath.Join(w.dir, "loops.broken")}); err == nil || report.Outcome != host.SwapRefused {
+	if report, err := w.host.Swap(w.ctx(), host.Binary{Path: filepath.Join(w.dir, "loops.broken")}); err == nil ||
+		report.Outcome != host.SwapRefused {
 		t.Errorf("a bad swap: %v, %+v", err, report)
 	}
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
@@ -90,7 +94,8 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
 	must(t, err)
 	must(t, <-call)
-	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") || len(w.shims()) != 1 {
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || !strings.Contains(s.Reason, "called off") ||
+		len(w.shims()) != 1 {
 		t.Errorf("%+v serves, of the processes %v", s, w.shims())
 	}
 }
@@ -134,7 +139,9 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 	}()
 	for _, step := range []host.SwapStep{host.SwapPrepare, host.SwapQuiesce, host.SwapFence} {
 		s := w.until("at "+string(step), func(s host.ShimState) bool { return s.Swap != nil && s.Swap.Step == step })
-		if s.Swap.By != "tester" || s.Swap.Path != next.Path || s.Swap.Began.IsZero() || s.Swap.Since.Before(s.Swap.Began) || !s.Serving {
+		if s.Swap.By != "tester" || s.Swap.Path != next.Path || s.Swap.Began.IsZero() ||
+			s.Swap.Since.Before(s.Swap.Began) ||
+			!s.Serving {
 			t.Errorf("at %s: %+v, %+v", step, s, s.Swap)
 		}
 	}
@@ -146,7 +153,8 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 		t.Errorf("the frozen shim: %v", err)
 	}
 	must(t, <-call)
-	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || s.Swap != nil || time.Until(s.Bakes) < time.Hour/2 {
+	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || s.Swap != nil ||
+		time.Until(s.Bakes) < time.Hour/2 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -221,7 +229,8 @@ func TestNextHostRollsBack(t *testing.T) {
 	if s := w.host.ShimState(); s.SHA256 != report.From {
 		t.Errorf("%s runs", s.SHA256)
 	}
-	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake || last.Reason == "" {
+	if last := w.host.Swaps()[0]; last.Outcome != host.SwapRolledBack || last.Failed != host.SwapBake ||
+		last.Reason == "" {
 		t.Errorf("%+v", last)
 	}
 	if list, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{}); err != nil || len(list) != 1 {

@@ -77,9 +77,9 @@ func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
 	return h.startRepeatedly(ctx, run)
 }
 
-// startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that something else killed
-// is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in all. Errors
-// of other kinds would repeat, and are returned at once.
+// startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that something else
+// killed is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in
+// all. Errors of other kinds would repeat, and are returned at once.
 func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
 	pauses, failed := newStartPauses(), 0
 	for {
@@ -121,8 +121,8 @@ func gaveUp(ctx context.Context, last error) error {
 	return last
 }
 
-// startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds that; run bounds its life.
-// With an error it returns a shim only if that may be active and does not die.
+// startActive starts a shim and makes it active: Hello, Activate, Sync, callbacks. ctx bounds that; run bounds its
+// life. With an error it returns a shim only if that may be active and does not die.
 func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 	sh, err := h.startCandidate(ctx, run, h.running.get())
 	if err != nil {

@@ -97,7 +97,8 @@ func TestShimKilledAtItsStartIsStartedAgain(t *testing.T) {
 func (w *env) failing(starts int, command string) (count string) {
 	w.t.Helper()
 	path, count := filepath.Join(w.dir, "shim"), filepath.Join(w.dir, "starts")
-	script := fmt.Sprintf("#!/bin/sh\necho >> %s\nif [ $(wc -l < %s) -le %d ]; then %s; fi\nexec %s \"$@\"\n", count, count, starts, command, shimBinary)
+	script := fmt.Sprintf("#!/bin/sh\necho >> %s\nif [ $(wc -l < %s) -le %d ]; then %s; fi\nexec %s \"$@\"\n", count,
+		count, starts, command, shimBinary)
 	must(w.t, os.WriteFile(path, []byte(script), 0o700))
 	w.config.Shim = host.Binary{Path: path}
 	return count

@@ -155,7 +155,8 @@ func (h *Host) decide(ctx context.Context, configured digest) (run, fallback dig
 		c.Running = configured.SHA256
 		return configured, digest{}
 	}
-	h.config.Logger.Info("starting the shim of the last swap; the configured one has not changed since", "sha256", run.SHA256)
+	h.config.Logger.Info("starting the shim of the last swap; the configured one has not changed since", "sha256",
+		run.SHA256)
 	if previous != "" {
 		fallback, _ = h.binaries.Stored(ctx, previous)
 	}
@@ -168,7 +169,8 @@ func (h *Host) chosen(run, previous digest) {
 	h.choose(run, previous)
 }
 
-// choose has this host and the next one run a binary while the previous one stands by. One goroutine at a time calls it.
+// choose has this host and the next one run a binary while the previous one stands by. One goroutine at a time calls
+// it.
 func (h *Host) choose(run, previous digest) {
 	h.running.set(run)
 	h.choice.Running, h.choice.Previous = run.SHA256, previous.SHA256

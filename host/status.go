@@ -41,7 +41,9 @@ func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	}
 	return ShimStatus{
 		Version: reply.GetVersion(), PID: int(reply.GetPid()),
-		Generation: reply.GetAnswer().GetGeneration(), Index: Seq(reply.GetAnswer().GetIndex()), Schema: reply.GetSchema(),
+		Generation: reply.GetAnswer().
+			GetGeneration(),
+		Index: Seq(reply.GetAnswer().GetIndex()), Schema: reply.GetSchema(),
 		OpenIntents: int(reply.GetOpenIntents()), Instances: int(reply.GetInstances()), Allocs: int(reply.GetAllocs()),
 		SHA256: from.binary.SHA256, Protocol: from.process.Protocol(),
 	}, nil

@@ -28,7 +28,9 @@ func TestErrorsOfVolumeStatsReachTheCaller(t *testing.T) {
 		{ID: "../x"}:                       {host.ErrInvalid, "volume id"},
 		{Namespace: "default", ID: "data"}: {host.ErrUnsupported, "node.GET_VOLUME_STATS"},
 	} {
-		if usage, _, err := w.host.VolumeStats(w.ctx(), name); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) || usage != nil {
+		if usage, _, err := w.host.VolumeStats(w.ctx(), name); !errors.Is(err, c.kind) ||
+			!strings.Contains(err.Error(), c.says) ||
+			usage != nil {
 			t.Errorf("%v: %v, %v", name, usage, err)
 		}
 	}
@@ -73,7 +75,8 @@ func TestReadsContinueWhileWritesAreHeld(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(w.ctx(), 50*time.Millisecond)
 	defer cancel()
-	if err := doctor(ctx, true); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "being replaced") {
+	if err := doctor(ctx, true); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "being replaced") {
 		t.Errorf("a repair: %v", err)
 	}
 }

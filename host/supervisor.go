@@ -104,28 +104,29 @@ func (s *supervisor) run(ctx context.Context) error {
 		if p := s.readySwap(); p != nil {
 			p.done <- s.swap(ctx, p)
 		}
+		c := s.signals()
 		select {
-		case <-s.activeExited():
+		case <-c.activeExited:
 			s.restart(ctx)
 		case <-s.unresponsive:
 			s.killUnresponsive(ctx)
-		case <-s.startDue():
+		case <-c.startDue:
 			s.start(ctx)
-		case <-s.standbyExited():
+		case <-c.standbyExited:
 			s.config.Logger.Warn("the shim that stands by has died; a rollback would start its binary anew")
 			s.cleanUp(ctx, s.baking.standby)
 			s.baking.standby = nil
-		case <-s.bakeOver():
+		case <-c.bakeOver:
 			s.awaitAnswer()
-		case <-s.bakeAnswered():
+		case <-c.bakeAnswered:
 			s.commit(ctx)
-		case err := <-s.oldStopped():
+		case err := <-c.oldStopped:
 			s.committed(err)
-		case <-s.startEnded():
+		case <-c.startEnded:
 			s.started(ctx)
-		case <-s.unkillableExited():
+		case <-c.unkillableExited:
 			s.reap(ctx)
-		case s.waiting = <-s.nextSwap():
+		case s.waiting = <-c.nextSwap:
 			s.commit(ctx)
 			s.limitStart()
 		case <-ctx.Done():
@@ -134,70 +135,40 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// The channels of run. A nil channel never becomes ready.
+// signals are the channels that run waits for. A nil channel never becomes ready.
+type signals struct {
+	activeExited, standbyExited, bakeAnswered, startEnded, unkillableExited <-chan struct{}
 
-func (s *supervisor) activeExited() <-chan struct{} {
-	if s.active == nil {
-		return nil
-	}
-	return s.active.exited()
+	bakeOver, startDue <-chan time.Time
+	oldStopped         <-chan error
+	nextSwap           <-chan *preparedSwap
 }
 
-func (s *supervisor) startDue() <-chan time.Time {
-	if s.nextStart == nil || len(s.unkillable) > 0 {
-		return nil
+func (s *supervisor) signals() (c signals) {
+	if s.active != nil {
+		c.activeExited = s.active.exited()
 	}
-	return s.nextStart.C
-}
-
-func (s *supervisor) standbyExited() <-chan struct{} {
-	if s.baking == nil || s.baking.standby == nil {
-		return nil
+	if s.baking != nil {
+		c.bakeOver, c.bakeAnswered = s.baking.over.C, s.baking.answered
+		if s.baking.standby != nil {
+			c.standbyExited = s.baking.standby.exited()
+		}
 	}
-	return s.baking.standby.exited()
-}
-
-func (s *supervisor) bakeOver() <-chan time.Time {
-	if s.baking == nil {
-		return nil
+	if s.committing != nil {
+		c.oldStopped = s.committing.stopped
 	}
-	return s.baking.over.C
-}
-
-func (s *supervisor) bakeAnswered() <-chan struct{} {
-	if s.baking == nil {
-		return nil
+	if s.starting != nil {
+		c.startEnded = s.starting.done
 	}
-	return s.baking.answered
-}
-
-func (s *supervisor) oldStopped() <-chan error {
-	if s.committing == nil {
-		return nil
+	if len(s.unkillable) > 0 {
+		c.unkillableExited = s.unkillable[0].exited()
+	} else if s.nextStart != nil {
+		c.startDue = s.nextStart.C
 	}
-	return s.committing.stopped
-}
-
-func (s *supervisor) startEnded() <-chan struct{} {
-	if s.starting == nil {
-		return nil
+	if s.waiting == nil { // one at a time
+		c.nextSwap = s.swaps
 	}
-	return s.starting.done
-}
-
-func (s *supervisor) unkillableExited() <-chan struct{} {
-	if len(s.unkillable) == 0 {
-		return nil
-	}
-	return s.unkillable[0].exited()
-}
-
-// nextSwap takes one prepared swap at a time.
-func (s *supervisor) nextSwap() <-chan *preparedSwap {
-	if s.waiting != nil {
-		return nil
-	}
-	return s.swaps
+	return c
 }
 
 // readySwap returns the swap that waits, once nothing is in its way; nil: none.
@@ -329,7 +300,8 @@ func (s *supervisor) planStart(what string, why error) (pause time.Duration) {
 		due = time.Time{} // unknown
 	}
 	s.shimState.down(why, s.pauses.failures, s.running.get(), due)
-	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error", why)
+	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error",
+		why)
 	return pause
 }
 

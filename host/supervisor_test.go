@@ -265,7 +265,8 @@ func TestNoShimIsStartedBesideAnUnkillableOne(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if st := h.host.ShimState(); h.open.Load() != nil || st.Serving || st.Failures != failures || !st.Next.IsZero() {
+				if st := h.host.ShimState(); h.open.Load() != nil || st.Serving || st.Failures != failures ||
+					!st.Next.IsZero() {
 					t.Errorf("calls go to %v: %+v", h.open.Load(), st)
 				}
 			}

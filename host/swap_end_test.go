@@ -19,7 +19,13 @@ func TestCloseEndsASwap(t *testing.T) {
 	reached := filepath.Join(w.dir, "reached")
 	swapped := make(chan error, 1)
 	go func() {
-		_, err := w.host.Swap(w.ctx(), host.Binary{Path: fault.Binary(t, faultyShim, w.dir, "hangs", "Rehearse before touch "+reached, "Rehearse before hang")})
+		_, err := w.host.Swap(
+			w.ctx(),
+			host.Binary{
+				Path: fault.Binary(t, faultyShim, w.dir, "hangs", "Rehearse before touch "+reached,
+					"Rehearse before hang"),
+			},
+		)
 		swapped <- err
 	}()
 	awaitFile(t, reached)
@@ -60,7 +66,10 @@ func TestCanceledSwapLeavesTheOldShim(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
 	reached, goOn := filepath.Join(w.dir, "reached"), filepath.Join(w.dir, "go-on")
-	w.config.Shim = host.Binary{Path: fault.Binary(t, faultyShim, w.dir, "waits", "Quiesce before touch "+reached, "Quiesce before wait-for "+goOn)}
+	w.config.Shim = host.Binary{
+		Path: fault.Binary(t, faultyShim, w.dir, "waits", "Quiesce before touch "+reached,
+			"Quiesce before wait-for "+goOn),
+	}
 	w.open()
 	before := w.pid()
 	ctx, cancel := context.WithCancel(w.ctx())

@@ -11,10 +11,10 @@ import (
 	"holdfast/registry"
 )
 
-// Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It returns
-// when the new shim serves. The old one stands by for Config.Bake after that, and takes over again if the new one dies.
-// An error names the step that failed and why. The old shim, or a new process of its binary, then serves on, unless the
-// error says that no shim is active. One swap runs at a time; another is ErrConflict.
+// Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It
+// returns when the new shim serves. The old one stands by for Config.Bake after that, and takes over again if the new
+// one dies. An error names the step that failed and why. The old shim, or a new process of its binary, then serves
+// on, unless the error says that no shim is active. One swap runs at a time; another is ErrConflict.
 func (h *Host) Swap(ctx context.Context, b Binary) (SwapReport, error) { return h.SwapAs(ctx, b, "") }
 
 // SwapAs is Swap for an operator, whose name is in the report and in the history.
@@ -118,7 +118,9 @@ const (
 
 // errNoCopy means that a candidate cannot rehearse. It does not refuse the swap: the shim that should write the copy is
 // the one to be replaced.
-var errNoCopy = errors.New("the running shim gives no copy of the state, so the new one takes it over without having tried that")
+var errNoCopy = errors.New(
+	"the running shim gives no copy of the state, so the new one takes it over without having tried that",
+)
 
 // rehearsal is the result of taking over a copy of the state.
 type rehearsal struct {
@@ -126,7 +128,8 @@ type rehearsal struct {
 	readable uint32   // oldest schema that can read the state after the candidate has migrated it; zero: unknown
 }
 
-// rehearse has a candidate take over a copy of the active shim's state. The active shim must be able to read the result.
+// rehearse has a candidate take over a copy of the active shim's state. The active shim must be able to read the
+// result.
 func (h *Host) rehearse(
 	ctx context.Context, rehearse func(ctx context.Context, file string) (rehearsal, error),
 ) (warnings []string, err error) {
@@ -181,9 +184,13 @@ func (h *Host) slowDisk() string {
 	if !errors.Is(err, errDiskHangs) && took < h.config.SwapBudget/10 {
 		return ""
 	}
-	return fmt.Sprintf("the disk of %s is slow: one small write took %s or more just now, and a swap may hold calls for %s; "+
-		"allow it longer (--shim-swap-budget, Config.SwapBudget), or move the state directory to a faster disk",
-		h.config.StateDir, took, h.config.SwapBudget)
+	return fmt.Sprintf(
+		"the disk of %s is slow: one small write took %s or more just now, and a swap may hold calls for %s; "+
+			"allow it longer (--shim-swap-budget, Config.SwapBudget), or move the state directory to a faster disk",
+		h.config.StateDir,
+		took,
+		h.config.SwapBudget,
+	)
 }
 
 func writeProbe(file string) error {

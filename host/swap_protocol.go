@@ -10,14 +10,14 @@ import (
 )
 
 // This file is the swap protocol: its steps, and quiesce to resume, which hold calls, as one state machine over two
-// peers. verify and prepare come before them and hold no call (swap_entry.go). bake and commit follow, when the new shim
-// already serves (supervisor.go). shim_control.go has what a peer does at each step, gate.go how calls are held.
+// peers. verify and prepare come before them and hold no call (swap_entry.go). bake and commit follow, when the new
+// shim already serves (supervisor.go). shim_control.go has what a peer does at each step, gate.go how calls are held.
 
 // SwapStep is one of the eight steps of a swap.
 type SwapStep string
 
-// The steps, in their order. A failure up to quiesce leaves the old shim as it was. From fence on there is only forward:
-// to the new shim, back to the old one, or to a new process of the old binary.
+// The steps, in their order. A failure up to quiesce leaves the old shim as it was. From fence on there is only
+// forward: to the new shim, back to the old one, or to a new process of the old binary.
 const (
 	SwapVerify   SwapStep = "verify"   // compare the binary's digest, and copy it to where it is executed from
 	SwapPrepare  SwapStep = "prepare"  // start it as a candidate, and have it take over a copy of the state
@@ -65,7 +65,7 @@ type SwapReport struct {
 }
 
 const (
-	shortCall     = 10 * time.Millisecond // quiesce waits for calls no older than this; others are repeated at the new shim
+	shortCall     = 10 * time.Millisecond // quiesce waits for no older calls: they are repeated
 	activateLater = 10 * time.Second      // for a shim that reads the whole state, as its predecessor was killed
 )
 
@@ -185,8 +185,8 @@ func (s *swap) recordHold() {
 	}
 }
 
-// quiesce holds calls that change something and lets short ones end. An old shim that does not answer is fenced next. It
-// is the last step at which the swap can be refused: because its caller is gone, or the candidate has died.
+// quiesce holds calls that change something and lets short ones end. An old shim that does not answer is fenced next.
+// It is the last step at which the swap can be refused: because its caller is gone, or the candidate has died.
 func (s *swap) quiesce(ctx context.Context) error {
 	if err := s.next.exitError(); err != nil {
 		return err
@@ -205,8 +205,8 @@ func (s *swap) quiesce(ctx context.Context) error {
 	return s.next.exitError()
 }
 
-// fence returns when the old shim neither writes nor calls plugins any more: it has released the state, or is dead. Until
-// then it answers calls that change nothing.
+// fence returns when the old shim neither writes nor calls plugins any more: it has released the state, or is dead.
+// Until then it answers calls that change nothing.
 func (s *swap) fence(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx) // from here on the swap cannot be given up
 	limited, cancel := context.WithTimeout(ctx, s.limits.fence)
@@ -219,13 +219,14 @@ func (s *swap) fence(ctx context.Context) error {
 	}
 	s.handoff = handoff{}
 	if killErr := kill(ctx, s.old); killErr != nil {
-		return fmt.Errorf("%w: %w (it was killed because it did not release the state: %w)", errUnkillable, killErr, err)
+		return fmt.Errorf("%w: %w (it was killed because it did not release the state: %w)", errUnkillable, killErr,
+			err)
 	}
 	return nil
 }
 
-// activate has the candidate open the state within what is left of the budget. No budget applies if the old shim has not
-// released the state: the candidate then reads all of it.
+// activate has the candidate open the state within what is left of the budget. No budget applies if the old shim has
+// not released the state: the candidate then reads all of it.
 func (s *swap) activate(ctx context.Context) (err error) {
 	limit := min(s.limits.activate, s.limits.budget-time.Since(s.began))
 	if s.handoff == (handoff{}) {

@@ -178,11 +178,23 @@ var swapCases = []struct {
 	{name: "all are slow", old: faults{takes: defaultBudget / 4}, next: faults{takes: defaultBudget / 4},
 		active: "new", outcome: SwapBaking,
 		calls: "hold writes, old quiesce, old release, hold all, new activate, open new"},
-	{name: "all together exceed the budget", old: faults{takes: defaultBudget * 28 / 100}, next: faults{takes: defaultBudget / 2},
-		active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
-	{name: "the old one refuses to quiesce", old: fails("quiesce"), active: "old", failed: SwapQuiesce, outcome: SwapRefused,
-		calls: "hold writes, old quiesce, old resume, open old, new kill"},
+	{
+		name:    "all together exceed the budget",
+		old:     faults{takes: defaultBudget * 28 / 100},
+		next:    faults{takes: defaultBudget / 2},
+		active:  "old",
+		failed:  SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old",
+	},
+	{
+		name:    "the old one refuses to quiesce",
+		old:     fails("quiesce"),
+		active:  "old",
+		failed:  SwapQuiesce,
+		outcome: SwapRefused,
+		calls:   "hold writes, old quiesce, old resume, open old, new kill",
+	},
 	{name: "the old one refuses to quiesce and to resume", old: fails("quiesce", "resume"),
 		failed: SwapQuiesce, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old resume, old kill, new kill"},
@@ -195,13 +207,31 @@ var swapCases = []struct {
 	{name: "the old one hangs at release and does not die", old: hangs("release").thatDoNotDie(),
 		failed: SwapFence, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old release, hold all, old kill, new kill"},
-	{name: "the new one cannot activate", next: fails("activate"), active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
-	{name: "the new one hangs at activate", next: hangs("activate"), active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old"},
-	{name: "the new one has begun a generation", next: hangs("activate"), old: faults{fails: map[string]error{"resume": fenced}},
-		active: "old", failed: SwapActivate, outcome: SwapRolledBack,
-		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old activate, open old"},
+	{
+		name:    "the new one cannot activate",
+		next:    fails("activate"),
+		active:  "old",
+		failed:  SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old",
+	},
+	{
+		name:    "the new one hangs at activate",
+		next:    hangs("activate"),
+		active:  "old",
+		failed:  SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, open old",
+	},
+	{
+		name:    "the new one has begun a generation",
+		next:    hangs("activate"),
+		old:     faults{fails: map[string]error{"resume": fenced}},
+		active:  "old",
+		failed:  SwapActivate,
+		outcome: SwapRolledBack,
+		calls:   "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old activate, open old",
+	},
 	{name: "neither can", next: fails("activate"), old: fails("resume"), failed: SwapActivate, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill, old resume, old kill"},
 	{name: "the old one was killed, and the new one cannot activate", old: hangs("release"), next: fails("activate"),
@@ -260,11 +290,13 @@ func TestSwapProtocol(t *testing.T) {
 					t.Errorf("%q is active after\n\t%s\nwant %q after\n\t%s", got, calls, c.active, c.calls)
 				}
 				r := s.report
-				if (err != nil) != (c.failed != "") || r.Failed != c.failed || r.Outcome != c.outcome || (r.Held == 7) == c.nextDies {
+				if (err != nil) != (c.failed != "") || r.Failed != c.failed || r.Outcome != c.outcome ||
+					(r.Held == 7) == c.nextDies {
 					t.Errorf("%v; %+v", err, r)
 				}
 				if r.HeldSince != held || !held.IsZero() && !opened.IsZero() && r.HeldSince.Add(r.Hold) != opened {
-					t.Errorf("calls were held from %s until %s; the report has %s for %s", held, opened, r.HeldSince, r.Hold)
+					t.Errorf("calls were held from %s until %s; the report has %s for %s", held, opened, r.HeldSince,
+						r.Hold)
 				}
 				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {
 					t.Errorf("the error does not name its step: %v", err)

@@ -68,7 +68,9 @@ func TestSwapUnderLoad(t *testing.T) {
 		binary, index := map[int]string{}, host.Seq(0)
 		for ctx.Err() == nil {
 			st, err := w.host.Status(context.WithoutCancel(ctx))
-			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 || st.Generation == 0 || st.Index < index {
+			if known, seen := binary[st.PID]; err != nil || seen && known != st.SHA256 || st.Protocol == 0 ||
+				st.Generation == 0 ||
+				st.Index < index {
 				t.Errorf("status: %v, %+v, which was of binary %q, after index %d", err, st, known, index)
 				return
 			}
@@ -106,7 +108,8 @@ func TestSwapUnderLoad(t *testing.T) {
 	for _, s := range all[1].Steps {
 		steps = append(steps, s.Step)
 	}
-	if !slices.Equal(steps, []host.SwapStep{"verify", "prepare", "quiesce", "fence", "activate", "resume", "bake", "commit"}) {
+	if !slices.Equal(steps,
+		[]host.SwapStep{"verify", "prepare", "quiesce", "fence", "activate", "resume", "bake", "commit"}) {
 		t.Errorf("the steps of a swap are %v", steps)
 	}
 }
@@ -129,7 +132,9 @@ func TestSwapRefusesABadCandidate(t *testing.T) {
 		{"no shim", host.Binary{Path: rubbish}, "prepare"},
 	} {
 		report, err := w.host.Swap(w.ctx(), c.binary)
-		if err == nil || !strings.Contains(err.Error(), c.says) || report.Outcome != host.SwapRefused || string(report.Failed) != c.says || report.Hold != 0 {
+		if err == nil || !strings.Contains(err.Error(), c.says) || report.Outcome != host.SwapRefused ||
+			string(report.Failed) != c.says ||
+			report.Hold != 0 {
 			t.Errorf("%s: %v, %+v", c.what, err, report)
 		}
 		t.Log(err)

@@ -3,14 +3,15 @@ package host
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"holdfast/internal/proc"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 )
 
-// TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of it starts. After an error,
-// nothing has to be applied.
+// TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of it starts. After an
+// error, nothing has to be applied.
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: mutating(), Task: wire.AllocTaskProto(t)}
 	if _, err := wire.AllocTask(req.GetTask()); err != nil {
@@ -29,12 +30,8 @@ func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 
 // mayBeDone reports whether a call that failed may have been done nevertheless, or may still be.
 func mayBeDone(err error) bool {
-	for _, kind := range []error{ErrUnavailable, ErrUncertain, ErrInternal, context.Canceled, context.DeadlineExceeded} {
-		if errors.Is(err, kind) {
-			return true
-		}
-	}
-	return false
+	kinds := []error{ErrUnavailable, ErrUncertain, ErrInternal, context.Canceled, context.DeadlineExceeded}
+	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 // TaskStarted reports that the attempt runs, since now.
@@ -51,8 +48,8 @@ func (h *Host) TaskStarted(ctx context.Context, k TaskKey, attempt uint64) error
 	return err
 }
 
-// TaskStopping reports that the attempt is about to be ended on purpose, so that its plugin is not reported as unhealthy
-// when it stops answering.
+// TaskStopping reports that the attempt is about to be ended on purpose, so that its plugin is not reported as
+// unhealthy when it stops answering.
 func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) error {
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Stopping, &pb.TaskStoppingRequest{
 		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,
@@ -64,7 +61,8 @@ func (h *Host) TaskStopping(ctx context.Context, k TaskKey, attempt uint64) erro
 func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
 	h.workload.taskExited(k, attempt, final)
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Exited, &pb.TaskExitedRequest{
-		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt, Code: int32(code), Signal: int32(signal), Final: final,
+		Call: mutating(), Task: wire.TaskKeyProto(k), Attempt: attempt,
+		Code: int32(code), Signal: int32(signal), Final: final,
 	})
 	return err
 }

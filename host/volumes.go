@@ -52,9 +52,9 @@ func (h *Host) DeregisterVolume(ctx context.Context, n VolumeName) error {
 	return err
 }
 
-// VolumeStats asks a volume's node plugin how full it is, one answer per unit ("bytes", "inodes"). ErrConflict: it is not
-// mounted on this node, or another operation runs on it. ErrUnsupported: its plugin cannot say. The index is that of the
-// shim after the plugin has answered.
+// VolumeStats asks a volume's node plugin how full it is, one answer per unit ("bytes", "inodes"). ErrConflict: it is
+// not mounted on this node, or another operation runs on it. ErrUnsupported: its plugin cannot say. The index is that
+// of the shim after the plugin has answered.
 func (h *Host) VolumeStats(ctx context.Context, n VolumeName) ([]VolumeUsage, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewVolumesClient, pb.VolumesClient.Stats,
 		&pb.VolumeStatsRequest{Call: &pb.Call{}, Name: wire.VolumeNameProto(n)})

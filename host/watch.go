@@ -22,9 +22,9 @@ type WatchOptions struct {
 	Kinds    []EventKind
 }
 
-// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, whatever shims come and go. If the
-// cursor is too old or unknown, the first event is a resync, which carries the current state instead. Watch returns fn's
-// error, the context's cause, or what is wrong with the options.
+// Watch calls fn with every event after the cursor, in order, until fn or ctx ends it, whatever shims come and go. If
+// the cursor is too old or unknown, the first event is a resync, which carries the current state instead. Watch
+// returns fn's error, the context's cause, or what is wrong with the options.
 //
 // With Past, it returns nil after every event of a change that was acknowledged before the call, and maybe some later
 // ones. It then waits for a shim no longer than a call does, MaxHold in all, and returns ErrUnavailable after that.
@@ -32,7 +32,8 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 	var stop error
 	open := func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error {
 		req := &pb.WatchRequest{
-			Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin),
+			Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot,
+			Role: string(o.Role), Plugin: string(o.Plugin),
 		}
 		for _, k := range o.Kinds {
 			req.Kinds = append(req.Kinds, string(k))
@@ -117,10 +118,11 @@ const (
 	longestReopen = time.Second
 )
 
-// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses the
-// request itself. If the stream has an end (ends), follow waits MaxHold for shims in all, as a call does.
+// follow opens a stream again whenever it ends, until ctx ends, stop is set, the host is closed, or the shim refuses
+// the request itself. If the stream has an end (ends), follow waits MaxHold for shims in all, as a call does.
 func (h *Host) follow(
-	ctx context.Context, ends bool, open func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error, stop *error,
+	ctx context.Context, ends bool,
+	open func(ctx context.Context, conn grpc.ClientConnInterface, received func()) error, stop *error,
 ) error {
 	pauses, hold := newBackoff(firstReopen, longestReopen), h.config.MaxHold
 	for {
@@ -133,7 +135,9 @@ func (h *Host) follow(
 			return *stop
 		case ctx.Err() != nil:
 			return causeOf(ctx, err)
-		case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnsupported), errors.Is(err, registry.ErrDenied),
+		case errors.Is(err, registry.ErrInvalid),
+			errors.Is(err, registry.ErrUnsupported),
+			errors.Is(err, registry.ErrDenied),
 			errors.Is(err, registry.ErrExhausted): // a message beyond the limit would be one again
 			return err
 		case !ends:

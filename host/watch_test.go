@@ -17,12 +17,14 @@ import (
 // past returns the past events after a number.
 func (w *env) past(after host.Seq) (got []host.Event) {
 	w.t.Helper()
-	err := w.host.Watch(w.ctx(), host.WatchOptions{After: after, Past: true}, func(e host.Event) error { got = append(got, e); return nil })
+	err := w.host.Watch(w.ctx(), host.WatchOptions{After: after, Past: true},
+		func(e host.Event) error { got = append(got, e); return nil })
 	must(w.t, err)
 	return got
 }
 
-// It ends after every change that was acknowledged, even if the shim has just been killed or swapped, and if there is none.
+// It ends after every change that was acknowledged, even if the shim has just been killed or swapped, and if there is
+// none.
 func TestWatchOfPastEventsEnds(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)
@@ -43,7 +45,8 @@ func TestWatchOfPastEventsEnds(t *testing.T) {
 			must(t, err)
 		}
 		all = w.past(0)
-		if !slices.ContainsFunc(all, func(e host.Event) bool { return e.Kind == "volume created" && e.Volume.ID == id }) {
+		if !slices.ContainsFunc(all,
+			func(e host.Event) bool { return e.Kind == "volume created" && e.Volume.ID == id }) {
 			t.Errorf("no event of the creation of %s: %v", id, all)
 		}
 		if more := w.past(all[len(all)-1].Seq); len(more) != 0 {
@@ -103,7 +106,8 @@ func (w *env) pastCutOff() bool {
 	})
 	cut := strings.Count(w.log.String(), again) > before
 	all := w.past(0) // now, as gRPC widens its windows by what it has received
-	if err != nil || len(got) != len(all) || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(all) {
+	if err != nil || len(got) != len(all) || !slices.IsSorted(got) ||
+		len(slices.Compact(slices.Clone(got))) != len(all) {
 		w.t.Errorf("%d events of %d, %v", len(got), len(all), err)
 	}
 	return cut
@@ -122,21 +126,25 @@ func TestWithoutAShimCallsEndAfterMaxHold(t *testing.T) {
 	w.awaitLog("cannot be started")
 	began := time.Now()
 	_, err := w.host.Status(context.WithoutCancel(t.Context()))
-	if held := time.Since(began); held < w.config.MaxHold || !errors.Is(err, host.ErrDamaged) || !strings.Contains(err.Error(), "shim.db") {
+	if held := time.Since(began); held < w.config.MaxHold || !errors.Is(err, host.ErrDamaged) ||
+		!strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("a call was held for %s: %v", held, err)
 	}
 	if n := strings.Count(w.log.String(), "cannot be started"); n < 1 || n > 10 {
 		t.Errorf("%d starts in %s", n, time.Since(began))
 	}
 	watch := func(ctx context.Context) error {
-		return w.host.Watch(ctx, host.WatchOptions{Past: true}, func(e host.Event) error { return fmt.Errorf("got %v", e) })
+		return w.host.Watch(ctx, host.WatchOptions{Past: true},
+			func(e host.Event) error { return fmt.Errorf("got %v", e) })
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := watch(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "shim.db") {
+	if err := watch(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("with the caller's time: %v", err)
 	}
-	if err := watch(w.ctx()); errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "shim.db") {
+	if err := watch(w.ctx()); errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, host.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "shim.db") {
 		t.Errorf("after MaxHold: %v", err)
 	}
 	repair()

@@ -35,8 +35,9 @@ func (h *Host) sync(ctx context.Context, conn grpc.ClientConnInterface) error {
 	return err
 }
 
-// workload is what runs, by the calls through this host. Each new shim gets it. An entry is made before its call, as the
-// shim may die during it. If the shim refuses the call, the entry is removed: the next shim would refuse all of Sync.
+// workload is what runs, by the calls through this host. Each new shim gets it. An entry is made before its call, as
+// the shim may die during it. If the shim refuses the call, the entry is removed: the next shim would refuse all of
+// Sync.
 type workload struct {
 	mu     sync.Mutex // guards both; held only to read or change them
 	allocs map[registry.AllocID]AllocGroup

@@ -23,7 +23,8 @@ func BenchmarkFirstStart(b *testing.B) {
 	}
 }
 
-// BenchmarkCrashRestart is from a SIGKILL to the first answer of the next process of the same binary, which is not hashed.
+// BenchmarkCrashRestart is from a SIGKILL to the first answer of the next process of the same binary, which is not
+// hashed.
 func BenchmarkCrashRestart(b *testing.B) {
 	opts := options(b, "plain")
 	p := startAnswering(b, opts)

@@ -109,8 +109,9 @@ func checkWhole(binary *os.File) error {
 		cut = slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Off+p.Filesz > uint64(info.Size()) })
 	}
 	if cut {
-		return registry.Errorf(registry.ErrUnsupported, "the shim is cut off after %d bytes; install the whole binary, "+
-			"and give that", info.Size())
+		return registry.Errorf(registry.ErrUnsupported,
+			"the shim is cut off after %d bytes; install the whole binary, "+
+				"and give that", info.Size())
 	}
 	return nil
 }
@@ -125,8 +126,9 @@ func explainExec(binary *os.File, err error) error {
 		return registry.Errorf(registry.ErrDenied, "the shim must not be executed (%w): is its store on a file system "+
 			"mounted noexec?", err)
 	case errors.Is(err, unix.ENOENT):
-		return registry.Errorf(registry.ErrUnsupported, "the shim's interpreter or dynamic loader is missing (%w): build it with "+
-			"CGO_ENABLED=0", err)
+		return registry.Errorf(registry.ErrUnsupported,
+			"the shim's interpreter or dynamic loader is missing (%w): build it with "+
+				"CGO_ENABLED=0", err)
 	}
 	return fmt.Errorf("execute the shim: %w", err)
 }

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// maxHandshake bounds the handshake line, certificate included. It stays below the line limit of go-plugin's own reader.
+	// maxHandshake bounds the handshake line, certificate included. It stays below the line limit of go-plugin's own
+	// reader.
 	maxHandshake = 16 << 10
 	// shownBytes of rubbish are in an error.
 	shownBytes = 200
@@ -91,8 +92,9 @@ type handshake struct{ core, version, network, address, protocol, cert string }
 func parseHandshake(line string) (handshake, error) {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 || !isNumber(fields[0]) || !isNumber(fields[1]) {
-		return handshake{}, registry.Errorf(registry.ErrInternal, "the shim's first line on stdout is no handshake: %s; "+
-			"a shim must call bootstrap.Serve and print nothing itself", excerpt(line))
+		return handshake{}, registry.Errorf(registry.ErrInternal,
+			"the shim's first line on stdout is no handshake: %s; "+
+				"a shim must call bootstrap.Serve and print nothing itself", excerpt(line))
 	}
 	fields = append(fields, "", "")
 	return handshake{fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]}, nil
@@ -120,19 +122,22 @@ func (h handshake) check(dir string) error {
 		return err
 	}
 	if len(h.cert) <= minCert {
-		return registry.Errorf(registry.ErrUnsupported, "the shim sent no certificate: it must serve go-plugin's AutoMTLS, "+
-			"as bootstrap.Serve does")
+		return registry.Errorf(registry.ErrUnsupported,
+			"the shim sent no certificate: it must serve go-plugin's AutoMTLS, "+
+				"as bootstrap.Serve does")
 	}
 	return nil
 }
 
 func (h handshake) checkAddress(dir string) error {
 	if h.network != "unix" {
-		return registry.Errorf(registry.ErrDenied, "the shim listens at %s of network %s: only a unix socket in %s is allowed",
-			excerpt(h.address), excerpt(h.network), dir)
+		return registry.Errorf(registry.ErrDenied,
+			"the shim listens at %s of network %s: only a unix socket in %s is allowed", excerpt(h.address),
+			excerpt(h.network), dir)
 	}
 	if filepath.Dir(h.address) != dir || filepath.Clean(h.address) != h.address {
-		return registry.Errorf(registry.ErrDenied, "the shim listens at %s, outside its own directory %s", excerpt(h.address), dir)
+		return registry.Errorf(registry.ErrDenied, "the shim listens at %s, outside its own directory %s",
+			excerpt(h.address), dir)
 	}
 	info, err := os.Lstat(h.address)
 	if err == nil && info.Mode().Type() != fs.ModeSocket {

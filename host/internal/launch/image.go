@@ -144,7 +144,8 @@ func (s *Store) release(sum string) {
 func (s *Store) load(ctx context.Context, sum string) (*image, error) {
 	f, err := os.Open(s.path(sum))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, registry.Errorf(registry.ErrNotFound, "no shim with SHA-256 %s is in %s: add its binary first", sum, s.dir)
+		return nil, registry.Errorf(registry.ErrNotFound, "no shim with SHA-256 %s is in %s: add its binary first",
+			sum, s.dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the stored shim: %w", err)
@@ -168,8 +169,8 @@ func verify(ctx context.Context, f *os.File, sum string) (fileState, error) {
 		return fileState{}, fmt.Errorf("verify the stored shim: %w", err)
 	}
 	if is != sum {
-		return fileState{}, registry.Errorf(registry.ErrDamaged, "the stored shim %s was changed, its SHA-256 is now %s: add its binary again",
-			sum, is)
+		return fileState{}, registry.Errorf(registry.ErrDamaged,
+			"the stored shim %s was changed, its SHA-256 is now %s: add its binary again", sum, is)
 	}
 	return state, nil
 }

@@ -378,7 +378,10 @@ func hostMain() {
 	}
 	opts = launch.Options{
 		Store: store, Digest: launch.Digest{SHA256: os.Getenv("LAUNCH_TEST_DIGEST")}, RunDir: dirs[1],
-		Env: []string{shimMode + "=" + os.Getenv("LAUNCH_TEST_SHIM"), livesFile + "=" + os.Getenv(livesFile)}, StartTimeout: patience,
+		Env: []string{
+			shimMode + "=" + os.Getenv("LAUNCH_TEST_SHIM"),
+			livesFile + "=" + os.Getenv(livesFile),
+		}, StartTimeout: patience,
 	}
 	p, err := launch.Start(context.Background(), opts)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// orphanGrace is for a healthy shim to notice that its host is dead, to commit and to end: it takes less than a second.
+	// orphanGrace is for a healthy shim to notice that its host is dead, to commit and to end: it takes less than a
+	// second.
 	orphanGrace = 2 * time.Second
 	orphanPoll  = 5 * time.Millisecond
 )
@@ -30,8 +31,8 @@ type orphan struct {
 	killed  bool
 }
 
-// EndOrphans returns when no shim of an earlier host lives that was executed from this store. A new host calls it before
-// it starts a shim. A stopped orphan is killed at once, any other after a grace, as shims end with their host.
+// EndOrphans returns when no shim of an earlier host lives that was executed from this store. A new host calls it
+// before it starts a shim. A stopped orphan is killed at once, any other after a grace, as shims end with their host.
 //
 // database is the file that an active shim has locked. An orphan that has it locked is an error: ErrUnavailable if it
 // does not die of SIGKILL within 10 s, ErrDenied if it may not be killed. Any other that does not die is logged.
@@ -75,9 +76,10 @@ func reportUnkillable(found []orphan, holders []int, log hclog.Logger) error {
 		switch {
 		case !o.alive():
 		case slices.Contains(holders, o.pid):
-			return registry.Errorf(registry.ErrUnavailable, "shim %d of an earlier host has the state, and has not died of SIGKILL (%s): "+
-				"it hangs in the kernel; bring back the disk or the server that it waits for, or reboot the node, and start the host again",
-				o.pid, proc.Sleeping(o.pid))
+			return registry.Errorf(registry.ErrUnavailable,
+				"shim %d of an earlier host has the state, and has not died of SIGKILL (%s): "+
+					"it hangs in the kernel; bring back the disk or the server that it waits for, or reboot the node, "+
+					"and start the host again", o.pid, proc.Sleeping(o.pid))
 		default:
 			log.Error("a shim of an earlier host does not die", "pid", o.pid, "is", proc.Sleeping(o.pid))
 		}
@@ -117,12 +119,13 @@ func (o orphan) alive() bool {
 }
 
 func cannotEnd(pid int, why error) error {
-	return registry.Errorf(registry.ErrDenied, "process %d, a shim of an earlier host it seems, has the state, and this user may not "+
-		"end it (%w): end it as root (kill -9 %d), and start the host again", pid, why, pid)
+	return registry.Errorf(registry.ErrDenied,
+		"process %d, a shim of an earlier host it seems, has the state, and this user may not "+
+			"end it (%w): end it as root (kill -9 %d), and start the host again", pid, why, pid)
 }
 
-// orphans returns the shims that are executed from the store, and processes that those have left. The caller closes their
-// descriptors.
+// orphans returns the shims that are executed from the store, and processes that those have left. The caller closes
+// their descriptors.
 func (s *Store) orphans(database string) (found []orphan, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -169,8 +172,8 @@ func (s *Store) executes(pid int, database string) bool {
 	return proc.Opens(pid, database)
 }
 
-// programOf returns the digest after which a process's program is named, or "". It follows no link: the programs of other
-// processes may lie on a file system that hangs.
+// programOf returns the digest after which a process's program is named, or "". It follows no link: the programs of
+// other processes may lie on a file system that hangs.
 func programOf(pid int) string {
 	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {

@@ -37,7 +37,8 @@ func endOrphans(t *testing.T, store *launch.Store, database string) string {
 	return log.text()
 }
 
-// A shim that does not heed the end of its host is ended by the next one, and so is one that is stopped; one that is well ends by itself.
+// A shim that does not heed the end of its host is ended by the next one, and so is one that is stopped; one that is
+// well ends by itself.
 func TestOrphansAreEnded(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -60,7 +61,8 @@ func TestOrphansAreEnded(t *testing.T) {
 			if alive(pid) {
 				t.Errorf("shim %d lives", pid)
 			}
-			if c.says == "" && text != "" || c.says != "" && !strings.Contains(text, fmt.Sprintf(`"pid":%d,%s`, pid, c.says)) {
+			if c.says == "" && text != "" ||
+				c.says != "" && !strings.Contains(text, fmt.Sprintf(`"pid":%d,%s`, pid, c.says)) {
 				t.Errorf("the log says %q", text)
 			}
 		})
@@ -83,7 +85,8 @@ func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
 		t.Fatal("the daemon was to outlive the shim: this test has proved nothing")
 	}
 	defer unix.Kill(daemon, unix.SIGKILL)
-	if text := endOrphans(t, store, filepath.Join(dir, "none")); !strings.Contains(text, fmt.Sprintf(`"pid":%d`, daemon)) {
+	if text := endOrphans(t, store, filepath.Join(dir, "none")); !strings.Contains(text,
+		fmt.Sprintf(`"pid":%d`, daemon)) {
 		t.Errorf("the log says %q", text)
 	}
 	if alive(daemon) {
@@ -91,7 +94,8 @@ func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
 	}
 }
 
-// One whose binary is not in the store any more is known by the state that it has open. Where it has not, it harms nobody.
+// One whose binary is not in the store any more is known by the state that it has open. Where it has not, it harms
+// nobody.
 func TestOrphanOfALostBinary(t *testing.T) {
 	t.Parallel()
 	store, dir, digest := ownStore(t)
@@ -113,7 +117,8 @@ func TestOrphanOfALostBinary(t *testing.T) {
 	}
 }
 
-// What is not a shim of this store is not touched: one of another store, though its binary is the same, and a stored binary that somebody runs.
+// What is not a shim of this store is not touched: one of another store, though its binary is the same, and a stored
+// binary that somebody runs.
 func TestOthersAreNoOrphans(t *testing.T) {
 	t.Parallel()
 	store, dir, digest := ownStore(t)

@@ -62,14 +62,14 @@ func checkPeer(conn *net.UnixConn, pid int) error {
 		return os.NewSyscallError("SO_PEERCRED", credErr)
 	}
 	if int(cred.Pid) != pid {
-		return registry.Errorf(registry.ErrDenied, "process %d (uid %d) listens at the shim's socket, not the shim (%d)",
-			cred.Pid, cred.Uid, pid)
+		return registry.Errorf(registry.ErrDenied,
+			"process %d (uid %d) listens at the shim's socket, not the shim (%d)", cred.Pid, cred.Uid, pid)
 	}
 	return nil
 }
 
-// checkNamespace refuses a shim of which a thread is in another mount namespace than this host. Without the permission to
-// read that, nothing is refused.
+// checkNamespace refuses a shim of which a thread is in another mount namespace than this host. Without the
+// permission to read that, nothing is refused.
 func checkNamespace(pid int) error {
 	ours, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -78,9 +78,10 @@ func checkNamespace(pid int) error {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/mnt", pid))
 	for _, link := range threads {
 		if theirs, err := os.Readlink(link); err == nil && theirs != ours {
-			return registry.Errorf(registry.ErrUnsupported, "the shim is in a mount namespace of its own (%s, this host is in %s): "+
-				"what it mounts would never reach this host and its tasks; start both in one, without unshare(1) or nsenter(1) "+
-				"around the shim alone", theirs, ours)
+			return registry.Errorf(registry.ErrUnsupported,
+				"the shim is in a mount namespace of its own (%s, this host is in %s): "+
+					"what it mounts would never reach this host and its tasks; start both in one, without unshare(1) "+
+					"or nsenter(1) around the shim alone", theirs, ours)
 		}
 	}
 	return nil

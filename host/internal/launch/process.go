@@ -28,8 +28,8 @@ type Process struct {
 	cleaned    chan struct{} // closed once it is dead, and its files are removed as far as possible
 }
 
-// Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start leaves
-// no process, file or descriptor behind, and its error has the shim's last lines.
+// Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start
+// leaves no process, file or descriptor behind, and its error has the shim's last lines.
 func Start(ctx context.Context, opts Options) (*Process, error) {
 	if err := opts.complete(); err != nil {
 		return nil, err
@@ -106,7 +106,8 @@ func (p *Process) abandon() error {
 	return p.dir.remove()
 }
 
-// connect gets the connection and one answer. go-plugin's own call has no deadline: a frozen shim would block it for ever.
+// connect gets the connection and one answer. go-plugin's own call has no deadline: a frozen shim would block it for
+// ever.
 func (p *Process) connect(ctx context.Context) error {
 	connected := make(chan error, 1)
 	go func() { connected <- p.dispense() }()
@@ -191,8 +192,9 @@ func (p *Process) LastLines() []string {
 	return p.runner.stderr.last()
 }
 
-// Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx ends, or
-// after 10 s. An error means that it may still live. Kill may be called again. Calls to the shim end in any case.
+// Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx
+// ends, or after 10 s. An error means that it may still live. Kill may be called again. Calls to the shim end in any
+// case.
 func (p *Process) Kill(ctx context.Context) error {
 	if err := p.runner.child.killAndWait(ctx); err != nil {
 		_ = p.conn.Close()

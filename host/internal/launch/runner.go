@@ -46,8 +46,8 @@ func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *
 	}
 }
 
-// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has created is
-// removed at once: it would remove it at the end, with whatever the shim has mounted in it.
+// prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. The directory that go-plugin has
+// created is removed at once: it would remove it at the end, with whatever the shim has mounted in it.
 func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Runner, error) {
 	if err := os.Remove(dir); err != nil {
 		return nil, err
@@ -134,8 +134,8 @@ func (r *runner) diedAtStart() error {
 	return &startError{text: text, exit: exit}
 }
 
-// DeathNoticed is how long to wait for the exit that explains a broken connection. The kernel closes the connections of a
-// process long before its exit if one of its threads waits for a disk.
+// DeathNoticed is how long to wait for the exit that explains a broken connection. The kernel closes the connections
+// of a process long before its exit if one of its threads waits for a disk.
 const DeathNoticed = 5 * time.Second
 
 // explainDeath adds to an error of a shim that had sent its handshake how the shim died, if this host did not end it.
@@ -145,7 +145,10 @@ func (r *runner) explainDeath(err error) error {
 	}
 	select {
 	case <-r.child.done:
-		return &startError{text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err), exit: r.child.exit}
+		return &startError{
+			text: fmt.Sprintf("the shim died at its start: it %s: %v", r.child.exit.how(), err),
+			exit: r.child.exit,
+		}
 	case <-time.After(DeathNoticed):
 	case <-r.ctx.Done():
 	}

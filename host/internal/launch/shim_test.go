@@ -232,8 +232,8 @@ func startHolder() (string, error) {
 	return fmt.Sprint(cmd.Process.Pid), nil
 }
 
-// startDaemon leaves a process that is in no process group or session of the shim, and has its stderr, its life pipe and
-// its database, locked. Without a database it executes the shim's own binary, else sleep.
+// startDaemon leaves a process that is in no process group or session of the shim, and has its stderr, its life pipe
+// and its database, locked. Without a database it executes the shim's own binary, else sleep.
 func startDaemon(database string) (pid string, err error) {
 	cmd := exec.Command("setsid", "sh", "-c", "sleep 1000 & echo $! >&5")
 	locked := os.Stdin

@@ -48,7 +48,8 @@ func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 			return d, err
 		}
 	}
-	return nil, registry.Errorf(registry.ErrUnavailable, "make a socket directory in %s: another process keeps removing it", runDir)
+	return nil, registry.Errorf(registry.ErrUnavailable,
+		"make a socket directory in %s: another process keeps removing it", runDir)
 }
 
 func checkLength(runDir, prefix string) error {
@@ -102,14 +103,14 @@ func lockDir(path string) (*os.File, error) {
 // remove removes the directory and its content. After an error, a later start tries again.
 func (d *socketDir) remove() error { return errors.Join(d.clear(), unlock(d.lock)) }
 
-// unlock unlocks and closes the file. Closing alone is not enough: a process that is being forked has the file open until
-// it executes its program.
+// unlock unlocks and closes the file. Closing alone is not enough: a process that is being forked has the file open
+// until it executes its program.
 func unlock(lock *os.File) error {
 	return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
 }
 
-// clear removes the locked directory, even if a shim has moved it and another has its name. It removes neither mounts nor
-// their content, and follows no link. The owner file goes last.
+// clear removes the locked directory, even if a shim has moved it and another has its name. It removes neither mounts
+// nor their content, and follows no link. The owner file goes last.
 func (d *socketDir) clear() error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(d.lock.Fd()), &stat); err == nil && stat.Nlink == 0 {
@@ -124,8 +125,9 @@ func (d *socketDir) clear() error {
 		return err
 	}
 	if len(mounts) > 0 {
-		return registry.Errorf(registry.ErrConflict, "%s is mounted in the socket directory of a shim: unmount it, and the next start "+
-			"of a shim removes the directory", mounts[0].Point)
+		return registry.Errorf(registry.ErrConflict,
+			"%s is mounted in the socket directory of a shim: unmount it, and the next start "+
+				"of a shim removes the directory", mounts[0].Point)
 	}
 	_ = d.lock.Chmod(0o700) // a shim may have changed it
 	root, err := d.open(path)
@@ -196,7 +198,8 @@ func unlessGone(err error) error {
 	return err
 }
 
-// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner file.
+// removeOrphans removes the socket directories in runDir whose host is dead. It touches no directory without owner
+// file.
 func removeOrphans(runDir string) error {
 	entries, err := os.ReadDir(runDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

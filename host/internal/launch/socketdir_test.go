@@ -15,8 +15,9 @@ import (
 	"holdfast/host/internal/launch"
 )
 
-// A shim that has mounted something in its socket directory is dead all the same once it was killed, or has ended: that the directory cannot be
-// removed is logged. What is mounted keeps its content, and once it is unmounted the next start removes the rest.
+// A shim that has mounted something in its socket directory is dead all the same once it was killed, or has ended:
+// that the directory cannot be removed is logged. What is mounted keeps its content, and once it is unmounted the
+// next start removes the rest.
 func TestDeadWhateverItLeaves(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -50,7 +51,8 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 		if p.Err() == nil || alive(p.PID()) {
 			t.Errorf("%s: it lives", what)
 		}
-		if text := log.text(); !strings.Contains(text, "cannot remove the files") || !strings.Contains(text, point+" is mounted") {
+		if text := log.text(); !strings.Contains(text, "cannot remove the files") ||
+			!strings.Contains(text, point+" is mounted") {
 			t.Errorf("%s: nothing tells of the mount: %s", what, text)
 		}
 		if text, err := os.ReadFile(data); err != nil || string(text) != "somebody's" {
@@ -62,7 +64,8 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 	}
 }
 
-// unmount waits for processes that other tests fork in this moment: they hold what is open here until they execute their program.
+// unmount waits for processes that other tests fork in this moment: they hold what is open here until they execute
+// their program.
 func unmount(t *testing.T, point string) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -76,7 +79,8 @@ func unmount(t *testing.T, point string) {
 	}
 }
 
-// The same for a directory that is not ours to change for another reason, while a process that is just being forked has open what we have.
+// The same for a directory that is not ours to change for another reason, while a process that is just being forked
+// has open what we have.
 func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -102,7 +106,8 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// copyOfOpen is a descriptor as a process has that was forked in this moment, of the one thing that is open here and whose path begins so.
+// copyOfOpen is a descriptor as a process has that was forked in this moment, of the one thing that is open here and
+// whose path begins so.
 func copyOfOpen(t *testing.T, prefix string) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
@@ -128,8 +133,8 @@ func copyOfOpen(t *testing.T, prefix string) int {
 	return -1
 }
 
-// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may be long. It goes with the
-// shim, and where a link leads nothing does.
+// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may
+// be long. It goes with the shim, and where a link leads nothing does.
 func TestTrapT8OddThings(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
@@ -142,8 +147,8 @@ func TestTrapT8OddThings(t *testing.T) {
 
 	precious = filepath.Join(shortDir(t), "precious")
 	writeFile(t, precious, "somebody's", 0o600)
-	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link", "mkdir -p closed/below",
-		"mkfifo closed/fifo", "chmod 0 closed .", "exit 3") // which looks whether anything is left
+	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link",
+		"mkdir -p closed/below", "mkfifo closed/fifo", "chmod 0 closed .", "exit 3") // which looks whether anything is left
 	checkText(t, err, "exited with code 3")
 	checkFile(t, precious)
 }
@@ -161,7 +166,9 @@ func plant(t *testing.T, dir, precious string) {
 	tree, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	errs := []error{
 		err, socket.Close(), unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600), os.MkdirAll(filepath.Join(closed, "below"), 0o700),
-		os.Symlink(filepath.Dir(precious), filepath.Join(dir, "link")), os.Symlink(precious, filepath.Join(closed, "link")),
+		os.Symlink(
+			filepath.Dir(precious), filepath.Join(dir, "link"),
+		), os.Symlink(precious, filepath.Join(closed, "link")),
 		os.Link(precious, filepath.Join(dir, "hard")), os.Chmod(closed, 0),
 	}
 	for range 2500 { // "deep/" so often is three times the longest path

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	hclog "github.com/hashicorp/go-hclog"
+
+	"holdfast/internal/display"
 )
 
 const (
@@ -183,26 +182,8 @@ func asText(raw json.RawMessage) (string, bool) {
 
 // printable escapes invalid UTF-8 and what a terminal would act on, newlines too.
 func printable(text []byte) string {
-	if utf8.Valid(text) && !bytes.ContainsFunc(text, unsafeRune) {
-		return string(text)
-	}
-	var out strings.Builder
-	for len(text) > 0 {
-		c, size := utf8.DecodeRune(text)
-		switch {
-		case c == utf8.RuneError && size == 1:
-			fmt.Fprintf(&out, `\x%02x`, text[0])
-		case unsafeRune(c):
-			out.WriteString(strings.Trim(strconv.QuoteRune(c), "'"))
-		default:
-			out.WriteRune(c)
-		}
-		text = text[size:]
-	}
-	return out.String()
+	return strings.ReplaceAll(display.Escape(string(text)), "\n", `\n`)
 }
-
-func unsafeRune(r rune) bool { return !unicode.IsPrint(r) && r != '\t' }
 
 // budget bounds lines and bytes per second, with a second's worth at once.
 type budget struct {

@@ -83,8 +83,9 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// Add stores the binary at path. want is its SHA-256 in hexadecimal; if empty, the content of the file path.sha256; without
-// such a file the digest is computed and trusted. If the digest differs, Add returns ErrInvalid and changes nothing.
+// Add stores the binary at path. want is its SHA-256 in hexadecimal; if empty, the content of the file path.sha256;
+// without such a file the digest is computed and trusted. If the digest differs, Add returns ErrInvalid and changes
+// nothing.
 //
 // A binary that is stored already is verified, not written: a full disk prevents only a new one, with ErrExhausted. If
 // nothing is at path, Add uses the stored copy of the wanted digest. known is the digest to use then if none is wanted:
@@ -117,16 +118,18 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 // recall uses the stored copy in place of a binary that is gone.
 func (s *Store) recall(ctx context.Context, sum string, gone error) (Digest, error) {
 	if sum == "" {
-		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; no copy of it is known in %s: install the binary at that path, "+
-			"or give the path of another", gone, s.dir)
+		return Digest{}, registry.Errorf(registry.ErrNotFound,
+			"%w; no copy of it is known in %s: install the binary at that path, "+
+				"or give the path of another", gone, s.dir)
 	}
 	img, err := s.verified(ctx, sum)
 	if ctx.Err() != nil {
 		return Digest{}, context.Cause(ctx)
 	}
 	if err != nil {
-		return Digest{}, registry.Errorf(registry.ErrNotFound, "%w; install the binary at that path: its stored copy cannot be used "+
-			"instead (%w)", gone, err)
+		return Digest{}, registry.Errorf(registry.ErrNotFound,
+			"%w; install the binary at that path: its stored copy cannot be used "+
+				"instead (%w)", gone, err)
 	}
 	s.use(img)
 	return Digest{SHA256: sum, SourceGone: true}, nil
@@ -233,8 +236,8 @@ func checkBinary(f *os.File) error {
 	case st.Mode&0o002 != 0:
 		return registry.Errorf(registry.ErrDenied, "everybody can write to the shim %s: chmod o-w it", f.Name())
 	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return registry.Errorf(registry.ErrDenied, "the shim %s belongs to uid %d, who can change it: it must be yours or root's",
-			f.Name(), st.Uid)
+		return registry.Errorf(registry.ErrDenied,
+			"the shim %s belongs to uid %d, who can change it: it must be yours or root's", f.Name(), st.Uid)
 	case st.Mode&0o111 == 0:
 		return registry.Invalid("the shim %s is not executable: chmod +x it", f.Name())
 	case st.Size == 0:
@@ -269,8 +272,9 @@ func checkSum(src *os.File, sum, want string) error {
 	if want == "" || sum == want {
 		return nil
 	}
-	return registry.Invalid("the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; install the right binary, or "+
-		"correct the digest", src.Name(), sum, want)
+	return registry.Invalid(
+		"the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; install the right binary, or "+
+			"correct the digest", src.Name(), sum, want)
 }
 
 // hashInto copies from src to dst and returns the SHA-256 of what it copied.

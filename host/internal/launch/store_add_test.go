@@ -106,7 +106,8 @@ func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 	if err != nil || again != first {
 		t.Errorf("%+v, %v; before %+v", again, err, first)
 	}
-	_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: again, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
+	_, err = launch.Start(t.Context(),
+		launch.Options{Store: store, Digest: again, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
 	checkText(t, err, "exited with code 9")
 	checkRan(t, work, "good")
 	_, err = store.Add(t.Context(), newer, "", "")
@@ -182,7 +183,8 @@ func checkNone(t *testing.T, what string, err error) {
 	}
 }
 
-// The binary at the path is gone, as after an upgrade that was cut short: the stored copy of what was there last is used.
+// The binary at the path is gone, as after an upgrade that was cut short: the stored copy of what was there last is
+// used.
 func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 	t.Parallel()
 	work := shortDir(t)
@@ -205,7 +207,8 @@ func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 		if err != nil || got != (launch.Digest{SHA256: known.SHA256, SourceGone: true}) {
 			t.Errorf("%+v, %v", got, err)
 		}
-		_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: got, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
+		_, err = launch.Start(t.Context(),
+			launch.Options{Store: store, Digest: got, RunDir: filepath.Join(work, "run"), StartTimeout: patience})
 		checkText(t, err, "exited with code 9")
 		checkRan(t, work, "good")
 	}

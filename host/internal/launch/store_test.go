@@ -135,7 +135,8 @@ func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 	checkEmpty(t, dir)
 }
 
-// Those in use are among the three, and none of them is ever removed. Where nobody says which are to be kept, those that were used last are.
+// Those in use are among the three, and none of them is ever removed. Where nobody says which are to be kept, those
+// that were used last are.
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
@@ -198,7 +199,8 @@ func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
 	checkStored(t, dir, sums[1], sums[7], sums[8])
 }
 
-// stalled is a context with which nothing goes on that looks at it: as a disk that is slow, or processors that are wanted by others.
+// stalled is a context with which nothing goes on that looks at it: as a disk that is slow, or processors that are
+// wanted by others.
 type stalled struct {
 	context.Context
 	begun, goOn chan struct{}
@@ -215,7 +217,8 @@ func (s stalled) Err() error {
 	return s.Context.Err()
 }
 
-// A restart after a crash has calls to serve, and a swap has time: what is being read for it is not waited for, nor is it to let a shim end.
+// A restart after a crash has calls to serve, and a swap has time: what is being read for it is not waited for, nor
+// is it to let a shim end.
 func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	t.Parallel()
 	store, _ := openStore(t)

@@ -30,7 +30,7 @@ func TestTrapT1HostileStderr(t *testing.T) {
 	kill(t, p) // all that was written is read by then
 	text := log.text()
 	for _, want := range []string{
-		`{\"@message\":5}`, `"@message":"level is an object"`, `not \\xff UTF-8 \\x1b[31mred`, "more bytes]",
+		`{\"@message\":5}`, `"@message":"level is an object"`, `not \\xff UTF-8 \\u001b[31mred`, "more bytes]",
 		`"@level":"warn","@message":"still here"`, `"deep":"{\"a\":[\"\\u001b[2J\"]}","n":"1e999"`,
 	} {
 		if !strings.Contains(text, want) {
@@ -220,7 +220,8 @@ func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 		t.Fatalf("the log was not written: %q, %v", got, err)
 	}
 	kill(t, p)
-	if text := log.text(); !strings.Contains(text, "log lines dropped") || strings.Count(text, `"@message":"many words`) < 1000 {
+	if text := log.text(); !strings.Contains(text, "log lines dropped") ||
+		strings.Count(text, `"@message":"many words`) < 1000 {
 		t.Errorf("the log has %d lines and no count of the dropped", strings.Count(text, `"@message":"many words`))
 	}
 }
@@ -260,7 +261,8 @@ func TestTrapT6EndlessFirstLine(t *testing.T) {
 	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
 }
 
-// Both outputs without an end, in lines of 1 MiB, while the shim serves: it is answered, heard within bounds, and dies when it has to.
+// Both outputs without an end, in lines of 1 MiB, while the shim serves: it is answered, heard within bounds, and
+// dies when it has to.
 func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	t.Parallel()
 	log := newLog()
@@ -293,7 +295,8 @@ func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 	}
 }
 
-// checkOrphansAreRemoved is the other half of T8: what a killed host has left goes away at the next start, and nothing else.
+// checkOrphansAreRemoved is the other half of T8: what a killed host has left goes away at the next start, and
+// nothing else.
 func checkOrphansAreRemoved(t *testing.T, runDir string) {
 	left, err := filepath.Glob(filepath.Join(runDir, "shim-*"))
 	if err != nil || len(left) != 1 {
@@ -356,8 +359,8 @@ func TestDeathBySignalAtStart(t *testing.T) {
 	checkText(t, err, "killed by signal 11", "going down")
 }
 
-// T12: memory, descriptors and goroutines of the host grow with each plugin. What 24 lives leave would show, once each is enough.
-// Not parallel: it counts what this process has.
+// T12: memory, descriptors and goroutines of the host grow with each plugin. What 24 lives leave would show, once
+// each is enough. Not parallel: it counts what this process has.
 func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	opts := options(t, "plain")
 	leavesNothing(t, 6, func() {
@@ -387,8 +390,8 @@ func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
 	})
 }
 
-// leavesNothing does something once, as what is made once is made then, and so often twice. What a process has stays the same; its heap does in the
-// second half, but for a tenth.
+// leavesNothing does something once, as what is made once is made then, and so often twice. What a process has stays
+// the same; its heap does in the second half, but for a tenth.
 func leavesNothing(t *testing.T, half int, do func()) {
 	t.Helper()
 	idle := runtime.NumGoroutine()

@@ -80,7 +80,8 @@ func TestTrapT13BinaryWrittenInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeFile(t, filepath.Join(dir, "store", digest.SHA256), script(dir, "evil"), 0o700)
-	_, err = launch.Start(t.Context(), launch.Options{Store: store, Digest: digest, RunDir: dir, StartTimeout: patience})
+	_, err = launch.Start(t.Context(),
+		launch.Options{Store: store, Digest: digest, RunDir: dir, StartTimeout: patience})
 	checkText(t, err, "was changed")
 	checkKind(t, err, registry.ErrDamaged)
 	checkRan(t, dir)
@@ -112,7 +113,17 @@ func TestTrapT14Environment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"PATH", "TMPDIR", "LANG", "GORACE", "GOCOVERDIR", "BOTH", shimMode, "HOLDFAST_SHIM", "HOLDFAST_LIFE_FD"}
+	allowed := []string{
+		"PATH",
+		"TMPDIR",
+		"LANG",
+		"GORACE",
+		"GOCOVERDIR",
+		"BOTH",
+		shimMode,
+		"HOLDFAST_SHIM",
+		"HOLDFAST_LIFE_FD",
+	}
 	env := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
 	for _, pair := range env {
 		name, _, _ := strings.Cut(pair, "=")
@@ -145,7 +156,8 @@ func TestTrapT15OneMountNamespace(t *testing.T) {
 	}
 }
 
-// A shim that is in another one, by its start or by one thread of it, is refused: what it mounts would never reach the host.
+// A shim that is in another one, by its start or by one thread of it, is refused: what it mounts would never reach
+// the host.
 func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -244,8 +256,9 @@ func TestTrapT16ImpostorAtTheSocket(t *testing.T) {
 		writeFile(t, ready+".done", "", 0o600)
 	}()
 	cert := certificate(t)
-	_, err := startScript(t, patience, "echo $PLUGIN_UNIX_SOCKET_DIR >"+ready, "until [ -e "+ready+".done ]; do :; done",
-		"echo \"1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/plugin1|grpc|"+cert+"\"", "exec sleep 1000")
+	_, err := startScript(t, patience, "echo $PLUGIN_UNIX_SOCKET_DIR >"+ready,
+		"until [ -e "+ready+".done ]; do :; done", "echo \"1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/plugin1|grpc|"+cert+"\"",
+		"exec sleep 1000")
 	checkText(t, err, fmt.Sprintf("process %d (uid", os.Getpid()), "listens at the shim's socket, not the shim")
 }
 
