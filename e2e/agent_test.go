@@ -1,12 +1,11 @@
 package e2e
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
+	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,376 +14,352 @@ import (
 	"holdfast/host"
 	"holdfast/host/agent/control"
 	"holdfast/internal/csifake"
-	"holdfast/internal/csifake/journal"
 )
 
-// station is an agent on a machine of its own, which runs a scripted plugin.
-type station struct {
-	*machine
-	t      *testing.T
-	client *control.Client
-	strict bool // also beside what a dead shim has left at a plugin no other call may be made
-}
+// middle is a moment in the middle of a CSI call for the volume "disk".
+type middle struct{ rpc, when string }
 
-// newStation starts an agent. At the test's end nothing may be left on the real machine, and the plugin's journal must be legal.
-func newStation(t *testing.T, args ...string) *station {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("real mounts need root")
-	}
-	t.Parallel()
-	return startStation(t, args...)
-}
-
-// startStation starts an agent; args are more arguments of it.
-func startStation(t *testing.T, args ...string) *station {
-	t.Helper()
-	m, err := newMachine()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &station{machine: m, t: t, client: control.NewClient(m.socket())}
-	t.Cleanup(s.leave)
-	s.must(s.start(args...))
-	return s
-}
-
-func (s *station) leave() {
-	if !s.t.Failed() {
-		s.must(s.end(unix.SIGTERM))
-		for _, what := range s.eventuallyLeft() {
-			s.t.Error("left behind:", what)
+// holdCalls has the plugin stop at each of the moments until release is called for it.
+func (a *agentEnv) holdCalls(moments []middle) {
+	var rules []string
+	for _, m := range moments {
+		volume := csifake.VolumeID("disk")
+		if m.rpc == "CreateVolume" {
+			volume = "" // the call has no id yet
 		}
-		for _, v := range csifake.Check(s.path("journal"), journal.Options{Settled: true, Strict: s.strict}) {
-			s.t.Errorf("journal: %s", v)
-			s.before(v)
-		}
+		rules = append(rules, fmt.Sprintf(`{"rpc": %q, "volume": %q, "times": 1, "when": %q, "until": %q}`,
+			m.rpc, volume, m.when, a.path("go-"+m.rpc)))
 	}
-	if s.t.Failed() && s.agent != nil {
-		_ = s.end(unix.SIGKILL)
-	}
-	if s.t.Failed() {
-		s.t.Log(s.said())
-		_ = tellCalls(s.t.Output(), s.path("journal"))
-	}
-	if err := s.sweep(); err != nil {
-		s.t.Error(err)
-	}
+	a.must(os.WriteFile(a.path("script"), []byte("["+strings.Join(rules, ",")+"]"), 0o600))
 }
 
-// before logs what the journal has of the violation's volume shortly before it: who called what, and who has gone.
-func (s *station) before(v journal.Violation) {
-	lines, err := journal.Read(s.path("journal"))
-	if err != nil || v.Line == 0 {
-		return
-	}
-	for i, l := range lines[max(0, v.Line-40):v.Line] {
-		if l.Volume == lines[v.Line-1].Volume {
-			s.t.Logf("line %d: %s %s call %d of %d, request %.8s, beside %v: %s", max(0, v.Line-40)+i+1, l.Kind, l.RPC, l.Call, l.Peer, l.Hash, l.Beside, l.Code)
-		}
-	}
-}
-
-func (s *station) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *station) ctx() context.Context { return context.WithoutCancel(s.t.Context()) }
-
-// wait returns when it is so.
-func (s *station) wait(what string, so func() bool) {
-	s.t.Helper()
-	s.must(until(s.ctx(), what, so))
-}
-
-// file is a text of testdata/hcl with the values of its variables.
-func (s *station) file(name string, replace ...string) (control.Submission, error) {
-	text, err := os.ReadFile(filepath.Join("testdata/hcl", name))
-	src := control.Submission{Name: name, Text: []byte(strings.NewReplacer(replace...).Replace(string(text)))}
-	if name == "fake.hcl" {
-		src.Variables = map[string]string{"d": s.dir, "csifake": filepath.Join(bin, "csifake")}
-	}
-	return src, err
-}
-
-// submit runs a job, and waits until its task runs.
-func (s *station) submit(name string, replace ...string) error {
-	src, err := s.file(name, replace...)
-	if err != nil {
-		return err
-	}
-	var id string
-	err = s.insist("run "+name, func() error {
-		job, err := s.client.RunJob(s.ctx(), src, false)
-		id = job.ID
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return until(s.ctx(), "job "+id+" runs", func() bool { return s.pid(id) != 0 })
-}
-
-// create makes a volume of the scripted plugin.
-func (s *station) create(id string) error {
-	src, err := s.file("disk.volume.hcl", `"disk"`, fmt.Sprintf("%q", id))
-	if err != nil {
-		return err
-	}
-	return s.insist("create "+id, func() error {
-		_, err := s.client.CreateVolume(s.ctx(), src)
-		return err
-	})
-}
-
-func (s *station) delete(id string) error {
-	return s.insist("delete "+id, func() error {
-		err := s.client.DeleteVolume(s.ctx(), host.VolumeName{Namespace: "default", ID: host.VolumeID(id)})
-		if errors.Is(err, host.ErrNotFound) {
-			return nil // an earlier try, whose answer was lost
-		}
-		return err
-	})
-}
-
-// insist does what a person would: it asks again while no agent answers or what is asked for is not possible yet.
-func (s *station) insist(what string, do func() error) error {
-	var last error
-	err := until(s.ctx(), what, func() bool { last = do(); return last == nil })
-	return errors.Join(err, last)
-}
-
-// stop has a job end and be forgotten, and waits until nothing of it is there.
-func (s *station) stop(id string) error {
-	err := s.insist("stop "+id, func() error {
-		err := s.client.StopJob(s.ctx(), id, true, false)
-		if errors.Is(err, host.ErrNotFound) {
-			return nil
-		}
-		return err
-	})
-	return errors.Join(err, until(s.ctx(), id+" is gone", func() bool {
-		all, err := s.client.Allocs(s.ctx())
-		return err == nil && !slices.ContainsFunc(all, func(a control.Alloc) bool { return a.Job == id })
-	}))
-}
-
-// alloc is the newest of the job.
-func (s *station) alloc(job string) control.Alloc {
-	all, err := s.client.Allocs(s.ctx())
-	if err != nil {
-		return control.Alloc{}
-	}
-	slices.Reverse(all)
-	if i := slices.IndexFunc(all, func(a control.Alloc) bool { return a.Job == job }); i >= 0 {
-		return all[i]
-	}
-	return control.Alloc{}
-}
-
-// pid is the process of the job's one task.
-func (s *station) pid(job string) int {
-	if a := s.alloc(job); len(a.Tasks) == 1 {
-		return a.Tasks[0].PID
-	}
-	return 0
-}
-
-// hold has the plugin stop in the middle of a call for the volume "disk", once, before or after its effect, until it may go on.
-func (s *station) hold(rpc, when string) {
-	volume := string(csifake.VolumeID("disk"))
-	if !journal.Mutates(rpc) || rpc == "CreateVolume" {
-		volume = ""
-	}
-	rule := fmt.Sprintf(`[{"rpc": %q, "volume": %q, "times": 1, "when": %q, "until": %q}]`, rpc, volume, when, s.path("go"))
-	s.must(os.WriteFile(s.path("script"), []byte(rule), 0o600))
-}
-
-func (s *station) goOn() { s.must(os.WriteFile(s.path("go"), nil, 0o600)) }
-
-// inTheMiddle returns when the plugin has begun such a call and not answered it.
-func (s *station) inTheMiddle(rpc, when string, done <-chan error) {
-	s.t.Helper()
-	backend := csifake.NewBackend(s.path("backend"))
-	s.wait("the plugin is in the middle of "+rpc, func() bool {
+// waitInTheMiddle waits until the plugin is at the moment.
+func (a *agentEnv) waitInTheMiddle(m middle, done <-chan error) {
+	a.t.Helper()
+	backend := csifake.NewBackend(a.path("backend"))
+	a.waitUntil("the plugin is in the middle of "+m.rpc, func() bool {
 		select {
 		case err := <-done:
-			s.t.Fatalf("%s was never called: %v", rpc, err)
+			a.t.Fatalf("%s was never called: %v", m.rpc, err)
 		default:
 		}
-		calls, err := csifake.Calls(s.path("journal"), rpc)
+		calls, err := csifake.Calls(a.path("journal"), m.rpc)
 		if err != nil || len(calls) == 0 || calls[len(calls)-1].End != nil {
 			return false
 		}
-		return when == "before" || rpc == "GetPluginInfo" || s.effective(backend, rpc)
+		return m.when == "before" || tookEffect(backend, m.rpc)
 	})
 }
 
-// effective says whether the backend has the effect of a call for "disk".
-func (s *station) effective(b *csifake.Backend, rpc string) bool {
+// tookEffect reports whether the backend has the effect of a call for "disk".
+func tookEffect(b *csifake.Backend, rpc string) bool {
 	all, err := b.Volumes()
-	if err != nil {
-		return false
-	}
-	v, there := all[csifake.VolumeID("disk")]
-	switch rpc {
-	case "CreateVolume":
-		return there
-	case "DeleteVolume":
-		return !there
-	case "ControllerPublishVolume":
-		return len(v.Attached) > 0
-	case "ControllerUnpublishVolume":
-		return len(v.Attached) == 0
-	case "NodeStageVolume":
-		return len(v.Staged) > 0
-	case "NodeUnstageVolume":
-		return len(v.Staged) == 0
-	case "NodePublishVolume":
-		return len(v.Published) > 0
-	case "NodeUnpublishVolume":
-		return len(v.Published) == 0
-	}
-	return true
+	v, exists := all[csifake.VolumeID("disk")]
+	effect, known := map[string]bool{
+		"CreateVolume": exists, "DeleteVolume": !exists,
+		"ControllerPublishVolume": len(v.Attached) > 0, "ControllerUnpublishVolume": len(v.Attached) == 0,
+		"NodeStageVolume": len(v.Staged) > 0, "NodeUnstageVolume": len(v.Staged) == 0,
+		"NodePublishVolume": len(v.Published) > 0, "NodeUnpublishVolume": len(v.Published) == 0,
+	}[rpc]
+	return err == nil && (effect || !known)
 }
 
-// story is a volume's whole life, with a job that uses it and ends.
-func (s *station) story() error {
-	if err := s.create("disk"); err != nil {
-		return err
+// killInTheMiddle runs a scenario during which kill is called at each of the moments.
+func killInTheMiddle(t *testing.T, moments []middle, kill func(*agentEnv)) {
+	slow(t)
+	a := newAgentEnv(t)
+	a.startBystander()
+	a.holdCalls(moments)
+	done := background(a.scenario)
+	for _, m := range moments {
+		t.Log("in the middle of", m)
+		a.waitInTheMiddle(m, done)
+		kill(a)
+		a.must(os.WriteFile(a.path("go-"+m.rpc), nil, 0o600))
 	}
-	if err := s.submit("batch.hcl", "FINISH", s.path("finish")); err != nil {
-		return err
-	}
-	if err := os.WriteFile(s.path("finish"), nil, 0o600); err != nil {
-		return err
-	}
-	err := until(s.ctx(), "the job batch is complete", func() bool { return s.alloc("batch").State == "complete" })
-	if err != nil {
-		return fmt.Errorf("%w; it is %+v", err, s.alloc("batch"))
-	}
-	return errors.Join(s.stop("batch"), s.delete("disk"))
+	a.must(<-done)
+	a.stopBystander()
 }
 
-// bystand starts the plugin, and a job whose volume nobody is going to touch.
-func (s *station) bystand() {
-	s.t.Helper()
-	s.must(s.submit("fake.hcl"))
-	s.must(s.create("kept"))
-	s.must(s.submit("user.hcl", "source          = \"disk\"", "source          = \"kept\""))
+// The agent is killed in the middle of each call, before and after its effect. The next agent adopts the tasks, and the
+// job continues.
+func TestAgentKilledInTheMiddle(t *testing.T) {
+	for _, when := range []string{"before", "after"} {
+		t.Run(when, func(t *testing.T) {
+			var moments []middle
+			for _, rpc := range everyCall {
+				moments = append(moments, middle{rpc, when})
+			}
+			killInTheMiddle(t, moments, func(a *agentEnv) {
+				plugin, user := a.pid("fake"), a.pid("user")
+				a.killAgent()
+				a.must(a.startAgent())
+				if a.pid("fake") != plugin || a.pid("user") != user || !alive(plugin) || !alive(user) {
+					t.Errorf("plugin and user were processes %d and %d, and are %d and %d", plugin, user, a.pid("fake"), a.pid("user"))
+				}
+			})
+		})
+	}
 }
 
-// settle takes down what bystand has set up.
-func (s *station) settle() {
-	s.t.Helper()
-	s.must(s.stop("user"))
-	s.must(s.delete("kept"))
-	s.must(s.stop("fake"))
-}
-
-var everyCall = []string{
-	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
-	"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
-}
-
-// middle is a story during which someone is killed in the middle of a call.
-func middle(t *testing.T, rpc, when string, kill func(*station)) {
-	t.Run(rpc+"/"+when, func(t *testing.T) {
-		s := newStation(t)
-		s.bystand()
-		s.hold(rpc, when)
-		done := make(chan error, 1)
-		go func() { done <- s.story() }()
-		s.inTheMiddle(rpc, when, done)
-		kill(s)
-		s.goOn()
-		s.must(<-done)
-		s.settle()
+// The plugin's task is killed in the middle of calls. It is restarted under its policy, and the calls continue there.
+func TestPluginTaskKilledInTheMiddle(t *testing.T) {
+	killInTheMiddle(t, []middle{
+		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "after"}, {"NodeUnstageVolume", "after"},
+	}, func(a *agentEnv) {
+		plugin := a.pid("fake")
+		a.must(unix.Kill(plugin, unix.SIGKILL))
+		a.waitNewTask("fake", plugin)
 	})
 }
 
-// killAgent kills it with no chance to say anything, and starts the next one once its shim has gone too.
-func killAgent(s *station) {
-	plugin, user := s.pid("fake"), s.pid("user")
-	_ = s.end(unix.SIGKILL)
-	s.must(s.start())
-	if s.pid("fake") != plugin || s.pid("user") != user || !alive(plugin) || !alive(user) {
-		s.t.Errorf("plugin and user were processes %d and %d, and are %d and %d", plugin, user, s.pid("fake"), s.pid("user"))
+// Agent, shim and plugin are killed together. What was mounted is taken up and taken down.
+func TestAllKilledInTheMiddle(t *testing.T) {
+	killInTheMiddle(t, []middle{
+		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "before"}, {"NodeUnstageVolume", "after"},
+	}, func(a *agentEnv) {
+		shim, err := a.client.Shim(a.ctx())
+		a.must(err)
+		plugin, user := a.pid("fake"), a.pid("user")
+		a.must(unix.Kill(shim.PID, unix.SIGKILL))
+		a.must(unix.Kill(plugin, unix.SIGKILL))
+		a.killAgent()
+		a.must(a.startAgent())
+		if a.pid("user") != user || !alive(user) {
+			t.Errorf("the user was process %d, and is %d", user, a.pid("user"))
+		}
+		a.waitNewTask("fake", plugin)
+	})
+}
+
+// Tasks end while no agent runs. The next agent learns how, releases their volumes, and restarts a plugin that died.
+func TestTasksEndWhileNoAgentRuns(t *testing.T) {
+	a := newAgentEnv(t)
+	a.startBystander()
+	a.must(a.create("disk"))
+	a.must(a.runJob("batch.hcl", "FINISH", a.path("finish")))
+	batch, plugin, user := a.pid("batch"), a.pid("fake"), a.pid("user")
+	shim, err := a.client.Shim(a.ctx())
+	a.must(err)
+	a.killAgent()
+	a.waitUntil("the shim exits with its host", func() bool { return !alive(shim.PID) })
+	a.must(os.WriteFile(a.path("finish"), nil, 0o600))
+	a.must(unix.Kill(plugin, unix.SIGKILL))
+	a.waitUntil("the tasks have ended", func() bool { return !alive(batch) && !alive(plugin) })
+	a.must(a.startAgent())
+	a.waitUntil("the job batch is complete", func() bool { return a.alloc("batch").State == "complete" })
+	if code := a.alloc("batch").Tasks[0].ExitCode; code == nil || *code != 0 {
+		t.Errorf("the task's exit code is %v", code)
+	}
+	if alloc := a.alloc("fake"); alloc.Tasks[0].Attempt != 2 {
+		t.Errorf("the plugin's task is at attempt %d", alloc.Tasks[0].Attempt)
+	}
+	if a.pid("user") != user || !alive(user) {
+		t.Errorf("the user was process %d, and is %d", user, a.pid("user"))
+	}
+	a.must(a.stopJob("batch"))
+	a.must(a.delete("disk"))
+	a.stopBystander()
+}
+
+func (a *agentEnv) killAgent() {
+	a.t.Helper()
+	if err := a.endAgent(unix.SIGKILL); err == nil {
+		a.t.Fatal("the agent ended well before it was killed")
 	}
 }
 
-// The agent is killed in the middle of each call, before and after its effect. The next one adopts the tasks, and the job goes on.
-func TestAgentKilledInTheMiddle(t *testing.T) {
-	slow(t)
-	for _, rpc := range everyCall {
-		for _, when := range []string{"before", "after"} {
-			middle(t, rpc, when, killAgent)
+// swap has the agent replace its shim, and repeats a swap that took too long.
+func (a *agentEnv) swap(path string) (report host.SwapReport) {
+	a.t.Helper()
+	a.must(a.retry("swap to "+path, func() (err error) {
+		report, err = a.client.Swap(a.ctx(), control.Replacement{Path: path, By: "tester"})
+		return err
+	}))
+	return report
+}
+
+// While shims are replaced, tasks stay the same processes, all mounts stay, no plugin gets a call, and each synced write
+// through a volume succeeds.
+func TestDataPathUntouched(t *testing.T) {
+	a := newAgentEnv(t)
+	a.must(a.runJob("fake.hcl"))
+	a.must(a.create("disk"))
+	writer := "while true; do if dd if=/dev/zero of=/disk/block bs=512 count=8 conv=fsync 2>/disk/output; " +
+		"then echo good >>/disk/written; else cat /disk/output >>/disk/failed; fi; sleep 0.02; done"
+	a.must(a.runJob("user.hcl", "while true; do sleep 0.1; done", writer))
+	written := func() int { return strings.Count(a.volumeFile("written"), "good") }
+	a.waitUntil("the user writes", func() bool { return written() > 0 })
+	before := a.snapshot("fake", "user")
+	if before.mounts == "" || !strings.Contains(before.calls, publishOK) {
+		t.Fatalf("nothing is mounted: %+v", before)
+	}
+	shims, err := alternateShims()
+	a.must(err)
+	for n := range 5 {
+		was := written()
+		report := a.swap(shims[n%2].Path)
+		a.waitUntil("the user still writes", func() bool { return written() > was })
+		if now := a.snapshot("fake", "user"); now != before {
+			t.Errorf("the swap %+v changed what runs:\n%+v\nand now\n%+v", report, before, now)
+		}
+	}
+	if failed := a.volumeFile("failed"); failed != "" {
+		t.Errorf("writes failed: %s", failed)
+	}
+	a.must(a.client.Events(a.ctx(), 0, false, func(event host.Event) error {
+		switch event.Kind {
+		case "unhealthy", "deregistered", "restart asked", "mount lost", "unpublished", "unstaged", "step failed", "task deregistered":
+			t.Errorf("over swaps: %s", event)
+		}
+		return nil
+	}))
+	plugin := a.pid("fake")
+	a.must(unix.Kill(plugin, unix.SIGKILL))
+	a.waitNewTask("fake", plugin)
+	if a.snapshot("fake", "user") == before {
+		t.Error("a restarted plugin does not show in the snapshot")
+	}
+	a.must(a.stopJob("user"))
+	a.must(a.delete("disk"))
+	a.must(a.stopJob("fake"))
+}
+
+// recordLosses are ways to lose agent.db.
+var recordLosses = map[string]func(path string) error{
+	"removed":   os.Remove,
+	"emptied":   func(path string) error { return os.Truncate(path, 0) },
+	"truncated": func(path string) error { return os.Truncate(path, 3*int64(os.Getpagesize())) },
+}
+
+// startWriter starts the plugin and a writer on a volume of it.
+func (a *agentEnv) startWriter() snapshot {
+	a.t.Helper()
+	a.must(a.runJob("fake.hcl"))
+	a.must(a.create("kept"))
+	a.must(a.runJob("writer.hcl", "FAILED", a.path("failed")))
+	a.waitUntil("the writer writes", func() bool { return a.volumeFile("line") != "" })
+	return a.snapshot("fake", "writer")
+}
+
+// loseRecords kills the agent, damages agent.db, and checks that the next agent refuses to start.
+func (a *agentEnv) loseRecords(damage func(path string) error) {
+	a.t.Helper()
+	a.killAgent()
+	a.must(damage(a.path("s/agent/agent.db")))
+	err := a.startAgent()
+	if err == nil {
+		a.t.Fatal("the agent starts and does not know the writer")
+	}
+	for _, want := range []string{"agent.db", "--recover=adopt", "--recover=stop"} {
+		if !strings.Contains(err.Error(), want) {
+			a.t.Errorf("the refusal does not mention %s: %v", want, err)
 		}
 	}
 }
 
-// The plugin's task is killed in the middle of a call: it is started again under its restart policy, and the call goes on there.
-func TestPluginTaskKilledInTheMiddle(t *testing.T) {
-	slow(t)
-	for _, rpc := range []string{"NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"} {
-		middle(t, rpc, "after", func(s *station) {
-			plugin := s.pid("fake")
-			s.must(unix.Kill(plugin, unix.SIGKILL))
-			s.wait("the plugin's next attempt", func() bool { now := s.pid("fake"); return now != 0 && now != plugin })
+// checkLines fails the test unless the writer's lines are 1, 2, 3 and so on, and returns their number. The last may be cut.
+func (a *agentEnv) checkLines() int {
+	a.t.Helper()
+	lines := strings.Split(a.volumeFile("line"), "\n")
+	for i, l := range lines[:len(lines)-1] {
+		if l != strconv.Itoa(i+1) {
+			a.t.Fatalf("line %d is %q", i+1, l)
+		}
+	}
+	if failed, err := os.ReadFile(a.path("failed")); err == nil {
+		a.t.Fatalf("writes failed: %s", failed)
+	}
+	return len(lines) - 1
+}
+
+// waitLines waits until the writer has written more lines.
+func (a *agentEnv) waitLines() {
+	a.t.Helper()
+	was := a.checkLines()
+	a.waitUntil("the writer still writes", func() bool { return a.checkLines() > was })
+}
+
+// An agent that has lost its records refuses to start while a writer runs. With --recover=adopt it touches neither writer,
+// plugin nor volume.
+func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
+	for name, damage := range recordLosses {
+		t.Run(name, func(t *testing.T) {
+			a := newAgentEnv(t)
+			before := a.startWriter()
+			a.loseRecords(damage)
+			a.must(a.startAgent("--recover=adopt"))
+			if before.mounts == "" || strings.Contains(before.calls, "Unpublish") || strings.Contains(before.calls, "Unstage") {
+				t.Fatalf("the volume was taken away: %+v", before)
+			}
+			a.waitLines()
+			found, err := a.client.Doctor(a.ctx(), control.Consultation{})
+			a.must(err)
+			if len(found.Findings) > 0 {
+				t.Errorf("doctor finds %+v", found.Findings)
+			}
+			a.killAgent()
+			a.must(a.startAgent()) // without --recover
+			if now := a.snapshot("fake", "writer"); now != before {
+				t.Errorf("what runs was touched:\n%+v\nand now\n%+v", before, now)
+			}
+			a.checkLines()
+			a.must(a.stopJob("writer"))
+			a.must(a.delete("kept"))
+			a.must(a.stopJob("fake"))
 		})
 	}
 }
 
-// Agent, shim and plugin are killed together, as by a machine that runs out of memory. What was mounted is taken up and taken down.
-func TestAllKilledInTheMiddle(t *testing.T) {
-	slow(t)
-	for rpc, when := range map[string]string{"NodeStageVolume": "after", "NodePublishVolume": "after", "NodeUnpublishVolume": "before", "NodeUnstageVolume": "after"} {
-		middle(t, rpc, when, func(s *station) {
-			shim, err := s.client.Shim(s.ctx())
-			s.must(err)
-			plugin, user := s.pid("fake"), s.pid("user")
-			for _, pid := range []int{shim.PID, plugin} {
-				s.must(unix.Kill(pid, unix.SIGKILL))
-			}
-			_ = s.end(unix.SIGKILL)
-			s.must(s.start())
-			if s.pid("user") != user || !alive(user) {
-				s.t.Errorf("the user was process %d, and is %d", user, s.pid("user"))
-			}
-			s.wait("the plugin's next attempt", func() bool { now := s.pid("fake"); return now != 0 && now != plugin })
-		})
-	}
+// With --recover=stop the writer is stopped and its volume released before its plugin ends, as the journal shows.
+func TestTasksOfLostRecordsAreStoppedInOrder(t *testing.T) {
+	a := newAgentEnv(t)
+	a.startWriter()
+	a.loseRecords(recordLosses["emptied"])
+	a.must(a.startAgent("--recover=stop"))
+	a.waitUntil("all is stopped", func() bool {
+		all, err := a.client.Allocs(a.ctx())
+		jobs, err2 := a.client.Jobs(a.ctx())
+		return err == nil && err2 == nil && len(all)+len(jobs) == 0
+	})
+	a.checkLines()
+	a.must(a.runJob("fake.hcl"))
+	a.must(a.delete("kept"))
+	a.must(a.stopJob("fake"))
 }
 
-// A task ends while nobody is there to see it. The next agent learns how, gives its volume back, and starts a plugin that died meanwhile.
-func TestTasksEndWhileNoAgentRuns(t *testing.T) {
-	s := newStation(t)
-	s.bystand()
-	s.must(s.create("disk"))
-	s.must(s.submit("batch.hcl", "FINISH", s.path("finish")))
-	batch, plugin, user := s.pid("batch"), s.pid("fake"), s.pid("user")
-	shim, err := s.client.Shim(s.ctx())
-	s.must(err)
-	_ = s.end(unix.SIGKILL)
-	s.wait("the shim ends with its host", func() bool { return !alive(shim.PID) })
-	s.must(os.WriteFile(s.path("finish"), nil, 0o600))
-	s.must(unix.Kill(plugin, unix.SIGKILL))
-	s.wait("the tasks have ended", func() bool { return !alive(batch) && !alive(plugin) })
-	s.must(s.start())
-	s.wait("the job batch is complete", func() bool { return s.alloc("batch").State == "complete" })
-	if code := s.alloc("batch").Tasks[0].ExitCode; code == nil || *code != 0 {
-		t.Errorf("the task's exit code is %v", code)
+// The agent's whole directory is removed while a writer runs. No agent starts before the tasks have ended; then it releases
+// the volume.
+func TestTasksOfRemovedRecordsKeepTheirVolumes(t *testing.T) {
+	a := newAgentEnv(t)
+	before := a.startWriter()
+	a.killAgent()
+	a.must(os.RemoveAll(a.path("s/agent")))
+	var pids []string
+	for _, args := range [][]string{nil, {"--recover=adopt"}, {"--recover=stop"}} {
+		err := a.startAgent(args...)
+		if err == nil {
+			t.Fatalf("the agent starts with %v and does not know the writer", args)
+		}
+		found := regexp.MustCompile(`kill -TERM ([0-9 ]+),`).FindStringSubmatch(err.Error())
+		if found == nil {
+			t.Fatalf("the refusal does not say what to do: %v", err)
+		}
+		pids = strings.Fields(found[1])
 	}
-	if a := s.alloc("fake"); a.Tasks[0].Attempt != 2 {
-		t.Errorf("the plugin's task is at attempt %d", a.Tasks[0].Attempt)
+	if output, err := a.holdfast("doctor", "--state-dir", a.path("s"), "--run-dir", a.path("r")); err == nil ||
+		!strings.Contains(output+err.Error(), "running tasks without a record") {
+		t.Errorf("doctor: %v\n%s", err, output)
 	}
-	if s.pid("user") != user || !alive(user) {
-		t.Errorf("the user was process %d, and is %d", user, s.pid("user"))
+	a.waitLines()
+	calls, err := csifake.Calls(a.path("journal"), everyCall...)
+	a.must(err)
+	if now := strings.Join(answers(calls), "\n"); now != before.calls {
+		t.Fatalf("what runs was touched:\n%s\nand now\n%s", before.calls, now)
 	}
-	s.must(s.stop("batch"))
-	s.must(s.delete("disk"))
-	s.settle()
+	a.must(exec.Command("kill", append([]string{"-TERM"}, pids...)...).Run())
+	a.waitUntil("the agent starts", func() bool { return a.startAgent() == nil })
+	a.must(a.runJob("fake.hcl"))
+	a.must(a.delete("kept"))
+	a.must(a.stopJob("fake"))
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,30 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cli runs holdfast on the station's machine.
-func (s *station) cli(args ...string) (said string, err error) {
-	cmd := exec.CommandContext(s.ctx(), filepath.Join(bin, "holdfast"), args...)
-	cmd.Env = s.environ()
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
-// says fails the test unless the command ends as it is to, and says all the words.
-func (s *station) says(well bool, words []string, args ...string) {
-	s.t.Helper()
-	said, err := s.cli(args...)
-	if (err == nil) != well {
-		s.t.Fatalf("holdfast %s: %v\n%s", strings.Join(args, " "), err, said)
-	}
-	for _, word := range words {
-		if !strings.Contains(said, word) {
-			s.t.Errorf("holdfast %s does not say %q:\n%s", strings.Join(args, " "), word, said)
-		}
-	}
-}
-
 // self is a process and the digest of the very program that it runs.
-func (s *station) self(pid int) string {
+func (s *agentEnv) programOf(pid int) string {
 	s.t.Helper()
 	program, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
 	s.must(err)
@@ -49,13 +26,13 @@ func (s *station) self(pid int) string {
 }
 
 // scratch is what the process's environment says of a scratch directory, and where on its file system lies what is mounted there.
-func (s *station) scratch(pid int) (env, from string) {
+func (s *agentEnv) scratch(pid int) (env, from string) {
 	s.t.Helper()
-	variables := strings.Fields(proc(pid, "environ"))
+	variables := strings.Fields(procText(pid, "environ"))
 	if at := slices.IndexFunc(variables, func(v string) bool { return strings.HasPrefix(v, "HOLDFAST_SCRATCH_DIR=") }); at >= 0 {
 		env = variables[at]
 	}
-	for line := range strings.Lines(proc(pid, "mountinfo")) {
+	for line := range strings.Lines(procText(pid, "mountinfo")) {
 		if f := strings.Fields(line); f[4] == "/scratch" { // ID PARENT MAJOR:MINOR ROOT POINT
 			from = f[3]
 		}
@@ -65,7 +42,7 @@ func (s *station) scratch(pid int) (env, from string) {
 
 // withScratch fails the test unless the job's task has its scratch directory, and what is written there is in a directory of this machine.
 // It gives the task's process.
-func (s *station) withScratch(job string) int {
+func (s *agentEnv) withScratch(job string) int {
 	s.t.Helper()
 	pid := s.pid(job)
 	env, from := s.scratch(pid)
@@ -85,9 +62,9 @@ func (s *station) withScratch(job string) int {
 // is touched. While a task has what only the new shim knows, the old one is refused; and the task is never started without it.
 func TestSwapAddsAField(t *testing.T) {
 	slow(t)
-	s := newStation(t, "--shim-swap-budget", patience.String())
+	s := newAgentEnv(t, "--shim-swap-budget", waitLimit.String())
 	now, next := releases()
-	was := s.self(s.agent.Process.Pid)
+	was := s.programOf(s.agent.Process.Pid)
 	text, err := os.ReadFile("testdata/hcl/fake.hcl")
 	s.must(err)
 	text = []byte(strings.Replace(string(text), `= "monolith"`, "= \"monolith\"\n        scratch_dir    = \"/scratch\"", 1))
@@ -96,36 +73,36 @@ func TestSwapAddsAField(t *testing.T) {
 	vars := []string{"--var", "d=" + s.dir, "--var", "csifake=" + filepath.Join(bin, "csifake"), job}
 	run, unknown := append([]string{"job", "run"}, vars...), []string{`csi_plugin has no attribute "scratch_dir"`, "known here: "}
 
-	s.says(false, unknown, append([]string{"validate"}, vars...)...)
-	s.says(false, unknown, run...)
+	s.wantOutput(false, unknown, append([]string{"validate"}, vars...)...)
+	s.wantOutput(false, unknown, run...)
 	if all, err := s.client.Allocs(s.ctx()); err != nil || len(all) != 0 {
 		t.Errorf("of a job that was refused there is %+v, %v", all, err)
 	}
-	s.says(true, nil, "shim", "swap", next.binary.Path)
-	s.says(true, []string{"valid job file"}, append([]string{"validate", "--shim", next.binary.Path}, vars...)...)
-	s.says(true, nil, run...)
-	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
+	s.wantOutput(true, nil, "shim", "swap", next.binary.Path)
+	s.wantOutput(true, []string{"valid job file"}, append([]string{"validate", "--shim", next.binary.Path}, vars...)...)
+	s.wantOutput(true, nil, run...)
+	s.waitUntil("the job runs", func() bool { return s.pid("fake") != 0 })
 	pid := s.withScratch("fake")
 	s.must(s.create("disk")) // the plugin serves
 
-	s.says(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap", now.binary.Path)
+	s.wantOutput(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap", now.binary.Path)
 	s.must(unix.Kill(pid, unix.SIGKILL))
-	s.wait("the task is started again", func() bool { another := s.pid("fake"); return another != 0 && another != pid })
+	s.waitUntil("the task is started again", func() bool { another := s.pid("fake"); return another != 0 && another != pid })
 	s.withScratch("fake")
 
-	if is := s.self(s.agent.Process.Pid); is != was {
+	if is := s.programOf(s.agent.Process.Pid); is != was {
 		t.Errorf("the agent was process and program %s, and is %s", was, is)
 	}
 	s.must(s.delete("disk"))
-	s.must(s.stop("fake"))
-	s.says(true, nil, "shim", "swap", now.binary.Path)
-	s.says(false, unknown, run...)
-	plain, err := s.file("fake.hcl")
+	s.must(s.stopJob("fake"))
+	s.wantOutput(true, nil, "shim", "swap", now.binary.Path)
+	s.wantOutput(false, unknown, run...)
+	plain, err := s.hclFile("fake.hcl")
 	s.must(err)
-	s.must(s.insist("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain, false); return err }))
-	s.wait("the job runs", func() bool { return s.pid("fake") != 0 })
+	s.must(s.retry("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain, false); return err }))
+	s.waitUntil("the job runs", func() bool { return s.pid("fake") != 0 })
 	if env, from := s.scratch(s.pid("fake")); env != "" || from != "" {
 		t.Errorf("without the field a task has %q, and at /scratch is %q", env, from)
 	}
-	s.must(s.stop("fake"))
+	s.must(s.stopJob("fake"))
 }

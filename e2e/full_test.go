@@ -17,51 +17,51 @@ import (
 )
 
 // atActivation is a world on a disk of its own with a swap whose new shim is about to take the state.
-type atActivation struct {
-	*world
-	disk    *volatileDisk
-	plugin  *pluginTask
-	swapped <-chan error
-	report  host.SwapReport
-	goOn    string
+type activation struct {
+	*env
+	disk       *testDisk
+	plugin     *pluginTask
+	swapped    <-chan error
+	report     host.SwapReport
+	resumeFile string
 }
 
 // newAtActivation swaps to a program once first has happened; nil: nothing has.
-func newAtActivation(t *testing.T, program string, first func(*atActivation)) *atActivation {
+func newActivation(t *testing.T, program string, first func(*activation)) *activation {
 	t.Parallel()
 	disk := newDisk(t, "ext4", "400M")
-	a := &atActivation{world: placed(t, everything...), disk: disk}
-	a.config.StateDir, a.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	a := &activation{env: unopenedEnv(t, allCaps...), disk: disk}
+	a.config.StateDir, a.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*waitLimit
 	a.open()
-	a.plugin = a.world.plugin("alloc-p", csifake.Monolith)
+	a.plugin = a.env.addPlugin("alloc-p", csifake.Monolith)
 	a.must(a.create("one"))
 	a.must(a.create("two"))
-	a.must(second(a.prepare(a.group("user", "one", oneWriter))))
+	a.must(errOf(a.prepare(a.group("user", request{source: "one"}))))
 	if first != nil {
 		first(a)
 	}
 	here := filepath.Join(a.dir, "here")
-	a.goOn = filepath.Join(a.dir, "go-on")
-	path := fault.Binary(t, program, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.goOn)
-	a.swapped = goes(func() (err error) {
+	a.resumeFile = filepath.Join(a.dir, "go-on")
+	path := fault.Binary(t, program, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.resumeFile)
+	a.swapped = background(func() (err error) {
 		a.report, err = a.host.Swap(a.ctx(), host.Binary{Path: path})
 		return err
 	})
-	a.eventually("the new shim is at its activation", func() bool { return exists(here) })
+	a.waitUntil("the new shim is at its activation", func() bool { return exists(here) })
 	return a
 }
 
 // goesOn lets it be activated, and gives what became of the swap.
-func (a *atActivation) goesOn() error {
+func (a *activation) resume() error {
 	a.t.Helper()
-	a.must(os.WriteFile(a.goOn, nil, 0o600))
-	err := a.ends("the swap", a.swapped)
+	a.must(os.WriteFile(a.resumeFile, nil, 0o600))
+	err := a.result("the swap", a.swapped)
 	a.t.Logf("the swap: %s at %q after %s: %v", a.report.Outcome, a.report.Failed, a.report.Hold, err)
 	return err
 }
 
 // reads: who serves tells what there is.
-func (a *atActivation) reads() {
+func (a *activation) wantReads() {
 	a.t.Helper()
 	volumes, _, err := a.host.Volumes(a.ctx(), host.VolumeQuery{})
 	if err != nil || len(volumes) != 2 {
@@ -70,26 +70,26 @@ func (a *atActivation) reads() {
 }
 
 // takenDown: all goes on as ever, a swap as well.
-func (a *atActivation) takenDown() {
+func (a *activation) deleteAll() {
 	a.t.Helper()
 	a.must(a.create("three"))
-	a.must(second(a.host.Swap(a.ctx(), host.Binary{Path: fault.Binary(a.t, faulty, a.dir, "later")})))
+	a.must(errOf(a.host.Swap(a.ctx(), host.Binary{Path: fault.Binary(a.t, faulty, a.dir, "later")})))
 	for _, id := range []string{"one", "two", "three"} {
 		a.must(a.delete(id))
 	}
-	a.exit(a.plugin)
+	a.stopPlugin(a.plugin)
 }
 
 // TestDiskFullAtActivation: the disk fills up while the new shim is about to take the state. Whoever serves then reads, and lets go of what is
 // used; what is new is refused with what to do. Once there is room all goes on by itself.
 func TestDiskFullAtActivation(t *testing.T) {
 	slow(t)
-	a := newAtActivation(t, faulty, nil)
+	a := newActivation(t, faulty, nil)
 	free := a.disk.fill()
-	if err := a.goesOn(); err != nil && !strings.Contains(err.Error(), "swap: activate: ") {
+	if err := a.resume(); err != nil && !strings.Contains(err.Error(), "swap: activate: ") {
 		t.Errorf("the error does not say where: %v", err)
 	}
-	a.reads()
+	a.wantReads()
 	var made []string
 	for err := error(nil); err == nil; {
 		id := fmt.Sprint("more-", len(made))
@@ -108,7 +108,7 @@ func TestDiskFullAtActivation(t *testing.T) {
 		a.must(a.delete(id))
 	}
 	free()
-	a.takenDown()
+	a.deleteAll()
 }
 
 // TestDiskTooFullToMigrate: the disk fills up while a new shim is about to migrate more than there is room for. The old one goes on with the state as it
@@ -116,38 +116,38 @@ func TestDiskFullAtActivation(t *testing.T) {
 func TestDiskTooFullToMigrate(t *testing.T) {
 	slow(t)
 	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
-	a := newAtActivation(t, program, (*atActivation).large)
+	a := newActivation(t, program, (*activation).large)
 	db := filepath.Join(a.config.StateDir, "shim.db")
 	metas, old := a.metas(db), a.host.ShimState().PID
 	free := a.disk.fill()
-	err := a.goesOn()
+	err := a.resume()
 	if !errors.Is(err, host.ErrExhausted) || a.report.Outcome != host.SwapRolledBack {
 		t.Errorf("%v; %+v", err, a.report)
 	}
-	a.says("the swap", err, "swap: activate: ", "make room there")
+	a.wantWords("the swap", err, "swap: activate: ", "make room there")
 	if !bytes.Equal(a.metas(db), metas) || a.stateOf().schema["number"] != 1.0 {
 		t.Errorf("the state was written to; its schema is %v", a.stateOf().schema)
 	}
 	if st, err := a.host.Status(a.ctx()); err != nil || st.PID != old || st.Schema != 1 {
 		t.Errorf("%+v, %v serves, not process %d", st, err, old)
 	}
-	a.reads()
+	a.wantReads()
 	a.must(a.release("user"))
 	free()
 	_, next := releases()
-	a.must(second(a.host.Swap(a.ctx(), next.binary)))
+	a.must(errOf(a.host.Swap(a.ctx(), next.binary)))
 	if got := a.stateOf().schema["number"]; got != 2.0 {
 		t.Errorf("the state has schema %v once there is room", got)
 	}
-	a.takenDown()
+	a.deleteAll()
 }
 
 // large makes the records that the next release migrates larger than any reserve.
-func (a *atActivation) large() {
+func (a *activation) large() {
 	a.t.Helper()
 	a.config.Workload = host.Workload{
-		Allocs: []host.AllocGroup{a.group("user", "one", oneWriter)},
-		Tasks:  []host.WorkloadTask{{AllocTask: a.plugin.task, Running: true, Started: a.bootTime()}},
+		Allocs: []host.AllocGroup{a.group("user", request{source: "one"})},
+		Tasks:  []host.WorkloadTask{a.running(a.plugin.task)},
 	}
 	a.must(a.host.Close())
 	a.enlarge("instances", 6<<20)
@@ -159,18 +159,18 @@ func TestSwapOnAFullDisk(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	disk := newDisk(t, "ext4", "400M")
-	w := placed(t, everything...)
-	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	w := unopenedEnv(t, allCaps...)
+	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*waitLimit
 	w.open()
-	p := w.plugin("alloc-p", csifake.Monolith)
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	w.must(w.create("one"))
-	stored := w.anotherShim("stored")
-	w.must(second(w.host.Swap(w.ctx(), stored)))
-	w.must(second(w.host.Swap(w.ctx(), w.config.Shim)))
+	stored := host.Binary{Path: fault.Binary(t, faulty, w.dir, "stored")}
+	w.must(errOf(w.host.Swap(w.ctx(), stored)))
+	w.must(errOf(w.host.Swap(w.ctx(), w.config.Shim)))
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
 	free := disk.fill()
-	for step, b := range map[string]host.Binary{"verify": w.anotherShim("new"), "prepare": stored} {
+	for step, b := range map[string]host.Binary{"verify": host.Binary{Path: fault.Binary(t, faulty, w.dir, "new")}, "prepare": stored} {
 		report, err := w.host.Swap(w.ctx(), b)
 		t.Logf("%s: %v", step, err)
 		if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: "+step) || !strings.Contains(err.Error(), "room") || report.Hold != 0 {
@@ -181,33 +181,33 @@ func TestSwapOnAFullDisk(t *testing.T) {
 		t.Errorf("the shim was %+v and is %+v, %v", before, after, err)
 	}
 	free()
-	w.must(second(w.host.Swap(w.ctx(), stored)))
+	w.must(errOf(w.host.Swap(w.ctx(), stored)))
 	w.must(w.delete("one"))
-	w.exit(p)
+	w.stopPlugin(p)
 }
 
 // readOnly makes the state directory so for whoever opens a file of it from now on; writable takes that back.
-func (d *volatileDisk) readOnly(dir string) (writable func()) {
+func (d *testDisk) readOnly(dir string) (writable func()) {
 	d.t.Helper()
-	d.do("mount", "--rbind", dir, dir)
-	d.do("mount", "-o", "remount,bind,ro", dir)
-	return func() { d.do("mount", "-o", "remount,bind,rw", dir) }
+	d.run("mount", "--rbind", dir, dir)
+	d.run("mount", "-o", "remount,bind,ro", dir)
+	return func() { d.run("mount", "-o", "remount,bind,rw", dir) }
 }
 
 // TestDiskReadOnlyAtActivation: the file system is made read-only while the new shim is about to take the state, which it cannot then. The old
 // one goes on without a write: it reads, and says why it does nothing else. Once the state can be written to all goes on without a hand.
 func TestDiskReadOnlyAtActivation(t *testing.T) {
 	slow(t)
-	a := newAtActivation(t, faulty, nil)
+	a := newActivation(t, faulty, nil)
 	db := filepath.Join(a.config.StateDir, "shim.db")
 	text, err := os.ReadFile(db)
 	a.must(err)
 	writable := a.disk.readOnly(a.config.StateDir)
-	err = a.goesOn()
+	err = a.resume()
 	if err == nil || !strings.Contains(err.Error(), "swap: activate: ") || !strings.Contains(err.Error(), unix.EROFS.Error()) {
 		t.Errorf("the error does not say where and why: %v", err)
 	}
-	a.reads()
+	a.wantReads()
 	if now, err := os.ReadFile(db); err != nil || string(now) != string(text) {
 		t.Errorf("the state was written to: %v", err)
 	}
@@ -216,5 +216,5 @@ func TestDiskReadOnlyAtActivation(t *testing.T) {
 	}
 	writable()
 	a.must(a.release("user"))
-	a.takenDown()
+	a.deleteAll()
 }

@@ -21,7 +21,7 @@ var faulty string
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
-	if file := os.Getenv(hostErrand); file != "" {
+	if file := os.Getenv(hostTaskVariable); file != "" {
 		return hostMain(file)
 	}
 	if os.Getenv("GORACE") == "" { // a program with the race detector sleeps for a second before it exits

@@ -31,29 +31,29 @@ func TestPowerCutInASwap(t *testing.T) {
 
 func powerCut(t *testing.T, kind, when string) {
 	disk := newDisk(t, kind, "600M")
-	w := placed(t, everything...)
-	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*patience
+	w := unopenedEnv(t, allCaps...)
+	w.config.StateDir, w.config.SwapBudget = filepath.Join(disk.dir, "state"), 2*waitLimit
 	w.open()
-	p := w.plugin("alloc-p", csifake.Monolith)
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	for _, id := range []string{"one", "two", "gone", "used"} {
 		w.must(w.create(id))
 	}
 	w.must(w.delete("gone"))
-	used := w.group("user", "used", oneWriter)
-	w.must(second(w.prepare(used)))
-	released := w.group("released", "one", oneWriter)
-	w.must(second(w.prepare(released)))
+	used := w.group("user", request{source: "used"})
+	w.must(errOf(w.prepare(used)))
+	released := w.group("released", request{source: "one"})
+	w.must(errOf(w.prepare(released)))
 	w.must(w.release("released"))
 	gate := p.On("CreateVolume").Times(1).Hold()
-	long := goes(func() error { return w.create("long") })
-	w.arrives(gate, long)
+	long := background(func() error { return w.create("long") })
+	w.waitHeld(gate, long)
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
 
 	here, goOn := filepath.Join(w.dir, "here"), filepath.Join(w.dir, "go-on")
 	path := fault.Binary(t, faulty, w.dir, "waits", "Activate "+when+" touch "+here, "Activate "+when+" wait-for "+goOn)
-	swapped := goes(func() error { return second(w.host.Swap(w.ctx(), host.Binary{Path: path})) })
-	w.eventually("the new shim is at its activation", func() bool { return exists(here) })
+	swapped := background(func() error { return errOf(w.host.Swap(w.ctx(), host.Binary{Path: path})) })
+	w.waitUntil("the new shim is at its activation", func() bool { return exists(here) })
 	unsaved := filepath.Join(w.config.StateDir, "unsaved")
 	w.must(os.WriteFile(unsaved, []byte("never flushed"), 0o600))
 	p.Kill()
@@ -81,7 +81,7 @@ func powerCut(t *testing.T, kind, when string) {
 }
 
 // dies has all end that wrote to the old device: what they do from now on is lost.
-func (w *world) dies(goOn string) {
+func (w *env) dies(goOn string) {
 	w.t.Helper()
 	for _, pid := range shimsOf(w.config.StateDir) {
 		w.must(unix.Kill(pid, unix.SIGKILL))
@@ -91,7 +91,7 @@ func (w *world) dies(goOn string) {
 }
 
 // recovered: what was acknowledged is there, and what was under way comes to its end.
-func (w *world) recovered() {
+func (w *env) recovered() {
 	w.t.Helper()
 	var ids []string
 	volumes, _, err := w.host.Volumes(w.ctx(), host.VolumeQuery{})
@@ -110,18 +110,18 @@ func (w *world) recovered() {
 	if allocs, _, err := w.host.Allocs(w.ctx(), "released"); err != nil || len(allocs) > 0 {
 		w.t.Errorf("the released alloc is there: %+v, %v", allocs, err)
 	}
-	calls := len(w.sent("CreateVolume"))
-	p := w.plugin("alloc-q", csifake.Monolith)
-	w.eventually("no call is open", func() bool {
+	calls := len(w.calls("CreateVolume"))
+	p := w.addPlugin("alloc-q", csifake.Monolith)
+	w.waitUntil("no call is open", func() bool {
 		st, err := w.host.Status(w.ctx())
 		return err == nil && st.OpenIntents == 0
 	})
-	if now := w.sent("CreateVolume"); len(now) == calls || now[len(now)-1].Name != "long" {
-		w.t.Errorf("the creation that was under way was not sent again: %q", told(now))
+	if now := w.calls("CreateVolume"); len(now) == calls || now[len(now)-1].Name != "long" {
+		w.t.Errorf("the creation that was under way was not sent again: %q", answers(now))
 	}
 	w.must(w.release("user")) // no host names it any more
 	for _, id := range []string{"one", "two", "used", "long"} {
 		w.must(w.delete(id))
 	}
-	w.exit(p)
+	w.stopPlugin(p)
 }

@@ -68,11 +68,11 @@ type stateFile struct {
 
 // stateOf reads the state file with nothing but bbolt, from a copy: a shim has it open and writes to it. bbolt never writes to a page that
 // the last transaction needs, so that a copy is whole if no transaction ended meanwhile: each ends by writing one of the first two pages.
-func (w *world) stateOf() (s stateFile) {
+func (w *env) stateOf() (s stateFile) {
 	w.t.Helper()
 	path, copied := filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "copy.db")
 	var whole []byte
-	w.eventually("a whole copy of the state", func() bool {
+	w.waitUntil("a whole copy of the state", func() bool {
 		before := w.metas(path)
 		text, err := os.ReadFile(path)
 		w.must(err)
@@ -98,7 +98,7 @@ func (w *world) stateOf() (s stateFile) {
 	return s
 }
 
-func (w *world) metas(path string) []byte {
+func (w *env) metas(path string) []byte {
 	file, err := os.Open(path)
 	w.must(err)
 	defer file.Close()
@@ -109,7 +109,7 @@ func (w *world) metas(path string) []byte {
 }
 
 // changeState changes the state file, which nobody has open.
-func (w *world) changeState(change func(tx *bolt.Tx) error) {
+func (w *env) changeState(change func(tx *bolt.Tx) error) {
 	w.t.Helper()
 	db, err := bolt.Open(filepath.Join(w.config.StateDir, "shim.db"), 0o600, nil)
 	w.must(err)
@@ -124,7 +124,7 @@ func sealed(bucket string, key, text []byte) []byte {
 }
 
 // claimSchema writes another window into the state file.
-func (w *world) claimSchema(number, readable int) {
+func (w *env) claimSchema(number, readable int) {
 	w.t.Helper()
 	w.changeState(func(tx *bolt.Tx) error {
 		key := []byte("schema")
@@ -133,7 +133,7 @@ func (w *world) claimSchema(number, readable int) {
 }
 
 // enlarge adds a field to each record of a bucket that no release knows, so many bytes long.
-func (w *world) enlarge(bucket string, size int) {
+func (w *env) enlarge(bucket string, size int) {
 	w.t.Helper()
 	field := fmt.Appendf(nil, `,"unknown":"%s"}`, strings.Repeat("x", size))
 	w.changeState(func(tx *bolt.Tx) error {
@@ -159,7 +159,7 @@ func (w *world) enlarge(bucket string, size int) {
 }
 
 // unfit says in what a state is not as a release leaves one that others have written before. was is the state when the release took it.
-func (r release) unfit(was, is stateFile) (problems []string) {
+func (r release) stateErrors(was, is stateFile) (problems []string) {
 	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	if want := (document{"number": float64(r.schema), "readable": 1.0}); !reflect.DeepEqual(is.schema, want) {
 		say("the file says schema %v, not %v", is.schema, want)
@@ -188,4 +188,4 @@ func matches(first, old any) bool {
 }
 
 // mountLines are what is mounted below the world's directories now.
-func (w *world) mountLines() []string { return strings.Split(strings.TrimSpace(w.mountTable()), "\n") }
+func (w *env) mountLines() []string { return strings.Split(strings.TrimSpace(w.mountTable()), "\n") }

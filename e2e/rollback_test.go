@@ -20,32 +20,32 @@ import (
 )
 
 // rollback is a swap that goes wrong, and how it ends.
-type rollback struct {
+type rollbackCase struct {
 	name   string
-	old    string                               // the fault of the shim that is to be replaced, once
-	first  func(*swaps)                         // happens before the swap
-	fresh  string                               // the fault of the candidate
-	binary func(s *swaps, t string) host.Binary // makes the candidate at a path, in place of a faulty one
-	step   host.SwapStep                        // that fails; empty: the swap succeeds
-	or     host.SwapStep                        // may fail in its place, where it depends on when a death is noticed
-	kind   error                                // of its error
-	says   string                               // the error, among other things
-	serves server                               // who serves afterwards
+	old    string                                   // the fault of the shim that is to be replaced, once
+	first  func(*loadedEnv)                         // happens before the swap
+	fresh  string                                   // the fault of the candidate
+	binary func(s *loadedEnv, t string) host.Binary // makes the candidate at a path, in place of a faulty one
+	step   host.SwapStep                            // that fails; empty: the swap succeeds
+	or     host.SwapStep                            // may fail in its place, where it depends on when a death is noticed
+	kind   error                                    // of its error
+	says   string                                   // the error, among other things
+	serves activeAfter                              // who serves afterwards
 }
 
-type server string
+type activeAfter string
 
 const (
-	oldOne   server = "the old process"
-	newOne   server = "the new process"
-	oldAnew  server = "another process of the old binary"
-	dead            = "exited with code 3"
-	panicked        = "exited with code 2"
-	killed          = "was killed by signal 9"
+	oldOne   activeAfter = "the old process"
+	newOne   activeAfter = "the new process"
+	oldAnew  activeAfter = "another process of the old binary"
+	dead                 = "exited with code 3"
+	panicked             = "exited with code 2"
+	killed               = "was killed by signal 9"
 )
 
 // What is wrong with a candidate before it has touched anything: the old shim has noticed nothing, and no call was held.
-var refused = []rollback{
+var refused = []rollbackCase{
 	{name: "no such file", binary: absent, step: host.SwapVerify, kind: host.ErrNotFound, says: "install the binary at that path"},
 	{name: "a directory", binary: directory, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a regular file"},
 	{name: "an empty file", binary: file("", 0o700), step: host.SwapVerify, kind: host.ErrInvalid, says: "is empty"},
@@ -75,7 +75,7 @@ var refused = []rollback{
 }
 
 // A candidate that answers nothing: it is given up after Config.StartTimeout.
-var mute = []rollback{
+var unresponsive = []rollbackCase{
 	{name: "hangs at start", fresh: "start hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
 	{name: "frozen at start", fresh: "start freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
 	{name: "hangs when greeted", fresh: "Hello before hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "greet the shim: there was no answer within 3s"},
@@ -85,7 +85,7 @@ var mute = []rollback{
 }
 
 // What fails as the new shim takes the state: before it has begun its generation, and after. The old one takes it back.
-var notActivated = []rollback{
+var notActivated = []rollbackCase{
 	{name: "exits before", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
 	{name: "exits after", fresh: "Activate after exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
 	{name: "panics before", fresh: "Activate before panic", step: host.SwapActivate, kind: host.ErrUnavailable, says: "panic: a fault"},
@@ -104,14 +104,14 @@ var notActivated = []rollback{
 }
 
 // What is wrong with the old shim. From the fence on it is not needed: it is killed, and the new one serves.
-var badOld = []rollback{
+var failingOld = []rollbackCase{
 	{name: "refuses to copy", old: "Snapshot before error", step: host.SwapPrepare, kind: host.ErrInternal, says: "copy the state: a fault", serves: oldOne},
 	{name: "refuses to be quiet", old: "Quiesce before error", step: host.SwapQuiesce, kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
 	{name: "is quiet and says it is not", old: "Quiesce after error conflict", step: host.SwapQuiesce, kind: host.ErrConflict, says: "a fault", serves: oldOne},
 	{name: "exits as it copies", old: "Snapshot before exit"},
 	{name: "killed as it has copied", old: "Snapshot after kill-self"},
 	{name: "frozen as it copies", old: "Snapshot before freeze"},
-	{name: "frozen", first: (*swaps).frozen},
+	{name: "frozen", first: (*loadedEnv).freezeShim},
 	{name: "exits when it is to be quiet", old: "Quiesce before exit"},
 	{name: "killed when it is quiet", old: "Quiesce after kill-self"},
 	{name: "hangs when it is to be quiet", old: "Quiesce before hang"},
@@ -129,7 +129,7 @@ var badOld = []rollback{
 }
 
 // What fails as the new shim takes the state of an old one that was killed, because it did not let go: the old one's binary is started anew.
-var neither = []rollback{
+var failingBoth = []rollbackCase{
 	{name: "does not let go, and the new one dies", old: "Release before hang", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
 	{name: "does not let go, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable,
 		says: "there was no answer within 10s"},
@@ -137,7 +137,7 @@ var neither = []rollback{
 }
 
 // What ends a new shim that has served: the old one stands by, and takes over. Callbacks.Serve is what a host calls first at an active shim.
-var young = []rollback{
+var failingYoung = []rollbackCase{
 	{name: "exits at once", fresh: "Callbacks.Serve before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
 	{name: "panics at once", fresh: "Callbacks.Serve before panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
 	{name: "killed soon", fresh: "serving 200ms kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
@@ -152,67 +152,67 @@ var young = []rollback{
 // new one. One error names the step and the reason, and so does the history. No call fails, nothing is left, and the next swap succeeds.
 func TestRollback(t *testing.T) {
 	slow(t)
-	all := func(cases []rollback, serves server, more func(*host.Config)) func(t *testing.T) {
+	all := func(cases []rollbackCase, serves activeAfter, more func(*host.Config)) func(t *testing.T) {
 		return func(t *testing.T) {
-			s := newSwaps(t, more)
+			s := newLoadedEnv(t, more)
 			for _, c := range cases {
 				if c.serves == "" {
 					c.serves = serves
 				}
-				t.Run(c.name, func(t *testing.T) { s.rollsBack(t, c) })
+				t.Run(c.name, func(t *testing.T) { s.checkRollback(t, c) })
 			}
 		}
 	}
-	t.Run("refused", all(refused, oldOne, func(c *host.Config) { c.SwapBudget = patience }))
-	t.Run("mute", all(mute, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
+	t.Run("refused", all(refused, oldOne, func(c *host.Config) { c.SwapBudget = waitLimit }))
+	t.Run("mute", all(unresponsive, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
 	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
-	t.Run("a bad old one", all(badOld, newOne, func(*host.Config) {}))
-	t.Run("neither", all(neither, oldAnew, func(*host.Config) {}))
-	t.Run("young", all(young, oldOne, func(c *host.Config) { c.SwapBudget, c.Bake, c.AnswerTimeout = patience, 2*limit, limit }))
-	t.Run("mute late", all(of(young, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
+	t.Run("a bad old one", all(failingOld, newOne, func(*host.Config) {}))
+	t.Run("neither", all(failingBoth, oldAnew, func(*host.Config) {}))
+	t.Run("young", all(failingYoung, oldOne, func(c *host.Config) { c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*limit, limit }))
+	t.Run("mute late", all(of(failingYoung, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
 }
 
 // of are the cases of those names.
-func of(cases []rollback, names ...string) []rollback {
-	return slices.DeleteFunc(slices.Clone(cases), func(c rollback) bool { return !slices.Contains(names, c.name) })
+func of(cases []rollbackCase, names ...string) []rollbackCase {
+	return slices.DeleteFunc(slices.Clone(cases), func(c rollbackCase) bool { return !slices.Contains(names, c.name) })
 }
 
 // limit is long enough for what goes well, on a slow machine, and short enough to be waited for.
 const limit = 3 * time.Second
 
 // rollsBack carries out one swap of the tables, and judges its end.
-func (s *swaps) rollsBack(t *testing.T, c rollback) {
-	s.within(t)
+func (s *loadedEnv) checkRollback(t *testing.T, c rollbackCase) {
+	s.forSubtest(t)
 	if c.old != "" {
-		s.good(s.faulty(c.old + " times 1"))
+		s.swapTo(s.faultyShim(c.old + " times 1"))
 	}
-	s.goesOn()
-	was, before := s.serves(), s.traces()
+	s.waitLoad()
+	was, before := s.activeShim(), s.traces()
 	if c.first != nil {
 		c.first(s)
 	}
 	report, err := s.host.SwapAs(s.ctx(), c.candidate(s), "tester")
 	t.Log(err)
 	if c.step == host.SwapBake {
-		report, err = s.diedYoung(report, err)
+		report, err = s.waitRolledBack(report, err)
 	}
-	s.judges(c, report, err)
-	s.isServed(c.serves, was, report)
-	s.goesOn()
-	s.leftNothing(before)
+	s.checkReport(c, report, err)
+	s.checkActive(c.serves, was, report)
+	s.waitLoad()
+	s.checkTraces(before)
 	if c.step == host.SwapVerify {
 		return // nothing has begun; the next case shows that swaps go well
 	}
-	s.good(s.next())
-	s.leftNothing(before)
+	s.swapTo(s.nextGood())
+	s.checkTraces(before)
 }
 
 // frozen freezes the active shim.
-func (s *swaps) frozen() { s.must(unix.Kill(s.serves().PID, unix.SIGSTOP)) }
+func (s *loadedEnv) freezeShim() { s.must(unix.Kill(s.activeShim().PID, unix.SIGSTOP)) }
 
-func (c rollback) candidate(s *swaps) host.Binary {
+func (c rollbackCase) candidate(s *loadedEnv) host.Binary {
 	if c.binary == nil {
-		return s.faulty(c.fresh)
+		return s.faultyShim(c.fresh)
 	}
 	path := filepath.Join(s.dir, strings.ReplaceAll(c.name, " ", "-"))
 	s.t.Cleanup(func() { _ = os.RemoveAll(path) })
@@ -220,7 +220,7 @@ func (c rollback) candidate(s *swaps) host.Binary {
 }
 
 // judges compares what a swap says with what it should.
-func (s *swaps) judges(c rollback, report host.SwapReport, err error) {
+func (s *loadedEnv) checkReport(c rollbackCase, report host.SwapReport, err error) {
 	s.t.Helper()
 	if c.step == "" {
 		if err != nil || report.Outcome != host.SwapBaking || report.Failed != "" {
@@ -250,10 +250,10 @@ func (s *swaps) judges(c rollback, report host.SwapReport, err error) {
 }
 
 // diedYoung is what the history says of a swap that went well, once it has been taken back.
-func (s *swaps) diedYoung(report host.SwapReport, err error) (host.SwapReport, error) {
+func (s *loadedEnv) waitRolledBack(report host.SwapReport, err error) (host.SwapReport, error) {
 	s.t.Helper()
 	s.must(err)
-	s.eventually("the old shim takes over", func() bool { return s.host.Swaps()[0].Outcome == host.SwapRolledBack })
+	s.waitUntil("the old shim takes over", func() bool { return s.host.Swaps()[0].Outcome == host.SwapRolledBack })
 	told := s.host.Swaps()[0]
 	if !told.Began.Equal(report.Began) {
 		s.t.Errorf("the last swap is %+v", told)
@@ -262,10 +262,10 @@ func (s *swaps) diedYoung(report host.SwapReport, err error) (host.SwapReport, e
 }
 
 // isServed compares who serves with who should.
-func (s *swaps) isServed(by server, was host.ShimStatus, report host.SwapReport) {
+func (s *loadedEnv) checkActive(by activeAfter, was host.ShimStatus, report host.SwapReport) {
 	s.t.Helper()
-	st := s.serves()
-	right := map[server]bool{
+	st := s.activeShim()
+	right := map[activeAfter]bool{
 		oldOne:  st.PID == was.PID && st.SHA256 == was.SHA256 && st.Generation >= was.Generation,
 		newOne:  st.PID != was.PID && st.SHA256 == report.To && st.Generation > was.Generation,
 		oldAnew: st.PID != was.PID && st.SHA256 == was.SHA256 && st.Generation > was.Generation,
@@ -278,52 +278,38 @@ func (s *swaps) isServed(by server, was host.ShimStatus, report host.SwapReport)
 	}
 }
 
-// leftNothing compares what is there with what was.
-func (s *swaps) leftNothing(before traces) {
-	s.t.Helper()
-	var now traces
-	for end := time.Now().Add(patience / 4); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if now = s.traces(); now.is(before) {
-			break
-		}
-	}
-	if !now.is(before) || now.writers != 1 || now.processes != 1 {
-		s.t.Errorf("there is\n%+v\nand there was\n%+v", now, before)
-	}
-}
+func absent(_ *loadedEnv, path string) host.Binary { return host.Binary{Path: path} }
 
-func absent(_ *swaps, path string) host.Binary { return host.Binary{Path: path} }
-
-func directory(s *swaps, path string) host.Binary {
+func directory(s *loadedEnv, path string) host.Binary {
 	s.must(os.Mkdir(path, 0o700))
 	return host.Binary{Path: path}
 }
 
-func file(text string, mode os.FileMode) func(*swaps, string) host.Binary {
-	return func(s *swaps, path string) host.Binary {
+func file(text string, mode os.FileMode) func(*loadedEnv, string) host.Binary {
+	return func(s *loadedEnv, path string) host.Binary {
 		s.must(os.WriteFile(path, []byte(text), 0o600))
 		s.must(os.Chmod(path, mode))
 		return host.Binary{Path: path}
 	}
 }
 
-func digest(sum string) func(*swaps, string) host.Binary {
-	return func(s *swaps, _ string) host.Binary {
-		b := s.faulty()
+func digest(sum string) func(*loadedEnv, string) host.Binary {
+	return func(s *loadedEnv, _ string) host.Binary {
+		b := s.faultyShim()
 		b.SHA256 = sum
 		return b
 	}
 }
 
-func beside(s *swaps, _ string) host.Binary {
-	b := s.faulty()
+func beside(s *loadedEnv, _ string) host.Binary {
+	b := s.faultyShim()
 	s.must(os.WriteFile(b.Path+".sha256", []byte(strings.Repeat("0", 64)+"  shim\n"), 0o600))
 	return b
 }
 
 // foreign is a shim for another machine, as its ELF header says.
-func foreign(s *swaps, _ string) host.Binary {
-	b := s.faulty()
+func foreign(s *loadedEnv, _ string) host.Binary {
+	b := s.faultyShim()
 	f, err := os.OpenFile(b.Path, os.O_WRONLY, 0)
 	s.must(err)
 	defer f.Close()
@@ -338,11 +324,11 @@ func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 		t.Skip("to mount something needs root")
 	}
 	t.Parallel()
-	w := newWorld(t, everything...)
+	w := newEnv(t, allCaps...)
 	w.must(w.host.Close())
-	w.config.SwapBudget = patience
+	w.config.SwapBudget = waitLimit
 	w.open()
-	p := w.plugin("alloc-p", csifake.Monolith)
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
 	old, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
@@ -354,7 +340,7 @@ func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 		_, err := w.host.Swap(w.ctx(), host.Binary{Path: path})
 		done <- err
 	}()
-	w.must(until(t.Context(), "the candidate rehearses", func() bool { _, err := os.Lstat(ready); return err == nil }))
+	w.must(waitFor(t.Context(), "the candidate rehearses", func() bool { _, err := os.Lstat(ready); return err == nil }))
 	both, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
 	w.must(err)
 	at := slices.IndexFunc(both, func(dir string) bool { return !slices.Contains(old, dir) })
@@ -371,5 +357,5 @@ func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 	if after.PID != before.PID || after.Generation != before.Generation {
 		t.Errorf("the shim was %+v and is %+v", before, after)
 	}
-	w.exit(p)
+	w.stopPlugin(p)
 }

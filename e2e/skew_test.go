@@ -19,8 +19,8 @@ import (
 )
 
 // skew is a world whose shim is swapped between two releases, while calls go on.
-type skew struct {
-	*world
+type skewEnv struct {
+	*env
 	lives   atomic.Int64 // of volumes, from creation to deletion
 	load    sync.WaitGroup
 	pause   sync.RWMutex // held for reading while a volume lives
@@ -30,13 +30,13 @@ type skew struct {
 }
 
 // begin has volumes made, used and deleted, lists read and events watched until end.
-func (s *skew) begin() {
+func (s *skewEnv) begin() {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	s.end, s.events = cancel, make(chan []host.Event, 1)
 	for worker := range 3 {
 		s.load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				if err := s.once(fmt.Sprintf("v-%d-%d", worker, n)); err != nil {
+				if err := s.useVolume(fmt.Sprintf("v-%d-%d", worker, n)); err != nil {
 					s.t.Errorf("a call has failed: %v", err)
 					return
 				}
@@ -64,7 +64,7 @@ func (s *skew) begin() {
 }
 
 // calmly reads the state while no volume is made, used or deleted: under load there is hardly a moment in which nobody writes to it.
-func (s *skew) calmly() stateFile {
+func (s *skewEnv) stateAtRest() stateFile {
 	s.t.Helper()
 	s.pause.Lock()
 	defer s.pause.Unlock()
@@ -72,13 +72,13 @@ func (s *skew) calmly() stateFile {
 }
 
 // once is the life of a volume that a task writes to.
-func (s *skew) once(id string) error {
+func (s *skewEnv) useVolume(id string) error {
 	s.pause.RLock()
 	defer s.pause.RUnlock()
 	if err := s.create(id); err != nil {
 		return fmt.Errorf("create %s: %w", id, err)
 	}
-	path, err := s.prepare(s.group("a-"+id, id, "single-node-writer"))
+	path, err := s.prepare(s.group("a-"+id, request{source: id}))
 	if err != nil {
 		return fmt.Errorf("prepare a-%s: %w", id, err)
 	}
@@ -92,7 +92,7 @@ func (s *skew) once(id string) error {
 }
 
 // swap swaps to a release, and waits until volumes have lived and died under it.
-func (s *skew) swap(to release) host.ShimStatus {
+func (s *skewEnv) swap(to release) host.ShimStatus {
 	s.t.Helper()
 	report, err := s.host.Swap(s.ctx(), to.binary)
 	s.must(err)
@@ -102,37 +102,37 @@ func (s *skew) swap(to release) host.ShimStatus {
 		s.t.Errorf("after a swap to %s: %+v, and the report says %+v", to.name, st, report)
 	}
 	before := s.lives.Load()
-	s.eventually("volumes live under "+to.name, func() bool { return s.lives.Load() >= before+6 || s.t.Failed() })
+	s.waitUntil("volumes live under "+to.name, func() bool { return s.lives.Load() >= before+6 || s.t.Failed() })
 	return st
 }
 
 // sicken has the record of the standby rewritten by the shim that serves: it says that it is not ready, and is well again.
-func (s *skew) sicken(after host.Seq) {
+func (s *skewEnv) makeSick(after host.Seq) {
 	s.t.Helper()
 	s.standby.On("Probe").Times(2).NotReady()
 	at := after
 	for _, kind := range []host.EventKind{"unhealthy", "healthy"} {
-		at = s.until(func(e host.Event) bool {
+		at = s.waitEvent(func(e host.Event) bool {
 			return e.Seq > at && e.Kind == kind && e.Role == "csi-node" && e.Alloc == s.standby.task.Alloc
 		}).Seq
 	}
 }
 
 // judge holds what watchers were told against the history.
-func (s *skew) judge(told []host.Event) {
+func (s *skewEnv) judge(told []host.Event) {
 	s.t.Helper()
-	for _, problem := range flaps(told, s.standby.task.Alloc) {
+	for _, problem := range flapErrors(told, s.standby.task.Alloc) {
 		s.t.Error(problem)
 	}
 	last := told[len(told)-1]
-	all := s.history(func(e host.Event) bool { return e.Seq >= last.Seq })
+	all := s.eventsUntil(func(e host.Event) bool { return e.Seq >= last.Seq })
 	if len(all) != len(told) {
 		s.t.Errorf("%d events were told, and %d have happened", len(told), len(all))
 	}
 }
 
 // flaps says what swaps must not do to events. One alloc may be sick.
-func flaps(told []host.Event, sick host.AllocID) (problems []string) {
+func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
 	last := host.Seq(0)
 	for _, e := range told {
 		if e.Seq <= last {
@@ -151,42 +151,42 @@ func flaps(told []host.Event, sick host.AllocID) (problems []string) {
 // reads what the other has rewritten, and keeps of it what it does not know.
 func TestVersionSkew(t *testing.T) {
 	slow(t)
-	s := &skew{world: newWorld(t, everything...)}
+	s := &skewEnv{env: newEnv(t, allCaps...)}
 	s.must(s.host.Close())
-	s.config.SwapBudget = patience // what is held for how long is measured elsewhere
+	s.config.SwapBudget = waitLimit // what is held for how long is measured elsewhere
 	s.open()
 	now, next := releases()
-	p := s.plugin("alloc-p", csifake.Monolith)
-	s.beat = "interval = \"100ms\"\n failures = 1"
-	s.standby = s.plugin("alloc-q", csifake.Monolith)
+	p := s.addPlugin("alloc-p", csifake.Monolith)
+	s.heartbeat = "interval = \"100ms\"\n failures = 1"
+	s.standby = s.addPlugin("alloc-q", csifake.Monolith)
 	s.must(s.create("kept"))
-	kept, err := s.prepare(s.group("alloc-kept", "kept", "single-node-writer"))
+	kept, err := s.prepare(s.group("alloc-kept", request{source: "kept"}))
 	s.must(err)
 	standing := s.mountLines()
 	s.begin()
-	was := s.calmly()
+	was := s.stateAtRest()
 	for round := range 4 {
 		to := []release{next, now}[round%2]
 		st := s.swap(to)
-		s.sicken(st.Index)
-		for _, problem := range to.unfit(was, s.calmly()) {
+		s.makeSick(st.Index)
+		for _, problem := range to.stateErrors(was, s.stateAtRest()) {
 			t.Errorf("round %d, under %s: %s", round, to.name, problem)
 		}
-		s.write(kept, "f", fmt.Sprint(round))
-		s.reads(kept, "f", fmt.Sprint(round))
+		s.writeFile(kept, "f", fmt.Sprint(round))
+		s.wantFile(kept, "f", fmt.Sprint(round))
 		if table := s.mountLines(); slices.ContainsFunc(standing, func(line string) bool { return !slices.Contains(table, line) }) {
 			t.Errorf("round %d: mounts were\n%s\nand are\n%s", round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
 		}
-		s.standby = s.replaced(s.standby, csifake.Monolith)
-		was = s.calmly()
+		s.standby = s.restartPlugin(s.standby, csifake.Monolith)
+		was = s.stateAtRest()
 	}
 	s.end()
 	s.load.Wait()
 	s.judge(<-s.events)
 	s.must(s.release("alloc-kept"))
 	s.must(s.delete("kept"))
-	s.exit(p)
-	s.exit(s.standby)
+	s.stopPlugin(p)
+	s.stopPlugin(s.standby)
 	t.Logf("%d volumes have lived", s.lives.Load())
 }
 
@@ -213,14 +213,14 @@ func TestVersionSkewIsSeen(t *testing.T) {
 		"not taken down": {now, state(2, nil), 1}, "moved": {next, state(2, nil), 0}, "not moved": {next, state(2, lost), 1},
 		"stale": {next, state(2, stale), 1},
 	} {
-		if got := c.by.unfit(state(2, nil), c.is); len(got) != c.want {
+		if got := c.by.stateErrors(state(2, nil), c.is); len(got) != c.want {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
 	flapping := []host.Event{
 		{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"}, {Seq: 2, Kind: "healthy"},
 	}
-	if got := flaps(flapping, "sick"); len(got) != 2 {
+	if got := flapErrors(flapping, "sick"); len(got) != 2 {
 		t.Errorf("events: %q", got)
 	}
 }
@@ -228,17 +228,17 @@ func TestVersionSkewIsSeen(t *testing.T) {
 // TestStateOutsideTheWindow: a shim that cannot read the state is refused before anything has changed, and is told why.
 func TestStateOutsideTheWindow(t *testing.T) {
 	slow(t)
-	w := newWorld(t, everything...)
+	w := newEnv(t, allCaps...)
 	now, next := releases()
 	w.must(w.host.Close())
-	w.config.SwapBudget, w.config.Shim = patience, next.binary
+	w.config.SwapBudget, w.config.Shim = waitLimit, next.binary
 	w.open() // migrates
 	w.must(w.host.Close())
 	w.claimSchema(2, 2)
 	w.open()
-	p := w.plugin("alloc-p", csifake.Monolith)
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	w.must(w.create("kept"))
-	kept, err := w.prepare(w.group("alloc-kept", "kept", "single-node-writer"))
+	kept, err := w.prepare(w.group("alloc-kept", request{source: "kept"}))
 	w.must(err)
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
@@ -253,17 +253,17 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	if got := w.stateOf().schema["readable"]; got != 2.0 {
 		t.Errorf("the file's schema is readable by %v", got)
 	}
-	w.must(w.story())
-	w.write(kept, "f", "x")
+	w.must(w.scenario())
+	w.writeFile(kept, "f", "x")
 	w.must(w.release("alloc-kept"))
 	w.must(w.delete("kept"))
-	w.exit(p)
+	w.stopPlugin(p)
 }
 
 // refusedAtPrepare judges a swap that was refused before anything was held, as no shim would have been able to read the state; its error has the words.
-func (w *world) refusedAtPrepare(report host.SwapReport, err error, words ...string) {
+func (w *env) refusedAtPrepare(report host.SwapReport, err error, words ...string) {
 	w.t.Helper()
-	w.says("the swap", err, append(words, "prepare")...)
+	w.wantWords("the swap", err, append(words, "prepare")...)
 	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {
 		w.t.Errorf("%v, %+v", err, report)
 	}
@@ -273,12 +273,12 @@ func (w *world) refusedAtPrepare(report host.SwapReport, err error, words ...str
 // fail, nobody could take over.
 func TestStateBeyondTheWindow(t *testing.T) {
 	slow(t)
-	w := newWorld(t, everything...)
+	w := newEnv(t, allCaps...)
 	w.must(w.host.Close())
-	w.config.SwapBudget = patience
+	w.config.SwapBudget = waitLimit
 	w.open()
 	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
-	p := w.plugin("alloc-p", csifake.Monolith)
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
 	ahead := fault.Binary(t, program, w.dir, "ahead", "Rehearse before schema 2")
@@ -290,10 +290,10 @@ func TestStateBeyondTheWindow(t *testing.T) {
 		t.Errorf("the shim was %+v and is %+v, of a state %v", before, after, w.stateOf().schema)
 	}
 	_, next := releases() // is the one between the two
-	w.must(second(w.host.Swap(w.ctx(), next.binary)))
-	w.must(second(w.host.Swap(w.ctx(), host.Binary{Path: ahead})))
-	w.must(w.story())
-	w.exit(p)
+	w.must(errOf(w.host.Swap(w.ctx(), next.binary)))
+	w.must(errOf(w.host.Swap(w.ctx(), host.Binary{Path: ahead})))
+	w.must(w.scenario())
+	w.stopPlugin(p)
 }
 
 // TestRollbackToTheReleaseBefore: the next release dies young, after it has migrated the state and started a task by a field that only it
@@ -301,17 +301,17 @@ func TestStateBeyondTheWindow(t *testing.T) {
 // asks for.
 func TestRollbackToTheReleaseBefore(t *testing.T) {
 	slow(t)
-	w := newWorld(t, everything...)
+	w := newEnv(t, allCaps...)
 	now, next := releases()
 	w.must(w.host.Close())
-	w.config.SwapBudget, w.config.Bake = patience, patience
+	w.config.SwapBudget, w.config.Bake = waitLimit, waitLimit
 	w.open()
 	_, err := w.host.Swap(w.ctx(), next.binary)
 	w.must(err)
-	w.beat, w.more = "interval = \"100ms\"\n failures = 1", "scratch_dir = \"/scratch\"\n"
-	p := w.plugin("alloc-p", csifake.Monolith)
+	w.heartbeat, w.pluginBlocks = "interval = \"100ms\"\n failures = 1", "scratch_dir = \"/scratch\"\n"
+	p := w.addPlugin("alloc-p", csifake.Monolith)
 	w.must(w.create("kept"))
-	kept, err := w.prepare(w.group("alloc-kept", "kept", "single-node-writer"))
+	kept, err := w.prepare(w.group("alloc-kept", request{source: "kept"}))
 	w.must(err)
 	mounts := w.mountTable()
 	w.killShim()
@@ -320,11 +320,11 @@ func TestRollbackToTheReleaseBefore(t *testing.T) {
 	if st.Schema != now.schema || w.host.Swaps()[0].Outcome != host.SwapRolledBack || w.mountTable() != mounts {
 		t.Errorf("after the death %+v serves; the last swap is %+v", st, w.host.Swaps()[0])
 	}
-	w.must(w.story())
-	w.write(kept, "f", "x")
+	w.must(w.scenario())
+	w.writeFile(kept, "f", "x")
 	p.On("Probe").Times(2).NotReady()
-	sick := w.until(func(e host.Event) bool { return e.Seq > st.Index && e.Kind == "unhealthy" && e.Alloc == "alloc-p" })
-	w.until(func(e host.Event) bool { return e.Seq > sick.Seq && e.Kind == "task healthy" && e.Alloc == "alloc-p" })
+	sick := w.waitEvent(func(e host.Event) bool { return e.Seq > st.Index && e.Kind == "unhealthy" && e.Alloc == "alloc-p" })
+	w.waitEvent(func(e host.Event) bool { return e.Seq > sick.Seq && e.Kind == "task healthy" && e.Alloc == "alloc-p" })
 	w.must(w.release("alloc-kept"))
 	w.must(w.delete("kept"))
 	again := p.task
@@ -333,5 +333,5 @@ func TestRollbackToTheReleaseBefore(t *testing.T) {
 	if !errors.Is(err, host.ErrUnsupported) || !strings.Contains(err.Error(), "task alloc-p/plugin") {
 		t.Errorf("a start of the task without what it asks for: %v", err)
 	}
-	w.exit(p)
+	w.stopPlugin(p)
 }

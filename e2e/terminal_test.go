@@ -96,7 +96,7 @@ func TestRunTakesEverythingDownWithoutItsTerminal(t *testing.T) {
 			}()
 			select {
 			case <-said:
-			case <-time.After(patience):
+			case <-time.After(waitLimit):
 				t.Error("the job does not run")
 			}
 			<-heard
@@ -108,13 +108,13 @@ func TestRunTakesEverythingDownWithoutItsTerminal(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			watch := time.AfterFunc(2*patience, func() { _ = cmd.Process.Kill() })
+			watch := time.AfterFunc(2*waitLimit, func() { _ = cmd.Process.Kill() })
 			defer watch.Stop()
 			err = cmd.Wait()
 			if got := cmd.ProcessState.ExitCode(); got != want {
 				t.Errorf("it ends with %v, code %d, not %d", err, got, want)
 			}
-			for _, what := range m.eventuallyLeft() {
+			for _, what := range m.finalLeftovers() {
 				t.Error("left behind:", what)
 			}
 			journal, err := os.ReadFile(m.path("journal"))

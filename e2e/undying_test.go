@@ -26,7 +26,7 @@ const (
 )
 
 // freeze has whoever writes to the file system sleep, uninterruptibly, until it is thawed: at the test's end at the latest.
-func (d *volatileDisk) freeze() (thaw func()) {
+func (d *testDisk) freeze() (thaw func()) {
 	d.t.Helper()
 	if err := d.control(fsFreeze); err != nil {
 		d.t.Fatal(err)
@@ -40,7 +40,7 @@ func (d *volatileDisk) freeze() (thaw func()) {
 	}
 }
 
-func (d *volatileDisk) control(request uintptr) error {
+func (d *testDisk) control(request uintptr) error {
 	dir, err := os.Open(d.dir)
 	if err != nil {
 		return err
@@ -78,22 +78,22 @@ func signalled(status string, sig unix.Signal) bool {
 }
 
 // undying is a shim that SIGKILL does not end, for as long as a disk is frozen.
-type undying struct {
-	*succession
-	plugin *pluginTask
-	user   host.AllocGroup
-	disk   *volatileDisk
-	thaw   func()
-	late   <-chan error // of the call in which it hangs
-	locked func() []int
+type unkillable struct {
+	*env
+	plugin   *pluginTask
+	user     host.AllocGroup
+	disk     *testDisk
+	thaw     func()
+	lateCall <-chan error // of the call in which it hangs
+	locked   func() []int
 }
 
 // newUndying opens a host whose shim is going to hang in its state's disk, or in another one.
-func newUndying(t *testing.T, state bool) *undying {
+func newUnkillable(t *testing.T, state bool) *unkillable {
 	t.Helper()
 	t.Parallel()
 	disk := newDisk(t, "ext4", "600M")
-	w := placed(t, everything...)
+	w := unopenedEnv(t, allCaps...)
 	w.config.SwapBudget, w.config.AnswerTimeout, w.config.Bake = 10*time.Second, 5*time.Second, time.Second
 	good := w.config.Shim
 	if state {
@@ -104,47 +104,47 @@ func newUndying(t *testing.T, state bool) *undying {
 	}
 	w.open()
 	w.config.Shim = good
-	u := &undying{succession: w.succession(), disk: disk}
+	u := &unkillable{env: w, disk: disk}
 	u.locked = u.watchLock()
-	u.plugin = u.world.plugin("alloc-p", csifake.Monolith)
+	u.plugin = u.env.addPlugin("alloc-p", csifake.Monolith)
 	u.must(u.create("one"))
 	u.must(u.create("gone"))
 	u.must(u.delete("gone"))
-	u.user = u.group("user", "one", oneWriter)
-	u.must(second(u.prepare(u.user)))
+	u.user = u.group("user", request{source: "one"})
+	u.must(errOf(u.prepare(u.user)))
 	return u
 }
 
 // hangs freezes the disk, and returns once the shim hangs in it.
-func (u *undying) hangs() {
+func (u *unkillable) hang() {
 	u.t.Helper()
 	u.thaw = u.disk.freeze()
-	u.late = goes(func() error { return u.create("late") })
-	u.eventually("the shim hangs in the disk", func() bool { n, _ := asleep(u.pids[0]); return n > 0 })
+	u.lateCall = background(func() error { return u.create("late") })
+	u.waitUntil("the shim hangs in the disk", func() bool { n, _ := asleep(u.pids[0]); return n > 0 })
 }
 
 // waits makes a call and a read: each waits until its own deadline, which is early, and is told why. Meanwhile nobody takes the place of the shim
 // that does not die.
-func (u *undying) waits(its time.Duration, says ...string) {
+func (u *unkillable) wantWaiting(its time.Duration, says ...string) {
 	u.t.Helper()
 	ctx, cancel := context.WithTimeout(u.ctx(), its)
 	defer cancel()
 	end, _ := ctx.Deadline()
 	for what, done := range map[string]<-chan error{
-		"a call": goes(func() error { return u.host.ReleaseAlloc(ctx, "nobody") }),
-		"a read": goes(func() error { _, _, err := u.host.Volumes(ctx, host.VolumeQuery{}); return err }),
+		"a call": background(func() error { return u.host.ReleaseAlloc(ctx, "nobody") }),
+		"a read": background(func() error { _, _, err := u.host.Volumes(ctx, host.VolumeQuery{}); return err }),
 	} {
-		u.alone(done)
-		err := u.ends(what, done)
-		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -patience/4 {
+		u.wantAlone(done)
+		err := u.result(what, done)
+		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -waitLimit/4 {
 			u.t.Errorf("%s ends %s before its time: %v", what, left, err)
 		}
-		u.says(what, err, says...)
+		u.wantWords(what, err, says...)
 	}
 }
 
 // alone: there is no shim but the one that does not die, until something is done.
-func (u *undying) alone(done <-chan error) {
+func (u *unkillable) wantAlone(done <-chan error) {
 	u.t.Helper()
 	old := u.pids[0]
 	for len(done) == 0 {
@@ -152,23 +152,23 @@ func (u *undying) alone(done <-chan error) {
 		if threads, killed := asleep(old); len(others) > 0 || threads == 0 || !killed {
 			u.t.Fatalf("process %d sleeps in %d threads, was killed: %t; beside it there are the shims %v", old, threads, killed, others)
 		}
-		pause(u.ctx(), time.Millisecond)
+		sleep(u.ctx(), time.Millisecond)
 	}
 }
 
 // thaws has the kernel go on: all does then, without a hand.
-func (u *undying) thaws() {
+func (u *unkillable) thawAndCheck() {
 	u.t.Helper()
 	u.thaw()
-	u.t.Logf("the call in which it hung: %v", u.ends("the call in which it hung", u.late))
-	u.eventually("the next shim serves", func() bool { st := u.host.ShimState(); return st.Serving && st.PID != u.pids[0] })
-	u.goesOn()
+	u.t.Logf("the call in which it hung: %v", u.result("the call in which it hung", u.lateCall))
+	u.waitUntil("the next shim serves", func() bool { st := u.host.ShimState(); return st.Serving && st.PID != u.pids[0] })
+	u.checkRecovered()
 }
 
 // goesOn: what was acknowledged is there, and a swap is possible. There were never two shims.
-func (u *undying) goesOn() {
+func (u *unkillable) checkRecovered() {
 	u.t.Helper()
-	u.serves()
+	u.activeShim()
 	var ids []string
 	volumes, _, err := u.host.Volumes(u.ctx(), host.VolumeQuery{})
 	u.must(err)
@@ -184,93 +184,93 @@ func (u *undying) goesOn() {
 	for _, id := range []string{"one", "late"} {
 		u.must(u.delete(id))
 	}
-	u.exit(u.plugin)
+	u.stopPlugin(u.plugin)
 	if held := u.locked(); !slices.Equal(held, u.pids) {
 		u.t.Errorf("the state was locked by %v; those that served are %v", held, u.pids)
 	}
-	for _, problem := range twoMasters(u.sent(), u.pids) {
+	for _, problem := range overlapErrors(u.calls(), u.pids) {
 		u.t.Error(problem)
 	}
 }
 
 // inEachDisk is of a shim that hangs in the disk of its state, and of one that hangs in another.
-func inEachDisk(t *testing.T, test func(u *undying)) {
+func inEachDisk(t *testing.T, test func(u *unkillable)) {
 	slow(t)
-	t.Run("state", func(t *testing.T) { test(newUndying(t, true)) })
-	t.Run("another", func(t *testing.T) { test(newUndying(t, false)) })
+	t.Run("state", func(t *testing.T) { test(newUnkillable(t, true)) })
+	t.Run("another", func(t *testing.T) { test(newUnkillable(t, false)) })
 }
 
 // A shim that hangs in the kernel, so that SIGKILL does not end it, is not replaced as long as it lives: the swap says what holds it up, calls wait
 // until their own deadline and are told why, and no other shim is started. Once the kernel goes on, all does by itself.
 func TestSwapFromAShimThatCannotDie(t *testing.T) {
-	inEachDisk(t, func(u *undying) {
+	inEachDisk(t, func(u *unkillable) {
 		here, goOn := filepath.Join(u.dir, "here"), filepath.Join(u.dir, "go-on")
 		path := fault.Binary(u.t, faulty, u.dir, "waits", "Rehearse after touch "+here, "Rehearse after wait-for "+goOn)
 		var report host.SwapReport
 		swap := func() (err error) { report, err = u.host.Swap(u.ctx(), host.Binary{Path: path}); return err }
-		swapped := goes(swap)
-		u.eventually("the new shim has rehearsed", func() bool { return exists(here) })
-		u.hangs()
+		swapped := background(swap)
+		u.waitUntil("the new shim has rehearsed", func() bool { return exists(here) })
+		u.hang()
 		u.must(os.WriteFile(goOn, nil, 0o600))
-		err := u.ends("the swap", swapped)
+		err := u.result("the swap", swapped)
 		u.t.Logf("the swap: %+v: %v", report, err)
 		because := []string{"does not die", fmt.Sprintf("shim %d", u.pids[0]), "state D (disk sleep)", "by itself"}
 		u.refused(report, host.SwapRolledBack, host.SwapFence, err, because)
-		u.waits(2*time.Second, append(because, "no shim is active")...)
+		u.wantWaiting(2*time.Second, append(because, "no shim is active")...)
 		if st := u.host.ShimState(); st.Serving || !strings.Contains(st.Reason, because[1]) {
 			u.t.Errorf("it stands thus: %+v", st)
 		}
-		err = u.ends("another swap", goes(swap))
+		err = u.result("another swap", background(swap))
 		u.refused(report, host.SwapRefused, host.SwapActivate, err, because)
-		u.waits(2*time.Second, append(because, "no shim is active")...)
-		u.thaws()
+		u.wantWaiting(2*time.Second, append(because, "no shim is active")...)
+		u.thawAndCheck()
 	})
 }
 
 // refused: a swap has ended thus, and says why.
-func (u *undying) refused(r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
+func (u *unkillable) refused(r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
 	u.t.Helper()
 	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
 		u.t.Errorf("the swap is %s at %s: %v", r.Outcome, r.Failed, err)
 	}
-	u.says("the swap", err, append(says, "swap: "+string(step))...)
+	u.wantWords("the swap", err, append(says, "swap: "+string(step))...)
 }
 
 // The same of a shim that was killed, or whose crash the kernel cannot end: it is missed once it has given no answer for a while.
 func TestKilledShimThatCannotDie(t *testing.T) {
-	inEachDisk(t, func(u *undying) {
-		u.hangs()
+	inEachDisk(t, func(u *unkillable) {
+		u.hang()
 		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
-		u.waits(8*time.Second, "no shim is active", "given no answer")
-		u.eventually("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not die") })
-		u.waits(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
-		u.thaws()
+		u.wantWaiting(8*time.Second, "no shim is active", "given no answer")
+		u.waitUntil("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not die") })
+		u.wantWaiting(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
+		u.thawAndCheck()
 	})
 }
 
 // The next host does not begin beside a shim that cannot die: it says whom it waits for in vain.
 func TestNextHostWaitsForAShimThatCannotDie(t *testing.T) {
 	slow(t)
-	u := newUndying(t, false)
-	u.hangs()
+	u := newUnkillable(t, false)
+	u.hang()
 	is := fmt.Sprintf("shim %d", u.pids[0])
 	u.must(unix.Kill(u.pids[0], unix.SIGKILL)) // else it would let the state go before it ends
-	if err := u.ends("close", goes(u.host.Close)); err == nil || !strings.Contains(err.Error(), is) {
+	if err := u.result("close", background(u.host.Close)); err == nil || !strings.Contains(err.Error(), is) {
 		t.Errorf("the host is closed: %v", err)
 	}
-	if err := u.ends("the call in which it hung", u.late); !errors.Is(err, host.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+	if err := u.result("the call in which it hung", u.lateCall); !errors.Is(err, host.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the call in which it hung: %v", err)
 	}
-	opened := goes(func() error { return second(host.Open(u.ctx(), u.config)) })
-	u.alone(opened)
+	opened := background(func() error { return errOf(host.Open(u.ctx(), u.config)) })
+	u.wantAlone(opened)
 	err := <-opened
 	if text := fmt.Sprint(err); !errors.Is(err, host.ErrUnavailable) || !strings.Contains(text, is) || !strings.Contains(text, "start the host again") {
 		t.Errorf("the next host: %v", err)
 	}
 	u.config.Workload = host.Workload{
-		Allocs: []host.AllocGroup{u.user}, Tasks: []host.WorkloadTask{{AllocTask: u.plugin.task, Running: true, Started: u.bootTime()}},
+		Allocs: []host.AllocGroup{u.user}, Tasks: []host.WorkloadTask{u.running(u.plugin.task)},
 	}
 	u.thaw()
 	u.open()
-	u.goesOn()
+	u.checkRecovered()
 }

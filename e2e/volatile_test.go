@@ -16,14 +16,14 @@ import (
 
 // volatileDisk is a file system of its own on a loop device: it can be full, or lose its power. The device is in memory: however busy the
 // disks of this machine are, a power cut is over long before the kernel writes back what nobody has flushed (30 s).
-type volatileDisk struct {
+type testDisk struct {
 	t     *testing.T
 	dir   string // where it is mounted
 	image string // the device's content
 }
 
 // newDisk makes a file system of a type and a size.
-func newDisk(t *testing.T, kind string, size string) *volatileDisk {
+func newDisk(t *testing.T, kind string, size string) *testDisk {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("loop devices need root")
@@ -34,7 +34,7 @@ func newDisk(t *testing.T, kind string, size string) *volatileDisk {
 		t.Fatal(err)
 	}
 	memory := filepath.Join(dir, "memory")
-	d := &volatileDisk{t: t, dir: filepath.Join(dir, "d"), image: filepath.Join(memory, "image")}
+	d := &testDisk{t: t, dir: filepath.Join(dir, "d"), image: filepath.Join(memory, "image")}
 	t.Cleanup(func() {
 		d.unmount()
 		unmount(t, memory)
@@ -47,14 +47,14 @@ func newDisk(t *testing.T, kind string, size string) *volatileDisk {
 			t.Fatal(err)
 		}
 	}
-	d.do("mount", "-t", "tmpfs", "-o", "size=2g,mode=700", "none", memory)
-	d.do("truncate", "-s", size, d.image)
-	d.do("mkfs."+kind, "-q", d.image)
+	d.run("mount", "-t", "tmpfs", "-o", "size=2g,mode=700", "none", memory)
+	d.run("truncate", "-s", size, d.image)
+	d.run("mkfs."+kind, "-q", d.image)
 	d.mount()
 	return d
 }
 
-func (d *volatileDisk) do(name string, args ...string) {
+func (d *testDisk) run(name string, args ...string) {
 	d.t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
@@ -62,14 +62,14 @@ func (d *volatileDisk) do(name string, args ...string) {
 }
 
 // mount mounts the image; the loop device ends with the mount.
-func (d *volatileDisk) mount() {
+func (d *testDisk) mount() {
 	d.t.Helper()
-	d.do("mount", "-o", "loop", d.image, d.dir)
-	d.do("mount", "--make-private", d.dir)
+	d.run("mount", "-o", "loop", d.image, d.dir)
+	d.run("mount", "--make-private", d.dir)
 }
 
 // unmount takes away the file system and whatever is mounted on it.
-func (d *volatileDisk) unmount() {
+func (d *testDisk) unmount() {
 	d.t.Helper()
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
 	if err != nil {
@@ -82,11 +82,11 @@ func (d *volatileDisk) unmount() {
 
 // cut copies what is on the device at this moment: what the file system has not written to it yet is not in the copy. The device has to be at
 // rest: it still is what was copied when the copy is done.
-func (d *volatileDisk) cut() (copied string) {
+func (d *testDisk) cut() (copied string) {
 	d.t.Helper()
 	copied = d.image + ".cut"
 	for range 20 {
-		d.do("cp", "--sparse=always", d.image, copied)
+		d.run("cp", "--sparse=always", d.image, copied)
 		if err := exec.Command("cmp", "-s", d.image, copied).Run(); err == nil {
 			return copied
 		}
@@ -96,7 +96,7 @@ func (d *volatileDisk) cut() (copied string) {
 }
 
 // powerUp mounts what was on the device when its power was cut.
-func (d *volatileDisk) powerUp(copied string) {
+func (d *testDisk) powerUp(copied string) {
 	d.t.Helper()
 	d.unmount()
 	if err := os.Rename(copied, d.image); err != nil {
@@ -106,7 +106,7 @@ func (d *volatileDisk) powerUp(copied string) {
 }
 
 // fill takes the room that is left. free gives it back.
-func (d *volatileDisk) fill() (free func()) {
+func (d *testDisk) fill() (free func()) {
 	d.t.Helper()
 	name := filepath.Join(d.dir, "filler")
 	file, err := os.Create(name)

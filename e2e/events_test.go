@@ -1,0 +1,315 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// eventList is the events that a watcher got.
+type eventList struct {
+	mu   sync.Mutex // guards list
+	list []host.Event
+}
+
+func (l *eventList) add(event host.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, event)
+}
+
+func (l *eventList) all() []host.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.list)
+}
+
+func (l *eventList) last() host.Seq {
+	if all := l.all(); len(all) > 0 {
+		return all[len(all)-1].Seq
+	}
+	return 0
+}
+
+// eventDiff returns how a list of events differs from the wanted one.
+func eventDiff(got, want []host.Event) string {
+	for i, event := range want {
+		if i >= len(got) {
+			return fmt.Sprintf("got %d of %d events; the first that is missing is %s", len(got), len(want), event)
+		}
+		if got[i].String() != event.String() || got[i].Generation != event.Generation {
+			return fmt.Sprintf("event %d is %s, not %s", i, got[i], event)
+		}
+	}
+	if len(got) > len(want) {
+		return fmt.Sprintf("an event that never happened: %s", got[len(want)])
+	}
+	return ""
+}
+
+// replayErrors adds events up and returns what does not add up to nothing.
+func replayErrors(events []host.Event) (problems []string) {
+	beginOf := map[host.EventKind]host.EventKind{
+		"deregistered": "registered", "volume deleted": "volume created", "released": "claimed",
+		"detached": "attached", "unstaged": "staged", "unpublished": "published", "task deregistered": "task registered",
+	}
+	begins := map[host.EventKind]bool{}
+	for _, begin := range beginOf {
+		begins[begin] = true
+	}
+	strict := map[host.EventKind]bool{"registered": true, "volume created": true, "claimed": true}
+	open := map[string]host.Event{}
+	last := host.Seq(0)
+	for _, event := range events {
+		if event.Kind == host.EventResync {
+			problems = append(problems, "a gap: "+event.String())
+		}
+		if event.Seq <= last {
+			problems = append(problems, fmt.Sprintf("%s comes after %d", event, last))
+		}
+		last = event.Seq
+		subject := fmt.Sprint(event.Role, "/", event.Plugin, "/", event.Alloc, "/", event.Task, "/", event.Volume, "/", event.Request)
+		if begins[event.Kind] {
+			key := string(event.Kind) + subject
+			if was, is := open[key]; is && strict[event.Kind] {
+				problems = append(problems, fmt.Sprintf("%s, and before it %s", event, was))
+			}
+			open[key] = event
+		} else if begin := beginOf[event.Kind]; begin != "" {
+			key := string(begin) + subject
+			if _, is := open[key]; !is && strict[begin] {
+				problems = append(problems, fmt.Sprintf("%s without its beginning", event))
+			}
+			delete(open, key)
+		}
+	}
+	for _, event := range open {
+		problems = append(problems, fmt.Sprintf("%s has no end", event))
+	}
+	return problems
+}
+
+// healthErrors compares the reported health of instances with what happened: each of the killed allocs died once and was
+// then stopped in order, and no other died.
+func healthErrors(history []host.Event, killed []host.AllocID) (problems []string) {
+	got := map[string][]string{}
+	for _, event := range history {
+		switch event.Kind {
+		case "registered", "updated", "healthy", "unhealthy", "deregistered":
+			instance := fmt.Sprintf("%s %s", event.Alloc, event.Role)
+			got[instance] = append(got[instance], string(event.Kind))
+		}
+	}
+	for instance, kinds := range got {
+		alloc, _, _ := strings.Cut(instance, " ")
+		want := "registered deregistered"
+		if slices.Contains(killed, host.AllocID(alloc)) {
+			want = "registered unhealthy deregistered registered deregistered"
+		}
+		if got := strings.Join(kinds, " "); got != want {
+			problems = append(problems, fmt.Sprintf("events of %s: %s; want: %s", instance, got, want))
+		}
+	}
+	return problems
+}
+
+// eventListener gets events from host to host. It continues after the last one that it got.
+type eventListener struct {
+	name       string
+	options    host.WatchOptions
+	delay      time.Duration // for each event
+	leaveAfter int           // events, and come again; 0: stay
+	eventList
+}
+
+func (l *eventListener) wants(event host.Event) bool {
+	return registry.Filter{Role: l.options.Role, Plugin: l.options.Plugin, Kinds: l.options.Kinds}.Pass(event)
+}
+
+func (l *eventListener) listen(ctx context.Context, c *chaosEnv) {
+	got := 0
+	from := func() host.WatchOptions {
+		o := l.options
+		o.After, got = l.last(), 0
+		return o
+	}
+	c.watch(ctx, l.name, from, func(event host.Event) error {
+		l.add(event)
+		sleep(ctx, l.delay)
+		if got++; got == l.leaveAfter {
+			return errLeave
+		}
+		return nil
+	}, func() bool { return true })
+}
+
+// Each watcher gets exactly the events after its cursor, in order, while shims are replaced and killed, hosts are reopened
+// and plugins start, fail and stop. A plugin's death is reported once; a plugin that stays healthy is reported as such.
+func TestEventContinuity(t *testing.T) {
+	t.Parallel()
+	c := newChaosEnv(t, 1)
+	p := c.addPlugin("alloc-p", csifake.Monolith)
+	running := c.running(p.task)
+	running.Started.At = proc.BootTime()
+	c.tasks[p.task.Key()] = running
+	listeners := []*eventListener{
+		{name: "of all"},
+		{name: "slow", delay: 3 * time.Millisecond},
+		{name: "that comes and goes", leaveAfter: 3},
+		{name: "of nodes, that comes and goes", leaveAfter: 1, options: host.WatchOptions{Role: host.RoleNode}},
+		{name: "of the plugin that stays", options: host.WatchOptions{Plugin: "fake"}},
+		{name: "of volumes", options: host.WatchOptions{Kinds: []host.EventKind{"volume created", "volume deleted"}}},
+		{name: "of health", leaveAfter: 2, options: host.WatchOptions{Kinds: []host.EventKind{"unhealthy", "healthy"}}, delay: time.Millisecond},
+	}
+	ctx, stop := context.WithCancel(c.ctx())
+	defer stop()
+	var listening, churning sync.WaitGroup
+	for _, l := range listeners {
+		listening.Go(func() { l.listen(ctx, c) })
+	}
+	healthy, stopHealthy := context.WithCancel(ctx)
+	defer stopHealthy()
+	listening.Go(func() { c.wantHealthy(healthy, "fake") })
+	churn, stopChurn := context.WithCancel(ctx)
+	defer stopChurn()
+	var killed []host.AllocID
+	volume := c.newVolumeSlot("fake", 1)
+	churning.Go(func() { killed = c.churnPlugins(churn) })
+	churning.Go(func() { c.churnVolume(churn, volume) })
+	swap := func() { c.swap() }
+	for _, disturb := range []func(){swap, c.replaceShimByKill, swap, c.reopenHost, swap, c.reopenHost, c.replaceShimByKill} {
+		got := len(listeners[0].all())
+		c.waitUntil("more events", func() bool { return len(listeners[0].all()) > got+10 })
+		disturb()
+	}
+	stopChurn()
+	churning.Wait()
+	c.plugins.Wait()
+	stopHealthy()
+	c.must(c.host.TaskStopping(c.ctx(), p.task.Key(), 1))
+	c.stopPlugin(p)
+	history := c.eventsUntil(func(event host.Event) bool { return event.Kind == "task deregistered" && event.Alloc == "alloc-p" })
+	for _, l := range listeners {
+		want := slices.DeleteFunc(slices.Clone(history), func(event host.Event) bool { return !l.wants(event) })
+		c.waitUntil("the watcher "+l.name+" has all events", func() bool { return len(l.all()) >= len(want) })
+		if problem := eventDiff(l.all(), want); problem != "" {
+			t.Errorf("the watcher %s: %s", l.name, problem)
+		}
+	}
+	stop()
+	listening.Wait()
+	for _, problem := range append(replayErrors(history), healthErrors(history, killed)...) {
+		t.Error(problem)
+	}
+	t.Logf("%d events, %d plugins, %d shims", len(history), len(killed), len(c.pids))
+}
+
+// churnPlugins has plugins start, die, start again and stop, one after the other.
+func (c *chaosEnv) churnPlugins(ctx context.Context) (killed []host.AllocID) {
+	for n := 0; ctx.Err() == nil; n++ {
+		w := c.newWorker(&pluginService{id: "churn", backend: csifake.NewBackend("")}, csifake.Monolith, n)
+		wait := func(health registry.HealthState) {
+			if err := w.waitHealth(health); err != nil {
+				c.t.Error(err)
+			}
+		}
+		w.newAlloc()
+		w.start()
+		wait(host.Healthy)
+		w.plugin().Kill()
+		wait(host.Unhealthy)
+		w.end(true, false)
+		w.start()
+		wait(host.Healthy)
+		w.report("stopping", func(h *host.Host) error { return h.TaskStopping(c.ctx(), w.task.Key(), w.task.Attempt) })
+		w.end(false, true)
+		killed = append(killed, w.task.Alloc)
+	}
+	return killed
+}
+
+func (c *chaosEnv) churnVolume(ctx context.Context, v volumeSlot) {
+	for ctx.Err() == nil {
+		if err := c.createVolume(v, waitLimit); err != nil {
+			c.t.Errorf("create volume %s: %v", v.id, err)
+		}
+		if err := c.deleteVolume(v, waitLimit); err != nil && !errors.Is(err, host.ErrNotFound) { // the host was closed before it answered
+			c.t.Errorf("delete volume %s: %v", v.id, err)
+		}
+	}
+}
+
+// wantHealthy follows the fingerprint of a plugin that stays. No new watch, at whichever shim, may report less than there is.
+func (c *chaosEnv) wantHealthy(ctx context.Context, id host.PluginID) {
+	for ctx.Err() == nil {
+		s := c.current()
+		err := s.Fingerprints(ctx, host.PluginQuery{Plugin: id}, func(list []host.PluginFingerprint, complete bool) error {
+			if complete && len(list) != 2 {
+				c.t.Errorf("plugin %s has %d roles", id, len(list))
+			}
+			for _, f := range list {
+				if ctx.Err() == nil && f.Healthy != 1 {
+					c.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
+				}
+			}
+			return nil
+		})
+		if ctx.Err() == nil && errors.Is(err, host.ErrUnavailable) {
+			<-s.replaced
+		}
+	}
+}
+
+// Events between two shims are not lost. A plugin that dies then is reported unhealthy once, one that starts then becomes
+// healthy, one that was being stopped is never reported unhealthy, and a pending restart request stays.
+func TestEventsOfTheGap(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	dies := e.addPlugin("alloc-dies", csifake.Monolith)
+	stops := e.addPlugin("alloc-stops", csifake.Monolith)
+	pending := e.addUnservedPlugin("alloc-pending")
+	e.waitRestartRequest(pending)
+	task, endpoint := e.preparePlugin("alloc-starts", csifake.Monolith, 1, "")
+	e.must(e.host.TaskStarted(e.ctx(), task.Key(), 1))
+	e.must(e.host.TaskStopping(e.ctx(), stops.task.Key(), 1))
+	var starts *pluginTask
+	e.betweenShims(func() {
+		stops.Kill()
+		dies.Kill()
+		starts = e.servePlugin(task, csifake.Monolith, endpoint)
+	})
+	e.waitRegistered("alloc-starts")
+	e.waitEvent(func(event host.Event) bool { return event.Kind == "unhealthy" && event.Alloc == "alloc-dies" })
+	e.waitRestartRequest(pending)
+	e.replaceShimByKill()
+	e.waitRestartRequest(pending)
+	for _, key := range []host.TaskKey{dies.task.Key(), stops.task.Key(), pending.Key()} {
+		e.must(e.host.TaskExited(e.ctx(), key, 1, 0, 9, true))
+	}
+	e.must(e.host.TaskStopping(e.ctx(), starts.task.Key(), 1))
+	e.stopPlugin(starts)
+	got := map[string]int{}
+	for _, event := range e.eventsUntil(func(event host.Event) bool {
+		return event.Kind == "task deregistered" && event.Alloc == "alloc-starts"
+	}) {
+		got[fmt.Sprintf("%s %s", event.Kind, event.Alloc)]++
+	}
+	for what, times := range map[string]int{
+		"unhealthy alloc-dies": 2, "deregistered alloc-dies": 2, "registered alloc-starts": 2, "unhealthy alloc-starts": 0,
+		"unhealthy alloc-stops": 0, "deregistered alloc-stops": 2, "restart asked alloc-pending": 1,
+	} {
+		if got[what] != times {
+			t.Errorf("%q is reported %d times, not %d", what, got[what], times)
+		}
+	}
+}

@@ -1,0 +1,576 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/host"
+	"holdfast/internal/csifake"
+	"holdfast/internal/csifake/journal"
+	"holdfast/internal/proc"
+	"holdfast/registry"
+)
+
+// Many callers call each method of a host all the time, while shims are replaced and killed. Each call ends as with one
+// shim: what it asks for is done once, and what must be refused is refused. Streams continue. Each mutating method is held
+// by a swap at least once, and cut off by a kill.
+func TestNoFailedCall(t *testing.T) {
+	for name, c := range map[string]struct {
+		disturb func(tr *traffic) func(methods []string) (missed []string)
+		without []string // methods that are not called
+	}{
+		"swapped": {(*traffic).swapDuring, nil},
+		"killed":  {(*traffic).killDuring, []string{"Swap", "SwapAs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "killed" { // TestShimKilledInTheMiddle is shorter
+				slow(t)
+			}
+			t.Parallel()
+			tr, stop := newTraffic(t)
+			disturb := c.disturb(tr)
+			tr.startAll()
+			for _, methods := range methodGroups {
+				for tries := 1; len(methods) > 0; tries++ {
+					tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted")
+					if methods = disturb(methods); tries == maxTries && len(methods) > 0 {
+						t.Fatalf("%d shims were not killed while calls of %v were under way", tries, methods)
+					}
+				}
+			}
+			tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Sync", "Doctor")
+			stop()
+			tr.stopPlugin(tr.plugin)
+			tr.verify()
+			tr.must(tr.host.Close())
+			tr.count("Close")
+			made := tr.counts()
+			var never []string
+			for m := range reflect.TypeFor[*host.Host]().Methods() {
+				if made[m.Name] == 0 {
+					never = append(never, m.Name)
+				}
+			}
+			if !slices.Equal(never, c.without) {
+				t.Errorf("methods that were not called: %v", never)
+			}
+			t.Logf("%d shims, calls: %v", len(tr.pids), made)
+		})
+	}
+}
+
+// repair is the method Doctor where it changes something.
+const repair = "Doctor with repair"
+
+// mutators maps the shim's names of mutating methods to the host's.
+var mutators = map[string]string{
+	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
+	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
+	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping", "Tasks.Exited": "TaskExited",
+	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
+}
+
+// methodGroups are all mutators, in groups that have callers of their own, so that these can wait for each other.
+var methodGroups = [][]string{
+	{"CreateVolume", "RegisterVolume", "TaskStarting"},
+	{"PrepareAlloc", "DeregisterVolume", "TaskStarted"},
+	{"ExpandVolume", "ReleaseAlloc", "TaskStopping"},
+	{"DeleteVolume", "TaskExited"},
+	{"Sync"},
+	{repair},
+}
+
+// swapDuring makes calls of some methods in the middle of a swap, while no shim is active. They are held until one is.
+func (tr *traffic) swapDuring() func([]string) []string {
+	activate := tr.newBreakpoint("Activate before")
+	tr.setFaults(activate.faults()...)
+	return func(methods []string) []string {
+		b := tr.gather(methods)
+		tr.must(activate.set())
+		report := tr.swapWhile(func() {
+			tr.waitReached(activate)
+			close(b.begin)
+			for method, c := range b.callers {
+				tr.waitUntil(method+" is called", func() bool { return isClosed(c.waiting) || isClosed(c.ended) })
+			}
+			if ended := b.ended(); len(ended) > 0 {
+				tr.t.Errorf("calls of %v ended while no shim was active", ended)
+			}
+			tr.must(activate.unset())
+		})
+		if report.Held < len(methods) {
+			tr.t.Errorf("%v were held, and the swap reports %d calls", methods, report.Held)
+		}
+		tr.count("Swap")
+		tr.count("SwapAs")
+		return nil
+	}
+}
+
+// killDuring kills shims that have done what calls of some methods ask for and have not answered. missed are the methods
+// whose call was another one.
+func (tr *traffic) killDuring() func([]string) []string {
+	dir := filepath.Join(tr.dir, "hang")
+	tr.must(os.Mkdir(dir, 0o700))
+	mark := func(method string) string { return filepath.Join(dir, strings.ReplaceAll(method, " ", "-")) }
+	var hangs []string
+	for at, method := range mutators {
+		hangs = append(hangs, at+" after hang once "+mark(method))
+		tr.must(os.WriteFile(mark(method), nil, 0o600))
+	}
+	tr.setFaults(hangs...)
+	tr.swap()
+	return func(methods []string) (missed []string) {
+		b := tr.gather(methods)
+		for _, method := range methods {
+			tr.must(os.Remove(mark(method)))
+		}
+		close(b.begin)
+		for _, method := range methods {
+			tr.waitUntil(method+" hangs", func() bool { return exists(mark(method)) })
+		}
+		missed = b.ended()
+		tr.replaceShimByKill()
+		return missed
+	}
+}
+
+// verify compares the effects on volumes with the events.
+func (tr *traffic) verify() {
+	tr.t.Helper()
+	events := tr.eventsUntil(func(event host.Event) bool {
+		return event.Kind == "task deregistered" && event.Alloc == tr.plugin.task.Alloc
+	})
+	hurried := map[string]bool{} // volumes that were requested twice
+	for _, c := range tr.calls("CreateVolume") {
+		hurried[volumeOf(c)] = strings.HasPrefix(c.Name, "hurried-")
+	}
+	calls := slices.DeleteFunc(tr.calls(), func(c journal.Call) bool { return hurried[volumeOf(c)] })
+	events = slices.DeleteFunc(events, func(event host.Event) bool { return strings.HasPrefix(string(event.Volume.ID), "hurried-") })
+	for _, problem := range effectErrors(calls, events) {
+		tr.t.Error(problem)
+	}
+}
+
+// One shim at a time writes the state and calls plugins, while calls continue and shims are replaced and killed. The
+// holders of the lock of shim.db, the processes that call the plugin, and the generations follow one another.
+func TestOneWriter(t *testing.T) {
+	t.Parallel()
+	tr, stop := newTraffic(t)
+	lockHolders := tr.watchLock()
+	tr.startUsers(3)
+	swap := func() { tr.swap() }
+	for _, disturb := range []func(){swap, tr.replaceShimByKill, swap, tr.replaceShimByKill, swap} {
+		tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc")
+		disturb()
+	}
+	tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc")
+	stop()
+	if held := lockHolders(); !slices.Equal(held, tr.pids) {
+		t.Errorf("the state was locked by %v; the active shims were %v", held, tr.pids)
+	}
+	tr.stopPlugin(tr.plugin)
+	for _, problem := range overlapErrors(tr.calls(), tr.pids) {
+		t.Error(problem)
+	}
+	generation := uint64(0)
+	for _, event := range tr.eventsUntil(func(event host.Event) bool { return event.Kind == "task deregistered" }) {
+		if uint64(event.Generation) < generation {
+			t.Errorf("generation %d wrote after %d: %s", event.Generation, generation, event)
+		}
+		generation = uint64(event.Generation)
+	}
+	if generation < uint64(len(tr.pids)) {
+		t.Errorf("%d shims were active, and the last generation is %d", len(tr.pids), generation)
+	}
+}
+
+// traffic is callers of all methods of a host. The result of each call is known before.
+type traffic struct {
+	*env
+	plugin    *pluginTask
+	stopped   context.Context // ends callers after what they are doing
+	callers   sync.WaitGroup
+	streams   sync.WaitGroup
+	lives     sync.RWMutex // held to read by each user, to write by who needs that only the plugin lives
+	gathering sync.Mutex   // taken before lives is to write, and while a barrier gathers callers, which hold lives to read
+
+	mu      sync.Mutex     // guards what follows
+	made    map[string]int // calls that ended as they should, by method
+	barrier *barrier       // nil: none
+}
+
+// barrier gathers one caller of each of some methods, until all of them call at once.
+type barrier struct {
+	callers map[string]*barrierCall // by method; nil: not there yet
+	begin   chan struct{}
+}
+
+type barrierCall struct {
+	waiting chan struct{} // closed when the call waits for its end
+	ended   chan struct{}
+}
+
+// gather returns once a caller of each of the methods has come. They call when begin is closed.
+func (tr *traffic) gather(methods []string) *barrier {
+	tr.t.Helper()
+	b := &barrier{map[string]*barrierCall{}, make(chan struct{})}
+	for _, method := range methods {
+		b.callers[method] = nil
+	}
+	if !slices.Contains(methods, "Sync") && !slices.Contains(methods, repair) {
+		tr.gathering.Lock()
+		defer tr.gathering.Unlock()
+	}
+	tr.mu.Lock()
+	tr.barrier = b
+	tr.mu.Unlock()
+	tr.waitUntil(fmt.Sprintf("a caller of each of %v waits", methods), func() bool {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		return !slices.Contains(slices.Collect(maps.Values(b.callers)), nil)
+	})
+	return b
+}
+
+// join waits at the barrier if it needs a caller of the method, else it returns nil.
+func (tr *traffic) join(method string) *barrierCall {
+	tr.mu.Lock()
+	b := tr.barrier
+	if b == nil {
+		tr.mu.Unlock()
+		return nil
+	}
+	if c, expected := b.callers[method]; !expected || c != nil {
+		tr.mu.Unlock()
+		return nil
+	}
+	c := &barrierCall{make(chan struct{}), make(chan struct{})}
+	b.callers[method] = c
+	tr.mu.Unlock()
+	select {
+	case <-b.begin:
+	case <-tr.stopped.Done():
+	}
+	return c
+}
+
+// ended returns the methods whose calls have ended.
+func (b *barrier) ended() (methods []string) {
+	for method, c := range b.callers {
+		if isClosed(c.ended) {
+			methods = append(methods, method)
+		}
+	}
+	return methods
+}
+
+// newTraffic starts a plugin, and no callers yet. stop ends them and waits for their calls.
+func newTraffic(t *testing.T) (tr *traffic, stop func()) {
+	e := newEnv(t, append([]string{"node/GET_VOLUME_STATS"}, expandCaps...)...)
+	tr = &traffic{env: e, made: map[string]int{}, plugin: e.addPlugin("alloc-p", csifake.Monolith)}
+	stopped, cancel := context.WithCancel(t.Context())
+	tr.stopped = stopped
+	return tr, func() {
+		cancel()
+		tr.callers.Wait()
+		tr.streams.Wait()
+	}
+}
+
+// startAll starts callers of every method.
+func (tr *traffic) startAll() {
+	tr.must(tr.create("kept"))
+	tr.must(tr.host.DeregisterVolume(tr.ctx(), volumeName("kept")))
+	tr.startUsers(3)
+	tr.repeat(func(n int) { tr.pluginLife(fmt.Sprintf("p%d", n)) })
+	tr.repeat(func(n int) { tr.hurried(fmt.Sprintf("hurried-%d", n), time.Duration(1+n*7%40)*time.Millisecond) })
+	tr.repeat(func(n int) { tr.registerAndForget(fmt.Sprintf("known-%d", n)) })
+	tr.repeat(tr.readAll)
+	tr.repeat(tr.callRefused)
+	tr.repeat(tr.callAlone)
+	tr.watchAll(tr.stopped)
+}
+
+// startUsers starts callers that create volumes and use them.
+func (tr *traffic) startUsers(count int) {
+	for i := range count {
+		tr.repeat(func(n int) { tr.volumeLife(fmt.Sprintf("v-%d-%d", i, n)) })
+	}
+}
+
+func (tr *traffic) repeat(do func(n int)) {
+	tr.callers.Go(func() {
+		for n := 0; tr.stopped.Err() == nil; n++ {
+			do(n)
+			sleep(tr.stopped, time.Millisecond)
+		}
+	})
+}
+
+// call makes a call with a deadline that is far enough. It must succeed, or fail with the wanted kind of error.
+func (tr *traffic) call(method string, wanted error, f func(context.Context) error) bool {
+	var c *barrierCall
+	if wanted == nil { // a refusal may need no shim
+		c = tr.join(method)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tr.stopped), waitLimit)
+	defer cancel()
+	var err error
+	if c == nil {
+		err = f(ctx)
+	} else {
+		err = f(blockingContext{ctx, new(sync.Once), c.waiting})
+		close(c.ended)
+	}
+	if wanted == nil && err != nil || !errors.Is(err, wanted) {
+		tr.t.Errorf("%s ended with %v, not %v", method, err, wanted)
+		return false
+	}
+	tr.count(method)
+	return true
+}
+
+func (tr *traffic) count(method string) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.made[method]++
+}
+
+// counts returns how many calls of each method have ended.
+func (tr *traffic) counts() map[string]int {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return maps.Clone(tr.made)
+}
+
+// waitCalls waits until each method has been called again.
+func (tr *traffic) waitCalls(methods ...string) {
+	tr.t.Helper()
+	was := tr.counts()
+	tr.waitUntil("the calls continue", func() bool {
+		now := tr.counts()
+		return !slices.ContainsFunc(methods, func(method string) bool { return now[method] <= was[method] })
+	})
+}
+
+// volumeLife creates a volume, uses it once and deletes it.
+func (tr *traffic) volumeLife(id string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	h, name := tr.host, volumeName(id)
+	var spec host.VolumeSpec
+	var group host.AllocGroup
+	var plans map[string]host.Plan
+	for _, step := range []struct {
+		method string
+		wanted error
+		call   func(context.Context) error
+	}{
+		{"ParseVolume", nil, func(ctx context.Context) (err error) {
+			spec, err = parseVolume(ctx, h, volumeText("fake", id, ""))
+			return err
+		}},
+		{"CreateVolume", nil, func(ctx context.Context) error { return errOf(h.CreateVolume(ctx, spec)) }},
+		{"Parse", nil, func(ctx context.Context) (err error) {
+			group, err = parseGroup(ctx, h, "user-"+id, groupText(request{source: id}))
+			return err
+		}},
+		{"PrepareAlloc", nil, func(ctx context.Context) (err error) { plans, err = h.PrepareAlloc(ctx, group); return err }},
+		{"", nil, func(context.Context) error {
+			return os.WriteFile(filepath.Join(planEnv(plans["t"], "HOLDFAST_VOLUME_DATA"), "f"), []byte("x"), 0o600)
+		}},
+		{"VolumeStats", nil, func(ctx context.Context) error { _, _, err := h.VolumeStats(ctx, name); return err }},
+		{"ExpandVolume", nil, func(ctx context.Context) error { return expand(ctx, h, name, 3<<30) }},
+		{"DeleteVolume", host.ErrConflict, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
+		{"Claims", nil, func(ctx context.Context) error { return tr.wantClaim(ctx, group.Alloc) }},
+		{"ReleaseAlloc", nil, func(ctx context.Context) error { return h.ReleaseAlloc(ctx, group.Alloc) }},
+		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, group.Alloc)) }},
+		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
+		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
+		{"Volumes", nil, func(ctx context.Context) error { return wantNone(h.Volumes(ctx, host.VolumeQuery{Name: name})) }},
+	} {
+		if !tr.call(step.method, step.wanted, step.call) {
+			return
+		}
+	}
+}
+
+// wantClaim returns an error unless the alloc has exactly one claim.
+func (tr *traffic) wantClaim(ctx context.Context, id host.AllocID) error {
+	list, _, err := tr.host.Claims(ctx)
+	list = slices.DeleteFunc(list, func(c host.Claim) bool { return c.Alloc != id })
+	if err == nil && len(list) != 1 {
+		err = fmt.Errorf("%s has the claims %v", id, list)
+	}
+	return err
+}
+
+// wantNone returns an error unless a list is empty.
+func wantNone[T any](list []T, _ host.Seq, err error) error {
+	if err == nil && len(list) > 0 {
+		err = fmt.Errorf("it exists: %+v", list)
+	}
+	return err
+}
+
+// registerAndForget registers and deregisters a volume that the plugin has.
+func (tr *traffic) registerAndForget(id string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	var spec host.VolumeSpec
+	if !tr.call("ParseVolume", nil, func(ctx context.Context) (err error) {
+		spec, err = parseVolume(ctx, tr.host, volumeText("fake", id, ""))
+		return err
+	}) {
+		return
+	}
+	spec.External, spec.Context = registry.ExternalID(csifake.VolumeID("kept")), map[string]string{"csifake/name": "kept", "pool": "p"}
+	tr.call("RegisterVolume", nil, func(ctx context.Context) error { return errOf(tr.host.RegisterVolume(ctx, spec)) })
+	tr.call("DeregisterVolume", nil, func(ctx context.Context) error { return tr.host.DeregisterVolume(ctx, volumeName(id)) })
+}
+
+// pluginLife is a plugin's task that starts, becomes healthy and is stopped.
+func (tr *traffic) pluginLife(id string) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	h := tr.host
+	task := host.AllocTask{Alloc: host.AllocID("alloc-" + id), Task: "plugin", Attempt: 1}
+	var plan host.Plan
+	ok := tr.call("Parse", nil, func(ctx context.Context) error {
+		source := host.Source{Name: "plugin.hcl", Text: []byte(pluginText(id, csifake.Monolith, ""))}
+		job, _, err := h.Parse(ctx, source, host.ParseOptions{})
+		if err == nil {
+			task.Sealed = job.Groups[0].Tasks[0].Sealed
+		}
+		return err
+	}) && tr.call("TaskStarting", nil, func(ctx context.Context) (err error) { plan, err = h.TaskStarting(ctx, task); return err })
+	if !ok {
+		return
+	}
+	p, err := csifake.New(csifake.Config{
+		Name: id + ".example.org", Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Journal: tr.journal, Blind: true, Instance: id,
+	})
+	tr.must(err)
+	exited := background(func() error { return p.Run(context.WithoutCancel(tr.t.Context())) })
+	tr.call("TaskStarted", nil, func(ctx context.Context) error { return h.TaskStarted(ctx, task.Key(), 1) })
+	tr.waitUntil(id+" is healthy", func() bool {
+		var list host.PluginList
+		tr.call("Plugins", nil, func(ctx context.Context) (err error) {
+			list, _, err = h.Plugins(ctx, host.PluginQuery{Plugin: host.PluginID(id)})
+			return err
+		})
+		return len(list.Instances) == 2
+	})
+	tr.call("TaskStopping", nil, func(ctx context.Context) error { return h.TaskStopping(ctx, task.Key(), 1) })
+	p.Stop()
+	if err := tr.result(id, exited); err != nil {
+		tr.t.Errorf("%s: %v", id, err)
+	}
+	tr.call("TaskExited", nil, func(ctx context.Context) error { return h.TaskExited(ctx, task.Key(), 1, 0, 0, true) })
+}
+
+// hurried makes a call with hardly any time: it succeeds, or its time is over. The same call with enough time succeeds.
+func (tr *traffic) hurried(id string, limit time.Duration) {
+	tr.lives.RLock()
+	defer tr.lives.RUnlock()
+	var spec host.VolumeSpec
+	if !tr.call("ParseVolume", nil, func(ctx context.Context) (err error) {
+		spec, err = parseVolume(ctx, tr.host, volumeText("fake", id, ""))
+		return err
+	}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tr.stopped), limit)
+	defer cancel()
+	if _, err := tr.host.CreateVolume(ctx, spec); err != nil && (!errors.Is(err, context.DeadlineExceeded) || ctx.Err() == nil) {
+		tr.t.Errorf("create a volume within %s: %v", limit, err)
+	}
+	tr.call("CreateVolume", nil, func(ctx context.Context) error { return errOf(tr.host.CreateVolume(ctx, spec)) })
+	tr.call("DeleteVolume", nil, func(ctx context.Context) error { return tr.host.DeleteVolume(ctx, volumeName(id)) })
+}
+
+// readAll calls each method that reads.
+func (tr *traffic) readAll(int) {
+	h := tr.host
+	for method, read := range map[string]func(context.Context) error{
+		"Status":    func(ctx context.Context) error { return errOf(h.Status(ctx)) },
+		"Volumes":   func(ctx context.Context) error { _, _, err := h.Volumes(ctx, host.VolumeQuery{}); return err },
+		"Allocs":    func(ctx context.Context) error { _, _, err := h.Allocs(ctx, ""); return err },
+		"Plugins":   func(ctx context.Context) error { _, _, err := h.Plugins(ctx, host.PluginQuery{}); return err },
+		"Swaps":     func(context.Context) error { h.Swaps(); return nil },
+		"ShimState": func(context.Context) error { h.ShimState(); return nil },
+		"Doctor":    func(ctx context.Context) error { return errOf(h.Doctor(ctx, false, "")) },
+	} {
+		tr.call(method, nil, read)
+	}
+}
+
+// callRefused makes calls that must be refused.
+func (tr *traffic) callRefused(int) {
+	sleep(tr.stopped, 20*time.Millisecond)
+	h := tr.host
+	tr.call("TaskStarting", host.ErrInvalid, func(ctx context.Context) error {
+		return errOf(h.TaskStarting(ctx, host.AllocTask{Alloc: "../a", Task: "t", Attempt: 1}))
+	})
+	tr.call("PrepareAlloc", host.ErrInvalid, func(ctx context.Context) error {
+		return errOf(h.PrepareAlloc(ctx, host.AllocGroup{Alloc: "../a", Namespace: "default"}))
+	})
+	tr.call("Parse", host.ErrInvalid, func(ctx context.Context) error {
+		return errOf(parseGroup(ctx, h, "bad", "job {"))
+	})
+	tr.call("DeleteVolume", host.ErrNotFound, func(ctx context.Context) error { return h.DeleteVolume(ctx, volumeName("none")) })
+	tr.call("VolumeStats", host.ErrNotFound, func(ctx context.Context) error {
+		_, _, err := h.VolumeStats(ctx, volumeName("none"))
+		return err
+	})
+	tr.call("Watch", host.ErrInvalid, func(ctx context.Context) error { return h.Watch(ctx, host.WatchOptions{Role: "../x"}, nil) })
+}
+
+// callAlone calls Sync and Doctor while only the plugin lives, so that there is nothing to repair.
+func (tr *traffic) callAlone(int) {
+	sleep(tr.stopped, 200*time.Millisecond)
+	tr.gathering.Lock()
+	defer tr.gathering.Unlock()
+	tr.lives.Lock()
+	defer tr.lives.Unlock()
+	running := tr.running(tr.plugin.task)
+	running.Started.At = proc.BootTime()
+	workload := host.Workload{Tasks: []host.WorkloadTask{running}}
+	tr.call("Sync", nil, func(ctx context.Context) error { return tr.host.Sync(ctx, workload) })
+	var found host.Diagnosis
+	if tr.call("Doctor", nil, func(ctx context.Context) (err error) { found, err = tr.host.Doctor(ctx, false, ""); return err }) {
+		tr.call(repair, nil, func(ctx context.Context) error { return errOf(tr.host.Doctor(ctx, true, found.Digest)) })
+	}
+	if len(found.Findings) > 0 {
+		tr.t.Errorf("only a plugin lives, and there is something to repair: %+v", found.Findings)
+	}
+}
+
+// watchAll follows each stream until ctx ends. Nothing else may end it.
+func (tr *traffic) watchAll(ctx context.Context) {
+	for method, follow := range map[string]func() error{
+		"Watch":    func() error { return tr.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil }) },
+		"Restarts": func() error { return tr.host.Restarts(ctx, func([]host.PendingRestart) error { return nil }) },
+		"Fingerprints": func() error {
+			return tr.host.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error { return nil })
+		},
+	} {
+		tr.streams.Go(func() {
+			if err := follow(); !errors.Is(err, context.Canceled) {
+				tr.t.Errorf("%s ended with %v", method, err)
+			}
+			tr.count(method)
+		})
+	}
+}

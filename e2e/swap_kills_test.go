@@ -1,0 +1,388 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/host"
+	"holdfast/host/agent/control"
+	"holdfast/internal/csifake"
+	"holdfast/internal/fault"
+	"holdfast/internal/proc"
+)
+
+// Processes to kill.
+const (
+	victimHost = "host"
+	victimOld  = "old"
+	victimNew  = "new"
+)
+
+var victims = []string{victimHost, victimOld, victimNew}
+
+// killPoint is a point of a swap at which a shim runs code, and so can kill exactly then.
+type killPoint struct {
+	step  string
+	at    string // a point of package fault
+	atOld bool   // in the old shim
+}
+
+// killPoints are the points of all steps but verify and commit, at which no shim runs code.
+var killPoints = []killPoint{
+	{"prepare", "Hello before", false},
+	{"prepare", "Snapshot before", true},
+	{"prepare", "Rehearse before", false},
+	{"prepare", "Rehearse after", false},
+	{"quiesce", "Quiesce before", true},
+	{"quiesce", "Quiesce after", true},
+	{"fence", "Release before", true},
+	{"fence", "Release after", true},
+	{"activate", "Activate before", false},
+	{"activate", "Activate after", false},
+	{"resume", "Volumes.Create before", false}, // the first call that was held
+	{"resume", "Volumes.Create after", false},
+	{"bake", "serving 200ms", false},
+}
+
+// TestKilledAtEachStep kills the host, the old and the new shim at each step of a swap under load. After each death one
+// shim is active, nothing acknowledged is lost, the journal is legal, no mount and no task is touched, and a watcher gets
+// each event once, in order. An operator only has to restart a killed host. At verify there is no new shim yet, and after
+// commit no old one.
+func TestKilledAtEachStep(t *testing.T) {
+	slow(t)
+	for _, p := range killPoints {
+		t.Run(p.step+"/"+strings.ReplaceAll(p.at, " ", "-"), func(t *testing.T) { killEachVictim(t, p.kill) })
+	}
+	t.Run("verify", func(t *testing.T) { killEachVictim(t, killAtVerify) })
+	t.Run("commit", func(t *testing.T) { killEachVictim(t, killAtCommit) })
+}
+
+// killEachVictim calls kill for each victim in turn.
+func killEachVictim(t *testing.T, kill func(s *stress, victim string)) {
+	s := newStress(t)
+	for _, victim := range victims {
+		t.Logf("victim: the %s", victim)
+		s.locked(func() { s.failures = nil })
+		kill(s, victim)
+		s.wantRightShim(victim)
+		s.waitProgress("after the death of the " + victim)
+		s.wantOneActive()
+		if victim != victimHost {
+			s.wantNoFailures()
+		}
+	}
+	s.verify()
+}
+
+func (p killPoint) kill(s *stress, victim string) {
+	mark := s.path("killed-" + victim)
+	action := "kill-other"
+	switch {
+	case victim == victimHost:
+		action = "kill-host"
+	case (victim == victimOld) == p.atOld:
+		action = "kill-self"
+	}
+	line := p.at + " " + action + " once " + mark
+	next := "new-" + victim
+	if p.atOld {
+		s.swap(s.binary("old-"+victim, line))
+		next = s.binary(next)
+	} else {
+		next = s.binary(next, line)
+	}
+	s.noteAttempt(next)
+	for tries := 0; !exists(mark) && tries < 10; tries++ { // on a busy machine a swap may be given up earlier
+		report, err := s.client.Swap(s.ctx(), control.Replacement{Path: next})
+		s.t.Logf("the swap: %s %v %v", report.Outcome, report.Steps, err)
+		if err == nil {
+			s.waitUntil("the kill", func() bool { return exists(mark) })
+		}
+	}
+	if !exists(mark) {
+		s.t.Fatal("no process was killed")
+	}
+	if victim == victimHost {
+		s.restartAgent()
+	}
+}
+
+// swapAttempt is a swap during which a process is killed.
+type swapAttempt struct {
+	began    time.Time
+	from, to string // digests
+}
+
+func (s *stress) noteAttempt(path string) {
+	s.t.Helper()
+	st, err := s.client.Shim(s.ctx())
+	s.must(err)
+	to, err := digestOf(path)
+	s.must(err)
+	s.attempted = swapAttempt{began: time.Now(), from: st.SHA256, to: to}
+}
+
+// allowed returns the binaries that may be active after the attempt, by the history: the new one if the swap succeeded,
+// else the old one, unless the old one was baking itself and its death rolled it back. A killed host may not have recorded
+// how far it came.
+func (a swapAttempt) allowed(history []host.SwapReport, victim string) (digests []string) {
+	attempt := func(r host.SwapReport) bool { return r.To == a.to && r.Began.After(a.began) }
+	before := func(r host.SwapReport) bool { return r.To == a.from && r.Began.Before(a.began) }
+	digests = []string{a.from}
+	if i := slices.IndexFunc(history, before); i >= 0 && history[i].Outcome == host.SwapRolledBack {
+		digests = []string{history[i].From}
+	}
+	if i := slices.IndexFunc(history, attempt); i >= 0 {
+		if o := history[i].Outcome; o == host.SwapBaking || o == host.SwapCommitted {
+			return []string{a.to}
+		}
+	}
+	if victim == victimHost {
+		digests = append(digests, a.to)
+	}
+	return digests
+}
+
+// wantRightShim waits until an allowed binary is active.
+func (s *stress) wantRightShim(victim string) {
+	s.t.Helper()
+	var history []host.SwapReport
+	s.waitUntil("the right shim is active", func() bool {
+		var err error
+		if history, err = s.client.Swaps(s.ctx()); err != nil {
+			return false
+		}
+		st, err := s.client.Shim(s.ctx())
+		return err == nil && slices.Contains(s.attempted.allowed(history, victim), st.SHA256)
+	})
+	if len(history) > 0 {
+		s.t.Logf("the last swap: %s, failed at %q: %s", history[0].Outcome, history[0].Failed, history[0].Reason)
+	}
+}
+
+// killAtVerify kills while a long binary is copied.
+func killAtVerify(s *stress, victim string) {
+	next := s.binary("new-" + victim)
+	s.must(os.Truncate(next, 256<<20))
+	s.noteAttempt(next)
+	before := shimsOf(s.state())
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: next})) })
+	copying := func() bool {
+		parts, _ := filepath.Glob(filepath.Join(s.state(), "shims", ".add-*"))
+		return len(parts) > 0
+	}
+	s.waitUntil("the binary is being copied", copying)
+	switch victim {
+	case victimHost:
+		s.must(s.agent.Process.Kill())
+	case victimOld:
+		s.must(unix.Kill(s.writers()[0], unix.SIGKILL))
+	case victimNew:
+		isNew := func(pid int) bool { return !slices.Contains(before, pid) }
+		if now := shimsOf(s.state()); slices.ContainsFunc(now, isNew) { // one that stands by may go meanwhile
+			s.t.Errorf("the shims were %v and are %v at verify: there is no new one yet", before, now)
+		}
+	}
+	s.t.Logf("the swap: %v", s.result("the swap", done))
+	if victim == victimHost {
+		s.restartAgent()
+	}
+	if copying() {
+		s.t.Error("a part of a copy is left")
+	}
+	s.must(os.Remove(next))
+}
+
+// killAtCommit kills while the old shim, which stands by, is told to exit because the next swap begins. It is frozen, so
+// that this takes as long as the host waits.
+func killAtCommit(s *stress, victim string) {
+	s.swap(s.binary("new-" + victim))
+	active, err := s.client.Shim(s.ctx())
+	s.must(err)
+	standby := slices.DeleteFunc(shimsOf(s.state()), func(pid int) bool { return pid == active.PID })
+	if len(standby) != 1 {
+		s.t.Fatalf("there stand by %v", standby)
+	}
+	old, agent := standby[0], s.agent.Process.Pid
+	lifeLine, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", old)) // the host holds its other end
+	s.must(err)
+	s.must(unix.Kill(old, unix.SIGSTOP))
+	next := s.binary("next-" + victim)
+	s.noteAttempt(next)
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: next})) })
+	s.waitUntil("the old one is told to exit", func() bool { return !slices.Contains(openFiles(agent), lifeLine) })
+	s.must(unix.Kill(map[string]int{victimHost: agent, victimOld: old, victimNew: active.PID}[victim], unix.SIGKILL))
+	_ = unix.Kill(old, unix.SIGCONT)
+	s.t.Logf("the next swap: %v", s.result("the next swap", done))
+	if victim == victimHost {
+		s.restartAgent()
+	}
+	s.waitUntil("the old one is gone", func() bool { return !alive(old) })
+}
+
+// TestKilledAtRandomTimes kills a random process at a random time of a swap. HOLDFAST_CHAOS=10m continues for that long;
+// HOLDFAST_CHAOS_SEED=7 is the seed.
+func TestKilledAtRandomTimes(t *testing.T) {
+	slow(t)
+	seed := seeds(t)[0]
+	t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 8, 0) })
+	if long := soakTime(t); long > 0 {
+		for range 2 {
+			seed := uint64(time.Now().UnixNano())
+			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { killAtRandomTimes(t, seed, 30, long) })
+		}
+	}
+}
+
+func killAtRandomTimes(t *testing.T, seed uint64, rounds int, long time.Duration) {
+	s := newStress(t)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	binaries := []string{s.binary("one"), s.binary("two"), s.binary("three")}
+	typical, began := time.Second, time.Now()
+	for n := 0; n < rounds || time.Since(began) < long; n++ {
+		s.locked(func() { s.failures = nil })
+		victim := victims[rng.IntN(3)]
+		after := time.Duration(rng.Float64() * 1.2 * float64(typical))
+		took := s.swapAndKill(victim, binaries[n%3], after)
+		t.Logf("round %d: the %s, after %s; the swap took %s", n, victim, after.Round(time.Millisecond), took.Round(time.Millisecond))
+		if victim != victimHost {
+			typical = (typical + took) / 2
+		}
+		s.waitProgress("after the death of the " + victim)
+		s.wantRightShim(victim)
+		s.wantOneActive()
+		if victim != victimHost {
+			s.wantNoFailures()
+		}
+		if t.Failed() {
+			break
+		}
+	}
+	s.verify()
+}
+
+// swapAndKill swaps and kills the victim after a time.
+func (s *stress) swapAndKill(victim, binary string, after time.Duration) (took time.Duration) {
+	old, agent := s.writers(), s.agent.Process.Pid
+	s.noteAttempt(binary)
+	began := time.Now()
+	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: binary})) })
+	sleep(s.ctx(), after)
+	switch victim {
+	case victimHost:
+		s.must(unix.Kill(agent, unix.SIGKILL))
+	case victimOld:
+		_ = unix.Kill(old[0], unix.SIGKILL)
+	case victimNew: // if there is one yet
+		for _, pid := range shimsOf(s.state()) {
+			if pid != old[0] {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+	}
+	s.t.Logf("the swap: %v", s.result("the swap", done))
+	took = time.Since(began)
+	if victim == victimHost {
+		s.restartAgent()
+	}
+	return took
+}
+
+// freeze returns once the process is stopped.
+func freeze(ctx context.Context, pid int) error {
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return waitFor(ctx, "the process is stopped", func() bool {
+		stat, err := proc.ReadStat(pid)
+		return err == nil && stat.State == 'T'
+	})
+}
+
+// TestTwoWritersAreFound is a negative control of writers. The first shim is frozen when its host dies, so that it lives
+// on. Its state file and its binary are moved, so that neither the lock nor the next host finds it.
+func TestTwoWritersAreFound(t *testing.T) {
+	m, must := startMachine(t)
+	shim, err := control.NewClient(m.socket()).Shim(t.Context())
+	must(err)
+	if one := m.writers(); !slices.Equal(one, []int{shim.PID}) {
+		t.Errorf("%d is active; found are %v", shim.PID, one)
+	}
+	must(freeze(t.Context(), shim.PID))
+	_ = m.endAgent(unix.SIGKILL)
+	db := filepath.Join(m.state(), "shim.db")
+	text, err := os.ReadFile(db)
+	must(err)
+	must(os.Rename(db, db+".away"))
+	must(os.WriteFile(db, text, 0o600))
+	binary, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", shim.PID))
+	must(err)
+	must(os.Remove(binary))
+	must(m.startAgent())
+	if two := m.writers(); len(two) != 2 || !slices.Contains(two, shim.PID) {
+		t.Errorf("%d and another write, and found are %v\n%s", shim.PID, two, procText(shim.PID, "stat"))
+	}
+	must(unix.Kill(shim.PID, unix.SIGKILL))
+	must(waitFor(t.Context(), "the first is gone", func() bool { return !alive(shim.PID) }))
+}
+
+// startMachine starts an agent without a plugin. must ends the test on an error.
+func startMachine(t *testing.T) (m *machine, must func(error)) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("the mounts of a state directory need root")
+	}
+	t.Parallel()
+	must = func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := newMachine()
+	must(err)
+	t.Cleanup(func() { must(m.sweep()) })
+	must(m.startAgent())
+	return m, must
+}
+
+// A shim that is frozen when its host is killed does not exit with it. The next host kills it.
+func TestNextHostEndsAFrozenShim(t *testing.T) {
+	m, must := startMachine(t)
+	old := m.writers()[0]
+	must(freeze(t.Context(), old))
+	_ = m.endAgent(unix.SIGKILL)
+	must(m.startAgent())
+	if now := shimsOf(m.state()); len(now) != 1 || now[0] == old {
+		t.Errorf("shims are %v; %d was frozen", now, old)
+	}
+	must(m.endAgent(unix.SIGTERM))
+	if text := m.agentOutput(); !strings.Contains(text, fmt.Sprintf("pid=%d", old)) {
+		t.Errorf("the agent does not log that it killed %d:\n%s", old, text)
+	}
+}
+
+// A shim that dies in a step is named as the reason, with its last output, and not the connection that broke.
+func TestDeathInAStepIsTold(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	p := e.addPlugin("alloc-p", csifake.Monolith)
+	for i, c := range []struct{ at, step string }{{"Hello before", "prepare"}, {"Rehearse before", "prepare"}, {"Activate after", "activate"}} {
+		path := fault.Binary(t, faulty, e.dir, fmt.Sprint("dies-", i), c.at+" panic")
+		err := errOf(e.host.Swap(e.ctx(), host.Binary{Path: path}))
+		e.wantWords(c.at, err, "swap: "+c.step, "exited with code 2", "panic: a fault: panic")
+		if err != nil && strings.Contains(err.Error(), "connection") {
+			t.Errorf("%s: %v", c.at, err)
+		}
+	}
+	e.stopPlugin(p)
+}
