@@ -15,7 +15,8 @@ func TestNewAgentAdoptsRunningTasks(t *testing.T) {
 		if len(w.Allocs) != 1 || w.Allocs[0].Alloc != u.ID || string(w.Allocs[0].Sealed) != "volumes" {
 			e.Errorf("allocs: %+v", w.Allocs)
 		}
-		if len(w.Tasks) != 1 || w.Tasks[0].Alloc != d.ID || !w.Tasks[0].Running || w.Tasks[0].Attempt != 1 || w.Tasks[0].Started.Boot == "" {
+		if len(w.Tasks) != 1 || w.Tasks[0].Alloc != d.ID || !w.Tasks[0].Running || w.Tasks[0].Attempt != 1 ||
+			w.Tasks[0].Started.Boot == "" {
 			e.Errorf("tasks: %+v", w.Tasks)
 		}
 		e.hasCount("start ", 2)
@@ -43,7 +44,8 @@ func TestNewAgentLearnsHowTasksEnded(t *testing.T) {
 		}
 		e.awaitState("work", AllocComplete)
 		e.awaitRunning("disk")
-		e.has("end disk/plugin", "exited disk/plugin 1 code=9 final=false", "starting disk/plugin 2", "start disk/plugin")
+		e.has("end disk/plugin", "exited disk/plugin 1 code=9 final=false", "starting disk/plugin 2",
+			"start disk/plugin")
 		e.has("end work/main", "released work")
 		e.hasCount("start work", 1)
 	})

@@ -35,10 +35,11 @@ type Config struct {
 	Find func(ctx context.Context, dir string) (taskdriver.Handle, bool, error)
 	// Parents lists the parent processes of tasks below the state directory; default taskdriver.Parents.
 	Parents func(dir string) ([]taskdriver.Parent, error)
-	// Recover is what to do if the ledger does not know running tasks. Unless it is RecoverNone, New moves a damaged ledger
-	// away.
+	// Recover is what to do if the ledger does not know running tasks. Unless it is RecoverNone, New moves a
+	// damaged ledger away.
 	Recover Recovery
-	// Backoff holds the first and the longest pause between attempts to prepare or release an alloc; default 250 ms and 15 s.
+	// Backoff holds the first and the longest pause between attempts to prepare or release an alloc; default 250 ms
+	// and 15 s.
 	Backoff [2]time.Duration
 }
 
@@ -66,7 +67,8 @@ type Volumes interface {
 	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
 	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries what waits.
-	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
+	Fingerprints(ctx context.Context, q host.PluginQuery,
+		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	// Allocs reports what an alloc waits for.
 	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
 }
@@ -91,7 +93,8 @@ type Agent struct {
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
 
-	// mu guards the published records. It is never held during a write to disk. Changing these fields also needs writing.
+	// mu guards the published records. It is never held during a write to disk. Changing these fields also needs
+	// writing.
 	mu      sync.Mutex
 	jobs    map[string]*JobRecord
 	allocs  map[host.AllocID]*alloc
@@ -120,7 +123,8 @@ func New(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, kicked: make(chan struct{}, 1),
-		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}), forced: make(chan struct{}),
+		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
+		forced: make(chan struct{}),
 	}
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
@@ -179,8 +183,8 @@ func (a *Agent) Close() error { return a.ledger.close() }
 // Node describes this node.
 func (a *Agent) Node() Node { return a.node }
 
-// Run runs the jobs until ctx ends. It then leaves all tasks running and returns nil. Any other error comes from the ledger,
-// because the agent does nothing that it cannot record. A full disk is no such error.
+// Run runs the jobs until ctx ends. It then leaves all tasks running and returns nil. Any other error comes from
+// the ledger, because the agent does nothing that it cannot record. A full disk is no such error.
 func (a *Agent) Run(ctx context.Context, s Storage) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -353,7 +357,7 @@ func (a *Agent) Logs(
 	}
 	if r.Pruned {
 		return registry.Errorf(registry.ErrNotFound,
-			"logs of alloc %s were removed: logs are kept for the %d allocs of a job that ended last", short(id), keptEnded)
+			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), keptEnded)
 	}
 	d := a.drivers[r.task(task).Driver]
 	if d == nil || rec.Attempt == 0 {

@@ -124,8 +124,9 @@ func (r *runner) makeDirs(stop context.Context) error {
 	return nil
 }
 
-// saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an agent that
-// lost its ledger would not know the task. Tasks that were started before have an older copy and do not wait.
+// saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an
+// agent that lost its ledger would not know the task. Tasks that were started before have an older copy and do not
+// wait.
 func (r *runner) saveCopy(stop context.Context) error {
 	for _, t := range r.record().Tasks {
 		if t.Attempt > 0 {
@@ -220,8 +221,8 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	}
 }
 
-// runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the leader ends, or
-// when the last task that is not a sidecar ends.
+// runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the
+// leader ends, or when the last task that is not a sidecar ends.
 func (r *runner) runTasks(ctx, stop context.Context) error {
 	specs, err := r.specs()
 	if err != nil {
@@ -290,7 +291,8 @@ func (r *runner) specs() ([]taskSpec, error) {
 			return nil, err
 		}
 		if r.a.drivers[t.Driver] == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "task %q: this agent has no driver %q", t.Name, t.Driver)
+			return nil, registry.Errorf(registry.ErrUnsupported,
+				"task %q: this agent has no driver %q", t.Name, t.Driver)
 		}
 		out = append(out, s)
 	}
@@ -350,7 +352,8 @@ func (r *runner) describeError(ctx context.Context, err error, withAdvice bool) 
 	return text
 }
 
-// setReason records what the alloc waits for, and when the next attempt is due. Pause 0 means that an attempt is in progress.
+// setReason records what the alloc waits for, and when the next attempt is due. Pause 0 means that an attempt is in
+// progress.
 func (r *runner) setReason(why string, pause time.Duration) error {
 	next := time.Time{}
 	if pause > 0 {

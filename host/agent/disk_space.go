@@ -16,8 +16,8 @@ import (
 // minFree is the free space that the state directory must have before anything new is started.
 const minFree = 1 << 20
 
-// checkSpace returns an error if there is no space to start anything new. Running allocs do not need it: the ledger has a
-// reserve for them. The caller holds a.writing.
+// checkSpace returns an error if there is no space to start anything new. Running allocs do not need it: the ledger
+// has a reserve for them. The caller holds a.writing.
 func (a *Agent) checkSpace() error {
 	dir := filepath.Join(a.config.StateDir, "agent")
 	err := checkFree(dir)
@@ -41,7 +41,8 @@ func checkFree(dir string) error {
 	case st.Blocks == 0: // the file system does not report it
 		return nil
 	case free < minFree:
-		return registry.Errorf(registry.ErrExhausted, "%s free, %s needed", units.BytesSize(float64(free)), units.BytesSize(minFree))
+		return registry.Errorf(registry.ErrExhausted, "%s free, %s needed", units.BytesSize(float64(free)),
+			units.BytesSize(minFree))
 	case st.Files > 0 && st.Ffree == 0:
 		return registry.Errorf(registry.ErrExhausted, "no free inode")
 	}
@@ -55,8 +56,8 @@ func (a *Agent) Shortage() string {
 	return a.shortage
 }
 
-// setShortage records that something waits for space, or with nil that nothing does. While something waits, it schedules
-// calls of reconcile. The caller does not hold a.mu.
+// setShortage records that something waits for space, or with nil that nothing does. While something waits, it
+// schedules calls of reconcile. The caller does not hold a.mu.
 func (a *Agent) setShortage(err error) {
 	text := ""
 	if err != nil {

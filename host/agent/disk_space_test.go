@@ -137,7 +137,7 @@ func TestFullStateDiskRefusesOnlyWhatIsNew(t *testing.T) {
 					e.exit(r, "main", 0)
 				}
 			}
-			e.await("the batch job has ended", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 2 })
+			e.await("two are left", func(all []*AllocRecord) bool { return len(unended(all, lastRank)) == 2 })
 			e.restart(nil)
 			e.stopJob("user", StopOptions{})
 			e.awaitState("user", AllocStopped)

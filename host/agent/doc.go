@@ -1,22 +1,24 @@
-// Package agent is the reference orchestrator. It runs jobs on this node and gives them CSI storage through package host.
+// Package agent is the reference orchestrator. It runs jobs on this node and gives them CSI storage through package
+// host.
 //
-// A job has groups. A group is placed count times, and each placement is an alloc. An alloc has tasks. A task is started by
-// a driver, and each start is an attempt. The agent creates the IDs of allocs. It records each step in its ledger,
-// <state>/agent/agent.db, before it takes it.
+// A job has groups. A group is placed count times, and each placement is an alloc. An alloc has tasks. A task is
+// started by a driver, and each start is an attempt. The agent creates the IDs of allocs. It records each step in
+// its ledger, <state>/agent/agent.db, before it takes it.
 //
 // Promises:
 //
-//   - No task of an alloc with volumes starts before the volumes are prepared. They are released only when all its tasks
-//     have ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is stopped.
-//   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when everything is taken
-//     down.
-//   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure under
-//     the same policy, and happens once for each attempt.
-//   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped, and
-//     replaced when it has ended.
-//   - Tasks keep running when the agent ends, in whatever way. The next agent adopts them, learns how others have ended,
-//     and tells the shim which tasks and allocs exist.
+//   - No task of an alloc with volumes starts before the volumes are prepared. They are released only when all its
+//     tasks have ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is
+//     stopped.
+//   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when everything is
+//     taken down.
+//   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure
+//     under the same policy, and happens once for each attempt.
+//   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped,
+//     and replaced when it has ended.
+//   - Tasks keep running when the agent ends, in whatever way. The next agent adopts them, learns how others have
+//     ended, and tells the shim which tasks and allocs exist.
 //
-// The agent manages one node. It has no scheduler, and ignores constraints, networks, services and the like. Submit returns
-// a warning for each. It knows jobs as data: no HCL, no csi_plugin and no CSI.
+// The agent manages one node. It has no scheduler, and ignores constraints, networks, services and the like. Submit
+// returns a warning for each. It knows jobs as data: no HCL, no csi_plugin and no CSI.
 package agent

@@ -329,7 +329,8 @@ func withAgentAt(t *testing.T, dir string, test func(e *env)) {
 		j := &journal{}
 		e := &env{
 			T: t, journal: j, dir: dir, driver: &fakeDriver{journal: j, tasks: map[string]*fakeTask{}},
-			shim: &fakeShim{journal: j, changed: make(chan struct{}), hint: make(chan struct{}), jobs: map[host.AllocID]string{}},
+			shim: &fakeShim{journal: j, changed: make(chan struct{}), hint: make(chan struct{}),
+				jobs: map[host.AllocID]string{}},
 		}
 		e.must(os.WriteFile(e.shimDB(), []byte("records"), 0o600))
 		e.open()
@@ -350,7 +351,8 @@ func (e *env) shimDB() string { return hooks.Layout{State: e.dir}.Database() }
 
 func (e *env) config() Config {
 	return Config{
-		StateDir: e.dir, Name: "node1", Drivers: []taskdriver.Driver{e.driver}, Find: e.driver.find, Parents: e.driver.parents,
+		StateDir: e.dir, Name: "node1", Drivers: []taskdriver.Driver{e.driver}, Find: e.driver.find,
+		Parents: e.driver.parents,
 	}
 }
 
@@ -584,7 +586,8 @@ func withVolumes(g hooks.Group) hooks.Group {
 // task returns a task with attributes in JSON.
 func task(name string, rest string) hooks.Task {
 	return hooks.Task{
-		Name: host.TaskName(name), Driver: "exec", Config: json.RawMessage(`{"command":"/bin/true"}`), Rest: json.RawMessage(rest),
+		Name: host.TaskName(name), Driver: "exec", Config: json.RawMessage(`{"command":"/bin/true"}`),
+		Rest: json.RawMessage(rest),
 	}
 }
 

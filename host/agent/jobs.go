@@ -58,11 +58,14 @@ type SubmitOptions struct {
 	Rerun bool // run completed batch allocs again
 }
 
-// Submit adds a job, or replaces the job with that ID. It returns when the job and its allocs are recorded. They start later.
+// Submit adds a job, or replaces the job with that ID. It returns when the job and its allocs are recorded. They
+// start later.
 //
-// Allocs of unchanged groups continue. Completed batch allocs of unchanged groups run again only if the job was stopped or
-// with Rerun. Without Force, Submit refuses a change that stops a plugin whose mounts other allocs use.
-func (a *Agent) Submit(ctx context.Context, j *hooks.Job, src Source, s VolumeLister, o SubmitOptions) (*JobRecord, error) {
+// Allocs of unchanged groups continue. Completed batch allocs of unchanged groups run again only if the job was
+// stopped or with Rerun. Without Force, Submit refuses a change that stops a plugin whose mounts other allocs use.
+func (a *Agent) Submit(
+	ctx context.Context, j *hooks.Job, src Source, s VolumeLister, o SubmitOptions,
+) (*JobRecord, error) {
 	warnings, err := a.Check(j)
 	if err != nil {
 		return nil, err
@@ -82,7 +85,9 @@ func (a *Agent) Submit(ctx context.Context, j *hooks.Job, src Source, s VolumeLi
 		return nil, err
 	}
 	was := a.jobs[j.ID]
-	r := &JobRecord{Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings}
+	r := &JobRecord{
+		Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings,
+	}
 	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
 		r.RunOnce = was.RunOnce
 	}
@@ -114,8 +119,8 @@ type StopOptions struct {
 	Force bool // even if allocs hold volumes of its plugins
 }
 
-// StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold its volumes, because they
-// could not be released.
+// StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold its volumes,
+// because they could not be released.
 func (a *Agent) StopJob(ctx context.Context, id string, s VolumeLister, o StopOptions) error {
 	job := a.job(id)
 	if job == nil {
@@ -163,8 +168,8 @@ func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s VolumeLister)
 		})
 }
 
-// checkUnmounted returns an error if the new version of a job stops a task of a plugin, and an alloc that continues uses a
-// mount of that plugin.
+// checkUnmounted returns an error if the new version of a job stops a task of a plugin, and an alloc that continues
+// uses a mount of that plugin.
 func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s VolumeLister) error {
 	want := job.wanted()
 	ends := func(r *AllocRecord) bool { return r.Job == job.Job.ID && want[r.slot()] != r.Digest }
@@ -194,7 +199,8 @@ func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Volu
 		for _, v := range list {
 			for _, h := range v.Holders {
 				if matters(v, h) {
-					return registry.Errorf(registry.ErrConflict, "%s holds volume %s of plugin %q, %s; stop it first, or use --force",
+					return registry.Errorf(registry.ErrConflict,
+						"%s holds volume %s of plugin %q, %s; stop it first, or use --force",
 						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
 				}
 			}
@@ -212,8 +218,8 @@ func (a *Agent) describeAlloc(id host.AllocID) string {
 	return name
 }
 
-// DescribeWaits returns one line about what an alloc waits for. It names the jobs that hold a volume, which the shim does not
-// know.
+// DescribeWaits returns one line about what an alloc waits for. It names the jobs that hold a volume, which the
+// shim does not know.
 func (a *Agent) DescribeWaits(ctx context.Context, s VolumeLister, list []registry.Wait) string {
 	texts := make([]string, len(list))
 	for i, w := range list {
@@ -245,8 +251,8 @@ func (a *Agent) holders(ctx context.Context, s VolumeLister, w registry.Wait) st
 	return strings.Join(names, " and ")
 }
 
-// TakeDown stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and the next
-// agent runs them again. Run must be running. If ctx ends first, the error says what is left.
+// TakeDown stops everything: users of volumes first, and plugins when the volumes are released. Jobs are kept, and
+// the next agent runs them again. Run must be running. If ctx ends first, the error says what is left.
 func (a *Agent) TakeDown(ctx context.Context) error { return a.takeDown(ctx, lastRank) }
 
 // TakeDownUsers is TakeDown for allocs without a plugin.
@@ -266,8 +272,8 @@ func (a *Agent) takeDown(ctx context.Context, last int) error {
 	return nil
 }
 
-// TakeDownByForce stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the allocs
-// that still hold theirs.
+// TakeDownByForce stops everything at once. Tasks get no grace, and volumes are not waited for. The error names the
+// allocs that still hold theirs.
 func (a *Agent) TakeDownByForce(ctx context.Context) error {
 	a.draining.Store(true)
 	a.mu.Lock()
@@ -282,9 +288,8 @@ func (a *Agent) TakeDownByForce(ctx context.Context) error {
 			return a.remainingError(err)
 		}
 	}
-	return a.remainingError(a.Await(ctx, func(all []*AllocRecord) bool {
-		return !slices.ContainsFunc(all, func(r *AllocRecord) bool { return !r.State.Ended() && r.State != AllocReleasing })
-	}))
+	active := func(r *AllocRecord) bool { return !r.State.Ended() && r.State != AllocReleasing }
+	return a.remainingError(a.Await(ctx, func(all []*AllocRecord) bool { return !slices.ContainsFunc(all, active) }))
 }
 
 func (a *Agent) stopRank(ctx context.Context, rank int) error {

@@ -150,7 +150,9 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 
 func TestTakeDownNamesWhatIsLeft(t *testing.T) {
 	withAgent(t, func(e *env) {
-		e.shim.release = func(host.AllocID) error { return registry.Errorf(registry.ErrUnavailable, "the plugin is gone") }
+		e.shim.release = func(host.AllocID) error {
+			return registry.Errorf(registry.ErrUnavailable, "the plugin is gone")
+		}
 		e.runPluginAndUser()
 		e.hasError(e.agent.TakeDown(e.timeout()), nil, "the plugin is gone")
 		e.hasCount("stop disk/plugin", 0)
@@ -175,8 +177,11 @@ func TestAllocsAreFoundByPrefix(t *testing.T) {
 	for _, id := range []host.AllocID{"aa1", "aa2", "bb"} {
 		a.publish([]*AllocRecord{{ID: id}}, nil)
 	}
-	for prefix, want := range map[string]string{"aa1": "", "b": "", "aa": "longer prefix", "c": "not found", "": "not found"} {
-		if _, err := a.Find(prefix); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+	for prefix, want := range map[string]string{
+		"aa1": "", "b": "", "aa": "longer prefix", "c": "not found", "": "not found",
+	} {
+		_, err := a.Find(prefix)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", prefix, err, want)
 		}
 	}

@@ -33,14 +33,15 @@ type ledger struct {
 	before   func() error // for tests: called before each transaction
 }
 
-// reserveSize bytes stay allocated beyond the pages in use, so that allocs can be stopped and released on a full disk. One
-// alloc needs up to reserveAlloc bytes for that.
+// reserveSize bytes stay allocated beyond the pages in use, so that allocs can be stopped and released on a full
+// disk. One alloc needs up to reserveAlloc bytes for that.
 const (
 	reserveSize  = 1 << 20
 	reserveAlloc = 8 << 10
 )
 
-// reserve allocates space for the pages in use and for the records of allocs. It is called before anything new is started.
+// reserve allocates space for the pages in use and for the records of allocs. It is called before anything new is
+// started.
 func (l *ledger) reserve(allocs int) error {
 	var used int64
 	if err := l.db.View(func(tx *bolt.Tx) error { used = tx.Size(); return nil }); err != nil {
@@ -91,7 +92,8 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{db: db}, nil
 }
 
-// openFile opens the file unless it is truncated. It opens it read-only first, because then bbolt reads the first pages only.
+// openFile opens the file unless it is truncated. It opens it read-only first, because then bbolt reads the first
+// pages only.
 func openFile(path string) (db *bolt.DB, err error) {
 	options := &bolt.Options{Timeout: 200 * time.Millisecond}
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
@@ -170,9 +172,10 @@ func (c *Config) openLedger() (*ledger, error) {
 		return nil, err
 	}
 	if c.Recover == RecoverNone {
-		return nil, fmt.Errorf("%s is damaged: %w. Nothing was changed. Its tasks may still run and use their volumes. "+
+		return nil, fmt.Errorf("%s is damaged: %w. Nothing was changed. Its tasks may still run and use volumes. "+
 			"Restore the file from a backup. Or rebuild the records from %s with holdfast agent --recover=adopt, "+
-			"which adopts running tasks, or --recover=stop, which stops them in order. Both keep the damaged file as agent.db.damaged-*",
+			"which adopts running tasks, or --recover=stop, which stops them in order. "+
+			"Both keep the damaged file as agent.db.damaged-*",
 			path, err, allocsDir(c.StateDir))
 	}
 	away := fmt.Sprintf("%s.damaged-%d", path, time.Now().UnixNano())
@@ -284,12 +287,13 @@ func (l *ledger) putText(name, value string) error {
 	return nil
 }
 
-// ExamineLedger checks the ledger below a state directory while no agent runs. It changes nothing. A state directory that no
-// agent has used has no ledger, which is fine.
+// ExamineLedger checks the ledger below a state directory while no agent runs. It changes nothing. A state
+// directory that no agent has used has no ledger, which is fine.
 func ExamineLedger(state string) (found host.Finding, wrong bool) {
 	found = host.Finding{
 		Kind: registry.FoundDamage, Path: ledgerPath(state),
-		Advice: "restore the file from a backup, or start the agent with --recover=adopt, which rebuilds the records from " + allocsDir(state),
+		Advice: "restore the file from a backup, or start the agent with --recover=adopt, " +
+			"which rebuilds the records from " + allocsDir(state),
 	}
 	err := examineLedger(state)
 	switch {

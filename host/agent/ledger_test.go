@@ -37,7 +37,8 @@ func TestDoctorExaminesTheLedger(t *testing.T) {
 		"none":    {func(*testing.T, string) {}, "", ""},
 		"healthy": {func(t *testing.T, path string) { _ = open(t, path).close() }, "", ""},
 		"empty":   {func(t *testing.T, path string) { write(t, path, "") }, "", ""},
-		"garbage": {func(t *testing.T, path string) { write(t, path, strings.Repeat("garbage ", 8192)) }, registry.FoundDamage, "invalid database"},
+		"garbage": {func(t *testing.T, path string) { write(t, path, strings.Repeat("garbage ", 8192)) },
+			registry.FoundDamage, "invalid database"},
 		"truncated": {func(t *testing.T, path string) {
 			_ = open(t, path).close()
 			if err := os.Truncate(path, 9000); err != nil {
@@ -76,7 +77,9 @@ func TestDamagedLedgerIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = a.ledger.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(allocsBucket).Put([]byte("x"), []byte(`{"id": 5}`)) })
+	err = a.ledger.db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket(allocsBucket).Put([]byte("x"), []byte(`{"id": 5}`))
+	})
 	if err := errors.Join(err, a.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +117,8 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 			if jobs := e.agent.Jobs(); len(jobs) != 1 {
 				t.Errorf("%d jobs are published, one is on disk", len(jobs))
 			}
-			if r, err := e.agent.Find(string(old.ID)); err != nil || r.State != AllocRunning || len(e.agent.Allocs()) != 1 {
+			if r, err := e.agent.Find(string(old.ID)); err != nil || r.State != AllocRunning ||
+				len(e.agent.Allocs()) != 1 {
 				t.Errorf("the old alloc: %v", err)
 			}
 			if err := e.agent.Logs(e.Context(), old.ID, "main", taskdriver.Stdout, false, nil); err != nil {

@@ -56,8 +56,8 @@ func (a *Agent) announce() {
 }
 
 // commit writes the entries to disk and then calls publish. On a full disk it changes nothing and returns
-// registry.ErrExhausted. Any other error ends Run. The caller holds a.writing but not a.mu, so readers never wait for the
-// disk.
+// registry.ErrExhausted. Any other error ends Run. The caller holds a.writing but not a.mu, so readers never wait
+// for the disk.
 func (a *Agent) commit(publish func(), entries ...entry) error {
 	err := a.ledger.write(entries...)
 	if errors.Is(err, registry.ErrExhausted) {
@@ -158,8 +158,8 @@ func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
 	r.Notes = append(r.Notes, n)
 }
 
-// Notes calls fn with each note of this agent process, past ones first, until fn returns an error or ctx ends. Notes that
-// exist when ctx ends are still delivered.
+// Notes calls fn with each note of this agent process, past ones first, until fn returns an error or ctx ends.
+// Notes that exist when ctx ends are still delivered.
 func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
 	for at := 0; ; {
 		over := ctx.Err() != nil

@@ -13,8 +13,8 @@ import (
 // keptEnded is how many ended allocs of a job keep their records and logs.
 const keptEnded = 10
 
-// reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner. Only Run
-// calls it.
+// reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner.
+// Only Run calls it.
 func (a *Agent) reconcile(run func(host.AllocID)) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -36,7 +36,8 @@ func (a *Agent) reconcile(run func(host.AllocID)) {
 	}
 }
 
-// jobOrder lists jobs with plugins first, then others, each in the order of submission, then removed jobs that have allocs.
+// jobOrder lists jobs with plugins first, then others, each in the order of submission, then removed jobs that have
+// allocs.
 func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 	order := map[string]int{}
 	for id, j := range a.jobs {
@@ -92,7 +93,8 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// stopUnwanted stops the allocs of the lowest rank that have no slot. Those of higher ranks are stopped when these have ended.
+// stopUnwanted stops the allocs of the lowest rank that have no slot. Those of higher ranks are stopped when these
+// have ended.
 func (a *Agent) stopUnwanted(allocs []*AllocRecord, want map[slot]string) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		return r.State.Ended() || want[r.slot()] == r.Digest && !r.Stop
@@ -185,10 +187,11 @@ func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slo
 	}, entries...)
 }
 
-// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc does, and one that
-// failed in the current version of the job.
+// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc does, and
+// one that failed in the current version of the job.
 func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
-	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce || r.State != AllocStopped && r.Version == j.Version
+	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce ||
+		r.State != AllocStopped && r.Version == j.Version
 }
 
 // Slots returns how many allocs the job wants, and whether an alloc fills one of the slots.
@@ -205,8 +208,8 @@ func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	}
 }
 
-// prune removes the files and records of ended allocs, except for those that ended last. An alloc that keeps its slot leaves
-// a summary while the slot is wanted, or else the slot would be filled again.
+// prune removes the files and records of ended allocs, except for those that ended last. An alloc that keeps its
+// slot leaves a summary while the slot is wanted, or else the slot would be filled again.
 func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	ended := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool { return !r.State.Ended() })
 	slices.SortStableFunc(ended, func(x, y *AllocRecord) int { return x.Ended.Compare(y.Ended) })

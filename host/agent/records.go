@@ -32,7 +32,7 @@ type JobRecord struct {
 	Version   uint64    `json:"version"` // counts submissions, from 1
 	Submitted time.Time `json:"submitted"`
 	Stopped   bool      `json:"stopped,omitempty"`
-	RunOnce   uint64    `json:"run_once,omitempty"`  // batch allocs that completed in this version or later do not run again
+	RunOnce   uint64    `json:"run_once,omitempty"`  // batch allocs completed since this version do not run again
 	Warnings  []string  `json:"warnings,omitempty"`  // unsupported attributes
 	TakeDown  bool      `json:"take_down,omitempty"` // stopped in order with all other such jobs, then removed
 }
@@ -79,7 +79,7 @@ type AllocRecord struct {
 	Ended      time.Time                     `json:"ended,omitzero"`
 	Tasks      map[host.TaskName]*TaskRecord `json:"tasks"`
 	Notes      []Note                        `json:"notes,omitempty"`  // newest last
-	Pruned     bool                          `json:"pruned,omitempty"` // its directory was removed, and the record is a summary
+	Pruned     bool                          `json:"pruned,omitempty"` // its directory was removed
 	Rev        uint64                        `json:"rev"`              // counts changes of this record
 }
 
@@ -140,12 +140,14 @@ func (r *AllocRecord) summary() *AllocRecord {
 	out.Notes, out.Plans, out.JobMeta, out.Pruned = nil, nil, nil, true
 	out.Group = hooks.Group{Name: r.Group.Name, Count: r.Group.Count}
 	for _, t := range r.Group.Tasks {
-		out.Group.Tasks = append(out.Group.Tasks, hooks.Task{Name: t.Name, Driver: t.Driver, Plugin: t.Plugin, Sealed: t.Sealed})
+		kept := hooks.Task{Name: t.Name, Driver: t.Driver, Plugin: t.Plugin, Sealed: t.Sealed}
+		out.Group.Tasks = append(out.Group.Tasks, kept)
 	}
 	out.Tasks = make(map[host.TaskName]*TaskRecord, len(r.Tasks))
 	for name, t := range r.Tasks {
 		out.Tasks[name] = &TaskRecord{
-			State: t.State, Attempt: t.Attempt, Failed: t.Failed, Since: t.Since, Exit: t.Exit, Restarts: t.Restarts, Reason: t.Reason,
+			State: t.State, Attempt: t.Attempt, Failed: t.Failed, Since: t.Since, Exit: t.Exit, Restarts: t.Restarts,
+			Reason: t.Reason,
 		}
 	}
 	return &out
@@ -212,7 +214,8 @@ func (r *AllocRecord) allocGroup(isolated func(driver string) bool) host.AllocGr
 
 func (r *AllocRecord) allocTask(t hooks.Task, attempt uint64, isolated bool) host.AllocTask {
 	return host.AllocTask{
-		Alloc: r.ID, Task: t.Name, Job: r.Job, Digest: r.TextDigest, Attempt: attempt, Isolated: isolated, Sealed: t.Sealed,
+		Alloc: r.ID, Task: t.Name, Job: r.Job, Digest: r.TextDigest, Attempt: attempt, Isolated: isolated,
+		Sealed: t.Sealed,
 	}
 }
 
@@ -260,7 +263,8 @@ func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 	_ = decodeRest("job", j.Job.Rest, &rest) // checked when the job was submitted
 	r := &AllocRecord{
 		ID: host.AllocID(newID()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
-		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))), TextDigest: j.Job.Digest, Group: g,
+		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))),
+		TextDigest: j.Job.Digest, Group: g,
 		Digest: groupDigest(j, g), Version: j.Version, Index: index, State: AllocPending, Created: time.Now().UTC(),
 		Tasks: map[host.TaskName]*TaskRecord{},
 	}

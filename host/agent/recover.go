@@ -38,9 +38,9 @@ func ParseRecovery(s string) (Recovery, error) {
 	return r, nil
 }
 
-// Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as configured,
-// allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that has ended since is listed
-// as not running, until Run reports its exit.
+// Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as
+// configured, allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that
+// has ended since is listed as not running, until Run reports its exit.
 func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
 	var out host.Workload
 	if err := a.recoverLost(ctx); err != nil {
@@ -107,8 +107,8 @@ type allocCopy struct {
 	Job   *JobRecord   `json:"job,omitempty"` // nil: purged
 }
 
-// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do not survive a
-// crash of the kernel either. The caller holds a.writing.
+// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do
+// not survive a crash of the kernel either. The caller holds a.writing.
 func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
 
 // saveCurrent saves the copy of an alloc's current record.
@@ -118,7 +118,8 @@ func (a *Agent) saveCurrent(id host.AllocID) error {
 	return a.saveCopy(a.allocs[id].record)
 }
 
-// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost its ledger.
+// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost
+// its ledger.
 func (a *Agent) saveSummary(r *AllocRecord) error {
 	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
 		return err
@@ -329,8 +330,8 @@ func (a *Agent) recoverLost(ctx context.Context) error {
 	return a.restore(all)
 }
 
-// checkRecorded returns an error if running tasks have a record neither in the ledger nor in the alloc's directory. The shim
-// would unpublish the volumes that they use.
+// checkRecorded returns an error if running tasks have a record neither in the ledger nor in the alloc's directory.
+// The shim would unpublish the volumes that they use.
 func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 	var names, files, pids []string
 	for _, l := range missed {
@@ -352,8 +353,8 @@ func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 		strings.Join(names, "; "), ledgerPath(a.config.StateDir), strings.Join(files, ", "), strings.Join(pids, " "))
 }
 
-// recoverLostVolumes refuses or stops running allocs with volumes if the shim's records are gone, as configured. Such a shim
-// would not release the volumes, and could give them to other allocs.
+// recoverLostVolumes refuses or stops running allocs with volumes if the shim's records are gone, as configured.
+// Such a shim would not release the volumes, and could give them to other allocs.
 func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	path := hooks.Layout{State: a.config.StateDir}.Database()
 	if info, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() > 0 {
@@ -379,18 +380,22 @@ func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	if len(users) == 0 {
 		return nil
 	}
-	const repair = "register the volumes again (holdfast volume register), stop their users, then run holdfast doctor --repair, " +
-		"which unmounts them"
+	const repair = "register the volumes again (holdfast volume register), stop their users, " +
+		"then run holdfast doctor --repair, which unmounts them"
 	list := strings.Join(names, "; ")
 	if a.config.Recover == RecoverNone {
 		return registry.Errorf(registry.ErrConflict,
 			"%s is gone or empty, but running allocs use volumes that were recorded there: %s. Nothing was changed. "+
-				"Restore the file. Or continue without it: holdfast agent --recover=adopt keeps these allocs and their mounts, "+
+				"Restore the file. Or continue without it: "+
+				"holdfast agent --recover=adopt keeps these allocs and their mounts, "+
 				"--recover=stop stops them and keeps their mounts; then %s", path, list, repair)
 	}
-	a.log.Warn("the shim's records are lost; the mounts of these allocs stay", "recover", a.config.Recover, "allocs", list, "todo", repair)
+	a.log.Warn("the shim's records are lost; the mounts of these allocs stay", "recover", a.config.Recover, "allocs",
+		list, "todo", repair)
 	for _, r := range users {
-		err := a.update(r.ID, func(r *AllocRecord) { r.note("", "shim.db was lost, which recorded its volumes: %s", repair) })
+		err := a.update(r.ID, func(r *AllocRecord) {
+			r.note("", "shim.db was lost, which recorded its volumes: %s", repair)
+		})
 		if err != nil {
 			return err
 		}

@@ -34,7 +34,9 @@ func (e *env) lose(damage func(path string, old []byte) error) (users, plugins *
 	e.run()
 	e.submit(userJob("user", ""))
 	plugins, _ = e.runPluginAndUser() // this submits the user again, as version 2
-	users = e.awaitAlloc("user", "version 2", func(r *AllocRecord) bool { return r.Version == 2 && r.State == AllocRunning })
+	users = e.awaitAlloc("user", "version 2", func(r *AllocRecord) bool {
+		return r.Version == 2 && r.State == AllocRunning
+	})
 	e.kill()
 	e.must(damage(ledgerPath(e.dir), old))
 	return users, plugins
@@ -95,7 +97,8 @@ func TestAdoptionRestoresJobsAndAllocs(t *testing.T) {
 					e.Errorf("allocs: %+v", w.Allocs)
 				}
 				started := d.Tasks["plugin"].Started
-				if len(w.Tasks) != 1 || w.Tasks[0].Alloc != d.ID || !w.Tasks[0].Running || w.Tasks[0].Started != started {
+				if len(w.Tasks) != 1 || w.Tasks[0].Alloc != d.ID || !w.Tasks[0].Running ||
+					w.Tasks[0].Started != started {
 					e.Errorf("tasks: %+v", w.Tasks)
 				}
 				if e.agent.Node() != node {
@@ -108,11 +111,13 @@ func TestAdoptionRestoresJobsAndAllocs(t *testing.T) {
 					e.Errorf("running tasks were touched: %v", now[len(before):])
 				}
 				got := e.awaitRunning("user")
-				if got.ID != u.ID || got.Version != 2 || got.Plans == nil || got.Tasks["main"].Handle.ID != attemptID(u.ID, "main", 1) {
+				if got.ID != u.ID || got.Version != 2 || got.Plans == nil ||
+					got.Tasks["main"].Handle.ID != attemptID(u.ID, "main", 1) {
 					e.Errorf("the alloc was %+v and is %+v", u, got)
 				}
 				j := e.agent.job("user")
-				if j.Version != 2 || j.Source.Name != "user.hcl" || j.Stopped || j.Job.Digest != "d-user" || e.agent.job("disk") == nil {
+				if j.Version != 2 || j.Source.Name != "user.hcl" || j.Stopped || j.Job.Digest != "d-user" ||
+					e.agent.job("disk") == nil {
 					e.Errorf("job: %+v", j)
 				}
 				e.takeDown()
@@ -221,7 +226,8 @@ func TestLostShimRecordsBeneathUsersOfVolumesAreRefused(t *testing.T) {
 		u, _ := e.lose(func(string, []byte) error { return os.Remove(e.shimDB()) })
 		for range 2 {
 			_, err := e.reopen(RecoverNone)
-			e.hasError(err, registry.ErrConflict, "shim.db", short(u.ID), "job user", "--recover=adopt", "--recover=stop", "doctor --repair")
+			e.hasError(err, registry.ErrConflict, "shim.db", short(u.ID), "job user", "--recover=adopt",
+				"--recover=stop", "doctor --repair")
 			if strings.Contains(err.Error(), "disk") {
 				e.Errorf("the plugin's alloc uses no volume: %v", err)
 			}

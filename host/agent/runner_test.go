@@ -29,7 +29,8 @@ func TestNoTaskStartsBeforeItsVolumes(t *testing.T) {
 		e.shim.hint <- struct{}{}
 		r := e.awaitRunning("user")
 		e.has("refused user", "prepared user", "start user/main")
-		if binds := e.driver.get(attemptID(r.ID, "main", 1)).task.Plan.Binds; len(binds) != 1 || binds[0].Target != "/data" {
+		binds := e.driver.get(attemptID(r.ID, "main", 1)).task.Plan.Binds
+		if len(binds) != 1 || binds[0].Target != "/data" {
 			e.Errorf("the plan was not applied: %+v", binds)
 		}
 		if r.Reason != "" {
@@ -115,13 +116,16 @@ func TestWaitIsNotedOnceWhileTheCallRuns(t *testing.T) {
 	})
 }
 
-// Between attempts an alloc shows what the shim says and the time of the next one. A permanent error fails it, with advice.
+// Between attempts an alloc shows what the shim says and the time of the next one. A permanent error fails it, with
+// advice.
 func TestPrepareErrorsAreShown(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.shim.waiting = []registry.Wait{stageWait}
 		var kind atomic.Value
 		kind.Store(registry.ErrConflict)
-		e.shim.prepare = func(host.AllocGroup) error { return fmt.Errorf("alloc 12345678-1234: %w", kind.Load().(error)) }
+		e.shim.prepare = func(host.AllocGroup) error {
+			return fmt.Errorf("alloc 12345678-1234: %w", kind.Load().(error))
+		}
 		e.submit(userJob("user", ""))
 		if r := e.awaitReason("user", stageWait.String()); !r.Next.After(time.Now()) {
 			e.Errorf("next attempt at %v", r.Next)
@@ -214,7 +218,8 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		e.awaitAttempt("disk", "plugin", 2)
 		request(1) // done already
 		e.hasCount("stop ", 1)
-		e.has("stop disk/plugin", "exited disk/plugin 1 code=0 final=false", "starting disk/plugin 2", "started disk/plugin 2")
+		e.has("stop disk/plugin", "exited disk/plugin 1 code=0 final=false", "starting disk/plugin 2",
+			"started disk/plugin 2")
 		request(2) // the policy allows one restart, and the exit code 0 does not matter
 		failed := e.awaitState("disk", AllocFailed)
 		e.has("started disk/plugin 2", "stop disk/plugin", "exited disk/plugin 2 code=0 final=true")

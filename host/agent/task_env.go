@@ -41,7 +41,8 @@ func (d dirs) local(n host.TaskName) string { return filepath.Join(d.task(n), "l
 func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]string {
 	env := map[string]string{
 		"NOMAD_ALLOC_ID": string(r.ID), "NOMAD_SHORT_ALLOC_ID": short(r.ID), "NOMAD_ALLOC_INDEX": fmt.Sprint(r.Index),
-		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index), "NOMAD_TASK_NAME": string(t.Name),
+		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index),
+		"NOMAD_TASK_NAME":  string(t.Name),
 		"NOMAD_GROUP_NAME": r.Group.Name, "NOMAD_JOB_ID": r.Job, "NOMAD_JOB_NAME": r.JobName,
 		"NOMAD_NAMESPACE": r.Namespace, "NOMAD_DC": "dc1", "NOMAD_REGION": "global",
 		"NOMAD_TASK_DIR": d.local(t.Name), "NOMAD_ALLOC_DIR": d.shared(),
@@ -60,7 +61,8 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 }
 
 // attempt returns one attempt of a task in the form that a driver takes.
-func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string, isolated bool) taskdriver.Task {
+func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
+	isolated bool) taskdriver.Task {
 	d := dirs{root}
 	env := nomadEnv(r, t, d, isolated)
 	known := n.attributes()
@@ -75,8 +77,9 @@ func (n Node) attempt(r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan
 	}
 	maps.Copy(known, env)
 	out := taskdriver.Task{
-		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(), Command: hooks.Expand(t.config.Command, known),
-		User: hooks.Expand(t.user, known), Plan: plan, WorkDir: hooks.Expand(t.config.WorkDir, known), KillGrace: t.grace,
+		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(),
+		Command: hooks.Expand(t.config.Command, known), WorkDir: hooks.Expand(t.config.WorkDir, known),
+		User: hooks.Expand(t.user, known), Plan: plan, KillGrace: t.grace,
 		LogFiles: t.logFiles, LogSize: t.logSize,
 	}
 	for _, arg := range t.config.Args {

@@ -111,10 +111,13 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 	return t.set("", func(r *TaskRecord) { r.State = TaskDead })
 }
 
-// start starts an attempt. If it returns neither running nor an error, the start failed and the record says what follows.
+// start starts an attempt. If it returns neither running nor an error, the start failed and the record says what
+// follows.
 func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, running bool, err error) {
 	attempt := t.state().Attempt + 1
-	err = t.set("", func(r *TaskRecord) { r.State, r.Attempt, r.Handle, r.Next = TaskStarting, attempt, nil, time.Time{} })
+	err = t.set("", func(r *TaskRecord) {
+		r.State, r.Attempt, r.Handle, r.Next = TaskStarting, attempt, nil, time.Time{}
+	})
 	if err != nil {
 		return h, false, err
 	}
@@ -148,8 +151,8 @@ func (t *taskRunner) retryStart(ctx context.Context, attempt uint64, exit taskdr
 	})
 }
 
-// plan returns what the driver applies to the attempt: the alloc's volumes, and for a plugin the plan of the shim. It waits
-// until the shim lets the plugin start.
+// plan returns what the driver applies to the attempt: the alloc's volumes, and for a plugin the plan of the shim.
+// It waits until the shim lets the plugin start.
 func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, error) {
 	rec := t.record()
 	plan := rec.Plans[string(t.spec.Name)]
@@ -209,7 +212,8 @@ func (t *taskRunner) report(ctx context.Context, what string, send func(context.
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		t.a.log.Warn("could not report the "+what+" of a plugin task to the shim", "alloc", t.id, "task", t.spec.Name, "error", err)
+		t.a.log.Warn("could not report the "+what+" of a plugin task to the shim", "alloc", t.id, "task", t.spec.Name,
+			"error", err)
 		sleep(ctx, b.NextBackOff(), nil)
 	}
 }
@@ -227,7 +231,8 @@ func (t *taskRunner) reportExit(ctx context.Context, attempt uint64, exit *taskd
 	})
 }
 
-// watch waits for the end of a running attempt. It stops the attempt if the alloc must end or the shim requests a restart.
+// watch waits for the end of a running attempt. It stops the attempt if the alloc must end or the shim requests a
+// restart.
 func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error {
 	watching, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -264,7 +269,9 @@ func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error
 }
 
 // end stops a running attempt and handles its exit.
-func (t *taskRunner) end(ctx, stop context.Context, h taskdriver.Handle, ended <-chan taskdriver.Exit, why string) error {
+func (t *taskRunner) end(
+	ctx, stop context.Context, h taskdriver.Handle, ended <-chan taskdriver.Exit, why string,
+) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -333,12 +340,13 @@ func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) er
 	return t.driver.Stop(ctx, h, t.spec.grace)
 }
 
-// exited handles the exit of an attempt that ran. A restart that the shim requested, for a reason, counts as a failure whatever
-// the exit code is.
+// exited handles the exit of an attempt that ran. A restart that the shim requested, for a reason, counts as a
+// failure whatever the exit code is.
 func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
 	if stop.Err() != nil && requested == "" {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
-		return t.set("exited: "+describeExit(exit), func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
+		return t.set("exited: "+describeExit(exit),
+			func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
 	}
 	return t.ended(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
 }
@@ -362,7 +370,9 @@ func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent 
 	if refusal != "" && !permanent {
 		why += "; " + refusal
 	}
-	return t.set("failed: "+why, func(r *TaskRecord) { r.State, r.Exit, r.Failed, r.Reason = TaskDead, &exit, true, why })
+	return t.set("failed: "+why, func(r *TaskRecord) {
+		r.State, r.Exit, r.Failed, r.Reason = TaskDead, &exit, true, why
+	})
 }
 
 func describeExit(e taskdriver.Exit) string {

@@ -155,7 +155,8 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 	}
 	for _, l := range rest.Logs {
 		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
-			return s, registry.Invalid("task %q: logs: max_files must be at least 1, and max_file_size 1 to %d MiB", t.Name, 1<<20)
+			return s, registry.Invalid("task %q: logs: max_files must be at least 1, and max_file_size 1 to %d MiB",
+				t.Name, 1<<20)
 		}
 		if l.Files != nil {
 			s.logFiles = int(*l.Files)
@@ -165,7 +166,8 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) 
 		}
 	}
 	if s.config.Command == "" {
-		return s, registry.Invalid("task %q: no command; the drivers of this agent need config { command = ... }", t.Name)
+		return s, registry.Invalid("task %q: no command; the drivers of this agent need config { command = ... }",
+			t.Name)
 	}
 	return s, nil
 }
@@ -201,10 +203,12 @@ func mergeMeta(blocks []map[string]value) map[string]string {
 // A job cannot do its work without the blocks of unsupported. Without those of ignored it runs, with a warning.
 var (
 	unsupported = []string{
-		"periodic", "parameterized", "multiregion", "artifact", "template", "vault", "dispatch_payload", "secret", "schedule",
+		"periodic", "parameterized", "multiregion", "artifact", "template", "vault", "dispatch_payload", "secret",
+		"schedule",
 	}
 	ignored = []string{
-		"constraint", "affinity", "spread", "network", "service", "resources", "update", "migrate", "reschedule", "scaling", "consul",
+		"constraint", "affinity", "spread", "network", "service", "resources", "update", "migrate", "reschedule",
+		"scaling", "consul",
 		"identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
 	}
 )
@@ -248,8 +252,8 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// Policy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after Delay. After
-// that, mode fail gives up, and mode delay waits for the end of the interval.
+// Policy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after
+// Delay. After that, mode fail gives up, and mode delay waits for the end of the interval.
 type Policy struct {
 	Attempts int
 	Interval time.Duration

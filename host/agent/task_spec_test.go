@@ -27,23 +27,28 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	}
 	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
 	d := Node{ID: "n-1", Name: "node1"}.attempt(r, s, 2, plan, "/state/a", true)
-	if d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" || d.KillGrace.Seconds() != 30 {
+	if d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
+		d.KillGrace.Seconds() != 30 {
 		t.Errorf("%+v", d)
 	}
-	if want := []string{"--node=node1", "hello 3", "5", "true", "unix:///csi/csi.sock", "${unknown}"}; !slices.Equal(d.Args, want) {
-		t.Errorf("args %q, want %q", d.Args, want)
+	args := []string{"--node=node1", "hello 3", "5", "true", "unix:///csi/csi.sock", "${unknown}"}
+	if !slices.Equal(d.Args, args) {
+		t.Errorf("args %q, want %q", d.Args, args)
 	}
-	want := append([]string{"GREETING=hello 3"}, strings.Fields(`
-		NOMAD_ALLOC_DIR=/alloc NOMAD_ALLOC_ID=11111111-aaaa NOMAD_ALLOC_INDEX=3 NOMAD_ALLOC_NAME=Notes.web[3] NOMAD_DC=dc1
-		NOMAD_GROUP_NAME=web NOMAD_JOB_ID=notes NOMAD_JOB_NAME=Notes NOMAD_META_LEVEL=task NOMAD_META_OWNER=me
-		NOMAD_META_PORT=80 NOMAD_META_level=task NOMAD_META_owner=me NOMAD_META_port=80 NOMAD_NAMESPACE=default
-		NOMAD_REGION=mine NOMAD_SECRETS_DIR=/secrets NOMAD_SHORT_ALLOC_ID=11111111 NOMAD_TASK_DIR=/local NOMAD_TASK_NAME=main`)...)
+	const nomadEnv = `
+		NOMAD_ALLOC_DIR=/alloc NOMAD_ALLOC_ID=11111111-aaaa NOMAD_ALLOC_INDEX=3 NOMAD_ALLOC_NAME=Notes.web[3]
+		NOMAD_DC=dc1 NOMAD_GROUP_NAME=web NOMAD_JOB_ID=notes NOMAD_JOB_NAME=Notes NOMAD_META_LEVEL=task
+		NOMAD_META_OWNER=me NOMAD_META_PORT=80 NOMAD_META_level=task NOMAD_META_owner=me NOMAD_META_port=80
+		NOMAD_NAMESPACE=default NOMAD_REGION=mine NOMAD_SECRETS_DIR=/secrets NOMAD_SHORT_ALLOC_ID=11111111
+		NOMAD_TASK_DIR=/local NOMAD_TASK_NAME=main`
+	want := append([]string{"GREETING=hello 3"}, strings.Fields(nomadEnv)...)
 	if !slices.Equal(d.Env, want) {
 		t.Errorf("environment:\n%s\nwant:\n%s", strings.Join(d.Env, "\n"), strings.Join(want, "\n"))
 	}
 	raw := Node{}.attempt(r, s, 1, hooks.Plan{}, "/state/a", false)
 	for _, want := range []string{
-		"NOMAD_TASK_DIR=/state/a/tasks/main/local", "NOMAD_ALLOC_DIR=/state/a/shared", "NOMAD_SECRETS_DIR=/state/a/tasks/main/secrets",
+		"NOMAD_TASK_DIR=/state/a/tasks/main/local", "NOMAD_ALLOC_DIR=/state/a/shared",
+		"NOMAD_SECRETS_DIR=/state/a/tasks/main/secrets",
 	} {
 		if !slices.Contains(raw.Env, want) {
 			t.Errorf("not isolated: no %s in %q", want, raw.Env)
@@ -93,7 +98,8 @@ func TestLogsBlockBoundsLogs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := (Node{}).attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", true); d.LogFiles != 3 || d.LogSize != 2<<20 {
+	if d := (Node{}).attempt(&AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", true); d.LogFiles != 3 ||
+		d.LogSize != 2<<20 {
 		t.Errorf("the driver gets %d files of %d bytes", d.LogFiles, d.LogSize)
 	}
 }
@@ -129,9 +135,10 @@ func TestRestartPolicy(t *testing.T) {
 		"delay waits for the end of the interval": {Policy{1, minute, second, ModeDelay}, []failure{
 			{0, true, second}, {10 * second, true, 50 * second}, {50 * second, true, minute},
 		}},
-		"never less than the delay": {Policy{1, minute, second, ModeDelay}, []failure{{0, true, second}, {minute - 1, true, second}}},
-		"no attempts, mode fail":    {Policy{0, minute, second, ModeFail}, []failure{{0, false, 0}}},
-		"no attempts, mode delay":   {Policy{0, minute, second, ModeDelay}, []failure{{0, false, 0}}},
+		"never less than the delay": {Policy{1, minute, second, ModeDelay},
+			[]failure{{0, true, second}, {minute - 1, true, second}}},
+		"no attempts, mode fail":  {Policy{0, minute, second, ModeFail}, []failure{{0, false, 0}}},
+		"no attempts, mode delay": {Policy{0, minute, second, ModeDelay}, []failure{{0, false, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var restarts Restarts
@@ -140,7 +147,8 @@ func TestRestartPolicy(t *testing.T) {
 				now = now.Add(f.after)
 				next, delay, again, why := c.policy.next(restarts, now)
 				if again != f.again || delay != f.delay || again == (why != "") {
-					t.Errorf("failure %d: again %v after %v %q, want %v after %v", i, again, delay, why, f.again, f.delay)
+					t.Errorf("failure %d: again %v after %v %q, want %v after %v", i, again, delay, why, f.again,
+						f.delay)
 				}
 				restarts = next
 			}
@@ -158,7 +166,8 @@ func TestRestartPolicyOfTask(t *testing.T) {
 		{"system", "", "", Policy{2, 30 * time.Minute, 15 * time.Second, ModeFail}},
 		{"batch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
 		{"sysbatch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
-		{"service", group, `{"restart":[{"attempts":"4","mode":"delay"}]}`, Policy{4, 30 * time.Minute, 2 * time.Second, ModeDelay}},
+		{"service", group, `{"restart":[{"attempts":"4","mode":"delay"}]}`,
+			Policy{4, 30 * time.Minute, 2 * time.Second, ModeDelay}},
 	} {
 		s, err := newTaskSpec(c.kind, hooks.Group{Name: "g", Rest: json.RawMessage(c.group)}, task("t", c.task))
 		if err != nil || s.policy != c.want {

@@ -17,8 +17,8 @@ import (
 	"holdfast/registry"
 )
 
-// cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own. Each may be missing. The warnings
-// then say what does not work.
+// cgroup is a task's cgroup: one directory in each hierarchy, below the orchestrator's own. Each may be missing.
+// The warnings then say what does not work.
 type cgroup struct {
 	unified  string // version 2, or the version 2 part of a hybrid setup: kills all processes at once
 	devices  string // version 1: device rules; if empty, the unified directory has them
@@ -62,8 +62,8 @@ func (g *cgroup) warn(format string, args ...any) {
 	g.warnings = slices.Compact(g.warnings)
 }
 
-// ownCgroup returns the directory of this process's cgroup in a controller's hierarchy. Controller "" means version 2. Own is
-// /proc/self/cgroup.
+// ownCgroup returns the directory of this process's cgroup in a controller's hierarchy. Controller "" means version
+// 2. Own is /proc/self/cgroup.
 func ownCgroup(table mount.Mounts, own, controller string) (string, bool) {
 	path, found := "", false
 	for line := range strings.Lines(own) {
@@ -91,8 +91,8 @@ func (g *cgroup) dirs() []string {
 	return slices.DeleteFunc([]string{g.unified, g.devices}, func(d string) bool { return d == "" })
 }
 
-// cgroupFiles are open files of a cgroup. A thread uses them inside the task's mount namespace, where the hierarchies may be
-// read-only.
+// cgroupFiles are open files of a cgroup. A thread uses them inside the task's mount namespace, where the
+// hierarchies may be read-only.
 type cgroupFiles struct{ unified, devices *os.File }
 
 func (g *cgroup) open() (f cgroupFiles, err error) {
@@ -109,8 +109,8 @@ func (g *cgroup) open() (f cgroupFiles, err error) {
 	return f, err
 }
 
-// enter moves the calling thread into the version 1 cgroup, which its children inherit. Version 2 moves whole processes only,
-// so the program is created in that one by clone3.
+// enter moves the calling thread into the version 1 cgroup, which its children inherit. Version 2 moves whole
+// processes only, so the program is created in that one by clone3.
 func (f cgroupFiles) enter() error {
 	if f.devices == nil {
 		return nil
@@ -126,16 +126,19 @@ func (f cgroupFiles) close() {
 	f.devices.Close()
 }
 
-// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, it refuses restricted devices, and
-// warns about others. In a user namespace it only warns: root there has no more rights than the user who made it.
+// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, it refuses restricted
+// devices, and warns about others. In a user namespace it only warns: root there has no more rights than the user
+// who made it.
 func (g *cgroup) confine(p devicePolicy) error {
 	err := g.enforce(p)
 	switch {
 	case err == nil, errors.Is(err, registry.ErrDenied):
 		return err
 	case p.restricted && !inUserNamespace():
-		return registry.Errorf(registry.ErrUnsupported, "read-only or write-only access to a device cannot be enforced: %w; "+
-			"give the orchestrator a writable cgroup (version 1 with devices, or version 2; under systemd: Delegate=yes)", err)
+		return registry.Errorf(registry.ErrUnsupported,
+			"read-only or write-only access to a device cannot be enforced: %w; "+
+				"give the orchestrator a writable cgroup (version 1 with devices, or version 2; under systemd: "+
+				"Delegate=yes)", err)
 	}
 	g.warn("the task can use all devices, and device access is not enforced: %v", err)
 	return nil
@@ -188,8 +191,8 @@ func cgroupMembers(dir string) []int {
 	return pids
 }
 
-// removeCgroups removes empty cgroups, with those that the task made below. A process that has just exited may stay a member
-// for a moment.
+// removeCgroups removes empty cgroups, with those that the task made below. A process that has just exited may stay
+// a member for a moment.
 func removeCgroups(dirs []string) error {
 	deadline := time.Now().Add(2 * time.Second)
 	for {

@@ -124,8 +124,8 @@ func (c *command) lookPath() (string, error) {
 	return "", registry.Errorf(registry.ErrNotFound, "program %q not found in PATH %s", c.path, list)
 }
 
-// taskSpace returns the file system of an isolated task. The plan's layers come last, so that they may lie in the task's
-// own directories.
+// taskSpace returns the file system of an isolated task. The plan's layers come last, so that they may lie in the
+// task's own directories.
 func taskSpace(t Task, cred *syscall.Credential) mount.Space {
 	uid, gid := 0, 0
 	if cred != nil {

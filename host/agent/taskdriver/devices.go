@@ -64,7 +64,8 @@ const anyNumber = -1
 const maxMajor, maxMinor = 1<<12 - 1, 1<<20 - 1
 
 func (n numbers) covers(o numbers) bool {
-	return n.block == o.block && (n.major == anyNumber || n.major == o.major) && (n.minor == anyNumber || n.minor == o.minor)
+	return n.block == o.block && (n.major == anyNumber || n.major == o.major) &&
+		(n.minor == anyNumber || n.minor == o.minor)
 }
 
 // String returns the syntax of devices.allow in a version 1 cgroup.
@@ -114,8 +115,8 @@ type devicePolicy struct {
 	defaults   []deviceRule
 }
 
-// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's /dev keeps
-// all devices, so it cannot have a restricted one.
+// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's
+// /dev keeps all devices, so it cannot have a restricted one.
 func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
 	devices, err := planDevices(plan.Devices)
 	if err != nil {
@@ -153,7 +154,8 @@ func planDevices(devices []hooks.Device) ([]deviceRule, error) {
 		}
 		n, err := mount.NumberOf(d.Source)
 		if err != nil {
-			return nil, registry.Invalid("device %s at %s: %w; check its plugin, and restart the alloc to publish the volume again",
+			return nil, registry.Invalid("device %s at %s: %w; check its plugin, and restart the alloc to publish "+
+				"the volume again",
 				d.Source, d.Target, err)
 		}
 		rules = append(rules, deviceRule{numbers{n.Block, int64(n.Major), int64(n.Minor)}, a})
@@ -170,7 +172,8 @@ func planRules(list []hooks.DeviceRule) ([]deviceRule, error) {
 		}
 		n := numbers{r.Type == "b", max(r.Major, anyNumber), max(r.Minor, anyNumber)}
 		if r.Type != "b" && r.Type != "c" || n.major > maxMajor || n.minor > maxMinor {
-			return nil, registry.Invalid("device rule %+v: use type \"b\" or \"c\", a major number up to %d and a minor number up to %d, or -1 for any",
+			return nil, registry.Invalid("device rule %+v: use type \"b\" or \"c\", a major number up to %d and a "+
+				"minor number up to %d, or -1 for any",
 				r, maxMajor, maxMinor)
 		}
 		rules = append(rules, deviceRule{n, a})
@@ -204,12 +207,14 @@ func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices
 	case !hostDevices:
 		return nil
 	}
-	return registry.Errorf(registry.ErrUnsupported, "device %s at %s: the plan gives access %q, and more access through %s; "+
-		"a cgroup cannot tell them apart; mount the volume with one access only, or in two tasks", d.Source, d.Target, d.Access, other)
+	return registry.Errorf(registry.ErrUnsupported,
+		"device %s at %s: the plan gives access %q, and more access through %s; "+
+			"a cgroup cannot tell them apart; mount the volume with one access only, or in two tasks",
+		d.Source, d.Target, d.Access, other)
 }
 
-// writeRules sets the rules of a version 1 cgroup. The kernel refuses rules that exceed those of the parent cgroup. That is an
-// error for rules of the plan. Default rules are left out.
+// writeRules sets the rules of a version 1 cgroup. The kernel refuses rules that exceed those of the parent cgroup.
+// That is an error for rules of the plan. Default rules are left out.
 func (p devicePolicy) writeRules(dir string) error {
 	if err := writeRule(dir, "devices.deny", "a"); err != nil {
 		return err
@@ -217,7 +222,8 @@ func (p devicePolicy) writeRules(dir string) error {
 	for _, r := range p.rules {
 		err := writeRule(dir, "devices.allow", r.String())
 		if errors.Is(err, unix.EPERM) {
-			return registry.Errorf(registry.ErrDenied, "%w: the orchestrator's own cgroup may not use this device; allow %q there", err, r)
+			return registry.Errorf(registry.ErrDenied,
+				"%w: the orchestrator's own cgroup may not use this device; allow %q there", err, r)
 		}
 		if err != nil {
 			return err
@@ -238,8 +244,9 @@ func writeRule(dir, file, rule string) error {
 	return nil
 }
 
-// attachProgram attaches a program to a version 2 cgroup, which the kernel runs at each open and mknod of a device. It is
-// attached without a link, so that it stays until the cgroup is removed. Programs of cgroups below must allow access too.
+// attachProgram attaches a program to a version 2 cgroup, which the kernel runs at each open and mknod of a device.
+// It is attached without a link, so that it stays until the cgroup is removed. Programs of cgroups below must allow
+// access too.
 func (p devicePolicy) attachProgram(dir string) error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "holdfast_dev", Type: ebpf.CGroupDevice, AttachType: ebpf.AttachCGroupDevice, License: "MPL-2.0",
@@ -273,8 +280,8 @@ const (
 	regMinor   = asm.R5
 )
 
-// program returns 1 to allow and 0 to deny. Its context is struct bpf_cgroup_dev_ctx (linux/bpf.h): the access in the upper
-// and the device type in the lower 16 bits of the first word, then major and minor.
+// program returns 1 to allow and 0 to deny. Its context is struct bpf_cgroup_dev_ctx (linux/bpf.h): the access in
+// the upper and the device type in the lower 16 bits of the first word, then major and minor.
 func (p devicePolicy) program() asm.Instructions {
 	prog := asm.Instructions{
 		asm.LoadMem(regType, regScratch, 0, asm.Word),
@@ -303,6 +310,7 @@ func (r deviceRule) instructions(label, next string) asm.Instructions {
 		out = append(out, asm.JNE.Imm(regMinor, int32(r.minor), next))
 	}
 	return append(out,
-		asm.Mov.Reg32(regScratch, regAccess), asm.And.Imm32(regScratch, ^int32(r.access)), asm.JNE.Imm(regScratch, 0, next),
+		asm.Mov.Reg32(regScratch, regAccess), asm.And.Imm32(regScratch, ^int32(r.access)),
+		asm.JNE.Imm(regScratch, 0, next),
 		asm.Mov.Imm32(regVerdict, 1), asm.Return())
 }

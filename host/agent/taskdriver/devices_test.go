@@ -99,7 +99,10 @@ func (d disk) plan(t *testing.T, isolated, readOnly bool) hooks.Plan {
 
 // tools are functions for the scripts of these tests. Try prints whether a command works.
 const tools = `
-	try() { what=$1; shift; if "$@" 2> /local/why; then echo "$what: yes"; else echo "$what: no, $(sed 's/.*: //' /local/why)"; fi; }
+	try() {
+		what=$1; shift
+		if "$@" 2> /local/why; then echo "$what: yes"; else echo "$what: no, $(sed 's/.*: //' /local/why)"; fi
+	}
 	reads() { dd if="$1" of=/dev/null bs=512 count=1 status=none; }
 	opens() { true 3<> "$1"; }
 	writes() { echo "of-the-task" | dd of="$1" bs=16 count=1 conv=notrunc,sync,fsync status=none; }
@@ -121,7 +124,8 @@ func TestBlockDeviceIsTheTasks(t *testing.T) {
 			h := start(t, NewExec(), task)
 			wait(t, NewExec(), h)
 			wantLines(t, logs(t, NewExec(), h, Stdout),
-				"read mine: yes", "write mine: yes", "read other"+denied, "write other"+denied, "read a node of other"+denied)
+				"read mine: yes", "write mine: yes", "read other"+denied, "write other"+denied,
+				"read a node of other"+denied)
 			mine.wantContent(t, "of-the-task")
 			other.wantContent(t, hostData)
 			if len(h.Warnings) > 0 || exists("/dev/data") {
@@ -129,7 +133,8 @@ func TestBlockDeviceIsTheTasks(t *testing.T) {
 			}
 			// The control: a task without devices in its plan has all.
 			out := run(t, NewExec(), shell(t, strings.ReplaceAll(script, "/dev/data", mine.dev)))
-			wantLines(t, out, "read mine: yes", "write mine: yes", "read other: yes", "write other: yes", "read a node of other: yes")
+			wantLines(t, out, "read mine: yes", "write mine: yes", "read other: yes", "write other: yes",
+				"read a node of other: yes")
 		})
 	}
 }
@@ -144,7 +149,8 @@ func TestBlockDeviceIsReadOnly(t *testing.T) {
 		try "mount it" mount -t ext4 /dev/data /mnt`)
 	task.Plan = d.plan(t, true, true)
 	out := run(t, NewExec(), task)
-	for _, want := range []string{"read: yes\n", "write" + denied, "both: no, ", "write a node of it" + denied, "mount it: no, "} {
+	for _, want := range []string{"read: yes\n", "write" + denied, "both: no, ", "write a node of it" + denied,
+		"mount it: no, "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q:\n%s", want, out)
 		}
@@ -166,8 +172,9 @@ func TestDevicesOfPlan(t *testing.T) {
 			"65534:65534", mounted, []string{"read: yes", "write: yes", "600:65534"},
 		},
 		"default devices only": {
-			`for n in zero full random urandom; do try $n reads /dev/$n; done; for n in null ptmx; do try $n opens /dev/$n; done
-			try kmsg opens /dev/kmsg; try loop-control reads /dev/loop-control; own x c 1:1; try mem reads /local/x/node`, "", mounted,
+			`for n in zero full random urandom; do try $n reads /dev/$n; done
+			for n in null ptmx kmsg; do try $n opens /dev/$n; done
+			try loop-control reads /dev/loop-control; own x c 1:1; try mem reads /local/x/node`, "", mounted,
 			[]string{
 				"zero: yes", "full: yes", "random: yes", "urandom: yes", "null: yes", "ptmx: yes",
 				"kmsg" + denied, "loop-control" + denied, "mem" + denied,
@@ -179,9 +186,11 @@ func TestDevicesOfPlan(t *testing.T) {
 			[]string{"read: yes", "write: yes", "data: yes"},
 		},
 		"rules without devices": {
-			`own x b NUMBER; try read reads /local/x/node; try write writes /local/x/node; try loop-control reads /dev/loop-control`, "",
+			`own x b NUMBER; try read reads /local/x/node; try write writes /local/x/node
+			try loop-control reads /dev/loop-control`, "",
 			func(*testing.T, disk) hooks.Plan {
-				return rules(hooks.DeviceRule{Type: "b", Major: 7, Minor: -1, Access: "r"}, hooks.DeviceRule{Type: "c", Major: -1, Minor: 237, Access: "rw"})
+				return rules(hooks.DeviceRule{Type: "b", Major: 7, Minor: -1, Access: "r"},
+					hooks.DeviceRule{Type: "c", Major: -1, Minor: 237, Access: "rw"})
 			},
 			[]string{"read: yes", "write" + denied, "loop-control: no, Invalid argument"},
 		},
@@ -279,7 +288,8 @@ func TestDeviceRulesBelongToTheCgroup(t *testing.T) {
 	}
 	if dir := with("devices.list"); dir != "" {
 		list, _ := os.ReadFile(dir + "/devices.list")
-		if s := string(list); !strings.Contains(s, "b "+d.number+" r\n") || !strings.Contains(s, "c 136:* rwm\n") || strings.Contains(s, "a ") {
+		if s := string(list); !strings.Contains(s, "b "+d.number+" r\n") || !strings.Contains(s, "c 136:* rwm\n") ||
+			strings.Contains(s, "a ") {
 			t.Errorf("the cgroup allows %s", list)
 		}
 	} else if dir := with("cgroup.controllers"); dir == "" {
@@ -375,7 +385,8 @@ func TestDevicesWithoutAnyCgroup(t *testing.T) {
 	task := shell(t, `exit 0`)
 	task.Plan = zeroAt("r")
 	_, err := NewExec().Start(t.Context(), task)
-	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), "give the orchestrator a writable cgroup") {
+	if !errors.Is(err, registry.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "give the orchestrator a writable cgroup") {
 		t.Errorf("read-only: %v", err)
 	}
 	wantUnconfined(t, zeroAt("rw"))
@@ -399,7 +410,8 @@ func TestDevicesWithVersion2(t *testing.T) {
 		t.Skip("no cgroup version 1 here: the other tests run with version 2")
 	}
 	again(t, version2Role, "Device|Survives|Leaked/exec",
-		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesBelongToTheCgroup", "TestDeviceRulesSurviveAdoption")
+		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesBelongToTheCgroup",
+		"TestDeviceRulesSurviveAdoption")
 }
 
 // again runs tests in another process with a mount namespace of its own, and checks that the named ones pass.

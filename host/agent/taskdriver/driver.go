@@ -20,14 +20,14 @@ type Driver interface {
 	Name() string
 	// Isolated reports whether a task has a file system of its own. Plans depend on it.
 	Isolated() bool
-	// Start returns when the command runs. After an error nothing runs. Find finds a task whose Start was interrupted by
-	// the death of the orchestrator.
+	// Start returns when the command runs. After an error nothing runs. Find finds a task whose Start was
+	// interrupted by the death of the orchestrator.
 	Start(ctx context.Context, t Task) (Handle, error)
 	// Wait returns when no process of the task is left. It returns the same Exit each time. Each started task must be
 	// waited for. Errors come only from ctx and from damaged records.
 	Wait(ctx context.Context, h Handle) (Exit, error)
-	// Stop sends SIGTERM to the task's process group and SIGKILL to all its processes after grace. It returns when none is
-	// left, also if the task had ended before.
+	// Stop sends SIGTERM to the task's process group and SIGKILL to all its processes after grace. It returns when
+	// none is left, also if the task had ended before.
 	Stop(ctx context.Context, h Handle, grace time.Duration) error
 	// Adopt reports whether any process of the task is left. The task may have been started by another process.
 	Adopt(ctx context.Context, h Handle) (alive bool, err error)
@@ -112,7 +112,8 @@ func (t Task) allocDir() string {
 // environ returns the task's whole environment.
 func (t Task) environ(local, alloc, secrets string) []string {
 	env := t.Plan.Environ(t.Env)
-	for _, d := range []string{"PATH=" + defaultPath, localEnv + "=" + local, allocEnv + "=" + alloc, secretsEnv + "=" + secrets} {
+	for _, d := range []string{"PATH=" + defaultPath, localEnv + "=" + local, allocEnv + "=" + alloc,
+		secretsEnv + "=" + secrets} {
 		name, _, _ := strings.Cut(d, "=")
 		if _, set := variable(env, name); !set {
 			env = append(env, d)
@@ -181,8 +182,8 @@ type RawExec struct{ runner }
 // NewRawExec returns the raw_exec driver.
 func NewRawExec() RawExec { return RawExec{runner{name: "raw_exec"}} }
 
-// Start applies the environment of the plan. Binds and devices at their own path, and device rules, need no action, because
-// the task sees the host's file system. Any other operation is an error.
+// Start applies the environment of the plan. Binds and devices at their own path, and device rules, need no action,
+// because the task sees the host's file system. Any other operation is an error.
 func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 	p := t.Plan
 	for _, b := range p.Binds {
@@ -203,7 +204,8 @@ func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 
 func rawUnsupported(format string, args ...any) error {
 	err := registry.Errorf(registry.ErrUnsupported, format, args...)
-	return registry.Errorf(registry.ErrUnsupported, "%w: a raw_exec task has no file system of its own; use the exec driver", err)
+	return registry.Errorf(registry.ErrUnsupported,
+		"%w: a raw_exec task has no file system of its own; use the exec driver", err)
 }
 
 var (

@@ -297,6 +297,10 @@ func binds(b ...hooks.Bind) hooks.Plan       { return hooks.Plan{Binds: b} }
 func devices(d ...hooks.Device) hooks.Plan   { return hooks.Plan{Devices: d} }
 func rules(r ...hooks.DeviceRule) hooks.Plan { return hooks.Plan{Rules: r} }
 
+func charRule(major, minor int64, access string) hooks.DeviceRule {
+	return hooks.DeviceRule{Type: "c", Major: major, Minor: minor, Access: access}
+}
+
 // hostDevices is the bind that the shim gives to plugins that mount.
 var hostDevices = binds(hooks.Bind{Source: "/dev", Target: "/dev", Propagation: hooks.Private})
 
@@ -340,7 +344,8 @@ func TestTasksInUserNamespace(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "-Urm", self, "-test.v",
 		"-test.run=Mounts|Propagation|ReadOnly|Paths|Devices|Refused|Exit|Stop|Survives|Killed|Leaked/exec")
 	cmd.Dir = dir
-	cmd.Env = []string{roleEnv + "=" + userNSRole, "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
+	cmd.Env = []string{roleEnv + "=" + userNSRole, "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH"),
+		"GORACE=atexit_sleep_ms=0"}
 	if os.Getuid() == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// logWriter writes one stream to files of bounded size, stdout.0, stdout.1 and so on, and keeps the newest. Writes never fail,
-// because a full disk must not stop a task. Output that cannot be written is lost.
+// logWriter writes one stream to files of bounded size, stdout.0, stdout.1 and so on, and keeps the newest. Writes
+// never fail, because a full disk must not stop a task. Output that cannot be written is lost.
 type logWriter struct {
 	dir    string
 	stream Stream

@@ -41,7 +41,8 @@ func TestLogsAreBounded(t *testing.T) {
 		}
 	}
 	out := logs(t, d, h, Stdout)
-	if len(files) != 3 || !strings.HasSuffix(out, "line 998 of a long output\nline 999 of a long output\n") || len(out) > 3000 {
+	if len(files) != 3 || !strings.HasSuffix(out, "line 998 of a long output\nline 999 of a long output\n") ||
+		len(out) > 3000 {
 		t.Errorf("%d files, %d bytes, the end is %q", len(files), len(out), out[max(0, len(out)-80):])
 	}
 }
@@ -61,7 +62,8 @@ func TestLogsAreFollowed(t *testing.T) {
 	f.release(t)
 	rest, err := io.ReadAll(r)
 	must(t, err)
-	if text := string(rest); string(first) != "first\n" || !strings.HasSuffix(text, "line 48\nline 49\n") || strings.Count(text, "\n") != 50 {
+	if text := string(rest); string(first) != "first\n" || !strings.HasSuffix(text, "line 48\nline 49\n") ||
+		strings.Count(text, "\n") != 50 {
 		t.Errorf("%q, then %q", first, text)
 	}
 }

@@ -53,8 +53,8 @@ func (r reply) err() error {
 	return errors.New(r.Err)
 }
 
-// Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it runs the
-// parent and does not return.
+// Main must be the first call of a main that uses a driver. In a process that was started as a task's parent it
+// runs the parent and does not return.
 func Main() {
 	if len(os.Args) == 0 || os.Args[0] != parentName {
 		return
@@ -150,8 +150,8 @@ func (p *parent) start() error {
 	return nil
 }
 
-// prepare records the handle before the task runs, so that the task is found even if parent and starter are killed right
-// after the start. It reserves space for all records, because the task itself may fill the disk.
+// prepare records the handle before the task runs, so that the task is found even if parent and starter are killed
+// right after the start. It reserves space for all records, because the task itself may fill the disk.
 func (p *parent) prepare() error {
 	self, err := proc.ReadStat(os.Getpid())
 	if err != nil {
@@ -178,8 +178,8 @@ func (p *parent) prepare() error {
 	return reserveRecord(t.Dir, handleFile)
 }
 
-// confine limits the cgroup to the devices of the plan. There is no limit for raw_exec, for a plan without devices, and for a
-// plan that binds the host's /dev.
+// confine limits the cgroup to the devices of the plan. There is no limit for raw_exec, for a plan without devices,
+// and for a plan that binds the host's /dev.
 func (p *parent) confine() error {
 	plan := p.request.Task.Plan
 	if !p.request.Isolated || len(plan.Devices)+len(plan.Rules) == 0 {
@@ -287,8 +287,8 @@ func (p *parent) grace() time.Duration {
 	return DefaultKillGrace
 }
 
-// reapUntil reaps orphans of the task until the task itself has ended. It leaves the task unreaped, so that its pid, which
-// is also its process group, is not reused.
+// reapUntil reaps orphans of the task until the task itself has ended. It leaves the task unreaped, so that its
+// pid, which is also its process group, is not reused.
 func reapUntil(task int) {
 	for {
 		var info unix.Siginfo
@@ -313,8 +313,8 @@ func childOf(info *unix.Siginfo) int {
 // siginfoPID counts int32 fields: signo, errno, code, padding on 64-bit machines, then the union.
 const siginfoPID = 3 + (unsafe.Sizeof(uintptr(0))-4)/4
 
-// killAll kills and reaps whatever is left of the task, and returns the task's status. As a subreaper the parent has all of
-// them below it, so it is done when it has no child.
+// killAll kills and reaps whatever is left of the task, and returns the task's status. As a subreaper the parent
+// has all of them below it, so it is done when it has no child.
 func (p *parent) killAll() syscall.WaitStatus {
 	var status syscall.WaitStatus
 	for options := unix.WNOHANG; ; {
@@ -334,8 +334,8 @@ func (p *parent) killAll() syscall.WaitStatus {
 	}
 }
 
-// killTree kills all processes below this one and reports whether it found any. It signals zombies as well, because other
-// threads of the same process may still live.
+// killTree kills all processes below this one and reports whether it found any. It signals zombies as well, because
+// other threads of the same process may still live.
 func (p *parent) killTree() (found bool) {
 	killCgroups(p.cgroup.dirs())
 	below, err := descendants(os.Getpid())
@@ -357,7 +357,8 @@ func reap(options int) (int, syscall.WaitStatus, error) {
 	}
 }
 
-// drain copies what is still in the pipes to the logs. It does not wait for processes outside the task that hold them open.
+// drain copies what is still in the pipes to the logs. It does not wait for processes outside the task that hold
+// them open.
 func (p *parent) drain() {
 	for _, r := range p.pipes {
 		_ = r.SetReadDeadline(time.Now().Add(time.Second))

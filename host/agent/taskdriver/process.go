@@ -148,8 +148,8 @@ func (h Handle) remaining() ([]process, error) {
 	return out, nil
 }
 
-// ownsSession reports whether session TaskPID belongs to the task. The kernel does not reuse the number while the session
-// has members, so it does unless another process now leads it.
+// ownsSession reports whether session TaskPID belongs to the task. The kernel does not reuse the number while the
+// session has members, so it does unless another process now leads it.
 func (h Handle) ownsSession(all []proc.Stat) bool {
 	for _, s := range all {
 		if s.PID == h.TaskPID {
@@ -172,8 +172,8 @@ type Parent struct {
 	Dir string // of the task; may have been removed
 }
 
-// Parents lists the parent processes of tasks whose directories are, or were, below dir. It ignores processes in a mount
-// namespace that has another directory at that path.
+// Parents lists the parent processes of tasks whose directories are, or were, below dir. It ignores processes in a
+// mount namespace that has another directory at that path.
 func Parents(dir string) ([]Parent, error) {
 	own, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -116,8 +116,8 @@ func recordLostExit(h Handle, exit Exit) error {
 	return writeRecord(h.Dir, exitFile, exitRecord{h.ID, exit})
 }
 
-// lock locks a task's directory. The parent inherits the descriptor, and with it the lock. Closing the file here therefore
-// must not unlock it, as the usual lock libraries do.
+// lock locks a task's directory. The parent inherits the descriptor, and with it the lock. Closing the file here
+// therefore must not unlock it, as the usual lock libraries do.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -130,8 +130,9 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// Find returns the handle of the last task that was started in dir, also if the orchestrator died before it recorded the
-// handle. It waits for a start that is in progress. If found is false, nothing runs in dir and nothing will.
+// Find returns the handle of the last task that was started in dir, also if the orchestrator died before it
+// recorded the handle. It waits for a start that is in progress. If found is false, nothing runs in dir and nothing
+// will.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -19,8 +19,8 @@ import (
 	"holdfast/registry"
 )
 
-// runner is the part that both drivers share: it starts parents and talks to them. It has no state in memory, so another
-// process can continue whatever it does.
+// runner is the part that both drivers share: it starts parents and talks to them. It has no state in memory, so
+// another process can continue whatever it does.
 type runner struct {
 	name     string
 	isolated bool
@@ -123,8 +123,8 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	return a.Handle, nil
 }
 
-// execParent starts the running binary, even if its file was replaced, as a parent with a session of its own. Parents reads
-// the arguments.
+// execParent starts the running binary, even if its file was replaced, as a parent with a session of its own.
+// Parents reads the arguments.
 func execParent(t Task, requests, replies, held *os.File) (process, error) {
 	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -278,8 +278,8 @@ func (h Handle) killRemaining(ctx context.Context, grace time.Duration) error {
 	return removeCgroups(h.Cgroups)
 }
 
-// signalRemaining sends sig once to each process of the task, also to those that appear meanwhile. It returns when none is
-// left or when grace is over. Grace 0 means no limit.
+// signalRemaining sends sig once to each process of the task, also to those that appear meanwhile. It returns when
+// none is left or when grace is over. Grace 0 means no limit.
 func (h Handle) signalRemaining(ctx context.Context, sig unix.Signal, grace time.Duration) error {
 	limit, cancel := ctx, context.CancelFunc(func() {})
 	if grace > 0 {

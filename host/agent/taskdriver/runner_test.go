@@ -23,7 +23,8 @@ import (
 func TestExitStatusOfTask(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		for script, want := range map[string]Exit{
-			"exit 0": {}, "exit 7": {Code: 7}, "kill -9 $$": {Code: 137, Signal: 9}, "kill -TERM $$": {Code: 143, Signal: 15},
+			"exit 0": {}, "exit 7": {Code: 7}, "kill -9 $$": {Code: 137, Signal: 9},
+			"kill -TERM $$": {Code: 143, Signal: 15},
 		} {
 			h := start(t, d, shell(t, script))
 			first := wait(t, d, h)
@@ -44,10 +45,12 @@ func TestTaskGetsOnlyItsOwnEnvironment(t *testing.T) {
 		task := shell(t, `env`)
 		task.Env = []string{"OWN=mine", "KEPT=mine"}
 		task.Plan = hooks.Plan{Env: []hooks.Env{
-			{Name: "OWN", Value: "plan's"}, {Name: "KEPT", Value: "plan's", Default: true}, {Name: "NEW", Value: "a b=c"},
+			{Name: "OWN", Value: "plan's"}, {Name: "KEPT", Value: "plan's", Default: true},
+			{Name: "NEW", Value: "a b=c"},
 		}}
 		env := strings.Split(run(t, d, task), "\n")
-		for _, want := range []string{"OWN=plan's", "KEPT=mine", "NEW=a b=c", "PATH=" + defaultPath, "HOLDFAST_TASK=" + task.ID} {
+		for _, want := range []string{"OWN=plan's", "KEPT=mine", "NEW=a b=c", "PATH=" + defaultPath,
+			"HOLDFAST_TASK=" + task.ID} {
 			if !slices.Contains(env, want) {
 				t.Errorf("%s is not in %q", want, env)
 			}
@@ -131,7 +134,8 @@ func TestCancelledStartLeavesNothing(t *testing.T) {
 func TestStopEndsTheWholeTree(t *testing.T) {
 	eachDriver(t, func(t *testing.T, d Driver) {
 		f := newFifos(t)
-		// Three children: of the same group, one that ignores SIGTERM, one without session, group and environment of the task.
+		// Three children: of the same group, one that ignores SIGTERM, one without session, group and environment
+		// of the task.
 		h := start(t, d, shell(t, `
 			sleep 1000 &
 			(trap "" TERM; sleep 1000; sleep 1000) &
@@ -362,7 +366,8 @@ func TestNothingIsLeakedOverManyTasks(t *testing.T) {
 			cycle(n)
 		}
 		if f, m, p := count(); f > fds || m != mounts || p != processes {
-			t.Errorf("descriptors %d, were %d; mounts %d, were %d; children %d, were %d", f, fds, m, mounts, p, processes)
+			t.Errorf("descriptors %d, were %d; mounts %d, were %d; children %d, were %d", f, fds, m, mounts, p,
+				processes)
 		}
 	})
 }
