@@ -17,8 +17,8 @@ import (
 )
 
 // hungPart is a world whose volume takes requests and answers none.
-func hungPart(t *testing.T) (w partWorld, p Part, dies func()) {
-	w = newPartWorld(t, 0)
+func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
+	w = newPartEnv(t, 0)
 	must(t, unix.Unmount(w.volume(), 0))
 	dies = mountFuse(t, w.volume())
 	return w, w.part("a/b", true), dies
@@ -27,7 +27,7 @@ func hungPart(t *testing.T) (w partWorld, p Part, dies func()) {
 // A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what is known to hang is
 // not asked again; nobody takes the place of the part for free while the helper could still mount something, not even a process that knows
 // nothing of it; and when the kernel lets go of the helper, nothing is mounted.
-func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
+func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	w, p, dies := hungPart(t)
 	l := newHelper()
 	files := openFiles(t)
@@ -71,7 +71,7 @@ func TestPartOfAHungVolumeFreezesNobody(t *testing.T) {
 }
 
 // Who does not wait any more goes at once.
-func TestPartOfAHungVolumeIsGivenUp(t *testing.T) {
+func TestMountPartEndsWithItsContext(t *testing.T) {
 	_, p, dies := hungPart(t)
 	l := newHelper()
 	cause := errors.New("enough")
@@ -119,7 +119,7 @@ func begunPart(t *testing.T, p Part) *process {
 }
 
 // A helper whose caller is gone ends by itself: all of it but the thread that hangs.
-func TestPartHelperEndsWithItsCaller(t *testing.T) {
+func TestHelperEndsWithItsCaller(t *testing.T) {
 	_, p, dies := hungPart(t)
 	a := begunPart(t, p)
 	pid := strconv.Itoa(a.pid)
@@ -158,8 +158,8 @@ func until(t *testing.T, what string, is func() bool) {
 }
 
 // A helper that is killed at any moment, or loses its caller, leaves all of a part or nothing of it, and the next one goes on from there.
-func TestPartHelperKilledAnywhere(t *testing.T) {
-	w := newPartWorld(t, 0)
+func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
+	w := newPartEnv(t, 0)
 	p := w.part("a/b/c", true)
 	done, nothing := 0, 0
 	for i, longest := 0, 8*time.Millisecond*slower; i < 60; i++ {
@@ -201,8 +201,8 @@ func TestPartHelperKilledAnywhere(t *testing.T) {
 }
 
 // Who is told to end needs a moment: his place is waited for, also if he removes it.
-func TestPartsPlaceIsWaitedFor(t *testing.T) {
-	w := newPartWorld(t, 0)
+func TestMountPartWaitsForALock(t *testing.T) {
+	w := newPartEnv(t, 0)
 	p := w.part("a", true)
 	for _, removed := range []bool{false, true} {
 		s, err := openSlot(p.Root, p.At, true)
@@ -228,8 +228,8 @@ func TestPartsPlaceIsWaitedFor(t *testing.T) {
 }
 
 // Some that mount and some that unmount a part meet at its place: each finds it whole or not there.
-func TestPartsComeAndGoAtOnce(t *testing.T) {
-	w := newPartWorld(t, 0)
+func TestConcurrentPartMountsAndUnmounts(t *testing.T) {
+	w := newPartEnv(t, 0)
 	p := w.part("a", true)
 	var all sync.WaitGroup
 	for range 3 {

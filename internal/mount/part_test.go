@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partWorld is a root of ours on a shared mount, as the mount root is, with a volume mounted below it, and a directory outside that a
+// partEnv is a root of ours on a shared mount, as the mount root is, with a volume mounted below it, and a directory outside that a
 // volume must never lead to.
-type partWorld struct {
+type partEnv struct {
 	t             *testing.T
 	root, outside string
 }
 
-func newPartWorld(t *testing.T, flags uintptr) partWorld {
+func newPartEnv(t *testing.T, flags uintptr) partEnv {
 	t.Helper()
-	w := partWorld{t, tempDir(t), ""}
+	w := partEnv{t, tempDir(t), ""}
 	must(t, MakeShared(w.root))
 	w.outside = mkdir(t, w.root, "outside")
 	write(t, "secret", w.outside, "marker")
@@ -38,20 +38,20 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func (w partWorld) volume(elem ...string) string {
+func (w partEnv) volume(elem ...string) string {
 	return filepath.Join(append([]string{w.root, "p", "publish", "v"}, elem...)...)
 }
 
 // part is one at a place that is called as the part, unless another name is given.
-func (w partWorld) part(path string, create bool) Part {
+func (w partEnv) part(path string, create bool) Part {
 	return Part{Root: w.root, Volume: "p/publish/v", Path: path, Make: create, At: "parts/one/v"}
 }
 
-func (w partWorld) at(p Part) string { return filepath.Join(w.root, p.At) }
+func (w partEnv) at(p Part) string { return filepath.Join(w.root, p.At) }
 
 // lines are those of the mount table for a mount point, by an independent reading: the root of each within its file system, its flags, and
 // its optional fields.
-func (w partWorld) lines(point string) (found [][3]string) {
+func (w partEnv) lines(point string) (found [][3]string) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	must(w.t, err)
 	for line := range strings.Lines(string(b)) {
@@ -63,7 +63,7 @@ func (w partWorld) lines(point string) (found [][3]string) {
 }
 
 // gone says that nothing of a part is left.
-func (w partWorld) gone(p Part) {
+func (w partEnv) gone(p Part) {
 	w.t.Helper()
 	if lines := w.lines(w.at(p)); len(lines) > 0 || exists(w.t, filepath.Dir(w.at(p))) {
 		w.t.Errorf("%s is left: %v", p.At, lines)
@@ -71,7 +71,7 @@ func (w partWorld) gone(p Part) {
 }
 
 func TestPartIsMountedAlone(t *testing.T) {
-	w := newPartWorld(t, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+	w := newPartEnv(t, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
 	write(t, "here", mkdir(t, w.volume("a", "b")), "file")
 	mountTmpfs(t, mkdir(t, w.volume("a", "b", "inner")))
 	write(t, "not this", w.volume("a", "b", "inner"), "file")
@@ -105,7 +105,7 @@ func TestPartIsMountedAlone(t *testing.T) {
 }
 
 func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))
 	must(t, unix.Mount("", w.volume(), "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")) // the mount alone
 	p := w.part("a", false)
@@ -122,7 +122,7 @@ func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
 }
 
 func TestPartMayBeAFile(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	write(t, "text", mkdir(t, w.volume("a")), "file")
 	p := w.part("a/file", true)
 	must(t, MountPart(p))
@@ -143,7 +143,7 @@ func TestPartMayBeAFile(t *testing.T) {
 }
 
 func TestMissingPartIsMade(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	defer unix.Umask(unix.Umask(0))
 	must(t, os.Chmod(w.volume(), 0o750))
 	mkdir(t, w.volume("team"))
@@ -175,8 +175,8 @@ func TestMissingPartIsMade(t *testing.T) {
 }
 
 // Symbolic links are followed inside of the volume, and never out of it; what cannot be reached is neither mounted nor made.
-func TestPartsLinks(t *testing.T) {
-	w := newPartWorld(t, 0)
+func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
+	w := newPartEnv(t, 0)
 	write(t, "1", mkdir(t, w.volume("releases", "1")), "marker")
 	write(t, "file", w.volume(), "file")
 	mountTmpfs(t, mkdir(t, w.volume("mounted")))
@@ -228,8 +228,8 @@ func TestPartsLinks(t *testing.T) {
 
 // Whoever swaps links for directories, and directories for others, while a part is looked for, does not get out: whatever is mounted is of
 // the volume, and nothing is made anywhere else.
-func TestPartsLinksSwappedMeanwhile(t *testing.T) {
-	w := newPartWorld(t, 0)
+func TestPartIsSafeAgainstSwappedLinks(t *testing.T) {
+	w := newPartEnv(t, 0)
 	write(t, "inside", mkdir(t, w.volume("a", "b")), "marker")
 	mkdir(t, w.volume("x", "y"))
 	mkdir(t, w.outside, "b")
@@ -293,7 +293,7 @@ func sameFileSystem(a, b string) (bool, error) {
 
 // A directory that is no mount, or lies in another one than it seems, is no volume: what lies below a lost mount is the host's own disk.
 func TestPartOfNoVolume(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))
 	mkdir(t, w.root, "plain", "a")
 	mountTmpfs(t, mkdir(t, w.volume("a", "inner")))
@@ -310,7 +310,7 @@ func TestPartOfNoVolume(t *testing.T) {
 }
 
 func TestPartIsMountedOnce(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))
 	p := w.part("a", false)
 	must(t, MountPart(p))
@@ -329,7 +329,7 @@ func TestPartIsMountedOnce(t *testing.T) {
 
 // What somebody has written into a mount point stays, and is no reason to keep a mount.
 func TestPartLeavesWhatIsNotItsOwn(t *testing.T) {
-	w := newPartWorld(t, 0)
+	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))
 	p := w.part("a", false)
 	write(t, "mine", mkdir(t, w.at(p)), "file")

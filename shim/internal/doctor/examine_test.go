@@ -243,7 +243,7 @@ var judgements = []struct {
 	}, []string{"unseen :", "skipped ebs:"}, []string{"no helper", "turned off"}},
 }
 
-func TestEveryJudgement(t *testing.T) {
+func TestExamineFindsEachKind(t *testing.T) {
 	kinds, actions := map[registry.FindingKind]bool{}, map[registry.FindingAction]bool{}
 	for _, c := range judgements {
 		f := c.from()
@@ -324,7 +324,7 @@ func TestManyMounts(t *testing.T) {
 }
 
 // What Layout makes for volumes is known by its shape, whatever the ids are; what lies above, beside or below is not.
-func TestPlaces(t *testing.T) {
+func TestPathShapesAreRecognized(t *testing.T) {
 	shape := shapesOf(layout)
 	rapid.Check(t, func(t *rapid.T) {
 		id := func(name string) string { return rapid.String().Draw(t, name) }

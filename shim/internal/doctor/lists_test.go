@@ -63,7 +63,7 @@ func TestListingKeepsWhatMatters(t *testing.T) {
 }
 
 // What a plugin answers has no end, or none that is told: nothing is concluded.
-func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
+func TestTruncatedListIsDiscarded(t *testing.T) {
 	loop := pages{{Next: "1"}, {Next: "0"}, {}}
 	long := make(pages, maxPages+5)
 	for what, l := range map[string]Lister{
@@ -75,7 +75,7 @@ func TestNothingIsConcludedOfACutAnswer(t *testing.T) {
 		}},
 		"four expired pages": &answers{abort, abort, abort, abort},
 	} {
-		w := newWorld(t, data, placement(), claim(), ref())
+		w := newEnv(t, data, placement(), claim(), ref())
 		w.mount(stagedAt(), publishedAt())
 		w.put(records(known().Instances)...)
 		if _, err := askAll(t, l); err == nil {
@@ -109,7 +109,7 @@ func TestExpiredTokensBeginAnew(t *testing.T) {
 }
 
 // A plugin that tells of endless volumes attached here costs a bounded number of findings.
-func TestEndlessVolumesAreBounded(t *testing.T) {
+func TestEndlessListIsBounded(t *testing.T) {
 	p := make(pages, 50)
 	for i := range p {
 		for n := range 100 {
@@ -143,7 +143,7 @@ func TestListedConditionIsRecorded(t *testing.T) {
 		}
 		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()}, {Volume: "ext-1"}}}}
 	}
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	for i, c := range []struct {
 		message  string
 		declared bool

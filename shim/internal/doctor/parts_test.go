@@ -78,7 +78,7 @@ func TestJudgementsOfParts(t *testing.T) {
 	}
 }
 
-func TestPlacesOfParts(t *testing.T) {
+func TestPathShapesOfPartsAreRecognized(t *testing.T) {
 	shape := shapesOf(layout)
 	dir := filepath.Dir(partAt("a"))
 	for path, want := range map[string]pathKind{
@@ -94,7 +94,7 @@ func TestPlacesOfParts(t *testing.T) {
 
 // Parts of nobody go before what they were made of, with their directories.
 func TestRepairUnmountsPartsFirst(t *testing.T) {
-	w := newWorld(t)
+	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("publish", "x"), strayPart("y"))
 	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
 	w.machine.users[stray("publish", "x")] = []mount.User{{Mount: strayPart("y")}}
@@ -114,7 +114,7 @@ func TestRepairUnmountsPartsFirst(t *testing.T) {
 func TestPartsThatVanishAreTold(t *testing.T) {
 	r := ref()
 	r.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
-	watching(t, []registry.Record{data, placement(), claim(), r}, func(w *world, watch *Watch) {
+	watching(t, []registry.Record{data, placement(), claim(), r}, func(w *env, watch *Watch) {
 		if r := w.ref(); !strings.Contains(r.Trouble, `"a/b" of it is not mounted any more`) {
 			t.Errorf("%+v", r)
 		}

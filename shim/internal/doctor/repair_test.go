@@ -15,7 +15,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-func (w *world) examine() registry.Diagnosis {
+func (w *env) examine() registry.Diagnosis {
 	w.t.Helper()
 	diagnosis, err := w.Examine(context.Background())
 	must(w.t, err)
@@ -23,7 +23,7 @@ func (w *world) examine() registry.Diagnosis {
 }
 
 // repair carries out what an examination says, and gives each result.
-func (w *world) repair() (results []string) {
+func (w *env) repair() (results []string) {
 	w.t.Helper()
 	diagnosis, err := w.Repair(context.Background(), w.examine().Digest)
 	must(w.t, err)
@@ -38,7 +38,7 @@ func (w *world) repair() (results []string) {
 
 // An examination changes nothing, neither a record nor a mount nor a directory.
 func TestExamineChangesNothing(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stray("stage", "x"))
 	w.dir(stray("publish", "y"))
 	before := w.index()
@@ -50,14 +50,14 @@ func TestExamineChangesNothing(t *testing.T) {
 	}
 }
 
-func (w *world) index() (at registry.Seq) {
+func (w *env) index() (at registry.Seq) {
 	w.view(func(v registry.View) { at = v.Index() })
 	return at
 }
 
 // What is recorded as done and is not there is marked, in one commit that tells it.
 func TestRepairMarks(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	before := w.index()
 	same(t, "results", w.repair(), []string{"lost mark " + publishedAt() + ": done", "lost mark " + stagedAt() + ": done"})
 	w.view(func(v registry.View) {
@@ -78,7 +78,7 @@ func TestRepairMarks(t *testing.T) {
 
 // After another boot all marks of the node are in doubt, and the controller's are not.
 func TestRepairAfterABoot(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.boot = "boot-2"
 	w.repair()
 	w.view(func(v registry.View) {
@@ -91,7 +91,7 @@ func TestRepairAfterABoot(t *testing.T) {
 
 // What a plugin says to be detached is in doubt.
 func TestRepairMarksWhatIsDetached(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
 	w.build(Options{Live: true, Lister: pages{{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-2"}}}}}})
 	w.mount(stagedAt(), publishedAt())
@@ -112,7 +112,7 @@ func records(instances []registry.Instance) (list []registry.Record) {
 
 // Unused mounts of nobody go, publishes before what they were made of, stacks as a whole, and their directories after them.
 func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
-	w := newWorld(t)
+	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
 	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
 	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage",
@@ -131,7 +131,7 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 
 // Of a hundred mounts of nobody, the half that is used stays as it is. The machine reports it if one of those is unmounted.
 func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
-	w := newWorld(t)
+	w := newEnv(t)
 	for i := range 100 {
 		path := stray([]string{"stage", "publish"}[i/2%2], fmt.Sprint("v", i))
 		w.mount(path)
@@ -151,7 +151,7 @@ func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 }
 
 // The control: an examination that takes no notice of users would unmount what is used, and is found out.
-func TestIgnoredUsersAreFoundOut(t *testing.T) {
+func TestIgnoringUsersIsNoticed(t *testing.T) {
 	f := bare()
 	mounted(&f, stray("stage", "x"))
 	f.Users = map[string][]mount.User{stray("stage", "x"): {{Text: "process 7"}}}
@@ -174,8 +174,8 @@ type shrug struct{ testing.TB }
 func (shrug) Errorf(string, ...any) {}
 
 // What comes to be used between the plan and the unmount stays.
-func TestUsersAreLookedForAgain(t *testing.T) {
-	w := newWorld(t)
+func TestUsersAreCheckedBeforeUnmount(t *testing.T) {
+	w := newEnv(t)
 	w.mount(stray("publish", "x"), stray("publish", "y"))
 	w.before = func(act string) {
 		if strings.HasPrefix(act, "unmount") { // of x: y is used from now on
@@ -189,8 +189,8 @@ func TestUsersAreLookedForAgain(t *testing.T) {
 }
 
 // A record that comes to know a mount between the plan and the unmount keeps it.
-func TestRecordsAreLookedAtAgain(t *testing.T) {
-	w := newWorld(t, data)
+func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
+	w := newEnv(t, data)
 	w.mount(stray("publish", "x"), stray("stage", "y"))
 	w.before = func(act string) {
 		if strings.HasPrefix(act, "unmount "+stray("publish", "x")) {
@@ -206,8 +206,8 @@ func TestRecordsAreLookedAtAgain(t *testing.T) {
 }
 
 // Another plan than the one that was shown is not carried out.
-func TestAnotherPlanIsRefused(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+func TestStalePlanIsRefused(t *testing.T) {
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
 	digest := w.examine().Digest
 	w.mount(stray("stage", "y"))
@@ -227,7 +227,7 @@ func TestAnotherPlanIsRefused(t *testing.T) {
 
 // The records of the moment of the commit count: a plan that they overtake is refused, and nothing is written.
 func TestPlanIsComparedInTheCommit(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	digest := w.examine().Digest
 	w.Doctor.machine = late{w.machine, func() { // the last that is looked at, after the records
 		r := ref()
@@ -257,7 +257,7 @@ func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.In
 
 // A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its plugin is asked.
 func TestRepairAdopts(t *testing.T) {
-	w := newWorld(t, data)
+	w := newEnv(t, data)
 	w.put(records(instances(registry.AttachDetach))...)
 	w.mount(stagedAt(), stray("publish", "x"))
 	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x")}}
@@ -283,8 +283,8 @@ func TestRepairAdopts(t *testing.T) {
 }
 
 // What stands on a staged volume and cannot be unmounted keeps it from being taken down.
-func TestNothingIsTakenFromBelow(t *testing.T) {
-	w := newWorld(t, data)
+func TestStagedVolumeIsKeptBelowItsPublishes(t *testing.T) {
+	w := newEnv(t, data)
 	w.mount(stagedAt(), stray("publish", "x"))
 	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x"), Text: "it is mounted at x as well"}}
 	digest := w.examine().Digest
@@ -317,7 +317,7 @@ func TestRepairUndoes(t *testing.T) {
 		"a plugin that answers": {true, true, "done"},
 		"no shim runs":          {false, false, "recorded: the next shim asks plugin ebs"},
 	} {
-		w := newWorld(t, data, placement())
+		w := newEnv(t, data, placement())
 		w.mount(stagedAt())
 		w.build(Options{Live: c.live})
 		w.undo = func() { w.drop(key.PlacementRecord()); w.mounts = nil }
@@ -330,7 +330,7 @@ func TestRepairUndoes(t *testing.T) {
 
 // A repair does not wait for a plugin that does not come.
 func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
-	w := newWorld(t, data, placement())
+	w := newEnv(t, data, placement())
 	w.mount(stagedAt())
 	ctx, cancel := context.WithCancel(t.Context())
 	w.undo = cancel
@@ -342,7 +342,7 @@ func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
 
 // Empty directories go; one that is full by now stays.
 func TestRepairRemovesEmptyDirectories(t *testing.T) {
-	w := newWorld(t, data)
+	w := newEnv(t, data)
 	w.dir(stray("publish", "x"))
 	w.dir(stagedAt())
 	w.dir(stray("stage", "full"))
@@ -360,7 +360,7 @@ func TestRepairRemovesEmptyDirectories(t *testing.T) {
 // The directory of a volume in whose lock something happens is left alone.
 func TestBusyVolumesAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, data)
+		w := newEnv(t, data)
 		w.dir(stagedAt())
 		leave, err := w.Locks.Lock(t.Context(), key, "a test")
 		must(t, err)
@@ -372,7 +372,7 @@ func TestBusyVolumesAreLeftAlone(t *testing.T) {
 }
 
 func TestOneRepairAtATime(t *testing.T) {
-	w := newWorld(t)
+	w := newEnv(t)
 	w.mount(stray("stage", "x"))
 	w.before = func(string) {
 		if _, err := w.Repair(t.Context(), ""); !errors.Is(err, registry.ErrConflict) {
@@ -383,8 +383,8 @@ func TestOneRepairAtATime(t *testing.T) {
 }
 
 // A helper that fails makes nothing unused and nothing well.
-func TestBlindnessIsSaid(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+func TestFailedInspectionIsReported(t *testing.T) {
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
 	w.blind = errors.New("no helper")
 	found := w.examine()

@@ -11,7 +11,7 @@ import (
 )
 
 // start is the start of a shim.
-func (w *world) start(t *testing.T) ([]registry.Finding, error) {
+func (w *env) start(t *testing.T) ([]registry.Finding, error) {
 	t.Helper()
 	around, err := NewSurvey(w.machine, layout.MountRoot())
 	must(t, err)
@@ -20,7 +20,7 @@ func (w *world) start(t *testing.T) ([]registry.Finding, error) {
 
 // At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is anybody asked.
 func TestStart(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), stray("publish", "x"))
 	w.dir(stray("stage", "empty"))
 	w.dir(stray("stage", "full"))
@@ -48,7 +48,7 @@ func TestStart(t *testing.T) {
 // A shim may die between making a directory and recording the call that it is for. The next one removes it, though the claim stands: who
 // goes on with that makes it again, and if nobody does, nobody else would remove it.
 func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
-	w := newWorld(t, data, claim())
+	w := newEnv(t, data, claim())
 	made := []string{filepath.Dir(publishedAt()), stagedAt()}
 	for _, dir := range made {
 		w.dir(dir)
@@ -64,7 +64,7 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 
 // A full disk keeps nobody from starting. Any other failure does.
 func TestStartOnAFullDisk(t *testing.T) {
-	w := newWorld(t, data, placement(), claim(), ref())
+	w := newEnv(t, data, placement(), claim(), ref())
 	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))
 	findings, err := w.start(t)
 	if err != nil || len(findings) != 2 {
@@ -78,7 +78,7 @@ func TestStartOnAFullDisk(t *testing.T) {
 
 // However much is found, the log of events keeps what was in it.
 func TestEventsOfAStartAreBounded(t *testing.T) {
-	w := newWorld(t)
+	w := newEnv(t)
 	for i := range 300 {
 		w.mount(stray("stage", fmt.Sprint(i)))
 	}

@@ -38,7 +38,7 @@ func controllerOf(version string, since time.Duration) registry.Instance {
 }
 
 func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
-	w, dir, asked := newWorld(t, data), t.TempDir(), 0
+	w, dir, asked := newEnv(t, data), t.TempDir(), 0
 	// examine runs doctor twice in a new shim, and returns how often the plugin was asked.
 	examine := func(in registry.Instance) int {
 		asked = 0
@@ -86,7 +86,7 @@ func TestOnlyDeathSuspendsListVolumes(t *testing.T) {
 		"it fails":                  {errors.New("no"), nil},
 	} {
 		asked := 0
-		w := newWorld(t, append(c.records, data, controllerOf("1", 0))...)
+		w := newEnv(t, append(c.records, data, controllerOf("1", 0))...)
 		w.build(Options{Live: true, Lister: failing{c.err, &asked}, Suspended: csi.NewSuspensions(t.TempDir())})
 		for range 2 {
 			same(t, what, brief(w.examine().Findings), []string{"unseen ebs:"})
@@ -129,7 +129,7 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, c.records...)
+				w := newEnv(t, c.records...)
 				w.build(Options{Live: !c.offline, Lister: c.lister})
 				d := w.examine()
 				if len(c.says) == 0 {
@@ -155,8 +155,8 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 }
 
 // What lies in the directory is not taken for "may be asked" if it cannot be read.
-func TestDamagedSuspensionIsTold(t *testing.T) {
-	w, dir, asked := newWorld(t, data, controllerOf("1", 0)), t.TempDir(), 0
+func TestDamagedSuspensionIsReported(t *testing.T) {
+	w, dir, asked := newEnv(t, data, controllerOf("1", 0)), t.TempDir(), 0
 	must(t, os.WriteFile(filepath.Join(dir, "ebs.ListVolumes.json"), nil, 0o600))
 	w.build(Options{Live: true, Lister: failing{nil, &asked}, Suspended: csi.NewSuspensions(dir)})
 	found := w.examine().Findings

@@ -15,10 +15,10 @@ import (
 	"holdfast/registry"
 )
 
-// watching runs a watch over the world in a bubble, and gives it to the test.
-func watching(t *testing.T, records []registry.Record, test func(w *world, watch *Watch)) {
+// watching runs a watch over the env in a bubble, and gives it to the test.
+func watching(t *testing.T, records []registry.Record, test func(w *env, watch *Watch)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, records...)
+		w := newEnv(t, records...)
 		w.mount(stagedAt(), publishedAt())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -36,13 +36,13 @@ func watching(t *testing.T, records []registry.Record, test func(w *world, watch
 
 func used() []registry.Record { return []registry.Record{data, placement(), claim(), ref()} }
 
-func (w *world) ref() (r registry.Ref) {
+func (w *env) ref() (r registry.Ref) {
 	w.view(func(v registry.View) { r = v.Refs(key)[0] })
 	return r
 }
 
 // sees changes what is seen of the published volume, and waits for the next look.
-func (w *world) sees(s mount.Info, watch *Watch) {
+func (w *env) sees(s mount.Info, watch *Watch) {
 	w.mu.Lock()
 	w.sights[publishedAt()] = s
 	w.mu.Unlock()
@@ -53,8 +53,8 @@ func (w *world) sees(s mount.Info, watch *Watch) {
 }
 
 // A mount that dies is recorded and told once, with the volume and the alloc, and so is its recovery.
-func TestMountsThatDieAreTold(t *testing.T) {
-	watching(t, used(), func(w *world, watch *Watch) {
+func TestDeadMountsAreReported(t *testing.T) {
+	watching(t, used(), func(w *env, watch *Watch) {
 		before := w.index()
 		w.sees(mount.Info{}, watch)
 		if w.index() != before {
@@ -94,7 +94,7 @@ func TestMountsThatDieAreTold(t *testing.T) {
 
 // Without being woken, what is gone from the mount table is seen within half a minute, and nobody looks at it.
 func TestMountsThatVanishAreTold(t *testing.T) {
-	watching(t, used(), func(w *world, _ *Watch) {
+	watching(t, used(), func(w *env, _ *Watch) {
 		w.mu.Lock()
 		w.mounts = w.mounts[:1]
 		w.mu.Unlock()
@@ -110,7 +110,7 @@ func TestMountsThatVanishAreTold(t *testing.T) {
 func TestBlockDevicesAreWatched(t *testing.T) {
 	block := ref()
 	block.Usage.Attachment = registry.BlockDevice
-	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *world, watch *Watch) {
+	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *env, watch *Watch) {
 		w.sees(mount.Info{Block: true}, watch)
 		if r := w.ref(); r.Trouble != "" {
 			t.Errorf("%+v", r)
@@ -123,7 +123,7 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 }
 
 // What is not confirmed, of another boot, or being changed is not looked at: a look is a use.
-func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
+func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	sent, old := ref(), ref()
 	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
 	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol", Outcome: registry.OutcomePending}
@@ -131,7 +131,7 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old}, "with an open call": append(used(),
 			open),
 	} {
-		w := newWorld(t, list...)
+		w := newEnv(t, list...)
 		w.mount(publishedAt())
 		w.looked = make(chan []string, 1)
 		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
@@ -143,8 +143,8 @@ func TestOnlyWhatIsSettledIsWatched(t *testing.T) {
 }
 
 // A helper that fails says nothing about a mount: neither that it is ill nor that it is well again.
-func TestAFailedLookChangesNothing(t *testing.T) {
-	watching(t, used(), func(w *world, watch *Watch) {
+func TestFailedInspectionChangesNothing(t *testing.T) {
+	watching(t, used(), func(w *env, watch *Watch) {
 		w.sees(mount.Info{Hung: true}, watch)
 		before := w.index()
 		w.mu.Lock()
@@ -158,8 +158,8 @@ func TestAFailedLookChangesNothing(t *testing.T) {
 }
 
 // What has changed while it was looked at is left for the next look.
-func TestALateLookChangesNothing(t *testing.T) {
-	w := newWorld(t, used()...)
+func TestStaleInspectionChangesNothing(t *testing.T) {
+	w := newEnv(t, used()...)
 	w.mount(publishedAt())
 	w.sights[publishedAt()] = mount.Info{Hung: true}
 	r := ref()
@@ -172,9 +172,9 @@ func TestALateLookChangesNothing(t *testing.T) {
 }
 
 // A look that hangs delays the next one, and Wake never blocks.
-func TestAHungLookHoldsUpNobody(t *testing.T) {
+func TestHungInspectionBlocksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, used()...)
+		w := newEnv(t, used()...)
 		w.mount(publishedAt())
 		w.hang = make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -197,13 +197,13 @@ func TestAHungLookHoldsUpNobody(t *testing.T) {
 }
 
 // A first look that is put off is made at once when Wake is called.
-func TestTheFirstLookMayBePutOff(t *testing.T) {
+func TestFirstInspectionCanBeDelayed(t *testing.T) {
 	for what, c := range map[string]struct {
 		ring bool
 		at   time.Duration // from the beginning
 	}{"in time": {false, time.Hour}, "when it is woken": {true, time.Minute}} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, used()...)
+			w := newEnv(t, used()...)
 			w.mount(stagedAt(), publishedAt())
 			w.sights[publishedAt()] = mount.Info{Errno: unix.ENOTCONN}
 			ctx, cancel := context.WithCancel(t.Context())

@@ -29,7 +29,7 @@ func fuse(t *testing.T, at string) (dies func()) {
 }
 
 // A mount whose server dies, or hangs, under its user is reported with its alloc, and delays neither calls nor releases.
-func TestMountsWithoutTheirServerAreNoticed(t *testing.T) {
+func TestDeadAndHungMountsAreReported(t *testing.T) {
 	for what, c := range map[string]struct {
 		dies bool
 		says string

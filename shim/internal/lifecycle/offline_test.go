@@ -127,7 +127,7 @@ var uses = map[string]func(t *testing.T, at string){
 }
 
 // A hundred mounts that no record knows, some of them stacks, half of them used in every way: exactly the others are unmounted.
-func TestOrphansThatAreUsedStay(t *testing.T) {
+func TestUsedUnknownMountsStay(t *testing.T) {
 	l := shared(t)
 	recorded(t, l)
 	var used []string

@@ -233,22 +233,22 @@ func (m *machine) RemoveDir(path string) error {
 	return nil
 }
 
-// world is a doctor with its machine and its records.
-type world struct {
+// env is a doctor with its machine and its records.
+type env struct {
 	*machine
 	*Doctor
 	log  *registrytest.Log
 	undo func() // what Undo does
 }
 
-func newWorld(t testing.TB, records ...registry.Record) *world {
-	w := &world{machine: newMachine(t), log: registrytest.NewLog(func() time.Time { return noon }), undo: func() {}}
+func newEnv(t testing.TB, records ...registry.Record) *env {
+	w := &env{machine: newMachine(t), log: registrytest.NewLog(func() time.Time { return noon }), undo: func() {}}
 	w.put(records...)
 	w.build(Options{Live: true})
 	return w
 }
 
-func (w *world) build(o Options) {
+func (w *env) build(o Options) {
 	o.Layout, o.Now, o.Logger = layout, func() time.Time { return noon }, hclog.NewNullLogger()
 	if o.Live {
 		o.Undo = func(context.Context) error { w.undo(); return nil }
@@ -256,7 +256,7 @@ func (w *world) build(o Options) {
 	w.Doctor = New(w.log, w.machine, o)
 }
 
-func (w *world) put(records ...registry.Record) {
+func (w *env) put(records ...registry.Record) {
 	w.t.Helper()
 	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
 	if err != nil {
@@ -264,7 +264,7 @@ func (w *world) put(records ...registry.Record) {
 	}
 }
 
-func (w *world) drop(keys ...registry.Key) {
+func (w *env) drop(keys ...registry.Key) {
 	w.t.Helper()
 	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: keys}, nil })
 	if err != nil {
@@ -272,7 +272,7 @@ func (w *world) drop(keys ...registry.Key) {
 	}
 }
 
-func (w *world) view(read func(registry.View)) {
+func (w *env) view(read func(registry.View)) {
 	w.t.Helper()
 	if err := w.log.View(context.Background(), func(v registry.View) error { read(v); return nil }); err != nil {
 		w.t.Fatal(err)
@@ -280,7 +280,7 @@ func (w *world) view(read func(registry.View)) {
 }
 
 // events are those of a kind, as texts.
-func (w *world) events(kind registry.EventKind) (texts []string) {
+func (w *env) events(kind registry.EventKind) (texts []string) {
 	w.view(func(v registry.View) {
 		all, _ := v.Events(0, registry.MaxEvents)
 		for _, e := range all {
