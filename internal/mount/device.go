@@ -12,9 +12,9 @@ import (
 // ErrNoDevice means that the file at a path is neither a block nor a character device.
 var ErrNoDevice = errors.New("not a device node")
 
-// Device makes a device of the host appear in the space as a node of its own, so that its owner and mode can differ, and
-// nodev of the source's mount has no effect. Where the kernel allows no new node (a user namespace), the host's node is
-// bound, with its owner and mode.
+// Device makes a device of the host appear in the space as a node of its own, so that its owner and mode can differ,
+// and nodev of the source's mount has no effect. Where the kernel allows no new node (a user namespace), the host's
+// node is bound, with its owner and mode.
 type Device struct {
 	Source   string // absolute, on the host
 	Target   string // absolute, in the space; made if it does not exist
@@ -85,9 +85,9 @@ func (d Device) mode(source uint32) uint32 {
 	return source&0o777 | 0o600
 }
 
-// rehang mounts an entry of the host's directory dir at its place in a copy of dir. /dev/ptmx looks for terminals in its
-// own directory, and a bound node has no directory, so it is made again. Where the kernel allows no new node it is bound
-// like everything else, and does not work in the task.
+// rehang mounts an entry of the host's directory dir at its place in a copy of dir. /dev/ptmx looks for terminals in
+// its own directory, and a bound node has no directory, so it is made again. Where the kernel allows no new node it is
+// bound like everything else, and does not work in the task.
 func (t *tree) rehang(fd int, dir, at string) error {
 	if st, err := deviceStat(fd); err == nil && dir == "/dev" && filepath.Base(at) == "ptmx" {
 		if err := makeNode(at, st, int(st.Uid), uint32(st.Mode)&0o777); !errors.Is(err, unix.EPERM) {
@@ -99,7 +99,8 @@ func (t *tree) rehang(fd int, dir, at string) error {
 
 // makeNode makes another node of a device. EPERM means that none was made.
 func makeNode(at string, of unix.Statx_t, uid int, mode uint32) error {
-	if err := unix.Mknod(at, uint32(of.Mode)&unix.S_IFMT|mode, int(unix.Mkdev(of.Rdev_major, of.Rdev_minor))); err != nil {
+	if err := unix.Mknod(at, uint32(of.Mode)&unix.S_IFMT|mode,
+		int(unix.Mkdev(of.Rdev_major, of.Rdev_minor))); err != nil {
 		return fmt.Errorf("make the node %s: %w", at, err)
 	}
 	if err := errors.Join(unix.Chown(at, uid, int(of.Gid)), unix.Chmod(at, mode)); err != nil {
@@ -126,8 +127,8 @@ type Number struct {
 	Major, Minor uint32
 }
 
-// NumberOf returns the number of the device at path, following links, or ErrNoDevice. It asks no server, so it is safe for
-// a volume.
+// NumberOf returns the number of the device at path, following links, or ErrNoDevice. It asks no server, so it is safe
+// for a volume.
 func NumberOf(path string) (Number, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

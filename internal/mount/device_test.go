@@ -17,7 +17,8 @@ func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
 	dir := tempDir(t)
 	must(t, unix.Mount("nodev", dir, "tmpfs", unix.MS_NODEV, "size=64k"))
 	source := dir + "/zero"
-	err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660), unix.Chown(source, 0, 6))
+	err := errors.Join(unix.Mknod(source, unix.S_IFCHR, int(unix.Mkdev(1, 5))), unix.Chmod(source, 0o660),
+		unix.Chown(source, 0, 6))
 	must(t, err)
 	if _, err := os.Open(source); !errors.Is(err, unix.EACCES) {
 		t.Fatalf("the source can be opened: %v", err)
@@ -38,7 +39,8 @@ func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
 	if err := unix.Stat(source, &st); err != nil || st.Mode&0o777 != 0o660 || st.Uid != 0 {
 		t.Errorf("the host's node is %o of %d, %v", st.Mode, st.Uid, err)
 	}
-	if names, err := os.ReadDir(scratch); err != nil || len(names) > 0 || exists(t, "/dev/mine") || mentions(t, scratch) > 0 {
+	if names, err := os.ReadDir(scratch); err != nil || len(names) > 0 || exists(t, "/dev/mine") ||
+		mentions(t, scratch) > 0 {
 		t.Errorf("the host has something of it: %v, %v", names, err)
 	}
 }
@@ -48,7 +50,8 @@ func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
 		t.Skip("nodes can be made here; TestUserNamespace runs this test where they cannot")
 	}
 	out := sh(t, Space{Layers: []Layer{
-		Device{Source: "/dev/null", Target: "/dev/mine/null"}, Device{Source: "/dev/zero", Target: "/data/zero", ReadOnly: true},
+		Device{Source: "/dev/null", Target: "/dev/mine/null"},
+		Device{Source: "/dev/zero", Target: "/data/zero", ReadOnly: true},
 	}}, `stat -c "%t:%T" /dev/mine/null /data/zero; echo x > /dev/mine/null; if chmod 600 /data/zero; then exit 1; fi`)
 	if out != "1:3\n1:5\nchmod: changing permissions of '/data/zero': Read-only file system\n" {
 		t.Errorf("the task says %q", out)

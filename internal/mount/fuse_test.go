@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountFuse mounts a file system whose server takes every request and answers none but the first, in which the kernel says hello: whoever
-// asks it something hangs, and cannot be killed. When the server has died, there is ENOTCONN.
+// mountFuse mounts a file system whose server takes every request and answers none but the first, in which the kernel
+// says hello: whoever asks it something hangs, and cannot be killed. When the server has died, there is ENOTCONN.
 func mountFuse(t *testing.T, at string) (dies func()) {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -46,7 +46,9 @@ func mountFuse(t *testing.T, at string) (dies func()) {
 	}
 	t.Cleanup(func() {
 		dies()
-		for end := time.Now().Add(10 * time.Second); errors.Is(unix.Unmount(at, 0), unix.EBUSY) && time.Now().Before(end); { // by who hung
+		// by who hung
+		end := time.Now().Add(10 * time.Second)
+		for errors.Is(unix.Unmount(at, 0), unix.EBUSY) && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)
 		}
 	})

@@ -21,10 +21,10 @@ import (
 // ErrHung means that there was no answer in time. What was asked for may still happen.
 var ErrHung = errors.New("no answer in time")
 
-// Helper does in helper processes what may hang in the kernel: it inspects paths, unmounts, and mounts parts of volumes.
-// A helper process that misses its deadline is killed. While the kernel does not let it die, what it hangs on is not
-// tried again, so there is one process for each thing that hangs, and not one for each call. It keeps in use what it
-// hangs on. It has no files or environment of this process, so it holds up nothing else.
+// Helper does in helper processes what may hang in the kernel: it inspects paths, unmounts, and mounts parts of
+// volumes. A helper process that misses its deadline is killed. While the kernel does not let it die, what it hangs on
+// is not tried again, so there is one process for each thing that hangs, and not one for each call. It keeps in use
+// what it hangs on. It has no files or environment of this process, so it holds up nothing else.
 //
 // Calls may be concurrent. A context without a deadline gets one of 10 seconds.
 type Helper struct {
@@ -40,7 +40,8 @@ const (
 )
 
 // Inspect inspects each path. A path without an answer at the deadline is Hung, which is no error. The error is about
-// paths that are not in the answer. Links are not followed and devices not opened. An inspected path is in use meanwhile.
+// paths that are not in the answer. Links are not followed and devices not opened. An inspected path is in use
+// meanwhile.
 func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -33,17 +33,20 @@ func TestInspect(t *testing.T) {
 	write(t, "x", dir, "file")
 	must(t, os.Symlink(dir, dir+"/link"))
 	want := map[string]Info{
-		dir: {}, dir + "/file": {}, dir + "/link": {}, "/dev/null": {}, "/proc": {}, dir + "/none": {Errno: unix.ENOENT},
+		dir: {}, dir + "/file": {}, dir + "/link": {}, "/dev/null": {}, "/proc": {},
+		dir + "/none":      {Errno: unix.ENOENT},
 		dir + "/link/file": {Errno: unix.ELOOP},
 	}
-	if unix.Mknod(dir+"/disk", unix.S_IFBLK|0o600, int(unix.Mkdev(7, 300))) == nil { // it does not exist, and is not opened
+	// it does not exist, and is not opened
+	if unix.Mknod(dir+"/disk", unix.S_IFBLK|0o600, int(unix.Mkdev(7, 300))) == nil {
 		want[dir+"/disk"] = Info{Block: true, Device: hooks.DeviceNumber{Major: 7, Minor: 300}}
 	}
 	found, err := newHelper().Inspect(soon(t, 10*time.Second), slices.AppendSeq([]string{dir}, maps.Keys(want)))
 	if err != nil || !maps.Equal(found, want) {
 		t.Errorf("%+v, %v", found, err)
 	}
-	for i, known := range map[Info]bool{{}: true, {Errno: unix.ENOENT}: true, {Errno: unix.EACCES}: false, {Hung: true}: true, {Errno: unix.EIO}: true} {
+	for i, known := range map[Info]bool{{}: true, {Errno: unix.ENOENT}: true, {Errno: unix.EACCES}: false,
+		{Hung: true}: true, {Errno: unix.EIO}: true} {
 		if trouble := i.Trouble() != ""; i.Known() != known || trouble != (i.Hung || i.Dead()) {
 			t.Errorf("%+v: known %v, trouble %q", i, i.Known(), i.Trouble())
 		}
@@ -60,8 +63,9 @@ func TestInspectADeadMount(t *testing.T) {
 	}
 }
 
-// A mount whose server takes requests and does not answer freezes nobody but the helper, which cannot even be killed: the caller goes on at
-// its deadline, the other paths are seen, no goroutine and no file is left, and the helper is reaped when the kernel lets go of it.
+// A mount whose server takes requests and does not answer freezes nobody but the helper, which cannot even be killed:
+// the caller goes on at its deadline, the other paths are seen, no goroutine and no file is left, and the helper is
+// reaped when the kernel lets go of it.
 func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 	dir := tempDir(t)
 	hung, fine := mkdir(t, dir, "hung"), mkdir(t, dir, "fine")
@@ -144,7 +148,8 @@ func children(t *testing.T) (pids []string) {
 // reap waits for the helpers that the kernel lets go of now.
 func reap(t *testing.T, l *Helper) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); len(l.killed) > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	end := time.Now().Add(10 * time.Second)
+	for ; len(l.killed) > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		l.hangs("")
 	}
 	if left := children(t); len(left) > 0 {
@@ -237,7 +242,8 @@ func TestInspectEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
 	begun := time.Now()
-	if seen, err := l.Inspect(ctx, []string{dir}); !errors.Is(err, cause) || len(seen) > 0 || time.Since(begun) > 5*time.Second {
+	if seen, err := l.Inspect(ctx, []string{dir}); !errors.Is(err, cause) || len(seen) > 0 ||
+		time.Since(begun) > 5*time.Second {
 		t.Errorf("%v, %v after %v", seen, err, time.Since(begun))
 	}
 	if _, err := newHelper().Inspect(ctx, []string{dir}); !errors.Is(err, cause) {
@@ -250,7 +256,8 @@ func TestInspectEndsWithItsContext(t *testing.T) {
 // A command that is no helper is an error, and never a hung path.
 func TestInspectWithoutAHelper(t *testing.T) {
 	var l Helper
-	for _, command := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/echo", "what is that?"}, {"/bin/sleep", "100"}} {
+	for _, command := range [][]string{nil, {"/none"}, {"/bin/true"}, {"/bin/echo", "what is that?"},
+		{"/bin/sleep", "100"}} {
 		l.Command = command
 		seen, err := l.Inspect(soon(t, 500*time.Millisecond), []string{"/"})
 		if err == nil || len(seen) > 0 {

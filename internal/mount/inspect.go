@@ -55,7 +55,8 @@ func inspect(path string) (i Info) {
 	i.Errno = errnoOf(unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st))
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		i.Errno = errnoOf(err)
-	} else if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &st); err != nil {
+	} else if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS,
+		&st); err != nil {
 		i.Errno = errnoOf(err)
 	}
 	if i.Block = st.Mode&unix.S_IFMT == unix.S_IFBLK; i.Block {

@@ -94,7 +94,8 @@ func raw(t *testing.T, dir string) []string {
 	must(t, err)
 	var out []string
 	for line := range strings.Lines(string(b)) {
-		point := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#").Replace(strings.Fields(line)[4])
+		point := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`,
+			"#").Replace(strings.Fields(line)[4])
 		if point == dir || strings.HasPrefix(point, dir+"/") {
 			out = append(out, point)
 		}

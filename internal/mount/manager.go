@@ -58,7 +58,8 @@ func (m *Manager) Share() error {
 		return err
 	}
 	err := ProbePropagation(m.layout.MountRoot())
-	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" { // of a mount, ENOSPC means too many mounts
+	// of a mount, ENOSPC means too many mounts
+	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" {
 		return exhausted(err)
 	}
 	return err
@@ -73,7 +74,8 @@ func (m *Manager) split(path string) (root, rel string, err error) {
 			}
 		}
 	}
-	return "", "", registry.Errorf(registry.ErrInternal, "path %q is not below %s or %s", path, m.layout.MountRoot(), m.layout.SocketDirs())
+	return "", "", registry.Errorf(registry.ErrInternal, "path %q is not below %s or %s", path, m.layout.MountRoot(),
+		m.layout.SocketDirs())
 }
 
 // check refuses paths that are not below the layout's directories.
@@ -281,7 +283,8 @@ func (m *Manager) namedUsers(path string) string {
 	case err != nil:
 		return "cannot find out who uses it: " + err.Error()
 	case len(texts) == 0:
-		return "no process is seen to use it: look for mapped files (lsof), a loop device (losetup --list), a swap file (swapon) or an export on it"
+		return "no process is seen to use it: look for mapped files (lsof), a loop device (losetup --list), " +
+			"a swap file (swapon) or an export on it"
 	case len(texts) > maxNamed:
 		texts = append(texts[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(texts)-maxNamed))
 	}

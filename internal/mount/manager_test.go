@@ -43,7 +43,8 @@ func TestManagerRefusesForeignPaths(t *testing.T) {
 	volume := l.MountRoot() + "/plugin"
 	must(t, m.MakeDir(volume))
 	for _, path := range []string{
-		foreign, foreign + "/sub", l.MountRoot() + "/../../run-foreign", l.Run + "/t/../../run-foreign", l.Run + "x/t/a",
+		foreign, foreign + "/sub", l.MountRoot() + "/../../run-foreign", l.Run + "/t/../../run-foreign",
+		l.Run + "x/t/a",
 		l.Run + "/shim-1-2", l.MountRoot(), l.Run, "/", "", "relative", l.Database(),
 	} {
 		_, cleared := m.ClearSocket(t.Context(), path)
@@ -51,9 +52,11 @@ func TestManagerRefusesForeignPaths(t *testing.T) {
 		_, inspected := m.Inspect(t.Context(), path)
 		_, _, part := m.HasPart(volume, path)
 		for what, err := range map[string]error{
-			"MakeDir": m.MakeDir(path), "RemoveDir": m.RemoveDir(path), "RemoveSocketDir": m.RemoveSocketDir(path), "ClearSocket": cleared,
-			"Users": users, "Inspect": inspected, "Unmount": m.Unmount(t.Context(), path), "HasPart": part,
-			"MountPart at": m.MountPart(t.Context(), volume, "a", path, true), "UnmountPart": m.UnmountPart(t.Context(), path),
+			"MakeDir": m.MakeDir(path), "RemoveDir": m.RemoveDir(path), "RemoveSocketDir": m.RemoveSocketDir(path),
+			"ClearSocket": cleared,
+			"Users":       users, "Inspect": inspected, "Unmount": m.Unmount(t.Context(), path), "HasPart": part,
+			"MountPart at":   m.MountPart(t.Context(), volume, "a", path, true),
+			"UnmountPart":    m.UnmountPart(t.Context(), path),
 			"MountPart from": m.MountPart(t.Context(), path, "a", volume+"/x/v", true),
 		} {
 			if !errors.Is(err, registry.ErrInternal) {
@@ -72,19 +75,22 @@ func TestManagerRefusesForeignPaths(t *testing.T) {
 func TestManagerEntersNoMountAndNoLink(t *testing.T) {
 	m, l := newManager(t)
 	root, outside := l.MountRoot(), t.TempDir()
-	must(t, m.MakeDirs([]hooks.HostDir{{Path: root + "/p/publish/empty", Mode: 0o700}, {Path: root + "/p/publish/empty", Mode: 0o700}}))
+	must(t, m.MakeDirs([]hooks.HostDir{{Path: root + "/p/publish/empty", Mode: 0o700},
+		{Path: root + "/p/publish/empty", Mode: 0o700}}))
 	vol := volumeAt(t, root+"/p/stage/v")
 	volumeAt(t, vol+"/inside/deep")
 	must(t, errors.Join(os.Mkdir(outside+"/v", 0o700), os.Symlink(outside, root+"/p/link")))
 	if err := m.RemoveDir(root + "/p"); err == nil {
 		t.Error("a directory that is not empty was removed")
 	}
-	for path, err := range map[string]error{vol: m.RemoveDir(vol), "in it": m.RemoveDir(vol + "/inside"), "made in it": m.MakeDir(vol + "/new")} {
+	for path, err := range map[string]error{vol: m.RemoveDir(vol), "in it": m.RemoveDir(vol + "/inside"),
+		"made in it": m.MakeDir(vol + "/new")} {
 		if !errors.Is(err, ErrMounted) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if m.MakeDir(root+"/p/link/new") == nil || m.RemoveDir(root+"/p/link/v") == nil || exists(t, outside+"/new") || !exists(t, outside+"/v") {
+	if m.MakeDir(root+"/p/link/new") == nil || m.RemoveDir(root+"/p/link/v") == nil || exists(t, outside+"/new") ||
+		!exists(t, outside+"/v") {
 		t.Error("a link was followed")
 	}
 	for range 2 { // the second time it is gone
@@ -135,7 +141,8 @@ func TestManagerClearsSockets(t *testing.T) {
 	must(t, m.MakeDir(l.SocketDir(k)))
 	cleared := func(want bool) {
 		t.Helper()
-		if served, err := m.ClearSocket(t.Context(), l.Socket(k)); served != want || err != nil || exists(t, l.Socket(k)) != want {
+		if served, err := m.ClearSocket(t.Context(), l.Socket(k)); served != want || err != nil ||
+			exists(t, l.Socket(k)) != want {
 			t.Errorf("served %v, %v", served, err)
 		}
 	}
@@ -169,7 +176,8 @@ func TestUnmountNamesUsers(t *testing.T) {
 	h.end()
 	f, err := os.Open(vol) // this process is not named
 	must(t, err)
-	if err := m.Unmount(t.Context(), vol); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "losetup") {
+	if err := m.Unmount(t.Context(), vol); !errors.Is(err, registry.ErrConflict) ||
+		!strings.Contains(err.Error(), "losetup") {
 		t.Errorf("in use by nobody that is seen: %v", err)
 	}
 	must(t, f.Close())

@@ -32,8 +32,8 @@ type Part struct {
 }
 
 // MountPart mounts a part: that directory or file alone, with the flags of the volume's mount, in no peer group.
-// Symbolic links are followed as long as they stay in the volume, whoever changes them meanwhile: what is mounted is the
-// very file that the kernel found below the volume's root. Other mounts inside the volume are neither entered nor
+// Symbolic links are followed as long as they stay in the volume, whoever changes them meanwhile: what is mounted is
+// the very file that the kernel found below the volume's root. Other mounts inside the volume are neither entered nor
 // included. The volume's server is asked and may not answer; Helper.MountPart has a deadline.
 func MountPart(p Part) error {
 	s, err := openSlot(p.Root, p.At, true)

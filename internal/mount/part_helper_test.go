@@ -24,15 +24,17 @@ func hungPart(t *testing.T) (w partEnv, p Part, dies func()) {
 	return w, w.part("a/b", true), dies
 }
 
-// A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what is known to hang is
-// not asked again; nobody takes the place of the part for free while the helper could still mount something, not even a process that knows
-// nothing of it; and when the kernel lets go of the helper, nothing is mounted.
+// A volume that hangs freezes nobody but the helper, which cannot be killed. The caller goes on at its deadline; what
+// is known to hang is not asked again; nobody takes the place of the part for free while the helper could still mount
+// something, not even a process that knows nothing of it; and when the kernel lets go of the helper, nothing is
+// mounted.
 func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	w, p, dies := hungPart(t)
 	l := newHelper()
 	files := openFiles(t)
 	begun := time.Now()
-	if err := l.MountPart(soon(t, time.Second), p); !errors.Is(err, ErrHung) || time.Since(begun) > 2*time.Second*slower {
+	if err := l.MountPart(soon(t, time.Second), p); !errors.Is(err, ErrHung) ||
+		time.Since(begun) > 2*time.Second*slower {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
 	helpers := children(t)
@@ -128,7 +130,8 @@ func TestHelperEndsWithItsCaller(t *testing.T) {
 	a.out.Close()
 	until(t, "its other threads end", func() bool {
 		threads, err := os.ReadDir("/proc/" + pid + "/task")
-		return err == nil && len(threads) <= 2 // the one that hangs, and the first, which is a zombie if it is another one
+		// the one that hangs, and the first, which is a zombie if it is another one
+		return err == nil && len(threads) <= 2
 	})
 	dies()
 	until(t, "all of it ends", a.reap)
@@ -157,7 +160,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// A helper that is killed at any moment, or loses its caller, leaves all of a part or nothing of it, and the next one goes on from there.
+// A helper that is killed at any moment, or loses its caller, leaves all of a part or nothing of it, and the next one
+// goes on from there.
 func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a/b/c", true)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partEnv is a root of ours on a shared mount, as the mount root is, with a volume mounted below it, and a directory outside that a
-// volume must never lead to.
+// partEnv is a root of ours on a shared mount, as the mount root is, with a volume mounted below it, and a directory
+// outside that a volume must never lead to.
 type partEnv struct {
 	t             *testing.T
 	root, outside string
@@ -49,8 +49,8 @@ func (w partEnv) part(path string, create bool) Part {
 
 func (w partEnv) at(p Part) string { return filepath.Join(w.root, p.At) }
 
-// lines are those of the mount table for a mount point, by an independent reading: the root of each within its file system, its flags, and
-// its optional fields.
+// lines are those of the mount table for a mount point, by an independent reading: the root of each within its file
+// system, its flags, and its optional fields.
 func (w partEnv) lines(point string) (found [][3]string) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	must(w.t, err)
@@ -174,7 +174,8 @@ func TestMissingPartIsMade(t *testing.T) {
 	}
 }
 
-// Symbolic links are followed inside of the volume, and never out of it; what cannot be reached is neither mounted nor made.
+// Symbolic links are followed inside of the volume, and never out of it; what cannot be reached is neither mounted nor
+// made.
 func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 	w := newPartEnv(t, 0)
 	write(t, "1", mkdir(t, w.volume("releases", "1")), "marker")
@@ -182,15 +183,17 @@ func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 	mountTmpfs(t, mkdir(t, w.volume("mounted")))
 	must(t, unix.Mkfifo(w.volume("pipe"), 0o600))
 	for name, to := range map[string]string{
-		"current": "releases/1", "releases/up": "../releases/1", "up": "..", "far": "../../../outside", "absolute": w.outside,
-		"self": w.volume("releases"), "root": "/", "deep": "releases/../../outside", "proc": "/proc/self/root",
+		"current": "releases/1", "releases/up": "../releases/1", "up": "..", "far": "../../../outside",
+		"absolute": w.outside,
+		"self":     w.volume("releases"), "root": "/", "deep": "releases/../../outside", "proc": "/proc/self/root",
 		"dangling": "nowhere/at/all", "made": "releases/made", "circle": "circle",
 		"cross": "mounted", "topipe": "pipe",
 	} {
 		must(t, os.Symlink(to, w.volume(name)))
 	}
 	for path, root := range map[string]string{
-		"current": "/releases/1", "releases/up": "/releases/1", "current/../current": "", "made": "", "made/x": "", "releases": "/releases",
+		"current": "/releases/1", "releases/up": "/releases/1", "current/../current": "", "made": "", "made/x": "",
+		"releases": "/releases",
 	} {
 		p := w.part(path, false)
 		err := MountPart(p)
@@ -202,11 +205,15 @@ func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 		must(t, UnmountPart(p.Root, p.At))
 	}
 	for path, want := range map[string]error{
-		"up": ErrOutside, "up/outside": ErrOutside, "far": ErrOutside, "far/new": ErrOutside, "absolute": ErrOutside, "absolute/new": ErrOutside,
-		"self": ErrOutside, "root": ErrOutside, "root/etc": ErrOutside, "deep": ErrOutside, "proc": ErrOutside, "mounted": ErrOutside,
+		"up": ErrOutside, "up/outside": ErrOutside, "far": ErrOutside, "far/new": ErrOutside, "absolute": ErrOutside,
+		"absolute/new": ErrOutside,
+		"self":         ErrOutside, "root": ErrOutside, "root/etc": ErrOutside, "deep": ErrOutside, "proc": ErrOutside,
+		"mounted":     ErrOutside,
 		"mounted/new": ErrOutside, "cross": ErrOutside,
-		"dangling": ErrNoPart, "dangling/new": ErrNoPart, "circle": ErrNoPart, "circle/new": ErrNoPart, "file/new": ErrNoPart,
-		"pipe": nil, "topipe": nil, "..": nil, "../outside": nil, "": nil, ".": nil, "/": nil, "/etc": nil, "a/../..": nil, "a\x00b": nil,
+		"dangling": ErrNoPart, "dangling/new": ErrNoPart, "circle": ErrNoPart, "circle/new": ErrNoPart,
+		"file/new": ErrNoPart,
+		"pipe":     nil, "topipe": nil, "..": nil, "../outside": nil, "": nil, ".": nil, "/": nil, "/etc": nil,
+		"a/../..": nil, "a\x00b": nil,
 	} {
 		for _, create := range []bool{false, true} {
 			p := w.part(path, create)
@@ -219,15 +226,16 @@ func TestPartFollowsLinksInsideItsVolume(t *testing.T) {
 			}
 		}
 	}
-	for _, place := range []string{"outside/new", "p/publish/v/mounted/new", "p/publish/v/nowhere", "p/publish/v/releases/made"} {
+	for _, place := range []string{"outside/new", "p/publish/v/mounted/new", "p/publish/v/nowhere",
+		"p/publish/v/releases/made"} {
 		if exists(t, filepath.Join(w.root, place)) {
 			t.Errorf("%s was made", place)
 		}
 	}
 }
 
-// Whoever swaps links for directories, and directories for others, while a part is looked for, does not get out: whatever is mounted is of
-// the volume, and nothing is made anywhere else.
+// Whoever swaps links for directories, and directories for others, while a part is looked for, does not get out:
+// whatever is mounted is of the volume, and nothing is made anywhere else.
 func TestPartIsSafeAgainstSwappedLinks(t *testing.T) {
 	w := newPartEnv(t, 0)
 	write(t, "inside", mkdir(t, w.volume("a", "b")), "marker")
@@ -249,7 +257,8 @@ func TestPartIsSafeAgainstSwappedLinks(t *testing.T) {
 				return
 			default:
 				link := w.volume(fmt.Sprint("link", i/2%len(targets)))
-				if err := unix.Renameat2(unix.AT_FDCWD, w.volume("a"), unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil {
+				if err := unix.Renameat2(unix.AT_FDCWD, w.volume("a"), unix.AT_FDCWD, link,
+					unix.RENAME_EXCHANGE); err != nil {
 					t.Error(err)
 					return
 				}
@@ -266,7 +275,8 @@ func TestPartIsSafeAgainstSwappedLinks(t *testing.T) {
 		default:
 			mounted++
 			marker, _ := os.ReadFile(w.at(p) + "/marker")
-			if lines := w.lines(w.at(p)); string(marker) == "secret" || len(lines) != 1 || exists(t, w.at(p)+"/outside") {
+			if lines := w.lines(w.at(p)); string(marker) == "secret" || len(lines) != 1 ||
+				exists(t, w.at(p)+"/outside") {
 				t.Fatalf("%s got out: %q, %v", path, marker, lines)
 			}
 			if same, err := sameFileSystem(w.at(p), w.volume()); err != nil || !same {
@@ -291,7 +301,8 @@ func sameFileSystem(a, b string) (bool, error) {
 	return x.Dev == y.Dev, err
 }
 
-// A directory that is no mount, or lies in another one than it seems, is no volume: what lies below a lost mount is the host's own disk.
+// A directory that is no mount, or lies in another one than it seems, is no volume: what lies below a lost mount is the
+// host's own disk.
 func TestPartOfNoVolume(t *testing.T) {
 	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))
@@ -299,7 +310,8 @@ func TestPartOfNoVolume(t *testing.T) {
 	mountTmpfs(t, mkdir(t, w.volume("a", "inner")))
 	must(t, os.Symlink(w.volume(), w.root+"/link"))
 	mkdir(t, w.root, "lost", "a")
-	for _, volume := range []string{"plain", "lost", "none", "link", "p/publish/v/a/inner", "p/publish/v/a", "../outside", ".", "", "/"} {
+	for _, volume := range []string{"plain", "lost", "none", "link", "p/publish/v/a/inner", "p/publish/v/a",
+		"../outside", ".", "", "/"} {
 		p := w.part("a", true)
 		p.Volume = volume
 		if err := MountPart(p); err == nil || len(w.lines(w.at(p))) > 0 {

@@ -17,8 +17,8 @@ var ErrNotShared = errors.New("not on a shared mount")
 // MakeShared makes each directory a shared mount of itself in a peer group of its own, whatever it lies on. A directory
 // that is a shared mount already stays as it is, and so do mounts below it. None of them lies below another.
 //
-// They are ours and hold no volume yet, so their links are resolved. The clone becomes private before it becomes shared:
-// where / is shared, a plain bind would be a peer of /, and every mount below it would be made twice.
+// They are ours and hold no volume yet, so their links are resolved. The clone becomes private before it becomes
+// shared: where / is shared, a plain bind would be a peer of /, and every mount below it would be made twice.
 func MakeShared(dirs ...string) error {
 	all, err := Table(0)
 	if err != nil {
@@ -114,12 +114,14 @@ func missed(dir string) error {
 	m, found := ms.Holding(dir)
 	switch {
 	case !found:
-		return fmt.Errorf("mounts below %s do not propagate to this namespace: it lies on no mount: %w", dir, ErrNotShared)
+		return fmt.Errorf("mounts below %s do not propagate: it lies on no mount: %w", dir,
+			ErrNotShared)
 	case !m.Shared():
-		return fmt.Errorf("mounts below %s do not propagate to this namespace: it lies on %s, which is %s; run: mount --make-shared %s: %w",
+		return fmt.Errorf("mounts below %s do not propagate: it lies on %s, which is %s; run: mount --make-shared %s: %w",
 			dir, m.Point, m.Propagation(), m.Point, ErrNotShared)
 	}
-	return fmt.Errorf("mounts below %s do not propagate to this namespace although %s is shared: %w", dir, m.Point, ErrNotShared)
+	return fmt.Errorf("mounts below %s do not propagate although %s is shared: %w", dir, m.Point,
+		ErrNotShared)
 }
 
 // resolve returns dir as mountinfo writes it.

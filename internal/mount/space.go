@@ -62,9 +62,9 @@ func (t Tmpfs) target() string { return t.Path }
 // Run calls fn on a thread inside a new space. Processes that fn starts run there, and the space ends with the last of
 // them, without any cleanup. fn must not hand work to other goroutines: they run outside.
 //
-// The order matters. A bidirectional source is cloned while it is still a peer of the host's mount: a slave never becomes
-// a peer again. Everything else becomes a slave, not private: a private copy would keep a device busy after the host has
-// unmounted it. All sources are open before the new root covers anything.
+// The order matters. A bidirectional source is cloned while it is still a peer of the host's mount: a slave never
+// becomes a peer again. Everything else becomes a slave, not private: a private copy would keep a device busy after the
+// host has unmounted it. All sources are open before the new root covers anything.
 func (s Space) Run(fn func() error) error {
 	if err := s.check(); err != nil {
 		return err
@@ -128,7 +128,8 @@ func bidirectional(table Mounts, b Bind) error {
 		return fmt.Errorf("bind %s: %w", b.Source, err)
 	}
 	if !m.Shared() {
-		return fmt.Errorf("bind %s with bidirectional propagation: it lies on %s, which is %s: %w", b.Source, m.Point, m.Propagation(), ErrNotShared)
+		return fmt.Errorf("bind %s with bidirectional propagation: it lies on %s, which is %s: %w", b.Source, m.Point,
+			m.Propagation(), ErrNotShared)
 	}
 	return nil
 }

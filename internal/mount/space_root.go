@@ -106,15 +106,16 @@ func (t *tree) build(scratch string) error {
 	return wrap(unix.Chdir("/"), "enter the root of a task")
 }
 
-// mimic mounts a tmpfs with the same entries as the host's directory dir, each bound from there, so that more entries can
-// be made that the host does not see.
+// mimic mounts a tmpfs with the same entries as the host's directory dir, each bound from there, so that more entries
+// can be made that the host does not see.
 func (t *tree) mimic(dir, at string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	if len(entries) > maxCopied {
-		return fmt.Errorf("%s has %d entries, too many to copy it for the task; choose another target", dir, len(entries))
+		return fmt.Errorf("%s has %d entries, too many to copy it for the task; choose another target", dir,
+			len(entries))
 	}
 	clones := make(map[string]int, len(entries))
 	defer func() {
@@ -126,7 +127,8 @@ func (t *tree) mimic(dir, at string) error {
 		if e.Type()&os.ModeSymlink != 0 {
 			continue
 		}
-		if clones[e.Name()], err = clone(filepath.Join(dir, e.Name()), unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
+		if clones[e.Name()], err = clone(filepath.Join(dir, e.Name()),
+			unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT); err != nil {
 			delete(clones, e.Name())
 			if errors.Is(err, unix.ENOENT) {
 				continue // removed meanwhile
@@ -195,8 +197,8 @@ func hang(fd int, at string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
 }
 
-// reach opens a path, and makes it with its parents if it is missing: a directory or an empty file. If a directory of the
-// host lacks it, that directory is replaced by a copy, so that nothing is made on the host.
+// reach opens a path, and makes it with its parents if it is missing: a directory or an empty file. If a directory of
+// the host lacks it, that directory is replaced by a copy, so that nothing is made on the host.
 func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	path, missing, err := t.walk(target)
 	if err != nil {
@@ -214,8 +216,8 @@ func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	return location{filepath.Join(path, missing), fd}, err
 }
 
-// walk resolves target inside the space as far as it exists, and returns the rest. It follows links of the host, but not
-// those in the space's own directories: an earlier run of the task may have made them.
+// walk resolves target inside the space as far as it exists, and returns the rest. It follows links of the host, but
+// not those in the space's own directories: an earlier run of the task may have made them.
 func (t *tree) walk(target string) (path, missing string, err error) {
 	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
 	for links := 0; len(rest) > 0; {
@@ -251,7 +253,8 @@ func (t *tree) walk(target string) (path, missing string, err error) {
 
 // create makes missing below path, which exists, and opens it, without following any link.
 func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) {
-	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	base, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS})
 	if err != nil || missing == "" {
 		return base, wrap(err, "open %s", path)
 	}

@@ -120,7 +120,8 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		}
 		out := make(chan string)
 		go func() {
-			text, err := try(t, Space{Layers: []Layer{Bind{Source: dir, Target: "/data", Propagation: p}, Bind{Source: fifos, Target: "/fifos"}}}, `
+			binds := []Layer{Bind{Source: dir, Target: "/data", Propagation: p}, Bind{Source: fifos, Target: "/fifos"}}
+	text, err := try(t, Space{Layers: binds}, `
 				echo > /fifos/ready; cat /fifos/go; grep -o " /data/[a-z]* " /proc/self/mountinfo || true
 				echo old in the host\'s view: $(grep -c "`+dir+`/old " /proc/self/mountinfo || true)`)
 			out <- fmt.Sprint(text, err)
@@ -203,7 +204,8 @@ func TestLinksOfTheTaskAreNotFollowed(t *testing.T) {
 	dir := tempDir(t)
 	local, outside := mkdir(t, dir, "local"), mkdir(t, dir, "outside")
 	must(t, os.Symlink(outside, local+"/csi"))
-	_, err := try(t, Space{Layers: []Layer{Bind{Source: local, Target: "/local"}, Dir{Path: "/local/csi/made", Mode: 0o755}}}, `true`)
+	_, err := try(t, Space{Layers: []Layer{Bind{Source: local, Target: "/local"},
+		Dir{Path: "/local/csi/made", Mode: 0o755}}}, `true`)
 	if err == nil || !strings.Contains(err.Error(), "symbolic link") {
 		t.Errorf("got %v", err)
 	}
@@ -228,9 +230,11 @@ func TestSpacesThatCannotBeKeptApartAreRefused(t *testing.T) {
 		layers []Layer
 		want   string
 	}{
-		"below a bidirectional bind":    {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}}, "would appear on the host"},
-		"on a bidirectional bind":       {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
-		"a source that is not shared":   {[]Layer{Bind{Source: private, Target: "/csi", Propagation: Bidirectional}}, ErrNotShared.Error()},
+		"below a bidirectional bind": {[]Layer{both, Bind{Source: private, Target: "/csi/sub"}},
+			"would appear on the host"},
+		"on a bidirectional bind": {[]Layer{both, Tmpfs{Path: "/csi"}}, "would appear on the host"},
+		"a source that is not shared": {[]Layer{Bind{Source: private, Target: "/csi", Propagation: Bidirectional}},
+			ErrNotShared.Error()},
 		"the root as target":            {[]Layer{Bind{Source: dir, Target: "/"}}, "below /"},
 		"a relative target":             {[]Layer{Bind{Source: dir, Target: "csi"}}, "below /"},
 		"a source that does not exist":  {[]Layer{Bind{Source: dir + "/none", Target: "/csi"}}, "no such file"},

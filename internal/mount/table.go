@@ -81,7 +81,8 @@ func mountsOf(infos []*mountinfo.Info) Mounts {
 	ms := make(Mounts, 0, len(infos))
 	for _, i := range infos {
 		ms = append(ms, Mount{
-			ID: i.ID, Parent: i.Parent, Major: i.Major, Minor: i.Minor, Root: i.Root, Point: i.Mountpoint, FSType: i.FSType,
+			ID: i.ID, Parent: i.Parent, Major: i.Major, Minor: i.Minor, Root: i.Root, Point: i.Mountpoint,
+			FSType: i.FSType,
 			Source: i.Source, Flags: i.Options, Super: i.VFSOptions,
 			Group: optional(i.Optional, "shared:"), Master: optional(i.Optional, "master:"),
 		})
@@ -139,7 +140,10 @@ func (ms Mounts) climb(at Mount, path string) Mount {
 			continue
 		}
 		for range ms { // a stack is not higher
-			i := slices.IndexFunc(ms, func(m Mount) bool { return m.Parent == at.ID && m.ID != at.ID && m.Point == path[:end] })
+			i := slices.IndexFunc(ms, func(m Mount) bool {
+				return m.Parent == at.ID && m.ID != at.ID &&
+					m.Point == path[:end]
+			})
 			if i < 0 {
 				break
 			}
@@ -180,7 +184,8 @@ func (ms Mounts) SelfBind(m Mount) bool {
 			continue
 		}
 		rel, err := filepath.Rel(parent.Point, m.Point)
-		return err == nil && parent.Major == m.Major && parent.Minor == m.Minor && filepath.Join(parent.Root, rel) == m.Root
+		return err == nil && parent.Major == m.Major && parent.Minor == m.Minor &&
+			filepath.Join(parent.Root, rel) == m.Root
 	}
 	return false
 }

@@ -12,7 +12,8 @@ import (
 
 func TestAtResolvesEscapes(t *testing.T) {
 	dir := tempDir(t)
-	for _, name := range []string{"with space", "with\ttab", "with\nnewline", `with\backslash`, `with\040octal`, "with#hash", "ümlaut"} {
+	for _, name := range []string{"with space", "with\ttab", "with\nnewline", `with\backslash`, `with\040octal`,
+		"with#hash", "ümlaut"} {
 		at := mkdir(t, dir, name)
 		mountTmpfs(t, at)
 		m, found, err := At(at)
@@ -82,8 +83,9 @@ func TestTableReadsWhatOthersWrote(t *testing.T) {
 	must(t, err)
 	ms := mountsOf(infos)
 	want := Mount{
-		ID: 31, Parent: 30, Major: 0, Minor: 44, Root: "/deep//deleted", Point: "/mnt/x y", FSType: "fuse.some\tthing", Source: `a\b`,
-		Flags: "rw,nosuid", Super: "rw,size=4k", Group: 7, Master: 3,
+		ID: 31, Parent: 30, Major: 0, Minor: 44, Root: "/deep//deleted", Point: "/mnt/x y", FSType: "fuse.some\tthing",
+		Source: `a\b`,
+		Flags:  "rw,nosuid", Super: "rw,size=4k", Group: 7, Master: 3,
 	}
 	if ms[0] != want || ms[0].Propagation() != "shared and slave" {
 		t.Errorf("got %+v, want %+v", ms[0], want)

@@ -28,7 +28,8 @@ type User struct {
 // counts as the source of the others, so a staged volume is used by its publishes, and a publish not by its siblings.
 //
 // Users asks no file system, so it never hangs. It does not see everything: mapped files, processes that this one may
-// not examine and the kernel itself (loop devices, swap) are missing. The kernel's refusal to unmount (ErrBusy) decides.
+// not examine and the kernel itself (loop devices, swap) are missing. The kernel's refusal to unmount (ErrBusy)
+// decides.
 func Users(points []string) (map[string][]User, error) {
 	t, err := newUserTable(points)
 	if err != nil {
@@ -70,7 +71,8 @@ type namespace struct {
 }
 
 func newUserTable(points []string) (*userTable, error) {
-	t := &userTable{points: map[string]bool{}, parents: map[int]Mount{}, shows: map[source][]int{}, users: map[string][]User{}}
+	t := &userTable{points: map[string]bool{}, parents: map[int]Mount{}, shows: map[source][]int{},
+		users: map[string][]User{}}
 	for _, p := range points {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
 			return nil, fmt.Errorf("find users of %q: not a clean absolute path", p)
@@ -111,7 +113,8 @@ func (t *userTable) addMounts(others []namespace) {
 	masters := masters(append(others, namespace{mounts: t.own}))
 	for i, m := range t.own {
 		if on, known := t.parents[m.Parent]; known && on.Point != m.Point {
-			t.add(t.at(on.Point), User{Text: "something is mounted inside it, at " + printable(m.Point), Mount: m.Point})
+			t.add(t.at(on.Point), User{Text: "something is mounted inside it, at " + printable(m.Point),
+				Mount: m.Point})
 		}
 		if t.isCopy(m, i, t.parents, masters) {
 			continue
@@ -139,7 +142,8 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 		}
 		for _, s := range t.sources(m) {
 			t.add(t.at(t.own[s].Point), User{
-				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point), proc.Name(ns.pid)),
+				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
+					proc.Name(ns.pid)),
 			})
 		}
 	}
@@ -171,7 +175,8 @@ func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int
 	below, known := mounts[m.Parent]
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
 		original := t.own[i]
-		return i < n && original.ID != m.ID && t.receives(below, original, masters) && spot(m, below) == spot(original, t.parents[original.Parent])
+		return i < n && original.ID != m.ID && t.receives(below, original, masters) &&
+			spot(m, below) == spot(original, t.parents[original.Parent])
 	})
 }
 

@@ -157,7 +157,8 @@ func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 	for range 2 {
 		found, err := Users([]string{dir + "/staged", dir + "/p1", dir + "/p2"})
 		want := map[string][]User{dir + "/staged": {
-			{Text: "it is also mounted at " + dir + "/p1", Mount: dir + "/p1"}, {Text: "it is also mounted at " + dir + "/p2", Mount: dir + "/p2"},
+			{Text: "it is also mounted at " + dir + "/p1", Mount: dir + "/p1"},
+			{Text: "it is also mounted at " + dir + "/p2", Mount: dir + "/p2"},
 		}}
 		if err != nil || !reflect.DeepEqual(found, want) {
 			t.Errorf("got %v, %v", found, err)
@@ -166,7 +167,8 @@ func TestStagedVolumeIsUsedByItsPublishes(t *testing.T) {
 		holdOn(t, true, "slave:/") // a task
 	}
 	mountTmpfs(t, mkdir(t, dir, "p1", "inner"))
-	if got, want := usersOf(t, dir+"/p1"), []string{"something is mounted inside it, at " + dir + "/p1/inner"}; !slices.Equal(got, want) {
+	if got, want := usersOf(t, dir+"/p1"), []string{"something is mounted inside it, at " + dir +
+		"/p1/inner"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

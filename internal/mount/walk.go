@@ -30,7 +30,8 @@ func openRoot(root string) (int, error) {
 
 // openBelow opens a path below an open directory. It returns ErrMounted for a mount point or anything behind one.
 func openBelow(dir int, rel string, flags int) (int, error) {
-	fd, err := unix.Openat2(dir, rel, &unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW), Resolve: beneath})
+	fd, err := unix.Openat2(dir, rel, &unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW),
+		Resolve: beneath})
 	if errors.Is(err, unix.EXDEV) {
 		err = ErrMounted
 	}
@@ -196,8 +197,8 @@ func unmountAt(dir int, name string) error {
 }
 
 // RemoveTree removes root with everything in it. A missing root is no error. It follows no symbolic link and crosses no
-// mount: if anything is mounted at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile stops
-// it there. Links in root's parents are resolved.
+// mount: if anything is mounted at root or below, it removes nothing and returns ErrMounted. A mount made meanwhile
+// stops it there. Links in root's parents are resolved.
 func RemoveTree(root string) error {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
 	if errors.Is(err, unix.ENOENT) {
@@ -309,7 +310,8 @@ func appendDirs(dirs []DirInfo, at *os.File) (_ []DirInfo, entries int, err erro
 		d := DirInfo{Path: filepath.Join(at.Name(), name)}
 		fd, err := openBelow(int(at.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY)
 		switch {
-		case errors.Is(err, ErrMounted), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		case errors.Is(err, ErrMounted), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err,
+			unix.ELOOP):
 			continue // a mount; removed meanwhile; a file; a link
 		case err != nil:
 			return dirs, 0, fmt.Errorf("open %s: %w", d.Path, err)

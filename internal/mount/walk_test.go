@@ -55,7 +55,8 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 	mkdir(t, root, "real", "empty")
 	must(t, os.Symlink("real", root+"/link"))
 	for rel, want := range map[string]error{
-		"full": unix.ENOTEMPTY, "vol": ErrMounted, "vol/inner": ErrMounted, "full/file": unix.ENOTDIR, "link/empty": unix.ENOTDIR, "link": unix.ENOTDIR,
+		"full": unix.ENOTEMPTY, "vol": ErrMounted, "vol/inner": ErrMounted, "full/file": unix.ENOTDIR,
+		"link/empty": unix.ENOTDIR, "link": unix.ENOTDIR,
 	} {
 		if err := Rmdir(root, rel); !errors.Is(err, want) {
 			t.Errorf("Rmdir(%q) = %v, want %v", rel, err, want)
@@ -191,7 +192,8 @@ func TestIsPointAgreesWithTheTable(t *testing.T) {
 	must(t, os.Symlink(root+"/mounted", root+"/link"))
 	points := 0
 	for _, path := range []string{
-		"plain", "plain/dir", "plain/none", "none/at/all", "mounted", "mounted/inside", "mounted/inside/on", "stacked", "hidden",
+		"plain", "plain/dir", "plain/none", "none/at/all", "mounted", "mounted/inside", "mounted/inside/on", "stacked",
+		"hidden",
 		"hidden/below", "file", "file/not", "bound", "link", "link/inside", ".", "../elsewhere",
 	} {
 		_, want, err := At(filepath.Join(root, path))
@@ -219,9 +221,13 @@ func TestDirsEnterNoMount(t *testing.T) {
 	mountTmpfs(t, mkdir(t, root, "a", "vol"))
 	mkdir(t, root, "a", "vol", "inner")
 	got, err := Dirs(root)
-	slices.SortStableFunc(got, func(a, b DirInfo) int { return strings.Count(b.Path, "/") - strings.Count(a.Path, "/") })
+	slices.SortStableFunc(got, func(a, b DirInfo) int {
+		return strings.Count(b.Path, "/") - strings.Count(a.Path,
+			"/")
+	})
 	must(t, err)
-	want := map[DirInfo]bool{{root + "/a/b/c", 0}: true, {root + "/a/b", 1}: true, {root + "/a/d", 0}: true, {root + "/a", 4}: true}
+	want := map[DirInfo]bool{{root + "/a/b/c", 0}: true, {root + "/a/b", 1}: true, {root + "/a/d", 0}: true,
+		{root + "/a", 4}: true}
 	for _, d := range got {
 		if !want[d] {
 			t.Errorf("lists %+v", d)
@@ -283,10 +289,12 @@ func TestUnmountGoesNowhereElse(t *testing.T) {
 	mountTmpfs(t, mkdir(t, outside, "vol"))
 	mountTmpfs(t, mkdir(t, root, "vol"))
 	mountTmpfs(t, mkdir(t, root, "vol", "inner"))
-	for link, to := range map[string]string{"dirlink": outside, "link": outside + "/vol", "self": root + "/vol", "vol/link": outside} {
+	for link, to := range map[string]string{"dirlink": outside, "link": outside + "/vol", "self": root + "/vol",
+		"vol/link": outside} {
 		must(t, os.Symlink(to, root+"/"+link))
 	}
-	for _, rel := range []string{".", "..", "", "/vol", "../vol", "dirlink/vol", "vol/inner", "vol/link/vol", "vol/../../vol"} {
+	for _, rel := range []string{".", "..", "", "/vol", "../vol", "dirlink/vol", "vol/inner", "vol/link/vol",
+		"vol/../../vol"} {
 		if err := Unmount(root, rel); err == nil {
 			t.Errorf("Unmount(%q) did it", rel)
 		}

@@ -1,5 +1,6 @@
-// Package mnttest gives the tests of a package a mount namespace of their own. What they mount is seen by no other process, so a namespace
-// that some other package's test makes at that moment holds no copy of it, which would keep a loop device busy after its unmount.
+// Package mnttest gives the tests of a package a mount namespace of their own. What they mount is seen by no other
+// process, so a namespace that some other package's test makes at that moment holds no copy of it, which would keep a
+// loop device busy after its unmount.
 package mounttest
 
 import (
@@ -15,7 +16,8 @@ import (
 
 const inside = "HOLDFAST_MNTTEST"
 
-// Run is m.Run in a new mount namespace: the test binary is executed again. Without the right to make one it is m.Run. Call it from TestMain.
+// Run is m.Run in a new mount namespace: the test binary is executed again. Without the right to make one it is m.Run.
+// Call it from TestMain.
 func Run(m *testing.M) int {
 	if os.Getuid() != 0 {
 		return m.Run()
@@ -38,8 +40,8 @@ func Run(m *testing.M) int {
 	return 0
 }
 
-// apart is m.Run in a namespace that learns what is unmounted outside, which would be kept busy here, and tells nothing: where / is shared, as
-// systemd makes it, a new namespace does tell.
+// apart is m.Run in a namespace that learns what is unmounted outside, which would be kept busy here, and tells
+// nothing: where / is shared, as systemd makes it, a new namespace does tell.
 func apart(m *testing.M) int {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		fmt.Fprintln(os.Stderr, "mnttest:", err)

@@ -2,15 +2,15 @@
 // and what plugins say about their volumes, and repairs them.
 //
 // Doctor.Examine collects Facts and passes them to Examine, a pure function that returns findings in order, each with
-// the action that repair would take. Doctor.Repair carries out exactly that list: a Digest names the list that was shown.
-// `holdfast doctor` does the first, with --repair both.
+// the action that repair would take. Doctor.Repair carries out exactly that list: a Digest names the list that was
+// shown. `holdfast doctor` does the first, with --repair both.
 //
 // Doctor.Start runs when a shim starts. What is recorded as done and is no longer true is marked as sent, so that the
 // owner of the claim repeats or undoes it, and empty directories are removed. Everything else is only reported.
 //
-// Repair also has plugins take down volumes without a claim. It unmounts what no record explains if nobody uses it: users
-// are looked for when the list is made, and again right before each unmount, which is neither lazy nor forced. No path
-// that may hold a volume is opened by this process (package mount).
+// Repair also has plugins take down volumes without a claim. It unmounts what no record explains if nobody uses it:
+// users are looked for when the list is made, and again right before each unmount, which is neither lazy nor forced. No
+// path that may hold a volume is opened by this process (package mount).
 //
 // Watch inspects the mounts of published volumes while the shim runs. The package works with or without a running shim
 // (Options.Live), and keeps no state of its own.

@@ -28,8 +28,8 @@ type Machine interface {
 	Users(points []string) (map[string][]mount.User, error)
 	// Inspect inspects paths within a limited time. The error is about paths that are not in the answer.
 	Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error)
-	// Unmount unmounts the uppermost mount at path, neither lazily nor by force: one in use stays, which is an error. It
-	// takes a limited time.
+	// Unmount unmounts the uppermost mount at path, neither lazily nor by force: one in use stays, which is an error.
+	// It takes a limited time.
 	Unmount(ctx context.Context, path string) error
 	// RemoveDir removes an empty directory that is no mount point. It may be gone.
 	RemoveDir(path string) error

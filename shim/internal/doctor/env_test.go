@@ -22,7 +22,8 @@ import (
 var (
 	layout = hooks.Layout{Run: "/run/h", State: "/var/lib/h"}
 	noon   = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
-	data   = registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
+	data   = registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default",
+		ID: "data", Plugin: "ebs",
 		External: "ext-1"}}
 	key     = data.VolumeKey()
 	claimed = registry.ClaimKey{Volume: key, Alloc: "a1", Request: "vol"}
@@ -48,14 +49,16 @@ func stray(kind, name string) string {
 
 func placement() registry.Placement {
 	return registry.Placement{
-		Volume: key, Name: data.VolumeName(), Attach: registry.MarkDone, Attaches: true, Node: "i-1", Stage: registry.MarkDone, Stages: true,
+		Volume: key, Name: data.VolumeName(), Attach: registry.MarkDone, Attaches: true, Node: "i-1",
+		Stage: registry.MarkDone, Stages: true,
 		StagedAt: layout.Staging(key, root()), StageMounts: true, Boot: boot,
 	}
 }
 
 func ref() registry.Ref {
 	return registry.Ref{
-		Volume: key, Alloc: "a1", Request: "vol", Target: layout.Target(claimed, root()), Publish: registry.MarkDone, Boot: boot,
+		Volume: key, Alloc: "a1", Request: "vol", Target: layout.Target(claimed, root()), Publish: registry.MarkDone,
+		Boot:  boot,
 		Usage: registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem},
 	}
 }
@@ -68,14 +71,17 @@ func instances(caps ...registry.Capability) []registry.Instance {
 	well := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed, Since: noon}
 	slices.Sort(caps)
 	return []registry.Instance{
-		{InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "ebs", Alloc: "p", Task: "c"}, Health: well,
+		{InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "ebs", Alloc: "p", Task: "c"},
+			Health:   well,
 			Endpoint: registry.Endpoint{Host: "/c"}, Fingerprint: registry.Fingerprint{Capabilities: caps}},
-		{InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "ebs", Alloc: "p", Task: "n"}, Health: well, Volumes: root(),
+		{InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "ebs", Alloc: "p", Task: "n"}, Health: well,
+			Volumes:  root(),
 			Endpoint: registry.Endpoint{Host: "/n"}, Fingerprint: registry.Fingerprint{NodeID: "i-1"}},
 	}
 }
 
-// machine is a mount table, directories and users of them, in memory. What it is told to do it does, unless that must never be done.
+// machine is a mount table, directories and users of them, in memory. What it is told to do it does, unless that must
+// never be done.
 type machine struct {
 	t      testing.TB
 	mu     sync.Mutex
@@ -93,7 +99,8 @@ type machine struct {
 }
 
 func newMachine(t testing.TB) *machine {
-	m := &machine{t: t, boot: boot, files: map[string]int{}, users: map[string][]mount.User{}, sights: map[string]mount.Info{}}
+	m := &machine{t: t, boot: boot, files: map[string]int{}, users: map[string][]mount.User{},
+		sights: map[string]mount.Info{}}
 	m.dir(root().Host)
 	return m
 }
@@ -112,7 +119,10 @@ func (m *machine) mount(paths ...string) {
 }
 
 func (m *machine) covered(path string) bool {
-	return slices.ContainsFunc(m.mounts, func(o mount.Mount) bool { return path == o.Point || strings.HasPrefix(path, o.Point+"/") })
+	return slices.ContainsFunc(m.mounts, func(o mount.Mount) bool {
+		return path == o.Point ||
+			strings.HasPrefix(path, o.Point+"/")
+	})
 }
 
 func (m *machine) Boot() string { return m.boot }
@@ -200,7 +210,10 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.act("unmount %s", path)
-	users := slices.DeleteFunc(slices.Clone(m.users[path]), func(u mount.User) bool { return u.Mount != "" && !m.covered(u.Mount) })
+	users := slices.DeleteFunc(slices.Clone(m.users[path]), func(u mount.User) bool {
+		return u.Mount != "" &&
+			!m.covered(u.Mount)
+	})
 	if len(users) > 0 {
 		m.t.Errorf("what is used is unmounted: %s", path)
 		return unix.EBUSY
@@ -258,7 +271,10 @@ func (w *env) build(o Options) {
 
 func (w *env) put(records ...registry.Record) {
 	w.t.Helper()
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change,
+		error) {
+		return registry.Change{Put: records}, nil
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -266,7 +282,10 @@ func (w *env) put(records ...registry.Record) {
 
 func (w *env) drop(keys ...registry.Key) {
 	w.t.Helper()
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: keys}, nil })
+	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change,
+		error) {
+		return registry.Change{Delete: keys}, nil
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -34,14 +34,15 @@ func Examine(f Facts) []registry.Finding {
 	}
 	for _, text := range f.Damage {
 		e.add(registry.Finding{Kind: registry.FoundDamage, Path: f.Layout.Database(), Detail: text,
-			Advice: "copy the state file, and restore a good one if there is one; do not remove it while volumes are in use"})
+			Advice: "copy the state file, and restore a good one; do not remove it while volumes are in use"})
 	}
 	for _, u := range f.Unexamined {
 		kind := registry.FoundUnseen
 		if u.Skipped {
 			kind = registry.FoundSkipped
 		}
-		e.add(registry.Finding{Kind: kind, Volume: registry.VolumeKey{Plugin: u.Plugin}, Detail: u.Detail, Advice: u.Advice})
+		e.add(registry.Finding{Kind: kind, Volume: registry.VolumeKey{Plugin: u.Plugin}, Detail: u.Detail,
+			Advice: u.Advice})
 	}
 	slices.SortFunc(e.findings, compare)
 	return e.findings
@@ -66,8 +67,9 @@ type examiner struct {
 
 func newExaminer(f Facts) *examiner {
 	e := &examiner{
-		Facts: f, shapes: shapesOf(f.Layout), volumes: map[registry.VolumeKey]registry.Volume{}, claims: map[registry.VolumeKey]int{},
-		refs: map[registry.VolumeKey][]registry.Ref{}, placements: f.Records.placed(), versions: f.Records.versions(),
+		Facts: f, shapes: shapesOf(f.Layout), volumes: map[registry.VolumeKey]registry.Volume{},
+		claims: map[registry.VolumeKey]int{},
+		refs:   map[registry.VolumeKey][]registry.Ref{}, placements: f.Records.placed(), versions: f.Records.versions(),
 		stacks: map[string]int{}, mountsBelow: map[string]bool{}, known: map[string]bool{}, expected: map[string]bool{},
 		stageable: map[string]registry.Volume{},
 	}
@@ -126,7 +128,8 @@ func covers(set map[string]bool, path string) bool {
 
 // order is the order of findings for people: the worst first.
 var order = []registry.FindingKind{
-	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost, registry.FoundDetached,
+	registry.FoundDamage, registry.FoundUnseen, registry.FoundDead, registry.FoundRebooted, registry.FoundLost,
+	registry.FoundDetached,
 	registry.FoundMissing, registry.FoundUnhealthy, registry.FoundUncertain, registry.FoundUnowned, registry.FoundUsed,
 	registry.FoundOrphan, registry.FoundAttached, registry.FoundLeft, registry.FoundEmpty,
 	registry.FoundSkipped,
@@ -139,15 +142,16 @@ func compare(a, b registry.Finding) int {
 		cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Request, b.Request), cmp.Compare(a.Detail, b.Detail))
 }
 
-// Digest identifies what repair does about the findings, whatever their texts say: lists with equal digests are the same
-// plan. It is empty if there is nothing to do.
+// Digest identifies what repair does about the findings, whatever their texts say: lists with equal digests are the
+// same plan. It is empty if there is nothing to do.
 func Digest(findings []registry.Finding) string {
 	sum, some := sha256.New(), false
 	enc := json.NewEncoder(sum)
 	for _, f := range slices.SortedFunc(slices.Values(findings), compare) {
 		if f.Action != registry.ActNothing {
 			some = true
-			_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request}) // plain data into a hash: no error
+			// plain data into a hash: no error
+			_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request})
 		}
 	}
 	if !some {

@@ -19,12 +19,15 @@ func sound() Facts {
 	return Facts{
 		Layout: layout, Boot: boot, Now: noon,
 		Records: Records{
-			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Refs: []registry.Ref{ref()},
+			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()},
+			Refs:      []registry.Ref{ref()},
 			Claims:    []registry.Claim{claim()},
 			Instances: instances(),
 		},
-		Mounts: mount.Mounts{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"}, {Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
-		Dirs:   []mount.DirInfo{{Path: root().Host + "/publish", Entries: 2}, {Path: root().Host + "/stage", Entries: 1}, {Path: root().Host, Entries: 2}},
+		Mounts: mount.Mounts{{Point: stagedAt(), FSType: "ext4", Source: "/dev/loop1"},
+			{Point: publishedAt(), FSType: "ext4", Source: "/dev/loop1"}},
+		Dirs: []mount.DirInfo{{Path: root().Host + "/publish", Entries: 2},
+			{Path: root().Host + "/stage", Entries: 1}, {Path: root().Host, Entries: 2}},
 	}
 }
 
@@ -46,7 +49,8 @@ func unmounted(f *Facts, paths ...string) {
 }
 
 func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
-	f.Listings = []Listing{{Plugin: "ebs", Node: "i-1", Published: true, Volumes: volumes, Before: f.Records.versions()}}
+	f.Listings = []Listing{{Plugin: "ebs", Node: "i-1", Published: true, Volumes: volumes,
+		Before: f.Records.versions()}}
 }
 
 // here is a volume that is attached to this node.
@@ -64,11 +68,15 @@ var judgements = []struct {
 	{"an empty one", bare, func(*Facts) {}, nil, nil},
 	{"a plugin that mounts nothing where it stages", sound, func(f *Facts) { unmounted(f, stagedAt()) }, nil, nil},
 
-	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) }, []string{"lost mark " + publishedAt()},
+	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) },
+		[]string{"lost mark " + publishedAt()},
 		[]string{"alloc a1"}},
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
-	{"a mount that came or went meanwhile", sound, func(f *Facts) { f.Mounts, f.Changing = nil, []string{publishedAt()} }, nil, nil},
+	{"a mount that came or went meanwhile", sound, func(f *Facts) {
+		f.Mounts, f.Changing = nil,
+			[]string{publishedAt()}
+	}, nil, nil},
 	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
 		f.Records.Placements[0].StageMounts = false
 		f.Records.Refs, f.Mounts = nil, nil
@@ -80,8 +88,12 @@ var judgements = []struct {
 	{"a mount on the directory of a socket", sound, func(f *Facts) {
 		f.Sockets = mount.Mounts{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
 	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs of by-hand", "umount /run/h/t/x"}},
-	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil }, []string{"lost mark " + stagedAt()}, nil},
-	{"a block device is no mount", sound, func(f *Facts) { f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1] },
+	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil },
+		[]string{"lost mark " + stagedAt()}, nil},
+	{"a block device is no mount", sound, func(f *Facts) {
+		f.Records.Refs[0].Usage.Attachment,
+			f.Mounts = registry.BlockDevice, f.Mounts[:1]
+	},
 		nil, nil},
 	{"a block device that is gone", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
@@ -93,7 +105,8 @@ var judgements = []struct {
 	}, nil, nil},
 
 	{"another boot", sound, func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
-		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, []string{"before the node rebooted"}},
+		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()},
+		[]string{"before the node rebooted"}},
 	{"another boot, and something is mounted already", sound, func(f *Facts) { f.Boot = "boot-2" },
 		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, nil},
 	{"what was sent is not certain anyway", sound, func(f *Facts) {
@@ -101,7 +114,8 @@ var judgements = []struct {
 		f.Records.Refs[0].Publish, f.Records.Placements[0].Stage = registry.MarkSent, registry.MarkSent
 	}, nil, nil},
 
-	{"a server that is gone", sound, func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
+	{"a server that is gone", sound,
+		func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
 		[]string{"dead " + publishedAt()}, []string{"its server is gone", "stop alloc a1"}},
 	{"well looked at", sound, func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {}} }, nil, nil},
 
@@ -111,13 +125,15 @@ var judgements = []struct {
 	}, []string{"uncertain ebs:ext-1"}, []string{"NodeStageVolume"}},
 	{"a call that was just sent", sound, func(f *Facts) {
 		f.Live = true
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
-			Since: noon.Add(-time.Second)}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomePending,
+			Since:   noon.Add(-time.Second)}}
 	}, nil, nil},
 	{"a call that hangs", sound, func(f *Facts) {
 		f.Live = true
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending,
-			Since: noon.Add(-time.Hour)}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomePending,
+			Since:   noon.Add(-time.Hour)}}
 	}, []string{"uncertain ebs:ext-1"}, nil},
 
 	{"staged, and nobody claims it", sound, func(f *Facts) {
@@ -139,11 +155,13 @@ var judgements = []struct {
 		[]string{"orphan unmount " + stray("stage", "x")}, []string{"on top of 2 more"}},
 	{"a used one", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
-		f.Users = map[string][]mount.User{stray("stage", "x"): {{Text: "process 7 (sh) works in it"}, {Text: "b"}, {Text: "c"}, {Text: "d"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Text: "process 7 (sh) works in it"}, {Text: "b"},
+			{Text: "c"}, {Text: "d"}}}
 	}, []string{"used " + stray("stage", "x")}, []string{"process 7 (sh) works in it; b; c; and 1 more"}},
 	{"one that is used through another that is used", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("publish", "x"))
-		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("publish", "x")}}, stray("publish", "x"): {{Text: "process 7"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("publish", "x")}},
+			stray("publish", "x"): {{Text: "process 7"}}}
 	}, []string{"used " + stray("publish", "x"), "used " + stray("stage", "x")}, nil},
 	{"one that a known mount was made from", sound, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
@@ -151,7 +169,8 @@ var judgements = []struct {
 	}, []string{"used " + stray("stage", "x")}, nil},
 	{"something is mounted inside it", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("stage", "x")+"/inner")
-		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner", Text: "something is mounted inside it"}}}
+		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner",
+			Text: "something is mounted inside it"}}}
 	}, []string{"used " + stray("stage", "x")}, nil},
 	{"nobody can say who uses it", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
@@ -159,9 +178,11 @@ var judgements = []struct {
 	}, []string{"used " + stray("stage", "x")}, []string{"no helper"}},
 	{"a plugin's own mount", bare, func(f *Facts) { mounted(f, root().Host+"/cache", root().Host) },
 		[]string{"orphan " + root().Host, "orphan " + root().Host + "/cache"}, []string{"no path of a volume"}},
-	{"what is mounted in a known volume is part of it", sound, func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
+	{"what is mounted in a known volume is part of it", sound,
+		func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
 		nil, nil},
-	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil, nil},
+	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil,
+		nil},
 
 	{"a known volume is staged, and no record says so", bare, func(f *Facts) { mounted(f, stagedAt()) },
 		[]string{"orphan adopt " + stagedAt()}, []string{"volume data"}},
@@ -171,21 +192,26 @@ var judgements = []struct {
 	}, []string{"used " + stagedAt()}, nil},
 	{"the same, while a call is open", bare, func(f *Facts) {
 		mounted(f, stagedAt())
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.DeleteVolumeRPC, Outcome: registry.OutcomePending, Since: noon}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.DeleteVolumeRPC,
+			Outcome: registry.OutcomePending, Since: noon}}
 		f.Live = true
 	}, []string{"orphan " + stagedAt()}, []string{"wait for the call"}},
 
 	{"directories that nobody knows", bare, func(f *Facts) {
-		f.Dirs = append([]mount.DirInfo{{Path: stray("stage", "x"), Entries: 0}, {Path: stray("publish", "x"), Entries: 0}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stray("stage", "x"), Entries: 0},
+			{Path: stray("publish", "x"), Entries: 0}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{
-		"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"), "empty remove " + stray("stage", "x"),
+		"empty remove " + root().Host + "/publish/x", "empty remove " + stray("publish", "x"),
+		"empty remove " + stray("stage", "x"),
 	}, nil},
 	{"one with something in it", bare, func(f *Facts) {
-		f.Dirs = append([]mount.DirInfo{{Path: stray("publish", "x") + "/deep", Entries: 0}, {Path: stray("publish", "x"), Entries: 2}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stray("publish", "x") + "/deep", Entries: 0},
+			{Path: stray("publish", "x"), Entries: 2}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"left " + stray("publish", "x")}, []string{"2 entries"}},
 	{"the directories of what is known", sound, func(f *Facts) {
 		unmounted(f, stagedAt())
-		f.Dirs = append([]mount.DirInfo{{Path: stagedAt() + "/stage", Entries: 0}, {Path: stagedAt(), Entries: 1}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stagedAt() + "/stage", Entries: 0}, {Path: stagedAt(), Entries: 1}},
+			f.Dirs...)
 	}, nil, nil},
 	{"a directory that a claim is about to use", bare, func(f *Facts) {
 		f.Records.Claims, f.Live = []registry.Claim{claim()}, true
@@ -193,7 +219,8 @@ var judgements = []struct {
 	}, nil, nil},
 	{"the same at start, when nobody is about to do anything", bare, func(f *Facts) {
 		f.Records.Claims = []registry.Claim{claim()}
-		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0}, {Path: filepath.Dir(publishedAt()), Entries: 0}}, f.Dirs...)
+		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0},
+			{Path: filepath.Dir(publishedAt()), Entries: 0}}, f.Dirs...)
 	}, []string{"empty remove " + filepath.Dir(publishedAt()), "empty remove " + stagedAt()}, nil},
 	{"a plugin's own directories", bare, func(f *Facts) {
 		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/cache", Entries: 0}}, f.Dirs...)
@@ -203,7 +230,8 @@ var judgements = []struct {
 		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"orphan unmount " + stray("publish", "x")}, nil},
 
-	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil, nil},
+	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil,
+		nil},
 	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"},
 		[]string{"holdfast volume deregister --namespace=default data"}},
 	{"a plugin that has it attached elsewhere only", sound, func(f *Facts) {
@@ -213,7 +241,10 @@ var judgements = []struct {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
 		f.Listings[0].Published = false
 	}, nil, nil},
-	{"a plugin that has a known one attached", bare, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) },
+	{"a plugin that has a known one attached", bare, func(f *Facts) {
+		listed(f,
+			map[registry.ExternalID]Listed{"ext-1": here})
+	},
 		[]string{"attached ebs:ext-1"}, []string{`"data"`}},
 	{"a plugin that has another one attached", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": here, "ext-9": here})
@@ -223,7 +254,8 @@ var judgements = []struct {
 		f.Records.Volumes[0].ModifyIndex, f.Records.Placements[0].ModifyIndex = 9, 9
 	}, nil, nil},
 	{"what is being changed", sound, func(f *Facts) {
-		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.ControllerUnpublishRPC, Outcome: registry.OutcomePending, Since: noon}}
+		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.ControllerUnpublishRPC,
+			Outcome: registry.OutcomePending, Since: noon}}
 		f.Live = true
 		listed(f, nil)
 	}, nil, nil},
@@ -233,13 +265,16 @@ var judgements = []struct {
 	}, nil, nil},
 
 	{"an unhealthy volume", sound, func(f *Facts) {
-		f.Records.Volumes[0].Health.Node = registry.VolumeCondition{Abnormal: true, Message: "source path doesn't exist"}
+		f.Records.Volumes[0].Health.Node = registry.VolumeCondition{Abnormal: true,
+			Message: "source path doesn't exist"}
 	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
 
-	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} }, []string{"damage " + layout.Database()},
+	{"a contradiction", sound, func(f *Facts) { f.Damage = []string{"a ref has no claim"} },
+		[]string{"damage " + layout.Database()},
 		[]string{"a ref has no claim"}},
 	{"what could not be examined", sound, func(f *Facts) {
-		f.Unexamined = []Unexamined{{Detail: "no helper", Advice: "look again"}, {Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
+		f.Unexamined = []Unexamined{{Detail: "no helper", Advice: "look again"},
+			{Plugin: "ebs", Detail: "turned off", Advice: "none", Skipped: true}}
 	}, []string{"unseen :", "skipped ebs:"}, []string{"no helper", "turned off"}},
 }
 
@@ -286,13 +321,16 @@ func acts(f registry.Finding) bool { return f.Action != registry.ActNothing }
 
 // A plan with another kind, action or place in it has another digest; another text has not.
 func TestDigestNamesThePlan(t *testing.T) {
-	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key, Alloc: "a", Request: "r",
+	one := registry.Finding{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/a", Volume: key,
+		Alloc: "a", Request: "r",
 		Detail: "x"}
 	base := Digest([]registry.Finding{one})
 	for what, edit := range map[string]func(*registry.Finding){
-		"kind": func(f *registry.Finding) { f.Kind = registry.FoundUsed }, "action": func(f *registry.Finding) { f.Action = registry.ActRemove },
-		"path": func(f *registry.Finding) { f.Path = "/b" }, "volume": func(f *registry.Finding) { f.Volume.External = "y" },
-		"alloc": func(f *registry.Finding) { f.Alloc = "b" }, "request": func(f *registry.Finding) { f.Request = "s" },
+		"kind":   func(f *registry.Finding) { f.Kind = registry.FoundUsed },
+		"action": func(f *registry.Finding) { f.Action = registry.ActRemove },
+		"path":   func(f *registry.Finding) { f.Path = "/b" },
+		"volume": func(f *registry.Finding) { f.Volume.External = "y" },
+		"alloc":  func(f *registry.Finding) { f.Alloc = "b" }, "request": func(f *registry.Finding) { f.Request = "s" },
 	} {
 		other := one
 		edit(&other)
@@ -329,14 +367,18 @@ func TestPathShapesAreRecognized(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := func(name string) string { return rapid.String().Draw(t, name) }
 		c := registry.ClaimKey{
-			Volume: registry.VolumeKey{Plugin: registry.PluginID(id("plugin")), External: registry.ExternalID(id("external"))},
-			Alloc:  registry.AllocID(id("alloc")), Request: registry.RequestName(id("request")),
+			Volume: registry.VolumeKey{Plugin: registry.PluginID(id("plugin")),
+				External: registry.ExternalID(id("external"))},
+			Alloc: registry.AllocID(id("alloc")), Request: registry.RequestName(id("request")),
 		}
 		root := registry.Tree{Host: layout.PluginRoot(c.Volume.Plugin)}
-		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c, root).Host, layout.TargetParent(c, root).Host
+		stage, publish, above := layout.Staging(c.Volume, root).Host, layout.Target(c,
+			root).Host, layout.TargetParent(c, root).Host
 		for path, want := range map[string]pathKind{
-			stage: stagingPath, publish: targetPath, above: targetParent, root.Host: otherPath, layout.MountRoot(): otherPath, filepath.Dir(stage): otherPath,
-			filepath.Dir(above): otherPath, stage + "/v": otherPath, publish + "/v": otherPath, publish + "x": otherPath,
+			stage: stagingPath, publish: targetPath, above: targetParent, root.Host: otherPath,
+			layout.MountRoot(): otherPath, filepath.Dir(stage): otherPath,
+			filepath.Dir(above): otherPath, stage + "/v": otherPath, publish + "/v": otherPath,
+			publish + "x":        otherPath,
 			"/elsewhere" + stage: otherPath,
 		} {
 			if got := shape.kind(path); got != want {

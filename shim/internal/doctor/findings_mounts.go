@@ -26,9 +26,11 @@ const (
 type pathShapes struct{ root, stage, publish, parts, name string }
 
 func shapesOf(l hooks.Layout) pathShapes {
-	stage, publish := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host, l.Target(registry.ClaimKey{}, registry.Tree{}).Host
+	stage, publish := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host, l.Target(registry.ClaimKey{},
+		registry.Tree{}).Host
 	parts := filepath.Base(filepath.Dir(filepath.Dir(l.Part(registry.ClaimKey{}, ""))))
-	return pathShapes{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), parts, filepath.Base(publish)}
+	return pathShapes{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), parts,
+		filepath.Base(publish)}
 }
 
 func (s pathShapes) kind(path string) pathKind {
@@ -51,8 +53,8 @@ func (s pathShapes) kind(path string) pathKind {
 	return otherPath
 }
 
-// unknownMounts lists the mounts that no record names and no claim explains, the oldest first and each mount point once.
-// A mount inside one of them is not listed: it is a user.
+// unknownMounts lists the mounts that no record names and no claim explains, the oldest first and each mount point
+// once. A mount inside one of them is not listed: it is a user.
 func (e *examiner) unknownMounts() (found mount.Mounts) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range e.Mounts {
@@ -61,7 +63,8 @@ func (e *examiner) unknownMounts() (found mount.Mounts) {
 		}
 	}
 	for _, m := range e.Mounts {
-		if !seen[m.Point] && !covers(e.known, m.Point) && !covers(e.expected, m.Point) && !covers(outer, filepath.Dir(m.Point)) {
+		if !seen[m.Point] && !covers(e.known, m.Point) && !covers(e.expected, m.Point) &&
+			!covers(outer, filepath.Dir(m.Point)) {
 			seen[m.Point] = true
 			found = append(found, m)
 		}
@@ -91,13 +94,16 @@ func (e *examiner) mounts() {
 			f.Advice = "stop what uses it, then run holdfast doctor again; it is not touched while it is in use"
 		case adoptable:
 			f.Action, f.Volume, f.Name = registry.ActAdopt, v.VolumeKey(), name
-			f.Detail = fmt.Sprintf("%s, where volume %s is staged: no record says that it is, and it has no claim", what, name)
-			f.Advice = fmt.Sprintf("record it, so that plugin %s is asked to take it down: holdfast doctor --repair", v.Plugin)
+			f.Detail = fmt.Sprintf("%s, where volume %s is staged: no record says that it is, and it has no claim",
+				what, name)
+			f.Advice = fmt.Sprintf("record it, so that plugin %s is asked to take it down: holdfast doctor --repair",
+				v.Plugin)
 		case v.External != "":
 			f.Volume, f.Name = v.VolumeKey(), name
 			f.Detail = fmt.Sprintf("%s, where volume %s is staged, and no record says that it is", what, name)
-			f.Advice = "wait for the call that is open for the volume, then run holdfast doctor again: " + display.Command(
-				"holdfast volume status --namespace="+display.Quote(string(name.Namespace)), string(name.ID))
+			f.Advice = "wait for the call that is open for the volume, then run holdfast doctor again: " +
+				display.Command(
+					"holdfast volume status --namespace="+display.Quote(string(name.Namespace)), string(name.ID))
 		default:
 			f.Action = registry.ActUnmount
 			f.Detail = what + ", and no record knows it"
@@ -107,15 +113,15 @@ func (e *examiner) mounts() {
 	}
 }
 
-// adoptable returns the volume with this staging path, and whether it can be recorded as staged: no call is open for it,
-// and no record says that it is staged.
+// adoptable returns the volume with this staging path, and whether it can be recorded as staged: no call is open for
+// it, and no record says that it is staged.
 func (e *examiner) adoptable(path string) (registry.Volume, bool) {
 	v, known := e.stageable[path]
 	return v, known && !e.versions[v.VolumeKey()].Open && e.placements[v.VolumeKey()].Stage == registry.MarkNone
 }
 
-// unusedMounts returns which of the mounts at paths of volumes are used by nothing, or only by others of them, which are
-// unmounted first.
+// unusedMounts returns which of the mounts at paths of volumes are used by nothing, or only by others of them, which
+// are unmounted first.
 func (e *examiner) unusedMounts(list mount.Mounts) map[string]bool {
 	unused := map[string]bool{}
 	for _, m := range list {
@@ -161,7 +167,8 @@ func (e *examiner) sockets() {
 	for _, m := range e.Sockets {
 		e.add(registry.Finding{
 			Kind: registry.FoundOrphan, Path: m.Point,
-			Detail: fmt.Sprintf("%s of %s is mounted here, and hides a plugin's socket or a part of its directory", m.FSType, m.Source),
+			Detail: fmt.Sprintf("%s of %s is mounted here, and hides a plugin's socket or a part of its directory",
+				m.FSType, m.Source),
 			Advice: "leave it if the plugin made it for itself; else unmount it: " + display.Command("umount", m.Point),
 		})
 	}
@@ -185,18 +192,20 @@ func (e *examiner) directories() {
 		case own > 0:
 			stays[up] = true
 			e.add(registry.Finding{
-				Kind: registry.FoundLeft, Path: d.Path, Detail: fmt.Sprintf("no record knows this directory, and it has %d entries", own),
+				Kind: registry.FoundLeft, Path: d.Path,
+				Detail: fmt.Sprintf("no record knows this directory, and it has %d entries", own),
 				Advice: "move away what was written there while no volume was mounted; then the directory is removed",
 			})
 		case stays[d.Path]:
 			stays[up] = true
 		default:
 			e.add(registry.Finding{Kind: registry.FoundEmpty, Action: registry.ActRemove, Path: d.Path,
-				Detail: "no record knows this directory, and it is empty", Advice: "remove it: holdfast doctor --repair"})
+				Detail: "no record knows this directory, and it is empty",
+				Advice: "remove it: holdfast doctor --repair"})
 		}
 	}
 }
 
-// awaited reports whether a call that is about to be recorded may use the directory. Without a shim none is: a shim that
-// made the directory has died since, and the next call makes it again.
+// awaited reports whether a call that is about to be recorded may use the directory. Without a shim none is: a shim
+// that made the directory has died since, and the next call makes it again.
 func (e *examiner) awaited(dir string) bool { return e.Live && covers(e.expected, dir) }

@@ -33,9 +33,11 @@ func (e *examiner) placement(p registry.Placement) {
 			what = "staged"
 		}
 		e.add(registry.Finding{
-			Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
+			Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name,
+			Path:   p.StagedAt.Host,
 			Detail: fmt.Sprintf("volume %s is or may be %s, and has no claim", p.Name, what),
-			Advice: fmt.Sprintf("make sure that plugin %s runs: it is asked to take the volume down until it succeeds", p.Volume.Plugin),
+			Advice: fmt.Sprintf("make sure that plugin %s runs: it is asked to take the volume down until it succeeds",
+				p.Volume.Plugin),
 		})
 	}
 	if p.Stage != registry.MarkDone {
@@ -68,8 +70,9 @@ func (e *examiner) ref(r registry.Ref) {
 	}
 	name, block := e.volumes[r.Volume].VolumeName(), r.Usage.Attachment == registry.BlockDevice
 	f := registry.Finding{
-		Kind: e.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
-		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
+		Kind: e.lost(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc,
+		Request: r.Request,
+		Path:    r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
 	}
 	info, inspected := e.Inspected[r.Target.Host]
 	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
@@ -80,9 +83,11 @@ func (e *examiner) ref(r registry.Ref) {
 		f.Detail = fmt.Sprintf("volume %s was published here for alloc %s before the node rebooted", name, r.Alloc)
 		f.Advice = "nothing: it is published again with the alloc, or taken down with it"
 	case f.Kind == registry.FoundLost && block:
-		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device", name, r.Alloc)
+		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device",
+			name, r.Alloc)
 	case f.Kind == registry.FoundLost:
-		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name, r.Alloc)
+		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name,
+			r.Alloc)
 	case info.Trouble() != "":
 		f.Kind, f.Action = registry.FoundDead, registry.ActNothing
 		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, info.Trouble())
@@ -103,8 +108,9 @@ func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 		}
 		e.add(registry.Finding{
 			Kind: registry.FoundLost, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request, Path: p.At,
-			Detail: fmt.Sprintf("%q of volume %s is recorded as mounted here for alloc %s, and nothing is", p.Path, name, r.Alloc),
-			Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again: a task that restarts would not see the volume", r.Alloc),
+			Detail: fmt.Sprintf("%q of volume %s is recorded as mounted here for alloc %s, and nothing is", p.Path,
+				name, r.Alloc),
+			Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again: a task that restarts would not see it", r.Alloc),
 		})
 	}
 }
@@ -130,7 +136,8 @@ func (e *examiner) health(v registry.Volume) {
 		if c := v.Health.Of(role); c.Abnormal {
 			e.add(registry.Finding{
 				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
-				Detail: fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy: %s", v.Plugin, role, v.VolumeName(), c.Message),
+				Detail: fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy: %s", v.Plugin, role, v.VolumeName(),
+					c.Message),
 				Advice: "check the plugin's storage; users of the volume may get errors",
 			})
 		}

@@ -17,7 +17,8 @@ import (
 
 // Lister lists the volumes of a plugin's controller.
 type Lister interface {
-	// ListPage returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code ABORTED.
+	// ListPage returns one page of ListVolumes. A token that has expired is a *registry.CallError with the code
+	// ABORTED.
 	ListPage(ctx context.Context, at registry.InstanceKey, token string) (csi.Page, error)
 }
 
@@ -54,14 +55,16 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				unexamined = append(unexamined, unlisted(in.Plugin, err.Error(), "see the log of the plugin; if it cannot list its volumes, set "+
-					"list_volumes = false in its csi_plugin stanza"))
+				unexamined = append(unexamined, unlisted(in.Plugin, err.Error(),
+					"see the log of the plugin; if it cannot list its volumes, set "+
+						"list_volumes = false in its csi_plugin stanza"))
 				return
 			}
 			if unrecorded != nil {
 				unexamined = append(unexamined, Unexamined{
-					Plugin: in.Plugin, Advice: "make sure that the state can be written, then run holdfast doctor again",
-					Detail: fmt.Sprintf("the health of volumes of plugin %s: cannot record its answer: %v", in.Plugin, unrecorded),
+					Plugin: in.Plugin, Advice: "make sure that the state is writable, then run holdfast doctor again",
+					Detail: fmt.Sprintf("the health of volumes of plugin %s: cannot record its answer: %v", in.Plugin,
+						unrecorded),
 				})
 			}
 			all = append(all, l)
@@ -137,7 +140,8 @@ func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
 		}
 		if why, advice := d.Suspended.Reason(registry.NodeStatsRPC, in); why != "" {
 			list = append(list, Unexamined{
-				Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why), Advice: advice,
+				Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why),
+				Advice: advice,
 			})
 		}
 	}
@@ -147,7 +151,8 @@ func (d *Doctor) unmeasured(r Records) (list []Unexamined) {
 // list lists the volumes of one plugin. records are those before it is asked. Only what matters is kept of the answer,
 // however long it is.
 func list(ctx context.Context, from Lister, in registry.Instance, records Records) (Listing, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, listLimit, fmt.Errorf("not all of them were listed within %v", listLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, listLimit, fmt.Errorf("not all of them were listed within %v",
+		listLimit))
 	defer cancel()
 	node, _ := records.instance(registry.RoleNode, in.Plugin)
 	l := Listing{
@@ -172,7 +177,8 @@ func list(ctx context.Context, from Lister, in registry.Instance, records Record
 }
 
 // readPages reads all pages once, from the first.
-func (l *Listing) readPages(ctx context.Context, from Lister, at registry.InstanceKey, nodes map[registry.NodeID]bool) error {
+func (l *Listing) readPages(ctx context.Context, from Lister, at registry.InstanceKey,
+	nodes map[registry.NodeID]bool) error {
 	l.Volumes, l.unknown = map[registry.ExternalID]Listed{}, 0
 	token, used := "", map[[sha256.Size]byte]bool{} // tokens may be of any size
 	for range maxPages {
@@ -246,23 +252,28 @@ func (e *examiner) listing(l Listing) {
 	var found []registry.Finding
 	for _, v := range e.Records.Volumes {
 		_, listed := l.Volumes[v.External]
-		if v.Plugin == l.Plugin && v.State == registry.VolumeReady && !v.Ephemeral && !listed && unchanged(v.VolumeKey()) {
+		if v.Plugin == l.Plugin && v.State == registry.VolumeReady && !v.Ephemeral && !listed &&
+			unchanged(v.VolumeKey()) {
 			found = append(found, registry.Finding{
 				Kind: registry.FoundMissing, Volume: v.VolumeKey(), Name: v.VolumeName(),
-				Detail: fmt.Sprintf("plugin %s does not list volume %s (external ID %s)", l.Plugin, v.VolumeName(), v.External),
+				Detail: fmt.Sprintf("plugin %s does not list volume %s (external ID %s)", l.Plugin, v.VolumeName(),
+					v.External),
 				Advice: "check the plugin's storage; if the volume is gone for good: " +
-					display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID)),
+					display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)),
+						string(v.ID)),
 			})
 		}
 	}
 	for _, p := range e.Records.Placements {
 		v, listed := l.Volumes[p.Volume.External]
-		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attach == registry.MarkDone && p.Node != "" && !v.Nodes[p.Node] &&
+		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attach == registry.MarkDone && p.Node != "" &&
+			!v.Nodes[p.Node] &&
 			unchanged(p.Volume) {
 			found = append(found, registry.Finding{
 				Kind: registry.FoundDetached, Action: registry.ActMark, Volume: p.Volume, Name: p.Name,
-				Detail: fmt.Sprintf("volume %s is recorded as attached to node %s, and plugin %s does not say so", p.Name, p.Node, l.Plugin),
-				Advice: "find out who detached it; if its mounts fail, stop the allocs that use it and place them again",
+				Detail: fmt.Sprintf("volume %s is recorded as attached to node %s, and plugin %s does not say so",
+					p.Name, p.Node, l.Plugin),
+				Advice: "find out who detached it; if its mounts fail, stop its allocs and place them again",
 			})
 		}
 	}
@@ -288,7 +299,8 @@ func (e *examiner) attached(l Listing, key registry.VolumeKey) registry.Finding 
 	}
 	return registry.Finding{
 		Kind: registry.FoundAttached, Volume: key, Name: name,
-		Detail: fmt.Sprintf("plugin %s says that volume %q is attached to this node (%s), and no record says so", l.Plugin, text, l.Node),
+		Detail: fmt.Sprintf("plugin %s says that volume %q is attached to this node (%s), and no record says so",
+			l.Plugin, text, l.Node),
 		Advice: "if nothing else on this node uses it, detach it with the plugin's own tools",
 	}
 }

@@ -37,8 +37,9 @@ func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token stri
 func abort(string) (csi.Page, error) { return csi.Page{}, &registry.CallError{Code: "ABORTED"} }
 
 func known() Records {
-	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()}, Instances: instances(registry.ListVolumes,
-		registry.ListPublished)}
+	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()},
+		Instances: instances(registry.ListVolumes,
+			registry.ListPublished)}
 }
 
 func askAll(t *testing.T, l Lister) (Listing, error) {
@@ -48,12 +49,15 @@ func askAll(t *testing.T, l Lister) (Listing, error) {
 
 func TestListingKeepsWhatMatters(t *testing.T) {
 	l, err := askAll(t, pages{
-		{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}}, {Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
-		{Entries: []csi.Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}}, {Volume: "not UTF-8 \xff",
-			Nodes: []registry.NodeID{"i-1"}}}},
+		{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}},
+			{Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
+		{Entries: []csi.Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}},
+			{Volume: "not UTF-8 \xff",
+				Nodes: []registry.NodeID{"i-1"}}}},
 	})
 	must(t, err)
-	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] || len(l.Volumes["ext-1"].Nodes) != 1 ||
+	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] ||
+		len(l.Volumes["ext-1"].Nodes) != 1 ||
 		!l.Volumes["strange"].Here {
 		t.Errorf("%+v", l.Volumes)
 	}
@@ -69,10 +73,11 @@ func TestTruncatedListIsDiscarded(t *testing.T) {
 	for what, l := range map[string]Lister{
 		"a loop of tokens": loop, "too many pages": long, "the token of the page itself": pages{{}, {Next: "1"}, {}},
 		"a failure": &answers{func(string) (csi.Page, error) { return csi.Page{}, errors.New("no") }},
-		"a failure later": &answers{func(string) (csi.Page, error) { return csi.Page{Next: "1"}, nil }, func(string) (csi.Page, error) {
-			return csi.Page{},
-				errors.New("no")
-		}},
+		"a failure later": &answers{func(string) (csi.Page, error) { return csi.Page{Next: "1"}, nil },
+			func(string) (csi.Page, error) {
+				return csi.Page{},
+					errors.New("no")
+			}},
 		"four expired pages": &answers{abort, abort, abort, abort},
 	} {
 		w := newEnv(t, data, placement(), claim(), ref())
@@ -113,7 +118,8 @@ func TestEndlessListIsBounded(t *testing.T) {
 	p := make(pages, 50)
 	for i := range p {
 		for n := range 100 {
-			p[i].Entries = append(p[i].Entries, csi.Entry{Volume: registry.ExternalID(fmt.Sprint("v", i, "-", n)), Nodes: []registry.NodeID{"i-1"}})
+			p[i].Entries = append(p[i].Entries, csi.Entry{Volume: registry.ExternalID(fmt.Sprint("v", i, "-", n)),
+				Nodes: []registry.NodeID{"i-1"}})
 		}
 	}
 	l, err := askAll(t, p)
@@ -135,13 +141,15 @@ func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (csi
 	return csi.Page{}, context.Cause(ctx)
 }
 
-// What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the controller declares it.
+// What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the
+// controller declares it.
 func TestListedConditionIsRecorded(t *testing.T) {
 	list := func(message string) pages {
 		c := func() *registry.VolumeCondition {
 			return &registry.VolumeCondition{Abnormal: message != "", Message: message}
 		}
-		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()}, {Volume: "ext-1"}}}}
+		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()},
+			{Volume: "ext-1"}}}}
 	}
 	w := newEnv(t, data, placement(), claim(), ref())
 	for i, c := range []struct {
@@ -149,7 +157,8 @@ func TestListedConditionIsRecorded(t *testing.T) {
 		declared bool
 		told     int
 	}{
-		{"degraded", false, 0}, {"degraded", true, 1}, {"degraded", true, 1}, {"worse", true, 1}, {"", true, 2}, {"degraded", true, 3},
+		{"degraded", false, 0}, {"degraded", true, 1}, {"degraded", true, 1}, {"worse", true, 1}, {"", true, 2},
+		{"degraded", true, 3},
 		{"", false, 3}, // an update that does not tell it any more
 	} {
 		caps := []registry.Capability{registry.ListVolumes}
@@ -171,7 +180,8 @@ func TestListedConditionIsRecorded(t *testing.T) {
 			if c.declared {
 				want.Abnormal, want.Message = c.message != "", c.message
 			}
-			if got := vol.Health.Controller; got.Abnormal != want.Abnormal || got.Message != want.Message || vol.Health.Node.Abnormal {
+			if got := vol.Health.Controller; got.Abnormal != want.Abnormal || got.Message != want.Message ||
+				vol.Health.Node.Abnormal {
 				t.Errorf("%d: recorded %+v", i, vol.Health)
 			}
 		})

@@ -35,13 +35,19 @@ func TestJudgementsOfParts(t *testing.T) {
 		says  string
 	}{
 		{"a sound node", func(*Facts) {}, nil, ""},
-		{"a part without its mount", func(f *Facts) { unmounted(f, partAt("a/b")) }, []string{"lost " + partAt("a/b")}, `"a/b" of volume data`},
-		{"one that came or went meanwhile", func(f *Facts) { unmounted(f, partAt("a/b")); f.Changing = []string{partAt("a/b")} }, nil, ""},
+		{"a part without its mount", func(f *Facts) { unmounted(f, partAt("a/b")) }, []string{"lost " + partAt("a/b")},
+			`"a/b" of volume data`},
+		{"one that came or went meanwhile", func(f *Facts) {
+			unmounted(f,
+				partAt("a/b"))
+			f.Changing = []string{partAt("a/b")}
+		}, nil, ""},
 		{"one that is not certain anyway", func(f *Facts) {
 			unmounted(f, partAt("a/b"))
 			f.Records.Refs[0].Parts[0].Mark = registry.MarkSent
 		}, nil, ""},
-		{"all is gone", func(f *Facts) { f.Mounts = nil }, []string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, ""},
+		{"all is gone", func(f *Facts) { f.Mounts = nil }, []string{"lost mark " + publishedAt(),
+			"lost mark " + stagedAt()}, ""},
 		{"another boot", func(f *Facts) { f.Boot, f.Mounts = "boot-2", nil },
 			[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, ""},
 		{"a dead volume", func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
@@ -52,16 +58,19 @@ func TestJudgementsOfParts(t *testing.T) {
 			f.Dirs = append([]mount.DirInfo{{Path: partAt("a/b"), Entries: 0}}, f.Dirs...)
 		}, nil, ""},
 		{"what its task has mounted in it", func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, ""},
-		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) }, []string{"orphan unmount " + strayPart("x")}, "no record knows it"},
+		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) },
+			[]string{"orphan unmount " + strayPart("x")}, "no record knows it"},
 		{"a used one", func(f *Facts) {
 			mounted(f, strayPart("x"))
 			f.Users = map[string][]mount.User{strayPart("x"): {{Text: "process 7"}}}
 		}, []string{"used " + strayPart("x")}, "process 7"},
 		{"an empty directory of nobody", func(f *Facts) {
-			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 0}, {Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
+			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 0},
+				{Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
 		}, []string{"empty remove " + filepath.Dir(strayPart("x")), "empty remove " + strayPart("x")}, ""},
 		{"one with something in it", func(f *Facts) {
-			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 3}, {Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
+			f.Dirs = append([]mount.DirInfo{{Path: strayPart("x"), Entries: 3},
+				{Path: filepath.Dir(strayPart("x")), Entries: 1}}, f.Dirs...)
 		}, []string{"left " + strayPart("x")}, "3 entries"},
 	} {
 		f := parted()
@@ -82,7 +91,8 @@ func TestPathShapesOfPartsAreRecognized(t *testing.T) {
 	shape := shapesOf(layout)
 	dir := filepath.Dir(partAt("a"))
 	for path, want := range map[string]pathKind{
-		partAt("a"): partPath, dir: targetParent, partAt("a") + "/v": otherPath, dir + "/w": otherPath, filepath.Dir(dir): otherPath,
+		partAt("a"): partPath, dir: targetParent, partAt("a") + "/v": otherPath, dir + "/w": otherPath,
+		filepath.Dir(dir):                     otherPath,
 		layout.MountRoot() + "/parts/stage/x": otherPath, layout.MountRoot() + "/parts/publish/x": otherPath,
 		layout.MountRoot() + "/parts/publish/x/v": otherPath, layout.MountRoot() + "/other/x/v": otherPath,
 	} {
@@ -101,7 +111,8 @@ func TestRepairUnmountsPartsFirst(t *testing.T) {
 	w.repair()
 	same(t, "acts", w.acts, []string{
 		"unmount " + strayPart("y"), "rmdir " + strayPart("y"), "rmdir " + filepath.Dir(strayPart("y")),
-		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"), "rmdir " + filepath.Dir(stray("publish", "x")),
+		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"),
+		"rmdir " + filepath.Dir(stray("publish", "x")),
 		"unmount " + stray("stage", "x"), "rmdir " + stray("stage", "x"),
 	})
 	w.dir(strayPart("z"))

@@ -21,7 +21,8 @@ type Records struct {
 // RecordsOf reads the records.
 func RecordsOf(v registry.View) Records {
 	return Records{
-		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
+		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(),
+		Intents:   v.Intents(),
 		Instances: v.AllInstances(),
 	}
 }
@@ -141,7 +142,8 @@ func Adopted(r Records, boot string, findings []registry.Finding, now time.Time)
 // changed returns the change that edit makes to the records of findings. Each record is in it once, with an event for
 // each finding for which edit returns true.
 func changed(
-	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *registry.Placement, *registry.Ref) bool,
+	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *registry.Placement,
+		*registry.Ref) bool,
 ) (c registry.Change) {
 	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
 	for _, ref := range r.Refs {
@@ -187,7 +189,8 @@ func eventOf(f registry.Finding, now time.Time) registry.Event {
 		text += " (repair: " + f.Result + ")"
 	}
 	e := registry.Event{
-		Kind: registry.EventReconciled, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name, External: f.Volume.External, Request: f.Request,
+		Kind: registry.EventReconciled, Plugin: f.Volume.Plugin, Alloc: f.Alloc, Volume: f.Name,
+		External: f.Volume.External, Request: f.Request,
 		Detail: text, At: now,
 	}
 	if f.Volume != (registry.VolumeKey{}) {

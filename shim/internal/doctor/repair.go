@@ -20,15 +20,17 @@ const (
 )
 
 // errStale means that Repair did nothing because its plan is no longer that of the moment.
-var errStale = registry.Errorf(registry.ErrConflict, "something has changed since the plan was made; run holdfast doctor again")
+var errStale = registry.Errorf(registry.ErrConflict,
+	"something has changed since the plan was made; run holdfast doctor again")
 
 // Repair carries out the plan with this digest, in the order in which each step is safe: marks; unmounts of what is not
 // used, so that nothing stands on what is taken down after it; adoptions; what plugins are asked for; directories. An
-// empty digest means the plan of this moment. ErrConflict: something has changed since the plan was made, and nothing was
-// done. Each finding of the answer has its Result.
+// empty digest means the plan of this moment. ErrConflict: something has changed since the plan was made, and nothing
+// was done. Each finding of the answer has its Result.
 func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis, error) {
 	if !d.repairing.TryLock() {
-		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict, "another repair is in progress; wait for it, then run holdfast doctor again")
+		return registry.Diagnosis{}, registry.Errorf(registry.ErrConflict,
+			"another repair is in progress; wait for it, then run holdfast doctor again")
 	}
 	defer d.repairing.Unlock()
 	f, err := d.collect(ctx)
@@ -99,7 +101,8 @@ func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAct
 		return 1
 	}
 	slices.SortStableFunc(list, func(a, b *registry.Finding) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")),
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(strings.Count(b.Path, "/"),
+			strings.Count(a.Path, "/")),
 			cmp.Compare(a.Path, b.Path))
 	})
 	return list
@@ -246,7 +249,8 @@ func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 			f.Result = result(err)
 			if _, still := placed[f.Volume]; still {
 				open = true
-				f.Result = fmt.Sprintf("begun: plugin %s is asked to take it down until it succeeds; see holdfast volume status", f.Volume.Plugin)
+				f.Result = fmt.Sprintf("begun: plugin %s is asked to take it down until it succeeds; "+
+					"see holdfast volume status", f.Volume.Plugin)
 			}
 		}
 		if !open || err != nil {

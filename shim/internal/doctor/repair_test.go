@@ -59,16 +59,19 @@ func (w *env) index() (at registry.Seq) {
 func TestRepairMarks(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	before := w.index()
-	same(t, "results", w.repair(), []string{"lost mark " + publishedAt() + ": done", "lost mark " + stagedAt() + ": done"})
+	same(t, "results", w.repair(), []string{"lost mark " + publishedAt() + ": done",
+		"lost mark " + stagedAt() + ": done"})
 	w.view(func(v registry.View) {
 		p, _ := v.Placement(key)
 		r := v.Refs(key)[0]
-		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent || p.ModifyIndex != r.ModifyIndex ||
+		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent ||
+			p.ModifyIndex != r.ModifyIndex ||
 			p.ModifyIndex != before+1 {
 			t.Errorf("%+v %+v", p, r)
 		}
 	})
-	if told := w.events(registry.EventReconciled); len(told) != 2 || !strings.HasPrefix(told[0], "lost: "+publishedAt()) {
+	if told := w.events(registry.EventReconciled); len(told) != 2 ||
+		!strings.HasPrefix(told[0], "lost: "+publishedAt()) {
 		t.Errorf("told %q", told)
 	}
 	if left := w.examine(); len(left.Findings) > 0 {
@@ -83,7 +86,8 @@ func TestRepairAfterABoot(t *testing.T) {
 	w.repair()
 	w.view(func(v registry.View) {
 		p, _ := v.Placement(key)
-		if r := v.Refs(key)[0]; p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent {
+		if r := v.Refs(key)[0]; p.Stage != registry.MarkSent || p.Attach != registry.MarkDone ||
+			r.Publish != registry.MarkSent {
 			t.Errorf("%+v %+v", p, r)
 		}
 	})
@@ -93,7 +97,8 @@ func TestRepairAfterABoot(t *testing.T) {
 func TestRepairMarksWhatIsDetached(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
-	w.build(Options{Live: true, Lister: pages{{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-2"}}}}}})
+	w.build(Options{Live: true, Lister: pages{{Entries: []csi.Entry{{Volume: "ext-1",
+		Nodes: []registry.NodeID{"i-2"}}}}}})
 	w.mount(stagedAt(), publishedAt())
 	same(t, "results", w.repair(), []string{"detached mark " + key.String() + ": done"})
 	w.view(func(v registry.View) {
@@ -110,15 +115,18 @@ func records(instances []registry.Instance) (list []registry.Record) {
 	return list
 }
 
-// Unused mounts of nobody go, publishes before what they were made of, stacks as a whole, and their directories after them.
+// Unused mounts of nobody go, publishes before what they were made of, stacks as a whole, and their directories after
+// them.
 func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
 	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
-	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan unmount " + stray("stage",
-		"x") + ": done"})
+	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done",
+		"orphan unmount " + stray("stage",
+			"x") + ": done"})
 	same(t, "acts", w.acts, []string{
-		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"), "rmdir " + filepath.Dir(stray("publish", "x")),
+		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"),
+		"rmdir " + filepath.Dir(stray("publish", "x")),
 		"unmount " + stray("stage", "x"), "unmount " + stray("stage", "x"), "rmdir " + stray("stage", "x"),
 	})
 	if left := w.examine(); len(left.Findings) > 0 || len(w.mounts) > 0 {
@@ -129,7 +137,8 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// Of a hundred mounts of nobody, the half that is used stays as it is. The machine reports it if one of those is unmounted.
+// Of a hundred mounts of nobody, the half that is used stays as it is. The machine reports it if one of those is
+// unmounted.
 func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	w := newEnv(t)
 	for i := range 100 {
@@ -183,7 +192,8 @@ func TestUsersAreCheckedBeforeUnmount(t *testing.T) {
 		}
 	}
 	got := w.repair()
-	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1], "not done: it is in use by now: process 9 (sh)") {
+	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1],
+		"not done: it is in use by now: process 9 (sh)") {
 		t.Errorf("%q, left %v", got, w.mounts)
 	}
 }
@@ -219,7 +229,8 @@ func TestStalePlanIsRefused(t *testing.T) {
 		change()
 		before := w.index()
 		_, err := w.Repair(t.Context(), digest)
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "run holdfast doctor again") || len(w.acts) > 0 || w.index() != before {
+		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "run holdfast doctor again") ||
+			len(w.acts) > 0 || w.index() != before {
 			t.Errorf("%s: %v, and %q was done", what, err, w.acts)
 		}
 	}
@@ -255,7 +266,8 @@ func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.In
 	return l.machine.Inspect(ctx, paths...)
 }
 
-// A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its plugin is asked.
+// A volume that is known and staged without a record gets one, in doubt also in what must have come before, and its
+// plugin is asked.
 func TestRepairAdopts(t *testing.T) {
 	w := newEnv(t, data)
 	w.put(records(instances(registry.AttachDetach))...)
@@ -268,7 +280,8 @@ func TestRepairAdopts(t *testing.T) {
 		w.view(func(v registry.View) {
 			p, _ := v.Placement(key)
 			want := registry.Placement{
-				Volume: key, Name: data.VolumeName(), Attach: registry.MarkSent, Attaches: true, Node: "i-1", Stage: registry.MarkSent, Stages: true,
+				Volume: key, Name: data.VolumeName(), Attach: registry.MarkSent, Attaches: true, Node: "i-1",
+				Stage: registry.MarkSent, Stages: true,
 				StagedAt: layout.Staging(key, root()), Boot: boot,
 			}
 			want.CreateIndex, want.ModifyIndex = p.CreateIndex, p.ModifyIndex
@@ -279,7 +292,8 @@ func TestRepairAdopts(t *testing.T) {
 		w.mounts = nil
 		w.drop(key.PlacementRecord())
 	}
-	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done", "orphan adopt " + stagedAt() + ": done"})
+	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done",
+		"orphan adopt " + stagedAt() + ": done"})
 }
 
 // What stands on a staged volume and cannot be unmounted keeps it from being taken down.
@@ -349,7 +363,8 @@ func TestRepairRemovesEmptyDirectories(t *testing.T) {
 	w.files[stray("stage", "full")] = 1
 	same(t, "results", w.repair(), []string{
 		"left " + stray("stage", "full") + ": ",
-		"empty remove " + filepath.Dir(stray("publish", "x")) + ": done", "empty remove " + stray("publish", "x") + ": done",
+		"empty remove " + filepath.Dir(stray("publish", "x")) + ": done",
+		"empty remove " + stray("publish", "x") + ": done",
 		"empty remove " + stagedAt() + ": done",
 	})
 	if _, there := w.files[filepath.Dir(stray("publish", "x"))]; there || w.files[stray("stage", "full")] != 1 {

@@ -31,8 +31,8 @@ func NewSurvey(m Machine, root string) (s Survey, err error) {
 }
 
 // Start does what needs no decision, before a shim does anything else: it marks what is no longer certain, and removes
-// empty directories. It reports the rest in the log and in an event each. It unmounts nothing and asks no plugin. Nothing
-// has changed mounts or records since the survey was made.
+// empty directories. It reports the rest in the log and in an event each. It unmounts nothing and asks no plugin.
+// Nothing has changed mounts or records since the survey was made.
 func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
 	findings, err := d.record(ctx, f)
@@ -44,14 +44,15 @@ func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error
 	}
 	for _, found := range findings {
 		if found.Kind != registry.FoundEmpty || found.Result != registry.RepairDone {
-			d.Logger.Warn("found at start", "kind", found.Kind, "path", found.Path, "detail", found.Detail, "result", found.Result)
+			d.Logger.Warn("found at start", "kind", found.Kind, "path", found.Path, "detail", found.Detail, "result",
+				found.Result)
 		}
 	}
 	return findings, nil
 }
 
-// record commits the marks and the events of the findings. A full disk does not keep a shim from starting: every user of
-// a volume checks its mount, so a mark that could not be committed costs only a message.
+// record commits the marks and the events of the findings. A full disk does not keep a shim from starting: every user
+// of a volume checks its mount, so a mark that could not be committed costs only a message.
 func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
 	_, err = d.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		f.Records = RecordsOf(v)
@@ -89,6 +90,7 @@ func bounded(events []registry.Event, now time.Time) []registry.Event {
 		return events
 	}
 	return append(events[:maxEvents:maxEvents], registry.Event{
-		Kind: registry.EventReconciled, Detail: fmt.Sprintf("and %d more: see holdfast doctor", len(events)-maxEvents), At: now,
+		Kind: registry.EventReconciled, Detail: fmt.Sprintf("and %d more: see holdfast doctor", len(events)-maxEvents),
+		At: now,
 	})
 }

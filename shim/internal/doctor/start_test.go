@@ -18,7 +18,8 @@ func (w *env) start(t *testing.T) ([]registry.Finding, error) {
 	return w.Start(t.Context(), around)
 }
 
-// At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is anybody asked.
+// At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is
+// anybody asked.
 func TestStart(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), stray("publish", "x"))
@@ -45,8 +46,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A shim may die between making a directory and recording the call that it is for. The next one removes it, though the claim stands: who
-// goes on with that makes it again, and if nobody does, nobody else would remove it.
+// A shim may die between making a directory and recording the call that it is for. The next one removes it, though the
+// claim stands: who goes on with that makes it again, and if nobody does, nobody else would remove it.
 func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	w := newEnv(t, data, claim())
 	made := []string{filepath.Dir(publishedAt()), stagedAt()}

@@ -27,7 +27,8 @@ func (f failing) ListPage(context.Context, registry.InstanceKey, string) (csi.Pa
 }
 
 func died() error {
-	return &registry.CallError{RPC: "ListVolumes", Code: "UNAVAILABLE", Kind: registry.ErrUnavailable, Lost: true, Detail: "error reading from server: EOF"}
+	return &registry.CallError{RPC: "ListVolumes", Code: "UNAVAILABLE", Kind: registry.ErrUnavailable, Lost: true,
+		Detail: "error reading from server: EOF"}
 }
 
 // controllerOf is the healthy controller of ebs in a version, healthy since some time after noon.
@@ -51,7 +52,8 @@ func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
 	if n := examine(controllerOf("1", time.Minute)); n != 1 {
 		t.Errorf("asked %d times", n)
 	}
-	if told := w.events(registry.EventReconciled); len(told) != 1 || !strings.Contains(told[0], "died during ListVolumes") {
+	if told := w.events(registry.EventReconciled); len(told) != 1 ||
+		!strings.Contains(told[0], "died during ListVolumes") {
 		t.Errorf("told %q", told)
 	}
 	again := controllerOf("1", time.Hour)
@@ -60,7 +62,8 @@ func TestListVolumesThatKilledIsNotCalledAgain(t *testing.T) {
 		t.Errorf("a plugin that died of it is asked %d times by the next shim", n)
 	}
 	found := w.examine().Findings
-	if len(found) != 1 || found[0].Kind != registry.FoundUnseen || !strings.Contains(found[0].Detail, "died during ListVolumes at ") {
+	if len(found) != 1 || found[0].Kind != registry.FoundUnseen ||
+		!strings.Contains(found[0].Detail, "died during ListVolumes at ") {
 		t.Errorf("doctor finds %v", found)
 	}
 	newer := controllerOf("2", 2*time.Hour)
@@ -113,19 +116,28 @@ func TestDoctorSaysWhichVolumesItCouldNotList(t *testing.T) {
 		says    []string // nothing: all was examined
 		skipped bool
 	}{
-		"it lists":                       {[]registry.Record{data, controllerOf("1", 0)}, well, false, nil, false},
-		"it cannot list":                 {[]registry.Record{data, cannot}, well, false, nil, false},
-		"it has no controller":           {[]registry.Record{data, node}, well, false, nil, false},
-		"no volumes and no controller":   {nil, well, false, nil, false},
-		"its controller is not there":    {[]registry.Record{data, split}, well, false, []string{"no controller now", "start the job"}, false},
-		"nothing of it is there":         {[]registry.Record{data}, well, false, []string{"no controller now", "start the job"}, false},
-		"its controller is dead":         {[]registry.Record{data, sick}, well, false, []string{"not healthy: gone", "plugin status ebs"}, false},
-		"it is turned off":               {[]registry.Record{data, off}, well, false, []string{"list_volumes = false", "its storage"}, true},
-		"ListVolumes fails":              {[]registry.Record{data, controllerOf("1", 0)}, failing{errors.New("no"), new(int)}, false, []string{": no", "log"}, false},
-		"ListVolumes is endless":         {[]registry.Record{data, controllerOf("1", 0)}, loop, false, []string{"no end", "log"}, false},
-		"ListVolumes hangs":              {[]registry.Record{data, controllerOf("1", 0)}, slow{}, false, []string{"within 20s", "log"}, false},
-		"no agent runs":                  {[]registry.Record{data, controllerOf("1", 0)}, nil, true, []string{"no agent runs", "start the agent"}, false},
-		"no agent, and it is turned off": {[]registry.Record{data, off}, nil, true, []string{"list_volumes = false", "its storage"}, true},
+		"it lists":                     {[]registry.Record{data, controllerOf("1", 0)}, well, false, nil, false},
+		"it cannot list":               {[]registry.Record{data, cannot}, well, false, nil, false},
+		"it has no controller":         {[]registry.Record{data, node}, well, false, nil, false},
+		"no volumes and no controller": {nil, well, false, nil, false},
+		"its controller is not there": {[]registry.Record{data, split}, well, false,
+			[]string{"no controller now", "start the job"}, false},
+		"nothing of it is there": {[]registry.Record{data}, well, false,
+			[]string{"no controller now", "start the job"}, false},
+		"its controller is dead": {[]registry.Record{data, sick}, well, false,
+			[]string{"not healthy: gone", "plugin status ebs"}, false},
+		"it is turned off": {[]registry.Record{data, off}, well, false,
+			[]string{"list_volumes = false", "its storage"}, true},
+		"ListVolumes fails": {[]registry.Record{data, controllerOf("1", 0)},
+			failing{errors.New("no"), new(int)}, false, []string{": no", "log"}, false},
+		"ListVolumes is endless": {[]registry.Record{data, controllerOf("1", 0)}, loop, false,
+			[]string{"no end", "log"}, false},
+		"ListVolumes hangs": {[]registry.Record{data, controllerOf("1", 0)}, slow{}, false,
+			[]string{"within 20s", "log"}, false},
+		"no agent runs": {[]registry.Record{data, controllerOf("1", 0)}, nil, true,
+			[]string{"no agent runs", "start the agent"}, false},
+		"no agent, and it is turned off": {[]registry.Record{data, off}, nil, true,
+			[]string{"list_volumes = false", "its storage"}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -160,7 +172,10 @@ func TestDamagedSuspensionIsReported(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "ebs.ListVolumes.json"), nil, 0o600))
 	w.build(Options{Live: true, Lister: failing{nil, &asked}, Suspended: csi.NewSuspensions(dir)})
 	found := w.examine().Findings
-	if asked != 0 || !slices.ContainsFunc(found, func(f registry.Finding) bool { return strings.Contains(f.Advice, ": rm "+dir) }) {
+	if asked != 0 || !slices.ContainsFunc(found, func(f registry.Finding) bool {
+		return strings.Contains(f.Advice,
+			": rm "+dir)
+	}) {
 		t.Errorf("asked %d times; found %v", asked, found)
 	}
 }

@@ -43,7 +43,8 @@ func (w *Watch) Wake() {
 	}
 }
 
-// Run inspects after First, after each Wake, and every 30 seconds, until ctx ends. At most one inspection is in progress.
+// Run inspects after First, after each Wake, and every 30 seconds, until ctx ends. At most one inspection is in
+// progress.
 func (w *Watch) Run(ctx context.Context) error {
 	w.pause(ctx, w.First, w.wake)
 	for ctx.Err() == nil {
@@ -90,7 +91,10 @@ func (w *Watch) inspect(ctx context.Context) error {
 	if !changed {
 		return err
 	}
-	_, storeErr := w.state.Commit(ctx, func(v registry.View) (registry.Change, error) { return w.change(v, refs, found), nil })
+	_, storeErr := w.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return w.change(v, refs, found),
+			nil
+	})
 	if storeErr != nil {
 		return fmt.Errorf("record what is wrong with mounts: %w", storeErr)
 	}
@@ -167,11 +171,13 @@ func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c 
 		}
 		r.Trouble = now
 		vol, _ := v.VolumeByKey(r.Volume)
-		w.logger.Warn(string(kind), "volume", vol.VolumeName(), "alloc", r.Alloc, "path", r.Target.Host, "detail", detail)
+		w.logger.Warn(string(kind), "volume", vol.VolumeName(), "alloc", r.Alloc, "path", r.Target.Host, "detail",
+			detail)
 		c.Put = append(c.Put, r)
 		c.Events = append(c.Events, registry.Event{
-			Kind: kind, Role: registry.RoleNode, Plugin: r.Volume.Plugin, Alloc: r.Alloc, Volume: vol.VolumeName(), External: r.Volume.External,
-			Request: r.Request, Detail: detail, At: w.now(),
+			Kind: kind, Role: registry.RoleNode, Plugin: r.Volume.Plugin, Alloc: r.Alloc, Volume: vol.VolumeName(),
+			External: r.Volume.External,
+			Request:  r.Request, Detail: detail, At: w.now(),
 		})
 	}
 	return c

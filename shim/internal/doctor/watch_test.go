@@ -63,7 +63,8 @@ func TestDeadMountsAreReported(t *testing.T) {
 		begin := time.Now()
 		w.sees(mount.Info{Errno: unix.ENOTCONN}, watch)
 		r := w.ref()
-		if r.Trouble != (mount.Info{Errno: unix.ENOTCONN}).Trouble() || !r.Troubled.Equal(begin) || r.Publish != registry.MarkDone {
+		if r.Trouble != (mount.Info{Errno: unix.ENOTCONN}).Trouble() || !r.Troubled.Equal(begin) ||
+			r.Publish != registry.MarkDone {
 			t.Errorf("%+v", r)
 		}
 		lost := w.events(registry.EventMountLost)
@@ -72,7 +73,8 @@ func TestDeadMountsAreReported(t *testing.T) {
 		}
 		w.view(func(v registry.View) {
 			all, _ := v.Events(0, registry.MaxEvents)
-			if e := all[len(all)-1]; e.Volume != data.VolumeName() || e.Alloc != "a1" || e.Request != "vol" || e.Plugin != "ebs" {
+			if e := all[len(all)-1]; e.Volume != data.VolumeName() || e.Alloc != "a1" || e.Request != "vol" ||
+				e.Plugin != "ebs" {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -126,9 +128,11 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	sent, old := ref(), ref()
 	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
-	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol", Outcome: registry.OutcomePending}
+	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol",
+		Outcome: registry.OutcomePending}
 	for what, list := range map[string][]registry.Record{
-		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old}, "with an open call": append(used(),
+		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old},
+		"with an open call": append(used(),
 			open),
 	} {
 		w := newEnv(t, list...)
