@@ -50,7 +50,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 	}
 	defer os.RemoveAll(dir)
 	copied := filepath.Join(dir, filepath.Base(layout.Database()))
-	used, err := wholeCopy(layout, copied)
+	used, err := wholeCopy(ctx, layout, copied)
 	if err != nil {
 		return Diagnosis{}, err
 	}
@@ -78,7 +78,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err == nil {
-		err = sound(layout)
+		err = sound(ctx, layout)
 	}
 	if err != nil {
 		return Diagnosis{}, err
@@ -114,8 +114,8 @@ func nowhere(state string) error {
 }
 
 // sound is nil if the state file is there and whole.
-func sound(l hooks.Layout) error {
-	err := store.Sound(l.Database())
+func sound(ctx context.Context, l hooks.Layout) error {
+	err := store.Sound(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
 		return registry.Errorf(registry.ErrNotFound, "%w: there is no state to repair; start an agent, then run holdfast doctor", err)
 	}
@@ -124,10 +124,10 @@ func sound(l hooks.Layout) error {
 
 // wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is made. A state that is
 // gone is an empty one, if there are mounts of it.
-func wholeCopy(l hooks.Layout, to string) (used bool, err error) {
+func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = lockedCopy(l.Database(), to); err == nil {
-			err = store.Sound(to)
+			err = store.Sound(ctx, to)
 		}
 		if !used || !errors.Is(err, registry.ErrDamaged) {
 			break
@@ -136,7 +136,7 @@ func wholeCopy(l hooks.Layout, to string) (used bool, err error) {
 	_, mounts := os.Lstat(l.MountRoot())
 	switch {
 	case errors.Is(err, registry.ErrDamaged):
-		return used, store.Sound(l.Database()) // by its own name
+		return used, store.Sound(ctx, l.Database()) // by its own name
 	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
@@ -161,8 +161,12 @@ func lockedCopy(from, to string) (used bool, err error) {
 	return used, errors.Join(err, out.Close())
 }
 
-// Helper does not return in a process that a shim started to do what may hang. main calls it first.
-func Helper() { mount.BecomeHelper() }
+// Helper does not return in a helper process of a shim: one that does what may hang, or one that verifies a state file. main
+// calls it first.
+func Helper() {
+	mount.BecomeHelper()
+	store.BecomeVerifier()
+}
 
 // with opens the state for as long as use lasts.
 func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error) (err error) {

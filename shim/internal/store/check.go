@@ -50,11 +50,7 @@ func (s *Store) check() []error {
 		return []error{err}
 	}
 	defer s.readers.release(p)
-	info, err := s.file.Stat()
-	if err != nil {
-		return []error{registry.Errorf(registry.ErrUnavailable, "state file: %w", err)}
-	}
-	if _, err := verify(s.file, info.Size()); err != nil {
+	if err := checkMetas(s.file); err != nil {
 		return []error{registry.Errorf(registry.ErrDamaged, "%w", err)}
 	}
 	tx, err := s.db.Begin(false) // of its own: bbolt checks against its list of free pages, which is that of the last commit
@@ -95,6 +91,9 @@ func (c *checker) report(format string, args ...any) {
 func (c *checker) all() error {
 	for err := range c.tx.Check() {
 		c.report("bbolt: %w", err)
+	}
+	if err := checkContent(c.tx); err != nil {
+		c.report("%w", err)
 	}
 	c.records()
 	walk(c, registry.BucketRequests, func(o registry.Operation) { c.listed(o) })

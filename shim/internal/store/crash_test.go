@@ -202,7 +202,7 @@ func TestInheritedLockNamesWhoHasIt(t *testing.T) {
 	heir, _ := strconv.Atoi(strings.TrimSpace(string(out)))
 	defer syscall.Kill(heir, syscall.SIGKILL)
 	_, err = Open(within(t, 50*time.Millisecond), Options{Path: path})
-	named := fmt.Sprintf("process %d (sleep), to which a process that is dead", heir)
+	named := fmt.Sprintf("process %d (\"sleep\"), which inherited the lock", heir)
 	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), named) {
 		t.Errorf("the lock that process %d has: %v", heir, err)
 	}

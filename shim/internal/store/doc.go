@@ -1,57 +1,59 @@
-// Package store keeps the shim's durable state in one bbolt file. It is the registry.Log of a running shim; the only caller
-// that opens it is the tenure of one generation, and use cases see no more of it than registry.Log.
+// Package store keeps the durable state of a shim in one bbolt file. It implements registry.State. Package lifecycle opens
+// it for one generation; everything else sees registry.State.
 //
 // What it promises:
 //
-//   - A Commit that returned nil is on disk: it survives SIGKILL, and a power cut on a disk that keeps what it synced.
-//   - Changes are whole or not there. Concurrent commits share one transaction, in the order in which they came.
-//   - What is told (registry.Applied, View) is on disk already. Views wait for no commit and no disk.
-//   - One writer. The file's lock keeps other processes out, and every transaction compares the generation in the file.
-//   - Whatever is found wrong with the disk or the file stops the store for good: Run returns the reason, and the process
-//     starts over. The outcome of a commit whose sync failed is not known, so no later commit may build on it. The one
-//     exception is a full or read-only disk, where it can be shown that nothing was written.
-//   - A full disk refuses what takes on something new (ErrExhausted); what winds down still commits, out of a reserve.
-//   - A generation that goes on with its own file can do so on a read-only file system: it reads, and refuses whatever is to be written
-//     (ErrExhausted), until the file could be written to; then it stops, and the process starts over.
-//   - A damaged file is found before it is opened for writing, is never replaced and never changed.
-//   - Records keep the fields, and the file keeps the buckets, that this build does not know.
+//   - A change whose Commit returned nil is on disk. It survives SIGKILL, and a power cut if the disk keeps what it synced.
+//   - A change is stored as a whole or not at all. Concurrent commits share a transaction, in the order of their arrival.
+//   - View and Options.Applied show only what is on disk. A View waits for no commit and no disk.
+//   - There is one writer. The lock of the file keeps other processes out, and each transaction compares the generation.
+//   - An error of the disk or the file stops the store for good. Run returns the reason, and the process has to start
+//     over: after a failed sync the outcome of the commit is unknown, and no later commit may build on it. The exception
+//     is a disk that is full or read-only, if nothing was written.
+//   - On a full disk a commit that adds something fails with ErrExhausted. Commits that wind something down still succeed,
+//     from a reserve.
+//   - On a read-only file system a store that continues its own generation serves views. Commits fail with ErrExhausted.
+//     Once the file system is writable the store stops, and the process starts over.
+//   - A damaged file is found before it is opened for writing. It is neither changed nor replaced.
+//   - Fields and buckets that this build does not know are kept.
 //
-// It does not promise to notice a disk that gives back an older copy of the whole file.
+// It does not notice a disk that returns an older copy of the whole file.
 //
 // # The file
 //
-// A value is the CRC-32C of its bucket's name, its key and its text, then the text: JSON. The key is part of the sum so that a
-// record that has moved to another key does not pass. Each bucket has a tally in the meta bucket: how many records it
-// has, and the sum of their checksums, so that a record which is gone without a trace is missed. bbolt has neither:
-// it finds few damaged bytes, and dies of some of them.
+// A value is the CRC-32C of its bucket's name, its key and its text, followed by the text, which is JSON. The sum covers the
+// key so that a record that has moved to another key is found. The meta bucket has a tally of each bucket: the number of
+// its records and the sum of their checksums. It shows that a record is missing. bbolt itself checksums its two meta pages
+// only.
 //
-// docs/state.txt draws the file. It is printed from a real one by TestDrawing.
+// docs/state.txt draws the file. TestDrawing prints it from a real one.
 //
 // # How a schema changes
 //
-// Two releases that follow each other read and write one file in turn: a new shim may be taken back. So what a release stores otherwise than the
-// one before it does, it stores at both places (it expands), and says by its window that the older one can read it. A form is that: it writes
-// the new place beside the old one, and reads the new one. The older release keeps the new place, which it does not know (see merge), and may
-// change the old one; opening the file it takes the window's number down, so that the newer one migrates again, and there what
-// the old place says counts. A field of no meaning to the older release needs no form: to it the field is unknown, and stays.
+// Two releases that follow each other read and write one file in turn, because a swap can be rolled back. If a release
+// moves a field, it writes both the old and the new place, and reads the new one. A form does that. The older release keeps
+// the new place, which it does not know (see merge), and may change the old one. It sets the schema number to its own when
+// it opens the file, so the newer release migrates again and takes the old place over. A field that the older release does
+// not need has no form: that release keeps it as an unknown field.
 //
-// What is stored at both places is given up at the old one (it is contracted) by the release after, whose window then says that the one which
-// knows only the old place cannot read it. No migration contracts when a swap is committed: the binary before, which the host keeps, could not be
-// swapped back to.
+// The release after that one may drop the old place. It declares that the release which knows only the old place cannot
+// read the file. No migration drops a place at the commit of a swap: the host keeps the binary before, and could not swap
+// back to it.
 //
-// TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two in the next release (package nextrelease).
+// TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two in the next release (package
+// nextrelease).
 //
 // # How the file is verified
 //
-// Verification reads the file with pread through the descriptor that bbolt is given afterwards, with the lock held, and
-// follows the pages itself, with every offset checked. bbolt maps the file instead: truncation is then a SIGBUS, a page
-// number out of range a SIGSEGV, and a page that lists itself a stack overflow, which cannot be recovered from. Guarding
-// bbolt's own Check would thus need a process of its own at each start, in the very gap in which a swap holds calls.
-// What the walk accepts bbolt may open, and Check runs bbolt's own check as well.
+// Damage can kill a process that maps the file: a file that is cut off is a SIGBUS, and a page that contains itself a stack
+// overflow. So a child process verifies a copy of the file in memory, and its death means damage. The child runs bbolt's own
+// check, the checks that it leaves out, and ours of checksums and tallies (verify).
 //
-// After a handover (Options.Left) the walk is left out. The length of the file, its meta pages, its list of free pages and
-// the meta bucket are still checked in this way before the file is mapped. If any of them is wrong, the whole file is verified.
+// The file is not verified again after a clean handover (Options.Left): the previous shim has verified it, every change
+// since was its own, and calls are held meanwhile. A child process would cost 10 ms or more then. The length of the file and
+// its meta pages are checked; bbolt reads the free list, and Open the meta bucket. If anything is wrong, the file is
+// verified.
 //
-// What cannot be decoded within a transaction panics inside this package with the type damage; Commit and View turn that into
-// ErrDamaged at their edge, so that no decision is taken on half of the truth.
+// A record that cannot be decoded within a transaction panics inside this package with the type damage. Commit and View
+// return it as ErrDamaged, so that no decision rests on part of the state.
 package store

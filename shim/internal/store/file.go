@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -15,6 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/proc"
 	"holdfast/registry"
 )
 
@@ -42,6 +43,19 @@ func ensureDir(dir string) error {
 		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)
 	}
 	return checkOwner(dir, info, 0o077, fmt.Sprintf("chmod %o", dirMode))
+}
+
+// Usable returns why a shim could not open the state file: the permissions, owner or type of the file or its directory.
+// It reads nothing and takes no lock.
+func Usable(path string) error {
+	if err := ensureDir(filepath.Dir(path)); err != nil {
+		return err
+	}
+	file, err := openFile(path, true)
+	if err != nil {
+		return err
+	}
+	return file.Close()
 }
 
 // checkOwner refuses what is not ours, or has one of the forbidden permissions.
@@ -110,7 +124,7 @@ func lock(ctx context.Context, path string, file *os.File) error {
 		}
 		select {
 		case <-ctx.Done():
-			return registry.Errorf(registry.ErrConflict, "%s is locked by %s: %w", path, lockHolder(file), context.Cause(ctx))
+			return registry.Errorf(registry.ErrConflict, "%s is locked by %s: %w", path, lockHolder(path), context.Cause(ctx))
 		case <-time.After(lockRetry):
 		}
 	}
@@ -124,59 +138,25 @@ func unlock(path string, file *os.File) error {
 	return nil
 }
 
-// lockHolder names the process that has locked the file, as far as the kernel tells. If that has died, it has left the lock to who has the file open
-// from it.
-func lockHolder(file *os.File) string {
-	info, err := file.Stat()
-	if err != nil {
+// lockHolder names the process that has locked the file, for messages. A process that has exited leaves the lock to the
+// processes that inherited the open file.
+func lockHolder(path string) string {
+	for _, pid := range proc.FlockHolders(path) {
+		if stat, err := proc.ReadStat(pid); err == nil && !stat.Exited() {
+			return proc.Name(pid)
+		}
+	}
+	var heirs []string
+	pids, _ := proc.PIDs()
+	for _, pid := range pids {
+		if pid != os.Getpid() && proc.Opens(pid, path) {
+			heirs = append(heirs, proc.Name(pid))
+		}
+	}
+	if len(heirs) == 0 {
 		return "another process"
 	}
-	stat := info.Sys().(*syscall.Stat_t)
-	inode := fmt.Sprintf("%02x:%02x:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev), stat.Ino)
-	table, _ := os.ReadFile("/proc/locks")
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 4711 fe:00:12345 0 EOF
-		if len(f) < 6 || f[1] != "FLOCK" || f[5] != inode {
-			continue
-		}
-		if _, err := os.Stat("/proc/" + f[4]); err == nil {
-			return processName(f[4])
-		}
-	}
-	if heirs := openers(file.Name(), info); len(heirs) > 0 {
-		return strings.Join(heirs, ", ") + ", to which a process that is dead has left it: end it"
-	}
-	return "another process"
-}
-
-// openers are the other processes that have the file open. Of their files only those of its name are looked at: others may lie where a look hangs.
-func openers(path string, file fs.FileInfo) (names []string) {
-	processes, _ := filepath.Glob("/proc/[0-9]*")
-	for _, p := range processes {
-		fds, _ := filepath.Glob(p + "/fd/*")
-		has := slices.ContainsFunc(fds, func(fd string) bool {
-			if to, err := os.Readlink(fd); err != nil || filepath.Base(to) != filepath.Base(path) {
-				return false
-			}
-			open, err := os.Stat(fd)
-			return err == nil && os.SameFile(open, file)
-		})
-		if pid := filepath.Base(p); has && pid != fmt.Sprint(os.Getpid()) {
-			names = append(names, processName(pid))
-		}
-	}
-	return names
-}
-
-func processName(pid string) string {
-	if pid == fmt.Sprint(os.Getpid()) {
-		return "this process itself (pid " + pid + ")"
-	}
-	name, err := os.ReadFile("/proc/" + pid + "/comm")
-	if err != nil {
-		return "process " + pid
-	}
-	return fmt.Sprintf("process %s (%s)", pid, strings.TrimSpace(string(name)))
+	return strings.Join(heirs, ", ") + ", which inherited the lock of a process that has exited: end it"
 }
 
 // sameFile says whether path still names the open file.
@@ -193,29 +173,30 @@ func sameFile(path string, file *os.File) (bool, error) {
 }
 
 // openLocked opens and locks the file at path, which is created if it is not there. readable is openFile's.
-func openLocked(ctx context.Context, path string, s schema, readable bool) (*os.File, error) {
+func openLocked(ctx context.Context, path string, s schema, readable bool) (file *os.File, created bool, err error) {
 	for {
 		file, err := openFile(path, readable)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err := create(ctx, path, s); err != nil {
-				return nil, err
+				return nil, false, err
 			}
+			created = true
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if err := lock(ctx, path, file); err != nil {
 			_ = file.Close()
-			return nil, err
+			return nil, false, err
 		}
 		same, err := sameFile(path, file)
 		if same {
-			return file, nil
+			return file, created, nil
 		}
 		_ = file.Close()
 		if err != nil {
-			return nil, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+			return nil, false, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
 		}
 	}
 }
@@ -288,11 +269,16 @@ func syncFile(path string) error {
 	return err
 }
 
-// openBolt lets bbolt have the file that was verified. It panics on what the walker should have found.
-func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, err error) {
+// openBolt has bbolt open the file and reads what Open decides by. It takes over the file.
+func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found state, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if r := recover(); r != nil {
-			db, err = nil, registry.Errorf(registry.ErrDamaged, "open %s: %v", path, r)
+		if r := recover(); r != nil { // by bbolt, or a fault of the mapped file, or damage
+			err = registry.Errorf(registry.ErrDamaged, "open %s: %v", path, r)
+		}
+		if err != nil {
+			_ = unlock(path, file) // bbolt may have mapped the file, which keeps its lock
+			_ = file.Close()
 		}
 	}()
 	db, err = bolt.Open(path, fileMode, &bolt.Options{
@@ -305,10 +291,11 @@ func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, err erro
 		NoGrowSync:      throwaway,
 	})
 	if err != nil {
-		return nil, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)
+		return nil, found, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)
 	}
 	db.AllocSize = growStep
-	return db, nil
+	err = db.View(func(tx *bolt.Tx) error { found = stateOf(tx); return nil })
+	return db, found, err
 }
 
 // writable says whether the open file can be written to.

@@ -38,7 +38,7 @@ func TestRefusedFiles(t *testing.T) {
 		"something else": {func(t *testing.T, path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("text", 5000)), 0o600)
 		}, registry.ErrDamaged, "not a"},
-		"another's schema": {foreignFile, registry.ErrDamaged, "meta entry application is missing"},
+		"another's schema": {foreignFile, registry.ErrDamaged, "bucket meta is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := statePath(t)

@@ -23,6 +23,7 @@ const childPath = "HOLDFAST_TEST_STORE"
 const childCommits = "HOLDFAST_TEST_COMMITS"
 
 func TestMain(m *testing.M) {
+	BecomeVerifier()
 	if path := os.Getenv(childPath); path != "" {
 		if err := childMain(path); err != nil {
 			fmt.Println("fatal", err)

@@ -102,11 +102,7 @@ func writeGolden(t *testing.T, name string, before func(*transaction) error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	walker, err := newPages(bytes.NewReader(file), int64(len(file)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, file[:walker.meta.highWater*walker.meta.pageSize], 0o600); err != nil {
+	if err := os.WriteFile(name, file[:usedBytes(t, path)], 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

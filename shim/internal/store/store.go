@@ -22,8 +22,8 @@ type Options struct {
 	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
 	// Open writes nothing that is not missing, and a file on a read-only file system will do; a lower one is fenced.
 	Generation registry.Generation
-	// Left is as what the last writer says to have left the file. One that is so is not walked again: its writer knew it to be whole. The
-	// zero value: nobody has said.
+	// Left is where the previous shim says that it left the file. A file that is there is not verified again: that shim has
+	// verified it, and every commit since was its own. The zero value: the previous shim has not released the file.
 	Left Left
 	Boot string // boot id, /proc/sys/kernel/random/boot_id
 	Now  func() time.Time
@@ -96,13 +96,8 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	file, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
+	file, db, found, err := openVerified(ctx, path, options)
 	if err != nil {
-		return nil, err
-	}
-	db, found, err := openVerified(path, file, options)
-	if err != nil {
-		_ = file.Close()
 		return nil, err
 	}
 	s := &Store{
@@ -116,47 +111,62 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// openVerified opens the file after it was verified.
-func openVerified(path string, file *os.File, options Options) (*bolt.DB, state, error) {
-	found, err := verified(path, file, options)
-	if err != nil {
-		return nil, found, err
-	}
-	db, err := openBolt(path, file, options.Throwaway)
-	return db, found, err
-}
-
-// verified inspects the file. If the file is as its last writer reported to have left it (Options.Left), only its length,
-// meta pages, list of free pages and meta bucket are read.
-func verified(path string, file *os.File, options Options) (state, error) {
-	if options.Left != (Left{}) {
-		info, err := file.Stat()
+// openVerified opens the file after it was verified, unless the file was just created or is as the previous shim left it
+// (Options.Left).
+func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
+	for vouched := options.Left != (Left{}); ; vouched = false {
+		file, created, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
 		if err != nil {
-			return state{}, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+			return nil, nil, state{}, err
 		}
-		found, err := verifyMeta(file, info.Size())
-		if err == nil && (Left{found.generation, found.seq}) == options.Left {
-			return found, admits(path, found, options)
+		if vouched && checkMetas(file) != nil {
+			_ = file.Close()
+			continue
 		}
+		if !vouched && !created {
+			if err := verified(ctx, file); err != nil {
+				if errors.Is(err, registry.ErrDamaged) {
+					err = quarantine(path, file, options.Now(), err)
+				}
+				_ = file.Close()
+				return nil, nil, state{}, err
+			}
+		}
+		db, found, err := openBolt(path, file, options.Throwaway)
+		if vouched && (err != nil || found.left() != options.Left) {
+			if err == nil {
+				_ = db.Close()
+			}
+			continue
+		}
+		if err == nil {
+			err = admits(path, found, options)
+			if err == nil {
+				return file, db, found, nil
+			}
+			_ = db.Close()
+		}
+		return nil, nil, found, err
 	}
-	return inspect(path, file, options)
 }
 
-// inspect verifies the file, and refuses what must not be opened for writing.
-func inspect(path string, file *os.File, options Options) (state, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return state{}, registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+// state is the part of the meta bucket that Open decides by.
+type state struct {
+	window     window
+	generation registry.Generation
+	boot       string
+	seq        registry.Seq
+}
+
+func (s state) left() Left { return Left{s.generation, s.seq} }
+
+func stateOf(tx *bolt.Tx) (s state) {
+	for name, into := range map[string]any{
+		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq, metaFloor: new(registry.Seq),
+	} {
+		getMeta(tx, name, into)
 	}
-	found, err := verify(file, info.Size())
-	if err != nil {
-		return state{}, quarantine(path, file, options.Now(), err)
-	}
-	st, err := found.state()
-	if err != nil {
-		return state{}, quarantine(path, file, options.Now(), err)
-	}
-	return st, admits(path, st, options)
+	return s
 }
 
 // admits is nil if a file in that state may be opened for writing.

@@ -1,134 +1,346 @@
 package store
 
 import (
-	"encoding/json"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
 	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"holdfast/registry"
 )
 
-// content is what a verified file says of itself.
-type content struct {
-	entries map[string]json.RawMessage // of the meta bucket
-	tallies map[string]tally           // as counted
-	buckets map[string]bool
+// verifyFlag makes a program the verifier of a state file. It has the file as descriptor 3.
+const verifyFlag = "-verify-state"
+
+const (
+	exitDamaged      = 3        // exit code of a verifier that found damage and has written it to standard output
+	maxVerifierStack = 64 << 20 // ends the recursion of bbolt over pages that contain themselves, in bytes
+)
+
+// BecomeVerifier does not return in a process that a store has started to verify a file. A program that opens stores
+// calls it first in main.
+func BecomeVerifier() {
+	if len(os.Args) != 2 || os.Args[1] != verifyFlag {
+		return
+	}
+	debug.SetMaxStack(maxVerifierStack)
+	if err := verify(os.NewFile(3, "state file")); err != nil {
+		fmt.Print(err)
+		os.Exit(exitDamaged)
+	}
+	os.Exit(0)
 }
 
-// verify reads a whole file that nobody writes: its pages, each checksum, and that no record is missing. It neither maps nor
-// changes it. An error is the description of the first damage that was found.
-func verify(file io.ReaderAt, size int64) (c content, err error) {
-	c = content{entries: map[string]json.RawMessage{}, tallies: map[string]tally{}}
-	defer func() {
-		if r := recover(); r != nil { // a hole in the walker's checks must not end the process
-			err = fmt.Errorf("%v", r)
-		}
-	}()
-	walker, err := newPages(file, size)
+// verified has a child process verify a copy of the file in memory. A damaged file may kill the process that maps it.
+// The copy keeps the lock of the file out of it, as bbolt takes one. An error is an ErrDamaged if the file is damaged.
+func verified(ctx context.Context, file *os.File) error {
+	copied, err := memoryCopy(file)
 	if err != nil {
-		return c, err
+		return registry.Errorf(registry.ErrUnavailable, "copy %s to verify it: %w", file.Name(), err)
 	}
-	if err := walker.walk(c.add); err != nil {
-		return c, err
+	defer copied.Close()
+	var found, crash bytes.Buffer
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", verifyFlag)
+	cmd.Env = []string{"GORACE=atexit_sleep_ms=0"} // a build with the race detector sleeps for a second otherwise
+	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{copied}, &found, &crash
+	err = cmd.Run()
+	exit, ended := errors.AsType[*exec.ExitError](err)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return registry.Errorf(registry.ErrUnavailable, "verify %s: %w", file.Name(), context.Cause(ctx))
+	case !ended:
+		return registry.Errorf(registry.ErrUnavailable, "verify %s: start the verifier: %w", file.Name(), err)
+	case exit.ExitCode() == exitDamaged:
+		return registry.Errorf(registry.ErrDamaged, "%s", found.String())
 	}
-	c.buckets = walker.buckets
-	return c, c.complete()
+	reason, _, _ := strings.Cut(crash.String(), "\n")
+	return registry.Errorf(registry.ErrDamaged, "reading it crashes the verifier (%v): %s", exit, reason)
 }
 
-// verifyMeta checks that the file is not cut off, checks the pages that bbolt follows when it opens the file, and returns
-// the content of the meta bucket. It reads nothing else.
-func verifyMeta(file io.ReaderAt, size int64) (s state, err error) {
-	c := content{entries: map[string]json.RawMessage{}}
+// memoryCopy copies a file into one that has no name.
+func memoryCopy(file *os.File) (*os.File, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	copied := os.NewFile(uintptr(fd), "state")
+	if _, err := io.Copy(copied, io.NewSectionReader(file, 0, info.Size())); err != nil {
+		_ = copied.Close()
+		return nil, err
+	}
+	return copied, nil
+}
+
+// verify reads a whole file that nothing writes: its pages, each checksum, and that no record is missing. An error
+// describes the first damage found. Damage may also crash the process.
+func verify(file *os.File) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
 		}
 	}()
-	walker, err := newPages(file, size)
-	if err != nil {
-		return s, err
+	if err := checkMetas(file); err != nil {
+		return err
 	}
-	if err := walker.walkBucket(bucketMeta, c.add); err != nil {
-		return s, err
-	}
-	return c.state()
-}
-
-func (c content) add(bucket string, key, value []byte) error {
-	text, err := unseal(bucket, key, value)
+	db, err := bolt.Open("", 0, &bolt.Options{
+		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return file, nil },
+		ReadOnly: true, PreLoadFreelist: true, FreelistType: bolt.FreelistMapType, NoStatistics: true,
+	})
 	if err != nil {
 		return err
 	}
-	if bucket == bucketMeta {
-		c.entries[string(key)] = append(json.RawMessage{}, text...)
-		return nil
+	return db.View(func(tx *bolt.Tx) error {
+		if err := checkPages(tx, file); err != nil {
+			return err
+		}
+		for err := range tx.Check() {
+			return err
+		}
+		return checkContent(tx)
+	})
+}
+
+// The layout of a bbolt file, as far as bbolt does not check it. Numbers have the byte order of the machine.
+const (
+	headerSize = 16 // of a page: id (8), flags (2), count (2), overflow (4)
+	metaSize   = 64 // of a meta page's content
+	boltMagic  = 0xED0CDAED
+)
+
+var order = binary.NativeEndian
+
+// checkMetas checks that both meta pages are whole and that the file is as long as they say. bbolt opens a file with one
+// whole meta page, and so could forget the last commit.
+func checkMetas(file *os.File) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
 	}
-	sum := c.tallies[bucket]
-	sum.add(value)
-	c.tallies[bucket] = sum
+	var size, last uint64 // in use, in bytes; number of the last transaction
+	pageSize := uint64(0)
+	for i := range 2 {
+		var page [headerSize + metaSize]byte
+		if _, err := file.ReadAt(page[:], int64(i)*int64(pageSize)); err != nil {
+			return fmt.Errorf("meta page %d: %w", i, err)
+		}
+		body := page[headerSize:]
+		sum := fnv.New64a()
+		_, _ = sum.Write(body[:metaSize-8])
+		if order.Uint32(body) != boltMagic || order.Uint64(body[metaSize-8:]) != sum.Sum64() {
+			return fmt.Errorf("meta page %d is damaged, or this is not a bbolt file", i)
+		}
+		pageSize = uint64(order.Uint32(body[8:]))
+		if tx := order.Uint64(body[48:]); tx >= last {
+			size, last = order.Uint64(body[40:])*pageSize, tx
+		}
+	}
+	if uint64(info.Size()) < size {
+		return fmt.Errorf("the file is cut off: it has %d of %d bytes", info.Size(), size)
+	}
 	return nil
 }
 
-// complete compares what was counted with the tallies that were stored, in both directions.
-func (c content) complete() error {
+// checkPages checks what bbolt's own check relies on or leaves out: that no page is longer than the file, and that a
+// branch names each page by the first key of the page. bbolt replaces a page in its branch by that key: with another one,
+// the branch would keep a page that is free.
+func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
+	pageSize := int64(tx.DB().Info().PageSize)
+	for id, end := int64(2), tx.Size()/pageSize; id < end; id++ {
+		info, err := tx.Page(int(id))
+		if err != nil {
+			return err
+		}
+		if info.Type == "free" {
+			continue
+		}
+		if int64(info.OverflowCount) >= end-id {
+			return fmt.Errorf("page %d is longer than the file", id)
+		}
+		for i := 0; info.Type == "branch" && i < info.Count; i++ {
+			key, child, err := keyOf(file, id*pageSize, i)
+			if err != nil {
+				return fmt.Errorf("page %d: %w", id, err)
+			}
+			first, _, err := keyOf(file, int64(child)*pageSize, 0)
+			if err != nil {
+				return fmt.Errorf("page %d: %w", child, err)
+			}
+			if !bytes.Equal(key, first) {
+				return fmt.Errorf("page %d names page %d by another key than its first", id, child)
+			}
+		}
+		id += int64(info.OverflowCount)
+	}
+	return nil
+}
+
+// keyOf reads the i-th key of the page at an offset, and the page below it if the page is a branch.
+func keyOf(file io.ReaderAt, page int64, i int) (key []byte, child uint64, err error) {
+	const elementSize, leafFlag = 16, 2
+	var header [headerSize]byte
+	var element [elementSize]byte
+	at := page + headerSize + elementSize*int64(i)
+	if _, err := file.ReadAt(header[:], page); err != nil {
+		return nil, 0, err
+	}
+	if _, err := file.ReadAt(element[:], at); err != nil {
+		return nil, 0, err
+	}
+	place, size := order.Uint32(element[:]), order.Uint32(element[4:]) // branch: offset, size, page (8)
+	if order.Uint16(header[8:]) == leafFlag {                          // leaf: flags, offset, size, size of the value
+		place, size = order.Uint32(element[4:]), order.Uint32(element[8:])
+	}
+	if size > bolt.MaxKeySize {
+		return nil, 0, fmt.Errorf("key %d has %d bytes", i, size)
+	}
+	key = make([]byte, size)
+	_, err = file.ReadAt(key, at+int64(place))
+	return key, order.Uint64(element[8:]), err
+}
+
+// checkContent checks each checksum, and compares each bucket with its tally, in both directions.
+func checkContent(tx *bolt.Tx) error {
+	counted := map[string]tally{}
+	err := tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
+		if b == nil {
+			return fmt.Errorf("key %q is outside of any bucket", bucket)
+		}
+		name, last := string(bucket), []byte(nil)
+		var sum tally
+		err := b.ForEach(func(key, value []byte) error {
+			if len(key) == 0 || last != nil && bytes.Compare(last, key) >= 0 {
+				return fmt.Errorf("bucket %s: key %q follows %q", name, key, last)
+			}
+			if _, err := unseal(name, key, value); err != nil { // a bucket within the bucket has no value
+				return err
+			}
+			sum.add(value)
+			last = key
+			return nil
+		})
+		counted[name] = sum
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	meta := tx.Bucket([]byte(bucketMeta))
+	if meta == nil {
+		return fmt.Errorf("bucket %s is missing", bucketMeta)
+	}
 	var app string
-	if err := c.entry(metaApplication, &app); err != nil {
+	if err := metaEntry(meta, metaApplication, &app); err != nil {
 		return err
 	}
 	if app != application {
-		return fmt.Errorf("it is the file of %q, not of %s", app, application)
+		return fmt.Errorf("the file belongs to %q, not to %s", app, application)
 	}
-	for name := range c.entries {
-		bucket, isTally := strings.CutPrefix(name, metaTally)
-		if !isTally {
+	for name, got := range counted {
+		var want tally
+		if name == bucketMeta {
 			continue
 		}
-		var want tally
-		if err := c.entry(name, &want); err != nil {
+		if err := metaEntry(meta, metaTally+name, &want); err != nil {
 			return err
 		}
-		if !c.buckets[bucket] {
+		if got != want {
+			return fmt.Errorf("bucket %s has %d records with a wrong sum instead of %d", name, got.Records, want.Records)
+		}
+	}
+	return meta.ForEach(func(name, _ []byte) error {
+		bucket, isTally := strings.CutPrefix(string(name), metaTally)
+		if _, there := counted[bucket]; isTally && !there {
 			return fmt.Errorf("bucket %s is missing", bucket)
 		}
-		if got := c.tallies[bucket]; got != want {
-			return fmt.Errorf("bucket %s has %d records, of which the sum is wrong, instead of %d", bucket, got.Records, want.Records)
-		}
-	}
-	for bucket := range c.buckets {
-		if _, ok := c.entries[metaTally+bucket]; !ok && bucket != bucketMeta {
-			return fmt.Errorf("bucket %s has no tally", bucket)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
-func (c content) entry(name string, into any) error {
-	text, ok := c.entries[name]
-	if !ok {
+func metaEntry(meta *bolt.Bucket, name string, into any) error {
+	value := meta.Get([]byte(name))
+	if value == nil {
 		return fmt.Errorf("meta entry %s is missing", name)
 	}
-	if err := json.Unmarshal(text, into); err != nil {
-		return fmt.Errorf("meta entry %s: %w", name, err)
-	}
-	return nil
+	return decode(bucketMeta, []byte(name), value, into)
 }
 
-// state is the part of the meta bucket that Open decides by.
-type state struct {
-	window     window
-	generation registry.Generation
-	boot       string
-	seq        registry.Seq
+// Sound returns nil if the file at path is whole: its pages, each checksum, and that no record is missing. It writes
+// nothing. An ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound means
+// that there is no file.
+func Sound(ctx context.Context, path string) error {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return registry.Errorf(registry.ErrNotFound, "state file: %w", err)
+	}
+	if err != nil {
+		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
+	}
+	defer file.Close()
+	err = verified(ctx, file)
+	if errors.Is(err, registry.ErrDamaged) {
+		return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s", path, err, remedy)
+	}
+	return err
 }
 
-func (c content) state() (s state, err error) {
-	for name, into := range map[string]any{
-		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq, metaFloor: new(registry.Seq),
-	} {
-		if err := c.entry(name, into); err != nil {
-			return s, err
-		}
+const remedy = "Put a good copy in its place. Only if no volume is in use on this node, move it away: the shim then starts " +
+	"with an empty state"
+
+// quarantine keeps a copy of a damaged file beside it and returns the error to report. The file itself stays in place: if
+// it were moved away, the next start would begin with an empty state and forget volumes in use. The same damage is copied
+// once, however often the shim is started.
+func quarantine(path string, file *os.File, now time.Time, damaged error) error {
+	kept, err := keepCopy(path, file, now)
+	where := "A copy is " + kept + "."
+	if err != nil {
+		where = fmt.Sprintf("It could not be copied: %v.", err)
 	}
-	return s, nil
+	return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s Run `holdfast doctor`. %s",
+		path, damaged, where, remedy)
+}
+
+func keepCopy(path string, file *os.File, now time.Time) (string, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	if _, err := io.Copy(sum, io.NewSectionReader(file, 0, info.Size())); err != nil {
+		return "", err
+	}
+	short := fmt.Sprintf("%x", sum.Sum(nil)[:4])
+	if kept, _ := filepath.Glob(path + ".damaged-*-" + short); len(kept) > 0 {
+		return kept[0], nil
+	}
+	name := fmt.Sprintf("%s.damaged-%s-%s", path, now.UTC().Format("20060102T150405Z"), short)
+	to, err := renameio.NewPendingFile(name, renameio.WithPermissions(fileMode), renameio.WithTempDir(filepath.Dir(path)))
+	if err != nil {
+		return "", err
+	}
+	defer to.Cleanup()
+	if _, err := io.Copy(to, io.NewSectionReader(file, 0, info.Size())); err != nil {
+		return "", err
+	}
+	return name, to.CloseAtomicallyReplace()
 }
