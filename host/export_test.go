@@ -6,6 +6,13 @@ import (
 	"google.golang.org/grpc"
 )
 
+// serving returns the shim that calls go to; nil: none.
+func (g *gate) serving() *shim {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.active
+}
+
 // Conn returns the connection to the active shim.
 func (h *Host) Conn() grpc.ClientConnInterface { return h.gate.serving().process.Conn() }
 

@@ -48,13 +48,6 @@ func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why })
 // shut fails all calls for good.
 func (g *gate) shut(why error) { g.set(func() { g.active, g.closed = nil, why }) }
 
-// serving returns the shim that calls go to; nil: none.
-func (g *gate) serving() *shim {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.active
-}
-
 // held returns how many calls had to wait since hold.
 func (g *gate) held() (calls int) {
 	g.mu.Lock()

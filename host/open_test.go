@@ -161,11 +161,3 @@ func TestHostWithFewerOperations(t *testing.T) {
 		t.Errorf("a task that needs none: %v", err)
 	}
 }
-
-func TestExpandKeepsUnknownReferences(t *testing.T) {
-	t.Parallel()
-	known := map[string]string{"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1"}
-	if got := host.Expand("${NOMAD_ALLOC_ID} on ${node.unique.id}, ${unknown}", known); got != "a1 on n1, ${unknown}" {
-		t.Errorf("got %q", got)
-	}
-}

@@ -74,10 +74,6 @@ const (
 	EventResync    = registry.EventResync
 )
 
-// Expand resolves the references that a parsed job still has, such as ${NOMAD_ALLOC_ID} and ${node.unique.id}.
-// Variables are looked up by their name, everything else by its dotted form. Unknown references stay as they are.
-func Expand(text string, known map[string]string) string { return hooks.Expand(text, known) }
-
 // The kinds of error, for errors.Is.
 var (
 	ErrInvalid     = registry.ErrInvalid

@@ -8,7 +8,7 @@ import (
 	"holdfast/host/internal/launch"
 )
 
-// BenchmarkFirstStart is what a new binary costs: copy, hash, flush, start, one answer, end.
+// BenchmarkFirstStart copies, hashes, flushes and starts a new binary, gets one answer and ends it.
 func BenchmarkFirstStart(b *testing.B) {
 	for b.Loop() {
 		store, _ := openStore(b)
@@ -23,8 +23,7 @@ func BenchmarkFirstStart(b *testing.B) {
 	}
 }
 
-// BenchmarkCrashRestart is from a SIGKILL to the first answer of the next process of the same binary, which is not
-// hashed.
+// BenchmarkCrashRestart measures from a SIGKILL to the first answer of the next process of the binary.
 func BenchmarkCrashRestart(b *testing.B) {
 	opts := options(b, "plain")
 	p := startAnswering(b, opts)
@@ -38,7 +37,7 @@ func BenchmarkCrashRestart(b *testing.B) {
 	kill(b, p)
 }
 
-// BenchmarkCall is one RPC.
+// BenchmarkCall makes one RPC.
 func BenchmarkCall(b *testing.B) {
 	p := startAnswering(b, options(b, "plain"))
 	for b.Loop() {

@@ -119,7 +119,8 @@ func TestPanicTraceIsError(t *testing.T) {
 	}
 }
 
-// Without root, a directory's mode counts for its owner, too: what a shim has closed to everybody goes all the same.
+// Without root, modes of directories also bind their owner. Directories that a shim has closed are removed all the
+// same.
 func TestDirectoriesWithoutPermissions(t *testing.T) {
 	run, err := os.MkdirTemp("", "h-")
 	if err != nil {
@@ -147,7 +148,7 @@ func TestDirectoriesWithoutPermissions(t *testing.T) {
 	}
 }
 
-// asNobody does something on this thread as a user who is not root, and has a directory.
+// asNobody runs a function on this thread as a user who is not root and owns a directory.
 func asNobody(dir string, do func() error) error {
 	const nobody = 65534
 	if os.Getuid() == 0 {

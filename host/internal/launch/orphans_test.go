@@ -17,7 +17,7 @@ import (
 	"holdfast/registry"
 )
 
-// ownStore is a store that no other test's shims are executed from.
+// ownStore returns a store from which only this test's shims are executed.
 func ownStore(t *testing.T) (*launch.Store, string, launch.Digest) {
 	t.Helper()
 	store, dir := openStore(t)
@@ -37,8 +37,7 @@ func endOrphans(t *testing.T, store *launch.Store, database string) string {
 	return log.text()
 }
 
-// A shim that does not heed the end of its host is ended by the next one, and so is one that is stopped; one that is
-// well ends by itself.
+// A shim that ignores the end of its host, or is stopped, is ended by the next host. A healthy one ends by itself.
 func TestOrphansAreEnded(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -46,9 +45,9 @@ func TestOrphansAreEnded(t *testing.T) {
 		frozen bool
 		says   string
 	}{
-		"deaf":   {"deaf", false, `"stopped":false`},
-		"frozen": {"deaf", true, `"stopped":true`},
-		"well":   {"plain", false, ""},
+		"ignores": {"ignores", false, `"stopped":false`},
+		"frozen":  {"ignores", true, `"stopped":true`},
+		"healthy": {"plain", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -69,7 +68,7 @@ func TestOrphansAreEnded(t *testing.T) {
 	}
 }
 
-// What a shim has left to run on by itself is ended by the next host, if it executes the shim's binary.
+// A process that a shim has left is ended by the next host if it executes the shim's binary.
 func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
 	t.Parallel()
 	store, dir, _ := ownStore(t)
@@ -94,13 +93,12 @@ func TestDaemonOfAnOrphanIsEnded(t *testing.T) {
 	}
 }
 
-// One whose binary is not in the store any more is known by the state that it has open. Where it has not, it harms
-// nobody.
+// If its binary is not in the store any more, a shim is recognised by the open state. Without that it does no harm.
 func TestOrphanOfALostBinary(t *testing.T) {
 	t.Parallel()
 	store, dir, digest := ownStore(t)
 	database := filepath.Join(dir, "database")
-	opts := options(t, "deaf")
+	opts := options(t, "ignores")
 	opts.Store, opts.Digest, opts.Env = store, digest, append(opts.Env, livesFile+"="+database)
 	has := start(t, opts)
 	opts.Env[1] = livesFile + "=" + filepath.Join(shortDir(t), "database")
@@ -117,8 +115,7 @@ func TestOrphanOfALostBinary(t *testing.T) {
 	}
 }
 
-// What is not a shim of this store is not touched: one of another store, though its binary is the same, and a stored
-// binary that somebody runs.
+// Neither a shim of another store with the same binary is ended, nor a stored binary that a person executes.
 func TestOthersAreNoOrphans(t *testing.T) {
 	t.Parallel()
 	store, dir, digest := ownStore(t)
@@ -140,7 +137,7 @@ func TestOthersAreNoOrphans(t *testing.T) {
 	}
 }
 
-// Who may not end the process that has the state is told which it is, and what to do.
+// The error names the process and tells what to do.
 func TestOrphanThatMayNotBeEnded(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {

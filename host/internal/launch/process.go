@@ -18,14 +18,13 @@ import (
 
 // Process is one shim that runs, or has run. It is safe for concurrent use.
 type Process struct {
-	runner     *runner
-	client     *plugin.Client
-	conn       *grpc.ClientConn
-	dir        *socketDir
-	generation uint64
-	release    func() // of the binary
-	log        hclog.Logger
-	cleaned    chan struct{} // closed once it is dead, and its files are removed as far as possible
+	runner  *runner
+	client  *plugin.Client
+	conn    *grpc.ClientConn
+	dir     *socketDir
+	release func() // of the binary
+	log     hclog.Logger
+	cleaned chan struct{} // closed once it is dead, and its files are removed as far as possible
 }
 
 // Start executes the binary of opts.Digest and returns once it answers. ctx bounds the start only. A failed Start
@@ -52,7 +51,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 		return nil, err
 	}
 	p := &Process{
-		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, generation: opts.Generation, release: release,
+		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, release: release,
 		log: opts.Logger, cleaned: make(chan struct{}),
 	}
 	if err := p.start(ctx, opts); err != nil {
@@ -167,9 +166,6 @@ func (p *Process) PID() int { return p.runner.child.pid }
 
 // Protocol returns the version that the shim and this host agreed on: the highest that both speak.
 func (p *Process) Protocol() int { return p.client.NegotiatedVersion() }
-
-// Generation returns Options.Generation.
-func (p *Process) Generation() uint64 { return p.generation }
 
 // Done returns a channel that is closed at the real death of the process.
 func (p *Process) Done() <-chan struct{} { return p.runner.child.done }

@@ -24,7 +24,7 @@ import (
 	"holdfast/proto/bootstrap"
 )
 
-// shimMode makes this test binary a shim, or a host that is to be killed.
+// shimMode makes this test binary a shim, or a host to be killed.
 const shimMode = "LAUNCH_TEST_MODE"
 
 func init() {
@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 // shimLog is the log of this process as a shim.
 var shimLog = sync.OnceValue(func() *bootstrap.Logger { return bootstrap.NewLogger(hclog.Info) })
 
-// shimMain is what the shims of these tests do. The kernel and the test see it from outside.
+// shimMain is the program of the test shims.
 func shimMain(mode string) int {
 	log := shimLog()
 	opts := bootstrap.ServeOptions{Logger: log}
@@ -80,9 +80,9 @@ func shimMain(mode string) int {
 		go babble()
 	case "counted":
 		counted()
-	case "deaf": // to the end of its host: the pipe that tells it has no end, as it writes to it itself. And it has a file open
-		deaf[0], _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
-		deaf[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
+	case "ignores": // to the end of its host: the pipe that tells it has no end, as it writes to it itself. And it has a file open
+		ignored[0], _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
+		ignored[1], _ = os.OpenFile(os.Getenv(livesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	case "by hand":
 		select {}
 	case "leaves": // what it starts outlives it, and its host
@@ -115,13 +115,13 @@ func shimMain(mode string) int {
 	return 0
 }
 
-// deaf is what a deaf shim keeps open.
-var deaf [2]*os.File
+// ignored holds the files that keep the shim of mode "ignores" from seeing the end of its life pipe.
+var ignored [2]*os.File
 
-// livesFile names the file that gets a byte for each life.
+// livesFile is the variable that names the file of counted.
 const livesFile = "LAUNCH_TEST_LIVES"
 
-// counted is how many lives there have been, with this one.
+// counted returns how many processes have called it.
 func counted() int64 {
 	f, err := os.OpenFile(os.Getenv(livesFile), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err == nil {
@@ -137,7 +137,7 @@ func counted() int64 {
 	return info.Size()
 }
 
-// hostileLines are those that made hosts of go-plugin panic, block or lose track.
+// hostileLines prints lines that made hosts of go-plugin panic or block.
 func hostileLines() {
 	fmt.Fprintln(os.Stderr, `{"@message":5}`)
 	fmt.Fprintln(os.Stderr, `{"@level":{},"@message":"level is an object","@timestamp":[]}`)
@@ -148,14 +148,14 @@ func hostileLines() {
 	fmt.Fprintln(os.Stderr, `{"@level":"warn","@message":"still here","n":1e999,"deep":{"a":["\u001b[2J"]}}`)
 }
 
-// frozen stops this process in the middle of a call, which it does not answer: the signal may need a moment.
+// frozen stops this process in the middle of a call.
 func frozen(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-// babble writes what nobody asked for to both of its outputs, in lines of 1 MiB, for as long as it lives.
+// babble writes to both outputs without an end, in lines of 1 MiB.
 func babble() {
 	long := append(bytes.Repeat([]byte{0xfe, '|', '1'}, 1<<20/3), '\n')
 	for {
@@ -166,7 +166,7 @@ func babble() {
 	}
 }
 
-// echoer is the one service of the test shim: its request is a command.
+// echoer is the service of the test shim. Its request is a command.
 type echoer struct{}
 
 func register(_ context.Context, s *grpc.Server) error {
@@ -220,7 +220,7 @@ func do(name, arg string) (string, error) {
 	return arg, nil
 }
 
-// startHolder leaves a process in its own session that keeps the shim's stdout and stderr.
+// startHolder starts a process in its own session that keeps the shim's stdout and stderr.
 func startHolder() (string, error) {
 	cmd := exec.Command("sleep", "1000")
 	cmd.Stdout = os.NewFile(1, "stdout")

@@ -15,9 +15,8 @@ import (
 	"holdfast/host/internal/launch"
 )
 
-// A shim that has mounted something in its socket directory is dead all the same once it was killed, or has ended:
-// that the directory cannot be removed is logged. What is mounted keeps its content, and once it is unmounted the
-// next start removes the rest.
+// A mount in the socket directory of a dead shim is logged and keeps its content. Once it is unmounted, the next
+// start removes the directory.
 func TestDeadWhateverItLeaves(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -44,7 +43,7 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 		}
 		defer unix.Unmount(point, unix.MNT_DETACH)
 		data := filepath.Join(point, "data")
-		writeFile(t, data, "somebody's", 0o600)
+		writeFile(t, data, "precious", 0o600)
 		if err := end(p); err != nil {
 			t.Errorf("%s: the shim is dead, and its end says %v", what, err)
 		}
@@ -55,7 +54,7 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 			!strings.Contains(text, point+" is mounted") {
 			t.Errorf("%s: nothing tells of the mount: %s", what, text)
 		}
-		if text, err := os.ReadFile(data); err != nil || string(text) != "somebody's" {
+		if text, err := os.ReadFile(data); err != nil || string(text) != "precious" {
 			t.Errorf("%s: what was mounted holds %q, %v", what, text, err)
 		}
 		unmount(t, point)
@@ -64,8 +63,7 @@ func TestDeadWhateverItLeaves(t *testing.T) {
 	}
 }
 
-// unmount waits for processes that other tests fork in this moment: they hold what is open here until they execute
-// their program.
+// unmount waits for processes that are being forked: they have the files of this process open until they execute.
 func unmount(t *testing.T, point string) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -79,8 +77,7 @@ func unmount(t *testing.T, point string) {
 	}
 }
 
-// The same for a directory that is not ours to change for another reason, while a process that is just being forked
-// has open what we have.
+// The same for a directory that cannot be changed, while a process is being forked.
 func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -106,8 +103,7 @@ func TestDeadWhateverCannotBeRemoved(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// copyOfOpen is a descriptor as a process has that was forked in this moment, of the one thing that is open here and
-// whose path begins so.
+// copyOfOpen duplicates the descriptor of the one open file whose path begins with prefix, as a fork does.
 func copyOfOpen(t *testing.T, prefix string) int {
 	t.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
@@ -133,8 +129,8 @@ func copyOfOpen(t *testing.T, prefix string) int {
 	return -1
 }
 
-// T8 for whatever a shim may leave: sockets, pipes, a directory that nobody may enter, a tree deeper than a path may
-// be long. It goes with the shim, and where a link leads nothing does.
+// T8: a shim leaves sockets, pipes, a closed directory, a tree deeper than the longest path. All is removed, and no
+// link is followed.
 func TestTrapT8OddThings(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
@@ -146,17 +142,17 @@ func TestTrapT8OddThings(t *testing.T) {
 	checkFile(t, precious)
 
 	precious = filepath.Join(shortDir(t), "precious")
-	writeFile(t, precious, "somebody's", 0o600)
+	writeFile(t, precious, "precious", 0o600)
 	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link",
 		"mkdir -p closed/below", "mkfifo closed/fifo", "chmod 0 closed .", "exit 3") // which looks whether anything is left
 	checkText(t, err, "exited with code 3")
 	checkFile(t, precious)
 }
 
-// plant leaves odd things in a directory, and makes the file that links there lead to.
+// plant creates odd files in a directory, with links to precious.
 func plant(t *testing.T, dir, precious string) {
 	t.Helper()
-	writeFile(t, precious, "somebody's", 0o600)
+	writeFile(t, precious, "precious", 0o600)
 	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -193,18 +189,18 @@ func privateDir(t *testing.T, runDir string) string {
 
 func checkFile(t *testing.T, path string) {
 	t.Helper()
-	if text, err := os.ReadFile(path); err != nil || string(text) != "somebody's" {
+	if text, err := os.ReadFile(path); err != nil || string(text) != "precious" {
 		t.Errorf("%s holds %q, %v", path, text, err)
 	}
 }
 
-// A shim that has put a link in the place of its directory has that removed, and nothing of where it leads to.
+// A link in place of the directory is removed, and nothing at its target.
 func TestTrapT8DirectoryThatIsAnother(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
 	p := start(t, opts)
 	precious := filepath.Join(shortDir(t), "precious")
-	writeFile(t, precious, "somebody's", 0o600)
+	writeFile(t, precious, "precious", 0o600)
 	dir := privateDir(t, opts.RunDir)
 	if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(filepath.Dir(precious), dir)); err != nil {
 		t.Fatal(err)
@@ -214,7 +210,7 @@ func TestTrapT8DirectoryThatIsAnother(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// What is mounted in the directory, wherever in it and however the host calls it, keeps its content.
+// Mounts anywhere in the directory keep their content, by whatever path the host names it.
 func TestTrapT8MountsKeepTheirContent(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -239,7 +235,7 @@ func TestTrapT8MountsKeepTheirContent(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Unmount(point, unix.MNT_DETACH)
-		writeFile(t, filepath.Join(point, "data"), "somebody's", 0o600)
+		writeFile(t, filepath.Join(point, "data"), "precious", 0o600)
 		kill(t, p)
 		checkFile(t, filepath.Join(point, "data"))
 		unmount(t, point)
@@ -248,7 +244,7 @@ func TestTrapT8MountsKeepTheirContent(t *testing.T) {
 	}
 }
 
-// A socket directory that was removed from outside is not reported as left behind.
+// A socket directory that something else has removed is no error.
 func TestRemovedSocketDirectoryIsNotMissed(t *testing.T) {
 	t.Parallel()
 	log := newLog()

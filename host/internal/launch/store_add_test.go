@@ -35,7 +35,7 @@ func mustAdd(t *testing.T, dir, path, want string) launch.Digest {
 	return d
 }
 
-// picture changes with every write below dir, and to dir itself: the kernel keeps the times.
+// picture changes with every write to dir or its files.
 func picture(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -85,7 +85,7 @@ func TestAddOfWhatIsStoredWritesNothing(t *testing.T) {
 	}
 }
 
-// A host starts again on a full disk; only a binary that is new needs room.
+// A host starts again on a full disk. Only a new binary needs room.
 func TestFullDiskHindersOnlyANewBinary(t *testing.T) {
 	t.Parallel()
 	work, dir := shortDir(t), smallDisk(t)
@@ -145,7 +145,7 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// What happened to the stored copy is mended by an Add, in the process that has stored it and in the next.
+// Both the process that has stored it and the next one replace a damaged copy.
 func TestAddMendsTheStoredCopy(t *testing.T) {
 	t.Parallel()
 	const text = "#!/bin/true\n"
@@ -183,8 +183,7 @@ func checkNone(t *testing.T, what string, err error) {
 	}
 }
 
-// The binary at the path is gone, as after an upgrade that was cut short: the stored copy of what was there last is
-// used.
+// The binary is gone, as after an upgrade that was cut short. The stored copy of the last one is used.
 func TestStoredCopyStandsInForABinaryThatIsGone(t *testing.T) {
 	t.Parallel()
 	work := shortDir(t)

@@ -31,7 +31,7 @@ func openStore(t testing.TB) (*launch.Store, string) {
 	return store, dir
 }
 
-// binaryFile makes an executable whose digest the test computes itself.
+// binaryFile creates an executable and computes its digest.
 func binaryFile(t testing.TB, text string) (path, sum string) {
 	path = filepath.Join(shortDir(t), "shim")
 	writeFile(t, path, text, 0o755)
@@ -135,8 +135,7 @@ func TestOpenStoreRemovesWhatAnAddHasLeft(t *testing.T) {
 	checkEmpty(t, dir)
 }
 
-// Those in use are among the three, and none of them is ever removed. Where nobody says which are to be kept, those
-// that were used last are.
+// Binaries in use count and are never removed. Without Keep, the last ones used stay.
 func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
@@ -166,7 +165,6 @@ func TestStoreKeepsTheLastThreeAndThoseInUse(t *testing.T) {
 	checkStored(t, dir, sums[4], running.SHA256, sum)
 }
 
-// What is to be kept is, whatever is added; of the rest no more stays than there is room for.
 func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
 	t.Parallel()
 	store, dir := openStore(t)
@@ -199,8 +197,7 @@ func TestStoreKeepsWhatItIsToldTo(t *testing.T) {
 	checkStored(t, dir, sums[1], sums[7], sums[8])
 }
 
-// stalled is a context with which nothing goes on that looks at it: as a disk that is slow, or processors that are
-// wanted by others.
+// stalled is a context that blocks each look at it, as a slow disk does.
 type stalled struct {
 	context.Context
 	begun, goOn chan struct{}
@@ -217,8 +214,7 @@ func (s stalled) Err() error {
 	return s.Context.Err()
 }
 
-// A restart after a crash has calls to serve, and a swap has time: what is being read for it is not waited for, nor
-// is it to let a shim end.
+// Neither a restart after a crash nor the end of a shim waits for a binary that is read for a swap.
 func TestStartDoesNotWaitForAnotherBinary(t *testing.T) {
 	t.Parallel()
 	store, _ := openStore(t)
@@ -277,7 +273,7 @@ func checkStored(t *testing.T, dir string, want ...string) {
 	}
 }
 
-// A binary of which the end is missing, by whatever copied it, is refused with that, wherever it was cut.
+// The binary is cut at several places.
 func TestBinaryThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	whole, err := os.ReadFile(shared.self)

@@ -76,7 +76,7 @@ func TestTrapT2KillOfAFrozenShim(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// A shim that freezes before its handshake, or between that and its first answer, is given up at the start's time.
+// A shim that freezes before its handshake, or before its first answer, is given up at the deadline of the start.
 func TestTrapT2FrozenAtStart(t *testing.T) {
 	t.Parallel()
 	_, err := startScript(t, 300*time.Millisecond, "kill -STOP $$")
@@ -114,7 +114,7 @@ func TestTrapT3GrandchildHoldsThePipes(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// What stays in the shim's own process group ends with it.
+// The rest of the shim's process group ends with it.
 func TestTrapT3HelpersEndWithTheShim(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -166,7 +166,7 @@ func TestTrapT3DaemonKeepsEverything(t *testing.T) {
 	before.compare(t)
 }
 
-// The same while a shim starts: its daemon has its stdout, too.
+// The same while a shim starts. Its daemon has its stdout, too.
 func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -192,7 +192,7 @@ func TestTrapT3DaemonOfAShimThatDoesNotStart(t *testing.T) {
 	}
 }
 
-// T4: a shim freezes when nobody reads what it prints.
+// T4: a shim freezes when nothing reads its output.
 func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
 	t.Parallel()
 	p := start(t, options(t, "plain"))
@@ -204,7 +204,7 @@ func TestTrapT4OutputNeverBlocksTheShim(t *testing.T) {
 	}
 }
 
-// The same for its log: here the host's logger takes nothing.
+// The same for its log. The host's logger blocks here.
 func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	t.Parallel()
 	log := newLog()
@@ -226,7 +226,8 @@ func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	}
 }
 
-// T5: what is printed before the handshake breaks it. A shim that uses bootstrap cannot; another gets a clear error.
+// T5: output before the handshake breaks it. A shim with package bootstrap cannot break it; another gets a clear
+// error.
 func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 	t.Parallel()
 	p := start(t, options(t, "prints"))
@@ -261,8 +262,8 @@ func TestTrapT6EndlessFirstLine(t *testing.T) {
 	checkText(t, err, "stdout has no handshake", `\x00\x00`, "more bytes")
 }
 
-// Both outputs without an end, in lines of 1 MiB, while the shim serves: it is answered, heard within bounds, and
-// dies when it has to.
+// A serving shim writes lines of 1 MiB to both outputs without an end. Calls are answered, the log is bounded, Kill
+// works.
 func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	t.Parallel()
 	log := newLog()
@@ -282,7 +283,7 @@ func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	checkEmpty(t, opts.RunDir)
 }
 
-// T7: a shim outlives its host. Here the host is killed with SIGKILL and nothing else is done.
+// T7: a shim outlives its host. The host is killed with SIGKILL.
 func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"plain", "stubborn"} {
@@ -295,8 +296,8 @@ func TestTrapT7ShimDiesWithItsHost(t *testing.T) {
 	}
 }
 
-// checkOrphansAreRemoved is the other half of T8: what a killed host has left goes away at the next start, and
-// nothing else.
+// checkOrphansAreRemoved is the other half of T8: the next start removes what a killed host has left, and nothing
+// else.
 func checkOrphansAreRemoved(t *testing.T, runDir string) {
 	left, err := filepath.Glob(filepath.Join(runDir, "shim-*"))
 	if err != nil || len(left) != 1 {
@@ -359,8 +360,8 @@ func TestDeathBySignalAtStart(t *testing.T) {
 	checkText(t, err, "killed by signal 11", "going down")
 }
 
-// T12: memory, descriptors and goroutines of the host grow with each plugin. What 24 lives leave would show, once
-// each is enough. Not parallel: it counts what this process has.
+// T12: memory, descriptors and goroutines of the host grow with each plugin. Not parallel, as it counts those of this
+// process.
 func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	opts := options(t, "plain")
 	leavesNothing(t, 6, func() {
@@ -390,8 +391,8 @@ func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
 	})
 }
 
-// leavesNothing does something once, as what is made once is made then, and so often twice. What a process has stays
-// the same; its heap does in the second half, but for a tenth.
+// leavesNothing calls do once to warm up, then 2*half times. Nothing may grow, and the heap by at most a tenth in the
+// second half.
 func leavesNothing(t *testing.T, half int, do func()) {
 	t.Helper()
 	idle := runtime.NumGoroutine()
@@ -410,13 +411,13 @@ func leavesNothing(t *testing.T, half int, do func()) {
 	}
 }
 
-// holdings are what this process has.
+// holdings are resources of this process.
 type holdings struct {
 	descriptors, goroutines, children int
 	heap                              uint64 // in bytes, of what is reachable
 }
 
-// taken is what there is once there are no more goroutines than that, or about so many.
+// taken returns the holdings once there are about so many goroutines.
 func taken(t *testing.T, goroutines int) holdings {
 	var m runtime.MemStats
 	n := settled(goroutines + 2)
@@ -427,7 +428,7 @@ func taken(t *testing.T, goroutines int) holdings {
 	return holdings{descriptors(t), n, offspring(t), m.HeapAlloc}
 }
 
-// compare says what there is more of now. Of the heap only its user knows what is too much.
+// compare reports what has grown, except the heap, and returns the new holdings.
 func (h holdings) compare(t *testing.T) holdings {
 	t.Helper()
 	now := taken(t, h.goroutines)
@@ -450,7 +451,7 @@ func offspring(t *testing.T) (n int) {
 	return n
 }
 
-// startTwo starts two at once, as a swap may. Nothing of the test keeps them.
+// startTwo starts two shims at once, as a swap may.
 func startTwo(t *testing.T, opts launch.Options) (both [2]*launch.Process) {
 	var wg sync.WaitGroup
 	var errs [2]error
@@ -472,7 +473,7 @@ func descriptors(t *testing.T) int {
 	return len(open)
 }
 
-// settled counts goroutines once they are no more than limit, or patience is over: some of grpc's end a little later.
+// settled counts goroutines once they are no more than limit, or patience is over: some of gRPC end late.
 func settled(limit int) int {
 	for end := time.Now().Add(time.Second); ; runtime.Gosched() {
 		if n := runtime.NumGoroutine(); n <= limit || time.Now().After(end) {

@@ -64,7 +64,7 @@ func TestTrapT13SwappedBinary(t *testing.T) {
 	checkRan(t, dir)
 }
 
-// The same, but the content of the very file is changed, as only its owner can.
+// The same, but the file is changed in place.
 func TestTrapT13BinaryWrittenInPlace(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
@@ -101,7 +101,7 @@ func checkRan(t *testing.T, dir string, want ...string) {
 	}
 }
 
-// T14: the host's environment leaks to the plugin, and wins over what was set for it.
+// T14: the host's environment reaches the plugin, and overrides what was set for it.
 func TestTrapT14Environment(t *testing.T) {
 	t.Setenv("HOST_SECRET", "swordfish")
 	t.Setenv("LANG", "C.UTF-8")
@@ -140,7 +140,7 @@ func TestTrapT14Environment(t *testing.T) {
 	}
 }
 
-// T15: another mount namespace, or sockets in /tmp, split host and shim.
+// T15: another mount namespace, or sockets in /tmp, separate host and shim.
 func TestTrapT15OneMountNamespace(t *testing.T) {
 	opts := options(t, "plain")
 	t.Setenv("TMPDIR", "/nonexistent")
@@ -156,8 +156,7 @@ func TestTrapT15OneMountNamespace(t *testing.T) {
 	}
 }
 
-// A shim that is in another one, by its start or by one thread of it, is refused: what it mounts would never reach
-// the host.
+// A shim in another mount namespace is refused, even if only one thread is.
 func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -186,7 +185,7 @@ func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
 	}
 }
 
-// Both may be in another one than everybody else, as in a container.
+// Both may be in another namespace than the rest of the system, as in a container.
 func TestHostWithItsOwnMountNamespace(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -197,7 +196,7 @@ func TestHostWithItsOwnMountNamespace(t *testing.T) {
 	awaitDeath(t, runHost(t, cmd))
 }
 
-// T16: whoever opens the socket can shut the plugin down.
+// T16: any process that opens the socket can shut the plugin down.
 func TestTrapT16StrangersCannotTalkToTheShim(t *testing.T) {
 	t.Parallel()
 	opts := options(t, "plain")
@@ -238,7 +237,7 @@ func socketIn(t *testing.T, dir string) string {
 	return ""
 }
 
-// The other direction: a process that is not the shim listens where the handshake says.
+// Another process than the shim listens at the socket.
 func TestTrapT16ImpostorAtTheSocket(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
