@@ -289,16 +289,6 @@ func TestSecretsOfAnotherPluginMaskNothing(t *testing.T) {
 	}
 }
 
-func BenchmarkFailedProbe(b *testing.B) {
-	f := fleetThatSent(maxSecrets)
-	defer f.CloseAll()
-	probe := failedProbe(b, f, b.TempDir())
-	b.ReportAllocs()
-	for b.Loop() {
-		probe()
-	}
-}
-
 // odd is a compression that only the plugin knows.
 type odd struct{}
 
