@@ -87,11 +87,11 @@ func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) erro
 		return nil
 	}
 	if _, err := c.describe(ctx, l, []registry.Role{in.Role}); err != nil {
-		return status.Errorf(codes.Unavailable, "the plugin has come back, and does not say what it is: %v", err)
+		return status.Errorf(codes.Unavailable, "the plugin has restarted and does not describe itself: %v", err)
 	}
 	if !l.describedAs(in) {
 		return status.Error(codes.Unavailable,
-			"the plugin has come back as another one; it gets calls once it is registered as such")
+			"another plugin answers at the socket; it gets calls once it is registered")
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (l *link) invoke(
 		// A RESOURCE_EXHAUSTED of the plugin's own comes in the trailer of its answer, which was not seen. gRPC refuses
 		// a large message by the length at its start. Its trailer cannot have come by then, because the plugin may send
 		// only window bytes before any of them are read.
-		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB, and was not read", maxAnswer>>20)}
+		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB and was not read", maxAnswer>>20)}
 	}
 	return err
 }

@@ -105,7 +105,7 @@ func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, err
 	case err != nil:
 		return f, err
 	case !pluginName.MatchString(f.Provider):
-		return f, broken(rpc, "the plugin's name %q is not one: 1 to 63 characters in domain notation are needed",
+		return f, broken(rpc, "invalid plugin name %q: it must be 1 to 63 characters in domain notation",
 			redactor{}.redact(f.Provider))
 	case len(f.Version) > maxVersion:
 		return f, broken(rpc, "the plugin's version is longer than %d bytes", maxVersion)
