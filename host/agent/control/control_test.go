@@ -575,7 +575,7 @@ func TestGrowth(t *testing.T) {
 		again bool
 	}{
 		"none": {registry.Expansion{Done: 9}, "", false}, "under way": {asked, "", false}, "pending": {half, "not on this node yet", false},
-		"refused": {refused, "not on this node yet", true}, "refused for as long as it is mounted": {untold, "not on this node yet", false}, "vague": {vague, "is not known", true},
+		"refused": {refused, "not on this node yet", true}, "refused for as long as it is mounted": {untold, "not on this node yet", false}, "vague": {vague, "may or may not have been", true},
 	} {
 		g := growth(name, c.e)
 		if (g == nil) != (c.says == "") || g != nil && (!strings.Contains(g.Help.What, c.says) || commands(g.Help, again) != c.again) {

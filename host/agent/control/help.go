@@ -55,19 +55,19 @@ func (w Wait) end() []Do {
 	if w.Leaving || w.Job == "" {
 		return nil
 	}
-	return []Do{{"end the waiting, and the job", display.Command("holdfast job stop", w.Job)}}
+	return []Do{{"stop the job", display.Command("holdfast job stop", w.Job)}}
 }
 
 func claimHelp(w Wait) Help {
 	h := Help{What: w.name() + " cannot be claimed"}
 	switch {
 	case w.Plugin == nil:
-		h.What = w.name() + " is not there"
-		h.Then = "The alloc goes on as soon as there is such a volume."
-		h.Do = []Do{{"see which volumes there are", "holdfast volume list"}, {"have it made", "holdfast volume create FILE"}}
+		h.What = w.name() + " does not exist"
+		h.Then = "The alloc continues when the volume exists."
+		h.Do = []Do{{"list volumes", "holdfast volume list"}, {"create it", "holdfast volume create FILE"}}
 	case len(w.Holders) == 0:
-		h.Then = "It is tried again until the claim is granted; then the alloc goes on."
-		h.Do = []Do{{"look at the volume", volumeCommand("status", w.Volume)}}
+		h.Then = "Holdfast retries until the claim is granted; then the alloc continues."
+		h.Do = []Do{{"inspect the volume", volumeCommand("status", w.Volume)}}
 	default:
 		h.What = fmt.Sprintf("%s is held by %s", w.name(), whoHolds(w.Holders))
 		h.Then, h.Do = holdersHelp(w)
@@ -92,16 +92,16 @@ func whoHolds(list []Holder) string {
 }
 
 func holdersHelp(w Wait) (then string, do []Do) {
-	then = "Nothing happens as long as it is held. When it has been given back, this alloc goes on."
+	then = "The alloc continues when the volume is released."
 	for _, h := range w.Holders {
 		switch {
 		case h.State == string(agent.AllocStopping) || h.State == string(agent.AllocReleasing):
-			then = "It is being given back already. When that is done, this alloc goes on."
-			do = add(do, Do{"see what holds that up", display.Command("holdfast alloc status", short(h.Alloc))})
+			then = "The volume is being released. The alloc continues after that."
+			do = add(do, Do{"see why the release waits", display.Command("holdfast alloc status", short(h.Alloc))})
 		case h.Job != "" && h.Job != w.Job:
-			do = add(do, Do{"have job " + h.Job + " end, and give it back", display.Command("holdfast job stop", h.Job)})
+			do = add(do, Do{"stop job " + h.Job + " to release it", display.Command("holdfast job stop", h.Job)})
 		default:
-			do = add(do, Do{"look at who holds it", display.Command("holdfast alloc status", short(h.Alloc))})
+			do = add(do, Do{"inspect the holder", display.Command("holdfast alloc status", short(h.Alloc))})
 		}
 	}
 	return then, do
@@ -117,15 +117,15 @@ func add(list []Do, d Do) []Do {
 // claimHeldUp is a claim that cannot be given up.
 func claimHeldUp(w Wait) Help {
 	return Help{
-		What: w.name() + " is not given back yet", Then: "It is tried again until it is done. Until then nobody else gets it.",
-		Do: []Do{{"compare what is recorded with what is", "holdfast doctor"}},
+		What: w.name() + " is not released yet", Then: "Holdfast retries until it succeeds. Until then the volume stays claimed.",
+		Do: []Do{{"find inconsistencies", "holdfast doctor"}},
 	}
 }
 
 func pluginHelp(w Wait) Help {
-	h := Help{What: w.name() + " waits for its plugin", Then: "The alloc goes on as soon as the plugin is healthy."}
+	h := Help{What: w.name() + " waits for its plugin", Then: "The alloc continues when the plugin is healthy."}
 	if w.Leaving {
-		h.Then = "The volume is given back as soon as the plugin is healthy: only the plugin can undo what it has done."
+		h.Then = "The volume is released when the plugin is healthy: only the plugin can undo its calls."
 	}
 	if w.Plugin == nil {
 		h.Do = w.end()
@@ -134,7 +134,7 @@ func pluginHelp(w Wait) Help {
 	h.What = fmt.Sprintf("%s waits for plugin %s, which %s", w.name(), w.Plugin.ID, w.Plugin.lacks(w.role()))
 	h.Means = sentence(w.Plugin.fate())
 	if i := w.Plugin.sick(); i != nil && !w.Plugin.restarts() {
-		h.Means += " A plugin that was healthy once is not restarted for its health: its mounts may be in use."
+		h.Means += " Holdfast does not restart a plugin that was healthy before, because its mounts may be in use."
 	}
 	h.Do = append(w.Plugin.start(), append(w.Plugin.look(w.role()), w.end()...)...)
 	return h
@@ -145,7 +145,7 @@ func (p *Plugin) lacks(role registry.Role) string {
 	serves := func(i Instance) bool { return i.Role == string(role) }
 	switch {
 	case len(p.Tasks) == 0 && len(p.Instances) == 0:
-		return "does not run here"
+		return "is not running"
 	case len(p.Instances) == 0:
 		return "has not answered yet"
 	case p.sick() == nil && !slices.ContainsFunc(p.Instances, serves):
@@ -210,7 +210,7 @@ func (p *Plugin) look(role registry.Role) []Do {
 		do = append(do, Do{"read the plugin's log", display.Command("holdfast alloc logs", short(alloc), task)})
 	}
 	if len(p.Instances)+len(p.Tasks) > 0 {
-		do = append(do, Do{"see how the plugin does", display.Command("holdfast plugin status", p.ID)})
+		do = append(do, Do{"inspect the plugin", display.Command("holdfast plugin status", p.ID)})
 	}
 	return do
 }
@@ -254,11 +254,11 @@ func (w Wait) role() registry.Role {
 
 func turnHelp(w Wait) Help {
 	h := Help{
-		What: "something else is under way for " + w.name(), Then: "When that has ended, it is this alloc's turn.",
+		What: w.name() + " has another operation in progress", Then: "The alloc continues after that operation.",
 	}
 	for _, other := range w.Others {
 		if other.Step != registry.StepTurn && other.Alloc != "" {
-			h.Do = add(h.Do, Do{"look at what holds it up", display.Command("holdfast alloc status", short(string(other.Alloc)))})
+			h.Do = add(h.Do, Do{"inspect the other alloc", display.Command("holdfast alloc status", short(string(other.Alloc)))})
 		}
 	}
 	h.Do = append(h.Do, w.end()...)
@@ -268,22 +268,22 @@ func turnHelp(w Wait) Help {
 // stepHelp is for what a plugin has to do.
 func stepHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
-	h.Then = "It is tried again until it is done; then the alloc goes on."
+	h.Then = "Holdfast retries until it succeeds; then the alloc continues."
 	if w.Leaving {
-		h.Then = "It is tried again until it is done, and cannot be skipped: the volume may still be in use. Until then nobody else gets it."
+		h.Then = "Holdfast retries until it succeeds, because the volume may still be in use. Until then the volume stays claimed."
 	}
 	if p := w.Plugin; p != nil && w.RPC != "" {
 		if i := p.sick(); i != nil || len(p.Instances) == 0 {
-			h.Then = fmt.Sprintf("Plugin %s %s: %s. When it is healthy, this goes on.", p.ID, p.lacks(w.role()), p.fate())
+			h.Then = fmt.Sprintf("Plugin %s %s: %s. Holdfast continues when the plugin is healthy.", p.ID, p.lacks(w.role()), p.fate())
 			h.Do = p.start()
 		}
 		h.Do = append(h.Do, p.look(w.role())...)
 	}
 	if w.Mounted != "" {
-		h.Do = append(h.Do, Do{"unmount it by hand, once nothing uses it", display.Command("umount", w.Mounted)})
+		h.Do = append(h.Do, Do{"unmount it manually when it is unused", display.Command("umount", w.Mounted)})
 	}
 	if w.Leaving {
-		h.Do = append(h.Do, Do{"compare what is recorded with what is mounted", "holdfast doctor"})
+		h.Do = append(h.Do, Do{"find inconsistencies", "holdfast doctor"})
 	}
 	h.Do = append(h.Do, w.end()...)
 	return h
@@ -292,15 +292,15 @@ func stepHelp(w Wait) Help {
 // makingHelp is for a volume that is being created, deleted or made larger.
 func makingHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
-	h.Then = "It is asked for again until the plugin says for certain what has become of it."
+	h.Then = "Holdfast repeats the call until the plugin reports a definite outcome."
 	if w.Plugin != nil {
 		h.Do = w.Plugin.look(w.role())
 	}
 	if w.RPC == registry.CreateVolumeRPC {
-		h.Do = append(h.Do, Do{"stop, and have it deleted if the plugin has made it", volumeCommand("delete", w.Volume)})
+		h.Do = append(h.Do, Do{"cancel, and delete it if it was created", volumeCommand("delete", w.Volume)})
 	}
 	if !w.RPC.Expands() { // the volume is there, whatever its size
-		h.Do = append(h.Do, Do{"forget it here; the plugin may have it, and keeps it", volumeCommand("deregister", w.Volume)})
+		h.Do = append(h.Do, Do{"remove the record only; the plugin may keep the volume", volumeCommand("deregister", w.Volume)})
 	}
 	return h
 }
@@ -308,17 +308,17 @@ func makingHelp(w Wait) Help {
 // mountHelp is for a mount that does not work. The job is the one that uses it, with the file that it came from.
 func mountHelp(name registry.VolumeName, plugin registry.PluginID, job, file string) Help {
 	h := Help{
-		What: "the mount of volume " + name.String() + " does not work", Means: "Tasks that use it get errors, or hang.",
-		Then: "It is not touched while it is used. When the alloc ends, the volume is given back, and the next alloc mounts it anew.",
+		What: "the mount of volume " + name.String() + " does not work", Means: "Tasks that use the volume get errors or hang.",
+		Then: "Holdfast leaves a mount in use alone. The next alloc mounts the volume again.",
 	}
 	if job != "" {
 		h.Do = []Do{
-			{"have the job end, which gives the volume back", display.Command("holdfast job stop --wait", job)},
+			{"stop the job, which releases the volume", display.Command("holdfast job stop --wait", job)},
 			{"then run it again", display.Command("holdfast job run", file)},
 		}
 	}
-	h.Do = append(h.Do, Do{"see how the plugin does", display.Command("holdfast plugin status", string(plugin))})
-	h.Do = append(h.Do, Do{"see all that is wrong on this node", "holdfast doctor"})
+	h.Do = append(h.Do, Do{"inspect the plugin", display.Command("holdfast plugin status", string(plugin))})
+	h.Do = append(h.Do, Do{"find all inconsistencies on this node", "holdfast doctor"})
 	return h
 }
 

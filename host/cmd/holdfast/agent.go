@@ -13,21 +13,22 @@ import (
 	"holdfast/host/agent"
 )
 
-func newAgent(io streams, p *places) *cobra.Command {
-	e := &equipment{}
+func newAgent(io streams, p *globalFlags) *cobra.Command {
+	e := &agentFlags{}
 	stopTasks := false
 	timeout, recovery := 2*time.Minute, ""
 	c := &cobra.Command{
-		Use: "agent", Short: "Run jobs for good; the other commands speak to it",
-		Long: "Run jobs for good. SIGTERM, SIGINT or SIGHUP (unless nohup ignores it) ends the agent and leaves all tasks running, for the next agent of this state directory to adopt; " +
-			"with --stop-tasks it takes them down first, users of volumes before plugins, and the next agent starts them anew. " +
-			"Without it the state directory keeps its own mounts, so that it cannot be removed.\n\n" +
-			"An agent refuses to start if its agent.db was lost, damaged or replaced by an older one while tasks run. " +
-			"With --recover it makes the records again from what lies beside them in the state directory: --recover=adopt goes on with these tasks, " +
-			"--recover=stop stops them, users of volumes before plugins, and forgets their jobs. " +
-			"It also refuses to start if shim.db is lost while tasks use volumes. " +
-			"With --recover it goes on with these tasks or stops them; their mounts stay until holdfast doctor --repair takes them down.\n\n" +
-			"Under systemd the unit needs KillMode=process, or systemd ends the tasks with the agent.",
+		Use: "agent", Short: "Run the agent",
+		Long: `Run the agent. SIGTERM, SIGINT and SIGHUP end it and leave its tasks running;
+the next agent of this state directory adopts them. With --stop-tasks it first
+stops all tasks, users of volumes before plugins.
+
+The agent refuses to start if tasks are running and their records are lost:
+agent.db or, for tasks that use volumes, shim.db. --recover=adopt rebuilds the
+records and adopts the tasks. --recover=stop stops them and deletes their jobs.
+Mounts of lost records stay until holdfast doctor --repair removes them.
+
+A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.`,
 		Args: counted(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			signals, stop := endSignals()
@@ -39,28 +40,28 @@ func newAgent(io streams, p *places) *cobra.Command {
 			ctx, done := untilSignal(c.Context(), signals)
 			defer done()
 			state := p.stateDir()
-			st, err := openStation(ctx, state, p.runDir(state), e, p.logger(io, "info"))
+			st, err := openService(ctx, state, p.runDir(state), e, p.logger(io, "info"))
 			if err != nil {
 				return err
 			}
 			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name, st.socket)
 			err = errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
 			if err == nil && stopTasks {
-				err = fold(st.layout)
+				err = removeSelfMounts(st.layout)
 			}
 			return err
 		},
 	}
 	e.flags(c)
 	c.Flags().StringVar(&recovery, "recover", "",
-		"what to do with tasks that agent.db does not know, or whose volumes shim.db does not: adopt or stop (default: refuse to start)")
-	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "take everything down at the end")
-	c.Flags().DurationVar(&timeout, "stop-timeout", timeout, "how long that may take")
+		"handling of running tasks whose records are lost: adopt or stop (default: refuse to start)")
+	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "stop all tasks when the agent ends")
+	c.Flags().DurationVar(&timeout, "stop-timeout", timeout, "time limit for --stop-tasks")
 	return c
 }
 
 // serveUntil serves until ctx ends; then, if it is to, it takes everything down first.
-func serveUntil(ctx, whole context.Context, st *station, stopTasks bool, timeout time.Duration, log hostLogger) error {
+func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout time.Duration, log logger) error {
 	life, cancel := context.WithCancel(whole)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -78,7 +79,7 @@ func serveUntil(ctx, whole context.Context, st *station, stopTasks bool, timeout
 		return err
 	case <-ctx.Done():
 	}
-	log.Info(farewell(context.Cause(ctx), st.agent.Allocs(), stopTasks))
+	log.Info(stopMessage(context.Cause(ctx), st.agent.Allocs(), stopTasks))
 	var err error
 	if stopTasks {
 		limited, done := context.WithTimeout(life, timeout)
@@ -89,8 +90,8 @@ func serveUntil(ctx, whole context.Context, st *station, stopTasks bool, timeout
 	return errors.Join(err, <-served)
 }
 
-// farewell says why the agent ends, and what becomes of its tasks.
-func farewell(why error, all []*agent.AllocRecord, stopTasks bool) string {
+// stopMessage says why the agent ends, and what becomes of its tasks.
+func stopMessage(why error, all []*agent.AllocRecord, stopTasks bool) string {
 	tasks := 0
 	for _, r := range all {
 		for _, t := range r.Tasks {

@@ -14,14 +14,14 @@ import (
 	"holdfast/internal/display"
 )
 
-func newAlloc(io streams, p *places) *cobra.Command {
-	return group("alloc", "Look at allocs and their logs", newAllocStatus(io, p), newAllocLogs(io, p))
+func newAlloc(io streams, p *globalFlags) *cobra.Command {
+	return group("alloc", "Inspect allocs and read their logs", newAllocStatus(io, p), newAllocLogs(io, p))
 }
 
-func newAllocStatus(io streams, p *places) *cobra.Command {
+func newAllocStatus(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "status [ID]", Short: "List allocs, or show one with its tasks and, step by step, its volumes", Aliases: []string{"list"},
-		Long: "List allocs, or show the one whose id begins with ID.",
+		Use: "status [ID]", Short: "List allocs, or show one with its tasks and volumes", Aliases: []string{"list"},
+		Long: "List allocs, or show the alloc whose ID starts with ID.",
 		Args: counted(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -34,19 +34,18 @@ func newAllocStatus(io streams, p *places) *cobra.Command {
 	}
 }
 
-func newAllocLogs(io streams, p *places) *cobra.Command {
+func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 	follow, stdout, stderr := false, false, false
 	c := &cobra.Command{
-		Use: "logs ID TASK", Short: "Copy what a task wrote", Args: counted(cobra.ExactArgs(2)),
-		Long: "Copy what a task wrote to its standard output and its standard error, each to that of this command. Where that is a terminal, control " +
-			"characters are escaped.",
+		Use: "logs ID TASK", Short: "Print the logs of a task", Args: counted(cobra.ExactArgs(2)),
+		Long: "Print the standard output and standard error of a task. Control characters are escaped on a terminal.",
 		RunE: func(c *cobra.Command, args []string) error {
 			return copyLogs(c.Context(), p.client(), args[0], args[1], follow, io.logs(stdout, stderr))
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the task has ended")
-	c.Flags().BoolVar(&stdout, "stdout", false, "standard output alone")
-	c.Flags().BoolVar(&stderr, "stderr", false, "standard error alone, copied to standard output")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the task ends")
+	c.Flags().BoolVar(&stdout, "stdout", false, "print only standard output")
+	c.Flags().BoolVar(&stderr, "stderr", false, "print only standard error, to standard output")
 	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
 	return c
 }
@@ -105,7 +104,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 	err = errors.Join(err, writeWaits(to, a.Waiting))
 	for _, u := range a.Volumes {
 		err = errors.Join(err, writeTrouble(to, a.ID, a.Job, u.Request, u.Trouble),
-			writeGrowth(to, u.Growth), writeUnhealthy(to, u.Unhealthy))
+			writeReported(to, "PENDING", u.Growth), writeReported(to, "UNHEALTHY", u.Unhealthy...))
 	}
 	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
 	for _, t := range a.Tasks {
@@ -122,7 +121,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 		err = errors.Join(err, writeUses(to, a.Volumes))
 	}
 	if len(a.Notes) > 0 {
-		notes := newTable("AT", "TASK", "WHAT")
+		notes := newTable("TIME", "TASK", "EVENT")
 		for _, n := range a.Notes {
 			notes.add(when(n.At), n.Task, n.Text)
 		}

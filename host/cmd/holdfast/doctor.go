@@ -22,35 +22,36 @@ import (
 	"holdfast/registry"
 )
 
-// blindError: doctor could not look, or not repair.
-type blindError struct{ error }
+// inspectError: doctor could not look, or not repair.
+type inspectError struct{ error }
 
-func (e blindError) Unwrap() error { return e.error }
+func (e inspectError) Unwrap() error { return e.error }
 
-func newDoctor(io streams, p *places) *cobra.Command {
+func newDoctor(io streams, p *globalFlags) *cobra.Command {
 	repair, shim := false, ""
 	c := &cobra.Command{
-		Use: "doctor", Short: "Say what is not as it is recorded, and put it right", Args: counted(cobra.NoArgs),
-		Long: "Compare the records with the mount table, the directories and what plugins say of their volumes: through the agent if one runs, " +
-			"else by the shim's binary alone, which then asks no plugin. Nothing is changed without --repair, which does exactly what is printed. " +
-			"What is used is never touched.\n\nExit codes: 0 all is well; 1 something needs attention; " +
-			"2 the command line is wrong; 3 or 4 nothing could be examined, or the repair failed; " +
-			"5 what was examined is well, and something could not be examined: it is printed as \"unseen\" with the " +
-			"reason, and in the field \"unexamined\" of --json, also with exit code 1.\n\n" +
-			"What the configuration leaves out (list_volumes = false in a csi_plugin stanza) is printed as \"skipped\" " +
-			"and does not change the exit code.",
+		Use: "doctor", Short: "Find and repair inconsistencies", Args: counted(cobra.NoArgs),
+		Long: `Compare the records with the mount table, the directories, and the volume lists
+of plugins. Without a running agent the shim binary inspects the state, and no
+plugin is called. --repair carries out exactly the repairs that are printed. A
+mount in use is never unmounted.
+
+Exit codes: 0 no inconsistencies; 1 inconsistencies found; 2 usage error;
+3 or 4 inspection or repair failed; 5 no inconsistencies found, but the
+inspection is incomplete: see "unseen" findings, or "unexamined" with --json.
+Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {
-				return blindError{err}
+				return inspectError{err}
 			}
-			return d.visit(ctx, io, p.json, repair)
+			return d.inspect(ctx, io, p.json, repair)
 		},
 	}
-	c.Flags().BoolVar(&repair, "repair", false, "do what is printed as repair")
-	c.Flags().StringVar(&shim, "shim", "", "the shim's binary, if no agent runs (default holdfast-shim beside this program, else in PATH)")
+	c.Flags().BoolVar(&repair, "repair", false, "carry out the repairs that are printed")
+	c.Flags().StringVar(&shim, "shim", "", "shim binary to use if no agent is running (default holdfast-shim beside this program or in PATH)")
 	return c
 }
 
@@ -61,7 +62,7 @@ type doctor struct {
 }
 
 // openDoctor finds the agent, or the shim's binary if no agent runs at that place.
-func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
+func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error) {
 	client, state := p.client(), p.stateDir()
 	self, err := client.Self(ctx)
 	switch {
@@ -75,7 +76,7 @@ func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
 	if err != nil {
 		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w", state, err)
 	}
-	v := visit{shim: binary.Path, state: state, run: p.socketDir(state)}
+	v := inspect{shim: binary.Path, state: state, run: p.socketDir(state)}
 	ask := func(ctx context.Context, c control.Consultation) (host.Diagnosis, error) {
 		found, err := v.ask(ctx, c)
 		if f, wrong := agent.ExamineLedger(state); err == nil && wrong {
@@ -87,7 +88,7 @@ func openDoctor(ctx context.Context, p *places, shim string) (doctor, error) {
 }
 
 // socketDir is the directory of sockets that there is; nothing is made.
-func (p *places) socketDir(state string) string {
+func (p *globalFlags) socketDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
 	}
@@ -99,20 +100,20 @@ func (p *places) socketDir(state string) string {
 	return runDirs(state)[0]
 }
 
-// visit is a look by the shim's binary.
-type visit struct{ shim, state, run string }
+// inspect is a look by the shim's binary.
+type inspect struct{ shim, state, run string }
 
-// visitGrace is how long a shim may take to end that was told so.
-const visitGrace = 5 * time.Second
+// inspectGrace is how long a shim may take to end that was told so.
+const inspectGrace = 5 * time.Second
 
-func (v visit) ask(ctx context.Context, c control.Consultation) (found host.Diagnosis, err error) {
+func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Diagnosis, err error) {
 	args := []string{"-doctor", "-json", "-state", v.state, "-run", v.run}
 	if c.Repair {
 		args = append(args, "-repair", "-digest", c.Digest)
 	}
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, v.shim, args...)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, visitGrace
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, inspectGrace
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	err = cmd.Run()
 	if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() == exitFailed { // something needs attention
@@ -131,18 +132,18 @@ func (v visit) ask(ctx context.Context, c control.Consultation) (found host.Diag
 	return found, nil
 }
 
-// visit looks, and repairs if it is to. The error says how it is.
-func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) error {
+// inspect looks, and repairs if it is to. The error says how it is.
+func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) error {
 	found, err := d.await(ctx, io, control.Consultation{})
 	if err != nil {
-		return blindError{err}
+		return inspectError{err}
 	}
 	if !asJSON {
 		writeDiagnosis(io.out, d.from, found)
 	}
 	if repair && found.Digest != "" {
 		if found, err = d.await(ctx, io, control.Consultation{Repair: true, Digest: found.Digest}); err != nil {
-			return blindError{fmt.Errorf("repair: %w", err)}
+			return inspectError{fmt.Errorf("repair: %w", err)}
 		}
 		if !asJSON {
 			writeRepair(io.out, found)
@@ -150,14 +151,14 @@ func (d doctor) visit(ctx context.Context, io streams, asJSON, repair bool) erro
 	}
 	if asJSON {
 		if err := writeJSON(io.out, jsonDiagnosis(found)); err != nil {
-			return blindError{err}
+			return inspectError{err}
 		}
 	}
 	switch {
 	case !found.Sound():
-		return errSaid
+		return errReported
 	case len(found.Unexamined()) > 0:
-		return errPartly
+		return errIncomplete
 	}
 	return nil
 }
@@ -198,8 +199,8 @@ func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (
 	}
 }
 
-// deeds say what repair does.
-var deeds = map[registry.FindingAction]string{
+// repairs say what repair does.
+var repairs = map[registry.FindingAction]string{
 	registry.ActNothing: "none",
 	registry.ActMark:    "mark the record as uncertain; Holdfast repeats or undoes the call",
 	registry.ActAdopt:   "record it; the plugin unstages and detaches it",
@@ -208,8 +209,8 @@ var deeds = map[registry.FindingAction]string{
 	registry.ActRemove:  "remove the directory",
 }
 
-func deed(a registry.FindingAction) string {
-	if text, known := deeds[a]; known {
+func repairText(a registry.FindingAction) string {
+	if text, known := repairs[a]; known {
 		return text
 	}
 	return string(a) // of a newer shim
@@ -224,7 +225,7 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	}
 	for _, f := range d.Findings {
 		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+where(f))))
-		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)}, {"repair", deed(f.Action)}, {"advice", f.Advice}} {
+		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)}, {"repair", repairText(f.Action)}, {"advice", f.Advice}} {
 			if line[1] != "" {
 				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
 			}

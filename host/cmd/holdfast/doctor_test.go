@@ -116,18 +116,18 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 			"no automatic repair available"},
 		"JSON":           {ill(), 1, "--json", exitFailed, []string{call}, `"kind": "dead"`},
 		"JSON when well": {host.Diagnosis{}, 0, "--json", exitOK, []string{call}, `"findings": []`},
-		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitPartly, []string{call},
+		"it could look at a part only": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "", exitIncomplete, []string{call},
 			"inspection incomplete: no inconsistencies in the inspected parts"},
-		"the same as JSON": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "--json", exitPartly, []string{call},
+		"the same as JSON": {host.Diagnosis{Findings: []host.Finding{partly}}, 1, "--json", exitIncomplete, []string{call},
 			"\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
 		"the configuration leaves a part out": {host.Diagnosis{Findings: []host.Finding{skipped}}, 0, "", exitOK, []string{call},
 			"skipped\n  found   the volumes of plugin p: list_volumes = false\n  repair  none\n  advice  none\n\nno inconsistencies found"},
-		"a part left out, and a part not examined": {host.Diagnosis{Findings: []host.Finding{partly, skipped}}, 1, "--json", exitPartly,
+		"a part left out, and a part not examined": {host.Diagnosis{Findings: []host.Finding{partly, skipped}}, 1, "--json", exitIncomplete,
 			[]string{call}, "\"unexamined\": [\n    \"the volumes of plugin p: no\"\n  ]"},
 		"a part only, and it is ill": {host.Diagnosis{Findings: append([]host.Finding{partly}, ill().Findings[:1]...)}, 1, "", exitFailed,
 			[]string{call}, "the volumes of plugin p: no"},
-		"it could not look":   {host.Diagnosis{}, 2, "", exitBlind, []string{call}, "holdfast: the state is damaged\n"},
-		"it was no such shim": {host.Diagnosis{}, 127, "", exitBlind, []string{call}, "the state is damaged"},
+		"it could not look":   {host.Diagnosis{}, 2, "", exitInspect, []string{call}, "holdfast: the state is damaged\n"},
+		"it was no such shim": {host.Diagnosis{}, 127, "", exitInspect, []string{call}, "the state is damaged"},
 	} {
 		var out, errs bytes.Buffer
 		args := append([]string{"doctor", "--state-dir", state, "--run-dir", sockets, "--shim", consultant(t, dir, c.found, c.ends)},
@@ -156,7 +156,7 @@ func TestDoctorDoesNotGuessAPlace(t *testing.T) {
 	if got := run(args, io.Discard, &errs); got != exitNoAgent || !strings.Contains(errs.String(), "no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())
 	}
-	if got := run([]string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}, io.Discard, &errs); got != exitBlind {
+	if got := run([]string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}, io.Discard, &errs); got != exitInspect {
 		t.Errorf("without a shim: %d: %s", got, errs.String())
 	}
 }
@@ -176,7 +176,7 @@ func TestDoctorSaysThatItStillExamines(t *testing.T) {
 		<-said
 		return host.Diagnosis{}, nil
 	}}
-	if err := d.visit(t.Context(), streams{io.Discard, errs}, false, false); err != nil {
+	if err := d.inspect(t.Context(), streams{io.Discard, errs}, false, false); err != nil {
 		t.Error(err)
 	}
 }

@@ -17,11 +17,11 @@ import (
 
 type writer = io.Writer
 
-func newEvents(io streams, p *places) *cobra.Command {
+func newEvents(io streams, p *globalFlags) *cobra.Command {
 	follow, after := false, uint64(0)
 	c := &cobra.Command{
-		Use: "events", Short: "List what has happened to plugins and volumes", Args: counted(cobra.NoArgs),
-		Long: "List what has happened to plugins and volumes, a line each; with --json a JSON object each. The number of the last line goes on with --after.",
+		Use: "events", Short: "List events of plugins and volumes", Args: counted(cobra.NoArgs),
+		Long: "List events of plugins and volumes, one per line. With --json each line is a JSON object. To continue later, pass the number of the last event to --after.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
@@ -39,7 +39,7 @@ func newEvents(io streams, p *places) *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on")
-	c.Flags().Uint64Var(&after, "after", 0, "only those after this number")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new events until interrupted")
+	c.Flags().Uint64Var(&after, "after", 0, "print only events after this number")
 	return c
 }

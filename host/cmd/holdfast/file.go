@@ -21,8 +21,8 @@ type variables struct {
 }
 
 func (v *variables) flags(c *cobra.Command) {
-	c.Flags().StringArrayVar(&v.values, "var", nil, "value of a variable, as in name=value; may be repeated")
-	c.Flags().StringArrayVar(&v.files, "var-file", nil, "file of name = value lines; may be repeated")
+	c.Flags().StringArrayVar(&v.values, "var", nil, "set a variable: name=value (repeatable)")
+	c.Flags().StringArrayVar(&v.files, "var-file", nil, "file of name = value lines (repeatable)")
 }
 
 func (v *variables) read() (values map[string]string, files []host.Source, err error) {
@@ -123,8 +123,8 @@ func (v *variables) readFiles(paths []string, unread func(path string, err error
 	return out, nil
 }
 
-// endsIt has the first file that cannot be read be the end.
-func endsIt(_ string, err error) error { return err }
+// failOnUnread has the first file that cannot be read be the end.
+func failOnUnread(_ string, err error) error { return err }
 
 func declares(text []byte, name string) bool {
 	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) + `"?\s*\{|"variable"\s*:`).Match(text)

@@ -15,17 +15,17 @@ import (
 	"holdfast/host/agent/control"
 )
 
-func newJob(io streams, p *places) *cobra.Command {
-	return group("job", "Run, stop and look at jobs", newJobRun(io, p), newJobStop(io, p), newJobStatus(io, p))
+func newJob(io streams, p *globalFlags) *cobra.Command {
+	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobStop(io, p), newJobStatus(io, p))
 }
 
-func newJobRun(io streams, p *places) *cobra.Command {
+func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	v, wait, force, rerun := &variables{}, false, false, false
 	c := &cobra.Command{
-		Use: "run FILE", Short: "Have the agent run a job, or replace the one of that id",
-		Long: "Have the agent run a job, or replace the one of that id. Allocs of unchanged groups that run go on.\n\n" +
-			"Batch allocs of unchanged groups that are complete are not run again: the command says so, and its exit code is 0. " +
-			"With --rerun, or after job stop, they are. Allocs that have failed are always run again.\n\n" +
+		Use: "run FILE", Short: "Run or update a job",
+		Long: "Run or update a job. Running allocs of unchanged groups keep running.\n\n" +
+			"Complete batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
+			"Failed allocs always run again.\n\n" +
 			"With --wait the exit code is 1 if an alloc fails.",
 		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -40,7 +40,7 @@ func newJobRun(io streams, p *places) *cobra.Command {
 			job, err := run(c.Context(), src, force)
 			done := err == nil && job.Status == "complete"
 			if err == nil && wait {
-				job, err = settle(c.Context(), p.client(), job)
+				job, err = awaitJob(c.Context(), p.client(), job)
 			}
 			if err != nil {
 				return err
@@ -59,9 +59,9 @@ func newJobRun(io streams, p *places) *cobra.Command {
 		},
 	}
 	v.flags(c)
-	c.Flags().BoolVar(&wait, "wait", false, "return when all its allocs run or have ended")
-	c.Flags().BoolVar(&rerun, "rerun", false, "run batch allocs again that are complete")
-	c.Flags().BoolVar(&force, "force", false, "even if the change stops a plugin whose mounts others use")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running or have ended")
+	c.Flags().BoolVar(&rerun, "rerun", false, "run complete batch allocs again")
+	c.Flags().BoolVar(&force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
 }
 
@@ -84,11 +84,11 @@ func (v *variables) single(path string, volume bool) (control.Submission, error)
 	return f.Source, nil
 }
 
-// settle waits until the job's allocs of its version run or have ended.
-func settle(ctx context.Context, c *control.Client, job control.Job) (control.Job, error) {
+// awaitJob waits until the job's allocs of its version run or have ended.
+func awaitJob(ctx context.Context, c *control.Client, job control.Job) (control.Job, error) {
 	for {
 		now, err := c.Job(ctx, job.ID)
-		if err != nil || settled(now) {
+		if err != nil || jobSettled(now) {
 			return now, err
 		}
 		select {
@@ -99,7 +99,7 @@ func settle(ctx context.Context, c *control.Client, job control.Job) (control.Jo
 	}
 }
 
-func settled(j control.Job) bool {
+func jobSettled(j control.Job) bool {
 	want, have := 0, 0
 	for _, g := range j.Groups {
 		want += g.Count
@@ -109,7 +109,7 @@ func settled(j control.Job) bool {
 		case a.Replaced && a.Ended.IsZero():
 			return false
 		case a.Replaced:
-		case a.State == "running" && begun(a), a.State == "complete", a.State == "failed":
+		case a.State == "running" && allStarted(a), a.State == "complete", a.State == "failed":
 			have++
 		default:
 			return false
@@ -118,8 +118,8 @@ func settled(j control.Job) bool {
 	return have >= want || j.Stopped
 }
 
-// begun says whether each task of an alloc has been started.
-func begun(a control.Alloc) bool {
+// allStarted says whether each task of an alloc has been started.
+func allStarted(a control.Alloc) bool {
 	return !slices.ContainsFunc(a.Tasks, func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
 }
 
@@ -135,10 +135,10 @@ func failedAllocs(j control.Job, waited bool) error {
 	return nil
 }
 
-func newJobStop(io streams, p *places) *cobra.Command {
+func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	purge, force, wait := false, false, false
 	c := &cobra.Command{
-		Use: "stop ID", Short: "Have a job end: users of volumes first, then plugins",
+		Use: "stop ID", Short: "Stop a job",
 		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := p.client().StopJob(c.Context(), args[0], purge, force); err != nil {
@@ -158,9 +158,9 @@ func newJobStop(io streams, p *places) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&purge, "purge", false, "forget the job and its allocs")
-	c.Flags().BoolVar(&wait, "wait", false, "return when its tasks have ended and its volumes are given back")
-	c.Flags().BoolVar(&force, "force", false, "even if it runs a plugin whose volumes others hold")
+	c.Flags().BoolVar(&purge, "purge", false, "delete the records of the job and its allocs")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until its tasks have ended and its volumes are released")
+	c.Flags().BoolVar(&force, "force", false, "stop even if it runs a plugin whose volumes are in use")
 	return c
 }
 
@@ -179,7 +179,7 @@ func ended(ctx context.Context, c *control.Client, job string) error {
 	}
 }
 
-func newJobStatus(io streams, p *places) *cobra.Command {
+func newJobStatus(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
 		Use: "status [ID]", Short: "List jobs, or show one with its allocs", Aliases: []string{"list"},
 		Args: counted(cobra.MaximumNArgs(1)),
@@ -195,7 +195,7 @@ func newJobStatus(io streams, p *places) *cobra.Command {
 }
 
 // show writes an answer as JSON or for people.
-func show[T any](io streams, p *places, err error, v T, write func(io.Writer, T) error) error {
+func show[T any](io streams, p *globalFlags, err error, v T, write func(io.Writer, T) error) error {
 	switch {
 	case err != nil:
 		return err

@@ -10,8 +10,8 @@
 //	holdfast doctor [--repair]                          what is not as it is recorded, with or without an agent
 //	holdfast events | shim status | version
 //
-// Exit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; 3 no agent answers; 4 doctor could not look; 5 doctor
-// could not examine everything, and the rest is well; 129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM, with nothing left to clean up.
+// Exit codes: 0 success; 1 failure; 2 usage error; 3 no agent answers; 4 doctor could not look; 5 doctor
+// could not examine everything, and the rest is well; 129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM.
 package main
 
 import (

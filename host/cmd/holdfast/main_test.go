@@ -98,7 +98,7 @@ func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
 	v.Unusable = &control.Trouble{Found: "CreateVolume: the plugin's answer cannot be used", Help: control.Help{
-		What: "volume data may or may not have been created, and cannot be used", Then: "Nothing. The creation is not tried again.",
+		What: "volume data may or may not have been created, and cannot be used", Then: "Holdfast does not retry the creation.",
 		Do: []control.Do{{Why: "forget it here", Command: "holdfast volume deregister data"}},
 	}}
 	return v
@@ -241,7 +241,7 @@ func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
 		}
 	}
 	v := &variables{values: []string{"one=1", "both=a=b"}}
-	files, err := v.readFiles([]string{first, second}, endsIt)
+	files, err := v.readFiles([]string{first, second}, failOnUnread)
 	if err != nil {
 		t.Fatal(err)
 	}

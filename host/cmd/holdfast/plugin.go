@@ -12,12 +12,12 @@ import (
 	"holdfast/host/agent/control"
 )
 
-func newPlugin(io streams, p *places) *cobra.Command {
+func newPlugin(io streams, p *globalFlags) *cobra.Command {
 	list := func(c *cobra.Command) error {
 		plugins, err := p.client().Plugins(c.Context())
 		return show(io, p, err, plugins, writePlugins)
 	}
-	return group("plugin", "Look at CSI plugins",
+	return group("plugin", "Inspect CSI plugins",
 		&cobra.Command{
 			Use: "list", Short: "List plugins", Args: counted(cobra.NoArgs),
 			RunE: func(c *cobra.Command, _ []string) error { return list(c) },
@@ -72,7 +72,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		}
 		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health, cause, when(i.Since), i.NodeID, number(i.MaxVolumes))
 	}
-	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART ASKED")
+	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART REQUESTED")
 	for _, t := range p.Tasks {
 		asked := ""
 		if t.Restart != nil {
@@ -90,11 +90,11 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		fmt.Fprintln(to)
 		err = errors.Join(err, part.t.write(to, part.none))
 	}
-	return errors.Join(err, writeAbilities(to, p))
+	return errors.Join(err, writeCapabilities(to, p))
 }
 
-// writeAbilities lists what the active instances say that they can do.
-func writeAbilities(to io.Writer, p control.Plugin) error {
+// writeCapabilities lists what the active instances say that they can do.
+func writeCapabilities(to io.Writer, p control.Plugin) error {
 	able, topology := map[string]bool{}, map[string]bool{}
 	for _, i := range p.Instances {
 		for _, c := range i.Capabilities {

@@ -21,12 +21,12 @@ import (
 
 // Exit codes.
 const (
-	exitOK      = 0
-	exitFailed  = 1 // it failed, was refused, or left something behind
-	exitUsage   = 2 // the command line is wrong
-	exitNoAgent = 3 // nobody answers at the control socket
-	exitBlind   = 4 // doctor could not look, or not repair
-	exitPartly  = 5 // doctor could not look at everything, and the rest is well
+	exitOK         = 0
+	exitFailed     = 1 // it failed, was refused, or left something behind
+	exitUsage      = 2 // the command line is wrong
+	exitNoAgent    = 3 // nobody answers at the control socket
+	exitInspect    = 4 // doctor could not look, or not repair
+	exitIncomplete = 5 // doctor could not look at everything, and the rest is well
 	// 128 and the signal's number: ended by that signal
 )
 
@@ -36,17 +36,17 @@ type usageError struct{ error }
 // errForced: a second signal cut the taking down short.
 var errForced = errors.New("forced by a second signal")
 
-// errSaid: what is wrong has been printed already.
-var errSaid = errors.New("failed")
+// errReported: what is wrong has been printed already.
+var errReported = errors.New("failed")
 
-// errPartly: what was examined is well, and what was not has been printed already.
-var errPartly = errors.New("the inspection is incomplete")
+// errIncomplete: what was examined is well, and what was not has been printed already.
+var errIncomplete = errors.New("the inspection is incomplete")
 
 // streams are where a command writes.
 type streams struct{ out, err io.Writer }
 
-// places are flags that say where an agent is.
-type places struct {
+// globalFlags are flags that say where an agent is.
+type globalFlags struct {
 	state, run, address string
 	json                bool
 	logLevel            string
@@ -57,13 +57,13 @@ const defaultState = "/var/lib/holdfast"
 // run is the whole program. All that it writes passes display.Writer: texts of jobs, plugins and files may hold anything.
 func run(args []string, out, errs io.Writer) int {
 	out, errs = display.NewWriter(out), display.NewWriter(errs)
-	p := &places{}
+	p := &globalFlags{}
 	root := newRoot(streams{out, errs}, p)
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errs)
 	err := root.ExecuteContext(context.Background()) // the root of everything
-	if err != nil && !errors.Is(err, errSaid) && !errors.Is(err, errPartly) {
+	if err != nil && !errors.Is(err, errReported) && !errors.Is(err, errIncomplete) {
 		fmt.Fprintln(errs, "holdfast:", err)
 	}
 	switch {
@@ -76,7 +76,7 @@ func run(args []string, out, errs io.Writer) int {
 }
 
 // adviseNoAgent returns what to do when no agent answers. It does not advise to start an agent that is running.
-func (p *places) adviseNoAgent() string {
+func (p *globalFlags) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
 			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one within a few "+
@@ -89,7 +89,7 @@ func (p *places) adviseNoAgent() string {
 
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
-	_, blind := errors.AsType[blindError](err)
+	_, blind := errors.AsType[inspectError](err)
 	ended, interrupt := errors.AsType[interrupted](err)
 	switch {
 	case err == nil:
@@ -99,9 +99,9 @@ func exitCode(err error) int {
 	case errors.Is(err, control.ErrNoAgent):
 		return exitNoAgent
 	case blind:
-		return exitBlind
-	case errors.Is(err, errPartly):
-		return exitPartly
+		return exitInspect
+	case errors.Is(err, errIncomplete):
+		return exitIncomplete
 	case interrupt && !errors.Is(err, errForced):
 		return ended.code()
 	}
@@ -111,23 +111,23 @@ func exitCode(err error) int {
 // isCobraUsage knows the one mistake that cobra gives no type.
 func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }
 
-func newRoot(io streams, p *places) *cobra.Command {
+func newRoot(io streams, p *globalFlags) *cobra.Command {
 	root := &cobra.Command{
-		Use: "holdfast", Short: "Run jobs with CSI storage on this machine", SilenceErrors: true, SilenceUsage: true,
-		Long: "Run jobs with CSI storage on this machine.\n\nExit codes: 0 done; 1 it failed or was refused; 2 the command line is wrong; " +
+		Use: "holdfast", Short: "Run jobs with CSI storage on this node", SilenceErrors: true, SilenceUsage: true,
+		Long: "Run jobs with CSI storage on this node.\n\nExit codes: 0 success; 1 failure; 2 usage error; " +
 			"3 no agent is running; 4 inspection or repair failed; 5 inspection incomplete, no inconsistencies found; " +
-			"129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM, with nothing left to clean up.",
+			"129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM.",
 	}
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.checkLevel() }
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := root.PersistentFlags()
-	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"), "state directory (HOLDFAST_STATE_DIR; default "+defaultState+", of run a fresh one)")
-	flags.StringVar(&p.run, "run-dir", "", "directory of sockets (default /run/holdfast/<digest of the state directory>)")
-	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"), "control socket of the agent (HOLDFAST_ADDR; default agent.sock in the run directory)")
-	flags.BoolVar(&p.json, "json", false, "write JSON")
-	flags.StringVar(&p.logLevel, "log-level", "", "trace, debug, info, warn or error (default warn, of agent info)")
+	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"), "state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
+	flags.StringVar(&p.run, "run-dir", "", "directory for sockets (default /run/holdfast/<digest of the state directory>)")
+	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"), "control socket of the agent (env HOLDFAST_ADDR; default agent.sock in the run directory)")
+	flags.BoolVar(&p.json, "json", false, "print JSON")
+	flags.StringVar(&p.logLevel, "log-level", "", "log level: trace, debug, info, warn or error (default warn; agent: info)")
 	root.AddCommand(
 		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p), newAlloc(io, p),
 		newEvents(io, p), newShim(io, p), newDoctor(io, p), newVersion(io, p),
@@ -162,7 +162,7 @@ func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-func (p *places) stateDir() string {
+func (p *globalFlags) stateDir() string {
 	if p.state == "" {
 		return resolved(defaultState)
 	}
@@ -191,7 +191,7 @@ func runDirs(state string) []string {
 }
 
 // runDir is the one that can be made.
-func (p *places) runDir(state string) string {
+func (p *globalFlags) runDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
 	}
@@ -204,7 +204,7 @@ func (p *places) runDir(state string) string {
 }
 
 // client is for the agent that the flags name.
-func (p *places) client() *control.Client {
+func (p *globalFlags) client() *control.Client {
 	switch {
 	case p.address != "":
 		return control.NewClient(strings.TrimPrefix(p.address, "unix://"))
@@ -221,14 +221,14 @@ func (p *places) client() *control.Client {
 }
 
 // checkLevel refuses a level that there is not.
-func (p *places) checkLevel() error {
+func (p *globalFlags) checkLevel() error {
 	if p.logLevel != "" && hclog.LevelFromString(p.logLevel) == hclog.NoLevel {
 		return usageError{fmt.Errorf("--log-level %q: use trace, debug, info, warn or error", p.logLevel)}
 	}
 	return nil
 }
 
-func (p *places) logger(io streams, byDefault string) hclog.Logger {
+func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
 	level := p.logLevel
 	if level == "" {
 		level = byDefault
@@ -236,7 +236,7 @@ func (p *places) logger(io streams, byDefault string) hclog.Logger {
 	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: hclog.LevelFromString(level), Output: io.err})
 }
 
-func newVersion(io streams, p *places) *cobra.Command {
+func newVersion(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{Use: "version", Short: "Print the version", Args: counted(cobra.NoArgs), RunE: func(*cobra.Command, []string) error {
 		if p.json {
 			return writeJSON(io.out, map[string]string{"version": host.Version})

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
@@ -22,36 +23,43 @@ import (
 
 // runFlags are those of run.
 type runFlags struct {
-	equipment
+	agentFlags
 	variables
 	deleteVolumes bool
 	stopTimeout   time.Duration
 }
 
-func newRun(io streams, p *places) *cobra.Command {
+func newRun(io streams, p *globalFlags) *cobra.Command {
 	f := &runFlags{}
 	c := &cobra.Command{
 		Use: "run FILE...", Short: "Run jobs in the foreground, with their volumes, and take everything down at the end",
-		Long: "Run job files in the foreground. Volume files (told by their name, *.volume.hcl, or their content) are created, or registered if " +
-			"they have an external_id, when their plugin is healthy, before the jobs without a plugin begin.\n\n" +
-			"It ends when all jobs without a plugin are batch jobs and are complete, or with SIGINT, SIGTERM or SIGHUP: users of volumes first, then plugins. " +
-			"A second SIGINT or SIGTERM ends tasks at once, and leaves volumes as they are. The exit code is 0 if nothing failed; 130, 143 or 129 if SIGINT, " +
-			"SIGTERM or SIGHUP ended it and everything is taken down; 1 if something is left. Without --state-dir the state is a fresh directory, removed " +
-			"afterwards unless something is left; volumes stay with their plugin unless --delete-volumes is given. With --json each line is a JSON object.\n\n" +
-			"While it runs, the other commands speak to it too, with the --address that it says first.",
+		Long: `Run job and volume files in the foreground. Plugins start first. Volumes are
+created, or registered if they have an external_id, when their plugin is
+healthy. Then the other jobs start.
+
+The command ends when all jobs without a plugin are complete batch jobs, or on
+SIGINT, SIGTERM or SIGHUP. It stops users of volumes first, then plugins. A
+second SIGINT or SIGTERM kills the tasks and leaves their volumes mounted.
+
+Exit codes: 0 success; 129, 130, 143 ended by a signal and everything was
+released; 1 failure, or something was left behind.
+
+Without --state-dir the state is in a temporary directory, which is removed
+unless something is left. Volumes stay unless --delete-volumes is set. The
+other commands work with the --address that is printed first.`,
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
 	}
-	f.equipment.flags(c)
+	f.agentFlags.flags(c)
 	f.variables.flags(c)
-	c.Flags().BoolVar(&f.deleteVolumes, "delete-volumes", false, "have the plugins delete the volumes that were created, at the end")
-	c.Flags().DurationVar(&f.stopTimeout, "stop-timeout", 2*time.Minute, "how long taking down in order may take")
+	c.Flags().BoolVar(&f.deleteVolumes, "delete-volumes", false, "delete the created volumes at the end")
+	c.Flags().DurationVar(&f.stopTimeout, "stop-timeout", 2*time.Minute, "time limit for stopping tasks in order")
 	return c
 }
 
 // runForeground prepares the directories, and removes them afterwards if they were made for this run.
-func runForeground(ctx context.Context, io streams, p *places, f *runFlags, paths []string) error {
-	files, err := f.readFiles(paths, endsIt)
+func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags, paths []string) error {
+	files, err := f.readFiles(paths, failOnUnread)
 	if err != nil {
 		return err
 	}
@@ -69,17 +77,17 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 	if fresh && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
-	o := &outing{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
+	o := &foreground{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
 	opening, opened := untilSignal(ctx, signals)
-	o.station, err = openStation(opening, state, run(state), &f.equipment, p.logger(io, "warn"))
+	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger(io, "warn"))
 	opened()
 	o.first, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return o.end(errors.Join(err, o.tidy(state, fresh)))
+		return o.end(errors.Join(err, o.removeState(state, fresh)))
 	}
 	err = o.run(ctx)
-	err = errors.Join(err, o.station.close(), fold(o.station.layout))
-	if tidied := o.tidy(state, fresh); tidied != nil {
+	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
+	if tidied := o.removeState(state, fresh); tidied != nil {
 		err = errors.Join(err, tidied)
 	}
 	if err == nil {
@@ -89,26 +97,26 @@ func runForeground(ctx context.Context, io streams, p *places, f *runFlags, path
 }
 
 // end is how the command ends. An interruption is its error only if nothing else went wrong.
-func (o *outing) end(err error) error {
-	if err == nil && o.first.by != nil || o.station == nil && o.first.by != nil {
+func (o *foreground) end(err error) error {
+	if err == nil && o.first.by != nil || o.service == nil && o.first.by != nil {
 		return o.first
 	}
 	return err
 }
 
-// outing is one run.
-type outing struct {
-	*station
-	flags   *runFlags
-	files   []file
-	lines   *lines
-	jobs    []planned
-	volumes []host.VolumeSpec
-	made    []host.VolumeSpec // created by this run, and not deleted
-	unsure  []host.VolumeSpec // whose creation by this run has no certain end
-	signals chan os.Signal
-	first   interrupted // the first signal
-	left    bool        // not everything was taken down
+// foreground is one run.
+type foreground struct {
+	*service
+	flags     *runFlags
+	files     []file
+	lines     *lines
+	jobs      []planned
+	volumes   []host.VolumeSpec
+	made      []host.VolumeSpec // created by this run, and not deleted
+	uncertain []host.VolumeSpec // whose creation by this run has no certain end
+	signals   chan os.Signal
+	first     interrupted // the first signal
+	left      bool        // not everything was taken down
 }
 
 // planned is a job with its text.
@@ -118,12 +126,12 @@ type planned struct {
 }
 
 func (p planned) plugin() bool {
-	return slices.ContainsFunc(p.job.Groups, func(g hooksGroup) bool {
-		return slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 })
+	return slices.ContainsFunc(p.job.Groups, func(g hooks.Group) bool {
+		return slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 })
 	})
 }
 
-func (o *outing) tidy(state string, fresh bool) error {
+func (o *foreground) removeState(state string, fresh bool) error {
 	if !fresh || o.left {
 		return nil
 	}
@@ -134,7 +142,7 @@ func (o *outing) tidy(state string, fresh bool) error {
 }
 
 // run serves while the work is done, takes everything down, and says whether anything failed.
-func (o *outing) run(ctx context.Context) error {
+func (o *foreground) run(ctx context.Context) error {
 	if err := o.parse(ctx); err != nil {
 		return err
 	}
@@ -150,7 +158,7 @@ func (o *outing) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	wg.Go(func() { served <- o.serve(life) })
 	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
-	events := &chronicle{watch: o.host.Watch, say: o.lines.event, at: began.Index}
+	events := &eventFollower{watch: o.host.Watch, say: o.lines.event, at: began.Index}
 	finish := events.follow(life)
 
 	var failed error
@@ -170,7 +178,7 @@ func (o *outing) run(ctx context.Context) error {
 }
 
 // parse reads all files; all that is wrong is said at once.
-func (o *outing) parse(ctx context.Context) error {
+func (o *foreground) parse(ctx context.Context) error {
 	var errs []error
 	for _, f := range o.files {
 		src := host.Source{Name: f.Name, Text: f.Text}
@@ -199,11 +207,11 @@ func (o *outing) parse(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return o.twice()
+	return o.checkDuplicates()
 }
 
-// twice refuses two files for one thing: the second would replace the first.
-func (o *outing) twice() error {
+// checkDuplicates refuses two files for one thing: the second would replace the first.
+func (o *foreground) checkDuplicates() error {
 	seen := map[string]string{}
 	for _, p := range o.jobs {
 		if first, has := seen[p.job.ID]; has {
@@ -222,13 +230,13 @@ func (o *outing) twice() error {
 }
 
 // work submits everything and waits for the end: the last batch job's, or a signal.
-func (o *outing) work(life context.Context, served chan error) error {
+func (o *foreground) work(life context.Context, served chan error) error {
 	ctx, cancel := context.WithCancelCause(life)
 	defer cancel(nil)
 	done := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { done <- o.story(ctx) })
+	wg.Go(func() { done <- o.runJobs(ctx) })
 	select {
 	case err := <-done:
 		return err
@@ -245,15 +253,15 @@ func (o *outing) work(life context.Context, served chan error) error {
 }
 
 // interrupt notes the first signal.
-func (o *outing) interrupt(s os.Signal) {
+func (o *foreground) interrupt(s os.Signal) {
 	o.first = interrupted{by: s}
 	o.lines.say("%v: stopping all tasks; a second signal forces the exit", s)
 }
 
 var errSignal = errors.New("interrupted by a signal")
 
-// story is plugins, volumes, users, and the wait for those that end by themselves. A plugin that has failed for good ends it.
-func (o *outing) story(ctx context.Context) error {
+// runJobs is plugins, volumes, users, and the wait for those that end by themselves. A plugin that has failed for good ends it.
+func (o *foreground) runJobs(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -269,7 +277,7 @@ func (o *outing) story(ctx context.Context) error {
 			cancel(o.failures())
 		}
 	})
-	if err := o.volumesThenUsers(ctx); err != nil {
+	if err := o.startVolumesThenUsers(ctx); err != nil {
 		return err
 	}
 	users, batch := o.users()
@@ -288,8 +296,8 @@ func (o *outing) story(ctx context.Context) error {
 	return o.failures()
 }
 
-// volumesThenUsers goes on when the plugins have been submitted.
-func (o *outing) volumesThenUsers(ctx context.Context) error {
+// startVolumesThenUsers goes on when the plugins have been submitted.
+func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		if !o.runs(spec.Plugin) {
 			o.lines.say("volume %s: no file runs its plugin %q; to add one: holdfast --address %s job run FILE",
@@ -303,16 +311,16 @@ func (o *outing) volumesThenUsers(ctx context.Context) error {
 }
 
 // runs says whether one of the files runs the plugin.
-func (o *outing) runs(id host.PluginID) bool {
+func (o *foreground) runs(id host.PluginID) bool {
 	return slices.ContainsFunc(o.jobs, func(p planned) bool {
-		return slices.ContainsFunc(p.job.Groups, func(g hooksGroup) bool {
-			return slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 && t.Plugin == id })
+		return slices.ContainsFunc(p.job.Groups, func(g hooks.Group) bool {
+			return slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 && t.Plugin == id })
 		})
 	})
 }
 
 // current leaves out what has ended before the job was submitted by this run.
-func (o *outing) current(all []*agent.AllocRecord) []*agent.AllocRecord {
+func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 	stands := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
 	for _, j := range o.agent.Jobs() {
@@ -325,11 +333,11 @@ func (o *outing) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 }
 
 // pluginFailed says whether a plugin will not come any more.
-func (o *outing) pluginFailed(all []*agent.AllocRecord) bool {
+func (o *foreground) pluginFailed(all []*agent.AllocRecord) bool {
 	return slices.ContainsFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
-func (o *outing) submit(ctx context.Context, which func(planned) bool) error {
+func (o *foreground) submit(ctx context.Context, which func(planned) bool) error {
 	for _, p := range o.jobs {
 		if !which(p) {
 			continue
@@ -342,11 +350,11 @@ func (o *outing) submit(ctx context.Context, which func(planned) bool) error {
 }
 
 // users counts the allocs that run no plugin, and says whether all of them end by themselves.
-func (o *outing) users() (n int, batch bool) {
+func (o *foreground) users() (n int, batch bool) {
 	batch = true
 	for _, p := range o.jobs {
 		for _, g := range p.job.Groups {
-			if slices.ContainsFunc(g.Tasks, func(t hooksTask) bool { return len(t.Sealed) > 0 }) {
+			if slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 }) {
 				continue
 			}
 			n += g.Count
@@ -357,7 +365,7 @@ func (o *outing) users() (n int, batch bool) {
 }
 
 // createVolume waits for the volume's plugin for as long as it takes.
-func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
+func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 	if spec.External != "" {
 		return o.retry(ctx, spec, "registered", func() error {
 			_, err := o.host.RegisterVolume(ctx, spec)
@@ -372,13 +380,13 @@ func (o *outing) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 	case err == nil:
 		o.made = append(o.made, spec)
 	case !errors.Is(err, registry.ErrExists): // else it is an earlier volume
-		o.unsure = append(o.unsure, spec)
+		o.uncertain = append(o.uncertain, spec)
 	}
 	return err
 }
 
 // retry calls do until it succeeds, fails for certain, or ctx ends.
-func (o *outing) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
+func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
 	said := ""
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		err := do()
@@ -402,7 +410,7 @@ func (o *outing) retry(ctx context.Context, spec host.VolumeSpec, done string, d
 }
 
 // settleVolume finds out by the same call again what became of a creation, and reports whether it is this run's volume.
-func (o *outing) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
+func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
 	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
 	if err != nil || len(known) == 0 { // none: the plugin was never called, or has refused
 		return false, err
@@ -421,10 +429,10 @@ func (o *outing) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours b
 	return true, nil // a creation that failed may have left a record; DeleteVolume knows
 }
 
-// forgetCertain leaves those creations in unsure that were sent and have no certain end.
-func (o *outing) forgetCertain(ctx context.Context) error {
+// forgetCertain leaves those creations in uncertain that were sent and have no certain end.
+func (o *foreground) forgetCertain(ctx context.Context) error {
 	var errs []error
-	o.unsure = slices.DeleteFunc(o.unsure, func(spec host.VolumeSpec) bool {
+	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
 		known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
 		errs = append(errs, err)
 		return err == nil && (len(known) == 0 || known[0].State == registry.VolumeReady)
@@ -433,9 +441,9 @@ func (o *outing) forgetCertain(ctx context.Context) error {
 }
 
 // deleteVolumes deletes the volumes of this run, and forgets each that is gone.
-func (o *outing) deleteVolumes(ctx context.Context) error {
+func (o *foreground) deleteVolumes(ctx context.Context) error {
 	var errs []error
-	o.unsure = slices.DeleteFunc(o.unsure, func(spec host.VolumeSpec) bool {
+	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
 		ours, err := o.settleVolume(ctx, spec)
 		if ours {
 			err = o.deleteVolume(ctx, spec)
@@ -451,7 +459,7 @@ func (o *outing) deleteVolumes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (o *outing) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
+func (o *foreground) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
 	return o.retry(ctx, spec, "deleted", func() error {
 		err := o.host.DeleteVolume(ctx, spec.VolumeName())
 		if errors.Is(err, registry.ErrNotFound) {
@@ -461,9 +469,9 @@ func (o *outing) deleteVolume(ctx context.Context, spec host.VolumeSpec) error {
 	})
 }
 
-// sayVolumes says which volumes may be left at their plugins, though they were to be deleted, or nobody knows whether they were created.
-func (o *outing) sayVolumes() {
-	for _, spec := range o.unsure {
+// reportVolumes says which volumes may be left at their plugins, though they were to be deleted, or nobody knows whether they were created.
+func (o *foreground) reportVolumes() {
+	for _, spec := range o.uncertain {
 		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
 	}
 	for _, spec := range o.made {
@@ -474,7 +482,7 @@ func (o *outing) sayVolumes() {
 }
 
 // failures is an error if any alloc has failed.
-func (o *outing) failures() error {
+func (o *foreground) failures() error {
 	var errs []error
 	for _, r := range o.current(o.agent.Allocs()) {
 		if r.State == agent.AllocFailed {
@@ -485,7 +493,7 @@ func (o *outing) failures() error {
 }
 
 // down takes everything down in order; a second signal, or too long a time, does it without an order.
-func (o *outing) down(life context.Context) error {
+func (o *foreground) down(life context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)
@@ -493,10 +501,10 @@ func (o *outing) down(life context.Context) error {
 	done := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { done <- o.downInOrder(ctx) })
-	err := o.awaitDown(done, force)
-	if len(o.unsure) > 0 || err != nil {
-		o.sayVolumes()
+	wg.Go(func() { done <- o.stopInOrder(ctx) })
+	err := o.awaitStop(done, force)
+	if len(o.uncertain) > 0 || err != nil {
+		o.reportVolumes()
 	}
 	if err == nil {
 		return nil
@@ -511,8 +519,8 @@ func (o *outing) down(life context.Context) error {
 	return err
 }
 
-// awaitDown waits for the end of taking down. A second SIGINT or SIGTERM forces it; a second SIGHUP does not: shells repeat that of the kernel.
-func (o *outing) awaitDown(done <-chan error, force context.CancelCauseFunc) error {
+// awaitStop waits for the end of taking down. A second SIGINT or SIGTERM forces it; a second SIGHUP does not: shells repeat that of the kernel.
+func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc) error {
 	for {
 		select {
 		case err := <-done:
@@ -528,7 +536,7 @@ func (o *outing) awaitDown(done <-chan error, force context.CancelCauseFunc) err
 	}
 }
 
-func (o *outing) downInOrder(ctx context.Context) error {
+func (o *foreground) stopInOrder(ctx context.Context) error {
 	if err := o.agent.TakeDownUsers(ctx); err != nil {
 		return err
 	}
@@ -545,7 +553,7 @@ func (o *outing) downInOrder(ctx context.Context) error {
 }
 
 // forget stops and forgets the jobs of the state directory that are none of these: an earlier run may have left some.
-func (o *outing) forget(ctx context.Context, keep []planned) error {
+func (o *foreground) forget(ctx context.Context, keep []planned) error {
 	var errs []error
 	for _, j := range o.agent.Jobs() {
 		if !slices.ContainsFunc(keep, func(p planned) bool { return p.job.ID == j.Job.ID }) {

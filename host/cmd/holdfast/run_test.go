@@ -16,22 +16,22 @@ import (
 
 func TestOneJobInTwoFilesIsRefused(t *testing.T) {
 	in := func(file, id string) planned { return planned{&host.Job{ID: id}, agent.Source{Name: file}} }
-	if err := (&outing{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "b")}}).twice(); err != nil {
+	if err := (&foreground{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "b")}}).checkDuplicates(); err != nil {
 		t.Errorf("two jobs: %v", err)
 	}
-	err := (&outing{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "a")}}).twice()
+	err := (&foreground{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "a")}}).checkDuplicates()
 	if exitCode(err) != exitUsage || !strings.Contains(err.Error(), "both a.hcl and b.hcl") {
 		t.Errorf("one job twice: %v", err)
 	}
 	v := host.VolumeSpec{ID: "v"}
-	if err := (&outing{volumes: []host.VolumeSpec{v, v}}).twice(); exitCode(err) != exitUsage {
+	if err := (&foreground{volumes: []host.VolumeSpec{v, v}}).checkDuplicates(); exitCode(err) != exitUsage {
 		t.Errorf("one volume twice: %v", err)
 	}
 }
 
 func TestWhoRunsAPluginIsSeenInItsFiles(t *testing.T) {
 	j := &host.Job{ID: "j", Groups: []hooks.Group{{Tasks: []hooks.Task{{Name: "t", Plugin: "disk", Sealed: []byte("x")}}}}}
-	o := &outing{jobs: []planned{{job: j}}}
+	o := &foreground{jobs: []planned{{job: j}}}
 	if !o.runs("disk") || o.runs("other") {
 		t.Errorf("disk %v, other %v", o.runs("disk"), o.runs("other"))
 	}
@@ -52,7 +52,7 @@ func TestProgressIsLinesOrJSON(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB", 3 << 29: "1.50 GiB", 5 << 50: "5 PiB"} {
+	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB", 3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
 		if got := size(bytes); got != want {
 			t.Errorf("%d: %q, want %q", bytes, got, want)
 		}

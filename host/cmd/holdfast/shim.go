@@ -16,14 +16,14 @@ import (
 	"holdfast/host/agent/control"
 )
 
-func newShim(io streams, p *places) *cobra.Command {
-	return group("shim", "Look at the shim, or replace it while everything runs", newShimStatus(io, p), newShimSwap(io, p), newShimRollback(io, p),
+func newShim(io streams, p *globalFlags) *cobra.Command {
+	return group("shim", "Inspect or replace the shim", newShimStatus(io, p), newShimSwap(io, p), newShimRollback(io, p),
 		newShimHistory(io, p))
 }
 
-func newShimStatus(io streams, p *places) *cobra.Command {
+func newShimStatus(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the shim that serves the agent", Args: counted(cobra.NoArgs),
+		Use: "status", Short: "Show the active shim", Args: counted(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			shim, err := p.client().Shim(c.Context())
 			return show(io, p, err, shim, writeShim)
@@ -32,7 +32,7 @@ func newShimStatus(io streams, p *places) *cobra.Command {
 }
 
 func writeShim(to writer, s control.Shim) error {
-	list := standing(s.ShimState)
+	list := shimFacts(s.ShimState)
 	if s.Serving {
 		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
 			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
@@ -40,8 +40,8 @@ func writeShim(to writer, s control.Shim) error {
 	return facts(to, list...)
 }
 
-// standing is how the shim stands, as names and values.
-func standing(s host.ShimState) []any {
+// shimFacts is how the shim stands, as names and values.
+func shimFacts(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
 		serves = "no, since " + when(s.Since) + "; calls wait"
@@ -63,12 +63,12 @@ func standing(s host.ShimState) []any {
 	return list
 }
 
-func newShimSwap(io streams, p *places) *cobra.Command {
+func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 	sum := ""
 	c := &cobra.Command{
-		Use: "swap PATH", Short: "Replace the shim by another binary, while tasks run and calls are under way",
-		Long: "Replace the shim by the binary at PATH. Tasks, mounts and plugins are not touched; calls wait for some milliseconds. The old shim " +
-			"stands by for a while after that, and takes over again if the new one dies.",
+		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
+		Long: "Replace the shim with the binary at PATH. Tasks, mounts and plugins are not affected; calls wait for some milliseconds. " +
+			"The previous shim stays on standby and takes over if the new one dies.",
 		Args: counted(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])
@@ -79,15 +79,15 @@ func newShimSwap(io streams, p *places) *cobra.Command {
 			return show(io, p, err, report, writeSwapped)
 		},
 	}
-	c.Flags().StringVar(&sum, "sha256", "", "what the binary's digest has to be; without it that of the file PATH.sha256")
+	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256)")
 	return c
 }
 
-func newShimRollback(io streams, p *places) *cobra.Command {
+func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "rollback", Short: "Replace the shim by the one before it, as swap does", Args: counted(cobra.NoArgs),
-		Long: "Replace the shim by the binary that ran before the last swap. The agent keeps a copy of the last three, so it need not be installed any " +
-			"more. It has to know the state's schema: what it cannot read, it refuses before anything is stopped.",
+		Use: "rollback", Short: "Replace the shim with the previous one", Args: counted(cobra.NoArgs),
+		Long: "Replace the shim with the binary that ran before the last swap. The agent keeps copies of the last three binaries. " +
+			"A binary that cannot read the state is refused before anything stops.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			if err != nil {
@@ -122,9 +122,9 @@ func operator() string {
 	return name
 }
 
-func newShimHistory(io streams, p *places) *cobra.Command {
+func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 	return &cobra.Command{
-		Use: "history", Short: "List the swaps of the shim, the newest first", Args: counted(cobra.NoArgs),
+		Use: "history", Short: "List swaps, newest first", Args: counted(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			return show(io, p, err, list, writeSwaps)

@@ -1,18 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
+	"text/tabwriter"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/internal/display"
 )
 
-type hostLogger = hclog.Logger
+type logger = hclog.Logger
 
 func writeJSON(to io.Writer, v any) error {
 	e := json.NewEncoder(to)
@@ -29,42 +32,45 @@ func newTable(head ...string) *table { return &table{[][]string{head}} }
 func (t *table) add(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
-		row[i] = clean(fmt.Sprint(c))
-		if row[i] == "" {
-			row[i] = "-"
-		}
+		row[i] = cmp.Or(clean(fmt.Sprint(c)), "-")
 	}
 	t.rows = append(t.rows, row)
 }
 
-// clean keeps a cell on its line, with what a terminal would act on escaped: texts of plugins are data.
+// clean puts a text on one line and escapes control characters. Texts of plugins are untrusted.
 func clean(s string) string {
 	return display.Escape(strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ").Replace(s))
 }
 
-// write writes the rows; if there are none but the head, it says so.
+// write writes the rows, or the text none if there are no rows below the head.
 func (t *table) write(to io.Writer, none string) error {
 	if len(t.rows) == 1 {
 		_, err := fmt.Fprintln(to, none)
 		return err
 	}
-	return sheetOf(to).columns(t.rows)
+	return columns(to, t.rows)
 }
 
-// facts writes names and values, one a line.
+// facts writes names and values, one pair per line.
 func facts(to io.Writer, pairs ...any) error {
 	var rows [][]string
 	for i := 0; i+1 < len(pairs); i += 2 {
 		value := clean(fmt.Sprint(pairs[i+1]))
-		if value == "" {
-			value = "-"
-		}
-		rows = append(rows, []string{fmt.Sprint(pairs[i]), value})
+		rows = append(rows, []string{fmt.Sprint(pairs[i]), cmp.Or(value, "-")})
 	}
-	return sheetOf(to).columns(rows)
+	return columns(to, rows)
 }
 
-// when is a time for people, in UTC.
+// columns aligns rows in columns.
+func columns(to io.Writer, rows [][]string) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.StripEscape)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	return w.Flush()
+}
+
+// when formats a time in UTC.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -72,23 +78,12 @@ func when(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05")
 }
 
-// size is a number of bytes for people; 0 is not known.
+// size formats a number of bytes; 0 means unknown.
 func size(bytes int64) string {
-	unit, names := int64(1), []string{"KiB", "MiB", "GiB", "TiB", "PiB"}
-	name := "B"
-	for _, larger := range names {
-		if bytes < unit<<10 {
-			break
-		}
-		unit, name = unit<<10, larger
-	}
-	switch {
-	case bytes <= 0:
+	if bytes <= 0 {
 		return ""
-	case bytes%unit == 0:
-		return fmt.Sprintf("%d %s", bytes/unit, name)
 	}
-	return fmt.Sprintf("%.2f %s", float64(bytes)/float64(unit), name)
+	return units.CustomSize("%.4g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"})
 }
 
 func yes(b bool) string {

@@ -22,12 +22,12 @@ type verdict struct {
 	Diagnostics host.Diagnostics `json:"diagnostics"`
 }
 
-func newValidate(io streams, p *places) *cobra.Command {
+func newValidate(io streams, p *globalFlags) *cobra.Command {
 	v, shim := &variables{}, ""
 	c := &cobra.Command{
-		Use: "validate FILE...", Short: "Say what is wrong with job and volume files",
-		Long: "Read job and volume files (- is the standard input) and say what is wrong with them, with places. Variables without a value are unknown. No agent is needed: " +
-			"a shim is started for it. The exit code is 1 if any file is wrong.",
+		Use: "validate FILE...", Short: "Check job and volume files",
+		Long: "Check job and volume files (- is standard input). Variables without a value are unknown. No agent is needed. " +
+			"The exit code is 1 if a file is invalid.",
 		Args: counted(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			var unread []verdict
@@ -42,16 +42,16 @@ func newValidate(io streams, p *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return tell(io, p.json, append(unread, verdicts...))
+			return writeVerdicts(io, p.json, append(unread, verdicts...))
 		},
 	}
 	v.flags(c)
-	c.Flags().StringVar(&shim, "shim", "", "the shim's binary (default holdfast-shim beside this program, else in PATH)")
+	c.Flags().StringVar(&shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 	return c
 }
 
 // validate asks a shim of its own, which knows nothing else.
-func validate(ctx context.Context, shim string, files []file, log hostLogger) (out []verdict, err error) {
+func validate(ctx context.Context, shim string, files []file, log logger) (out []verdict, err error) {
 	binary, err := findShim(shim)
 	if err != nil {
 		return nil, err
@@ -66,13 +66,13 @@ func validate(ctx context.Context, shim string, files []file, log hostLogger) (o
 		return nil, errors.Join(err, mount.RemoveTree(dir))
 	}
 	for _, f := range files {
-		out = append(out, judge(ctx, h, f))
+		out = append(out, validateFile(ctx, h, f))
 	}
-	err = errors.Join(h.Close(), fold(hooks.Layout{State: dir, Run: dir + "/run"}))
+	err = errors.Join(h.Close(), removeSelfMounts(hooks.Layout{State: dir, Run: dir + "/run"}))
 	return out, errors.Join(err, mount.RemoveTree(dir))
 }
 
-func judge(ctx context.Context, h *host.Host, f file) verdict {
+func validateFile(ctx context.Context, h *host.Host, f file) verdict {
 	src := host.Source{Name: f.Name, Text: f.Text}
 	v := verdict{File: f.Name, Kind: "job"}
 	var err error
@@ -92,11 +92,11 @@ func judge(ctx context.Context, h *host.Host, f file) verdict {
 	return v
 }
 
-func tell(io streams, json bool, verdicts []verdict) error {
+func writeVerdicts(io streams, json bool, verdicts []verdict) error {
 	var err error
 	for _, v := range verdicts {
 		if !v.Valid {
-			err = errSaid
+			err = errReported
 		}
 		if json {
 			continue

@@ -19,18 +19,18 @@ import (
 	"holdfast/registry"
 )
 
-func newVolume(io streams, p *places) *cobra.Command {
-	return group("volume", "Create, register, look at, expand and remove volumes",
-		newVolumeMake(io, p, "create", "Have a plugin make the volume of a file", (*control.Client).CreateVolume),
-		newVolumeMake(io, p, "register", "Make a volume known that exists at its plugin", (*control.Client).RegisterVolume),
+func newVolume(io streams, p *globalFlags) *cobra.Command {
+	return group("volume", "Manage volumes",
+		newVolumeCreate(io, p, "create", "Create a volume", (*control.Client).CreateVolume),
+		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
 		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p),
-		newVolumeGone(io, p, "delete", "Have the plugin delete a volume that nobody uses", (*control.Client).DeleteVolume),
-		newVolumeGone(io, p, "deregister", "Forget a volume that nobody uses; its plugin keeps it", (*control.Client).DeregisterVolume))
+		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
+		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume", (*control.Client).DeregisterVolume))
 }
 
-type makeVolume func(*control.Client, context.Context, control.Submission) (control.Volume, error)
+type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
 
-func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cobra.Command {
+func newVolumeCreate(io streams, p *globalFlags, verb, what string, do createVolumeFunc) *cobra.Command {
 	v, wait := &variables{}, time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " FILE", Short: what, Args: counted(cobra.ExactArgs(1)),
@@ -48,7 +48,7 @@ func newVolumeMake(io streams, p *places, verb, what string, do makeVolume) *cob
 				by.text = makingInterrupted(verb, args[0], src.Text)
 				return by
 			}
-			return show(io, p, err, vol, writeMade(map[string]string{"create": "created by", "register": "registered with"}[verb]))
+			return show(io, p, err, vol, writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 		},
 	}
 	v.flags(c)
@@ -94,20 +94,20 @@ func makingInterrupted(verb, path string, text []byte) string {
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
-	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0: for ever")
+	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0 means no limit")
 }
 
-// writeMade returns the writer of what a command has made. The verb is "created by" or "registered with".
-func writeMade(verb string) func(io.Writer, control.Volume) error {
+// writeCreated returns the writer of what a command has made. The verb is "created by" or "registered with".
+func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
 		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin, v.External)
 		return err
 	}
 }
 
-type volumeGone func(*control.Client, context.Context, host.VolumeName) error
+type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) error
 
-func newVolumeGone(io streams, p *places, verb, what string, do volumeGone) *cobra.Command {
+func newVolumeDelete(io streams, p *globalFlags, verb, what string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " ID", Short: what, Args: counted(cobra.ExactArgs(1)),
@@ -138,7 +138,7 @@ func namespaceFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the volume")
 }
 
-func newVolumeList(io streams, p *places) *cobra.Command {
+func newVolumeList(io streams, p *globalFlags) *cobra.Command {
 	plugin := ""
 	c := &cobra.Command{
 		Use: "list", Short: "List volumes", Args: counted(cobra.NoArgs),
@@ -147,11 +147,11 @@ func newVolumeList(io streams, p *places) *cobra.Command {
 			return show(io, p, err, list, writeVolumes)
 		},
 	}
-	c.Flags().StringVar(&plugin, "plugin", "", "only those of this plugin")
+	c.Flags().StringVar(&plugin, "plugin", "", "list only volumes of this plugin")
 	return c
 }
 
-func newVolumeStatus(io streams, p *places) *cobra.Command {
+func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: counted(cobra.MaximumNArgs(1)),
@@ -163,7 +163,7 @@ func newVolumeStatus(io streams, p *places) *cobra.Command {
 			client := p.client()
 			v, err := client.Volume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
 			if err == nil {
-				v = measured(c.Context(), client, v, measureLimit)
+				v = withUsage(c.Context(), client, v, measureLimit)
 			}
 			return show(io, p, err, v, writeVolume)
 		},
@@ -175,8 +175,8 @@ func newVolumeStatus(io streams, p *places) *cobra.Command {
 // measureLimit is how long a volume's status waits for its plugin.
 const measureLimit = 2 * time.Second
 
-// measured is the volume with how full it is, or why that is not known. One that is not mounted here nobody can measure.
-func measured(ctx context.Context, client *control.Client, v control.Volume, limit time.Duration) control.Volume {
+// withUsage is the volume with how full it is, or why that is not known. One that is not mounted here nobody can measure.
+func withUsage(ctx context.Context, client *control.Client, v control.Volume, limit time.Duration) control.Volume {
 	if !mounted(v) {
 		return v
 	}
@@ -226,7 +226,8 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", string(v.External), "State", v.State},
 		filledFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
-	err = errors.Join(err, writeWaits(to, v.Waiting), writeGrowth(to, v.Growth), writeUnhealthy(to, v.Unhealthy), writeUnusable(to, v.Unusable))
+	err = errors.Join(err, writeWaits(to, v.Waiting), writeReported(to, "PENDING", v.Growth), writeReported(to, "UNHEALTHY", v.Unhealthy...),
+		writeReported(to, "UNCERTAIN", v.Unusable))
 	for _, h := range v.Holders {
 		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
 	}
@@ -278,4 +279,53 @@ func share(u control.Usage) string {
 		percent = fmt.Sprintf(" (%.0f%%)", 100*float64(u.Used)/float64(u.Total))
 	}
 	return fmt.Sprintf("%s of %s%s, %s free", amount(u.Used), amount(u.Total), percent, amount(u.Available))
+}
+
+func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
+	namespace, size, limit, wait := "", "", "", time.Duration(0)
+	c := &cobra.Command{
+		Use: "expand ID --size SIZE", Short: "Expand a volume",
+		Args: counted(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, args []string) error {
+			want, err := rangeOf(size, limit)
+			if err != nil {
+				return err
+			}
+			client := p.client()
+			client.Wait = wait
+			v, err := client.ExpandVolume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}, want)
+			return show(io, p, err, v, writeExpanded)
+		},
+	}
+	namespaceFlag(c, &namespace)
+	waitFlag(c, &wait)
+	c.Flags().StringVar(&size, "size", "", "minimum size: 2GiB (2^30), 2GB (10^9), or bytes")
+	c.Flags().StringVar(&limit, "limit", "", "maximum size")
+	return c
+}
+
+// rangeOf is the sizes as a person writes them.
+func rangeOf(size, limit string) (want host.CapacityRange, err error) {
+	if size == "" {
+		return want, usageError{errors.New("--size is required, for example --size 2GiB")}
+	}
+	if want.Required, err = registry.ParseSize(size); err != nil {
+		return want, usageError{fmt.Errorf("--size %q %w; write 2GiB (2^30), 2GB (10^9), or bytes", size, err)}
+	}
+	if limit == "" {
+		return want, nil
+	}
+	if want.Limit, err = registry.ParseSize(limit); err != nil {
+		err = usageError{fmt.Errorf("--limit %q %w; write 2GiB (2^30), 2GB (10^9), or bytes", limit, err)}
+	}
+	return want, err
+}
+
+func writeExpanded(to writer, v control.Volume) error {
+	bytes := v.Capacity
+	if v.Expansion.Pending() {
+		bytes = max(bytes, v.Expansion.Node.Required)
+	}
+	_, err := fmt.Fprintf(to, "volume %s: %s\n", v.VolumeName(), size(bytes))
+	return errors.Join(err, writeReported(to, "PENDING", v.Growth))
 }

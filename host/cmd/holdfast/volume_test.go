@@ -75,7 +75,7 @@ func TestStatusIsMeasured(t *testing.T) {
 		v.Usage = nil
 		c.change(&v)
 		begin := time.Now()
-		v = measured(t.Context(), client, v, 2*time.Second)
+		v = withUsage(t.Context(), client, v, 2*time.Second)
 		if took := time.Since(begin); took > 5*time.Second {
 			t.Errorf("%s: took %v", what, took)
 		}

@@ -99,7 +99,7 @@ type Use struct {
 	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
 	Trouble   *Trouble         `json:"trouble,omitempty"`
 	Growth    *Trouble         `json:"growth,omitempty"` // an expansion of the volume that has not come to its end
-	Unhealthy []Trouble        `json:"unhealthy,omitempty"`
+	Unhealthy []*Trouble       `json:"unhealthy,omitempty"`
 }
 
 // Plugin is a plugin with all that serves it.
@@ -162,7 +162,7 @@ type Volume struct {
 	Growth   *Trouble         `json:"growth,omitempty"`   // what an expansion waits for that has not come to its end
 	Unusable *Trouble         `json:"unusable,omitempty"` // why its creation gave no volume that can be used
 
-	Unhealthy []Trouble `json:"unhealthy,omitempty"` // what its plugin says is wrong with it
+	Unhealthy []*Trouble `json:"unhealthy,omitempty"` // what its plugin says is wrong with it
 
 	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
 	Usage      []Usage `json:"usage,omitempty"`

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,15 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/registry"
-)
-
-type (
-	hooksGroup = hooks.Group
-	hooksTask  = hooks.Task
 )
 
 // lines writes progress, a line each, with the seconds since the begin: for people, or a JSON object each.
@@ -116,3 +111,34 @@ func eventLine(e host.Event) string {
 }
 
 func short(id string) string { return id[:min(8, len(id))] }
+
+// eventFollower says every event after a number, once and in order.
+type eventFollower struct {
+	watch func(context.Context, host.WatchOptions, func(host.Event) error) error
+	say   func(host.Event) error
+	at    host.Seq // of the last that was said
+}
+
+// drainTimeout bounds how long is waited for what has happened and is not said yet.
+const drainTimeout = 5 * time.Second
+
+// follow says events as they happen. It is to be finished before ctx ends: that says those that have happened by then and were not said yet.
+func (c *eventFollower) follow(ctx context.Context) (finish func() error) {
+	following, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.writeVerdicts(following, false) })
+	return func() error {
+		stop()
+		wg.Wait()
+		limited, done := context.WithTimeout(ctx, drainTimeout)
+		defer done()
+		return c.writeVerdicts(limited, true)
+	}
+}
+
+func (c *eventFollower) writeVerdicts(ctx context.Context, past bool) error {
+	return c.watch(ctx, host.WatchOptions{After: c.at, Past: past}, func(e host.Event) error {
+		c.at = e.Seq
+		return c.say(e)
+	})
+}

@@ -135,19 +135,19 @@ func TestHelp(t *testing.T) {
 	}{
 		"two jobs hold it": {
 			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
-			"volume disk is held by job a and job b", "as long as it is held", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
+			"volume disk is held by job a and job b", "continues when", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
 		},
 		"an older alloc of the job holds it": {
 			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
-			"volume disk is held by job j", "as long as it is held", []string{"holdfast alloc status 12345678"},
+			"volume disk is held by job j", "continues when", []string{"holdfast alloc status 12345678"},
 		},
 		"an alloc of another agent holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "as long as it is held", []string{"holdfast alloc status x"},
+			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "continues when", []string{"holdfast alloc status x"},
 		},
 		"nobody holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed", "tried again", []string{"holdfast volume status disk", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed", "retries", []string{"holdfast volume status disk", "holdfast job stop j"},
 		},
-		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not given back yet", "tried again", []string{"holdfast doctor"}},
+		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not released yet", "retries", []string{"holdfast doctor"}},
 		"the plugin is sick during a call": {
 			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
 			[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
@@ -168,34 +168,34 @@ func TestHelp(t *testing.T) {
 		},
 		"the plugin is gone while all is given back": {
 			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j", Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
-			"volume disk waits for plugin p, which does not run here", "only the plugin can undo", []string{"holdfast job run p.hcl"},
+			"volume disk waits for plugin p, which is not running", "only the plugin can undo", []string{"holdfast job run p.hcl"},
 		},
 		"the plugin has not said anything": {
 			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
-			"volume disk waits for plugin p, which has not answered yet", "as soon as", []string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
+			"volume disk waits for plugin p, which has not answered yet", "continues when", []string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
 		},
 		"the plugin lacks the role": {
 			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{
 				ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
 			}},
-			"volume disk waits for plugin p, which serves only csi-controller here", "as soon as",
+			"volume disk waits for plugin p, which serves only csi-controller here", "continues when",
 			[]string{"holdfast job run FILE", "holdfast plugin status p", "holdfast job stop j"},
 		},
 		"the plugin has become healthy meanwhile": {
 			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j", Plugin: &Plugin{
 				ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
 			}},
-			"volume disk waits for plugin p, which was not healthy", "as soon as", []string{"holdfast plugin status p"},
+			"volume disk waits for plugin p, which was not healthy", "continues when", []string{"holdfast plugin status p"},
 		},
-		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"}, "volume disk waits for its plugin", "as soon as", []string{"holdfast job stop j"}},
+		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"}, "volume disk waits for its plugin", "continues when", []string{"holdfast job stop j"}},
 		"its turn": {
-			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}}, "something else is under way for volume disk", "turn", []string{"holdfast alloc status other-al", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}}, "volume disk has another operation in progress", "continues after", []string{"holdfast alloc status other-al", "holdfast job stop j"},
 		},
 		"a deletion in a namespace": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "for certain", []string{"holdfast volume deregister --namespace=mine disk"},
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "definite outcome", []string{"holdfast volume deregister --namespace=mine disk"},
 		},
 		"an expansion": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}}, "volume mine/disk is not expanded yet", "for certain", nil,
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}}, "volume mine/disk is not expanded yet", "definite outcome", nil,
 		},
 	} {
 		h := help(c.w)

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,8 +34,8 @@ func waits() []control.Wait {
 	monolith := sick
 	monolith.Role = "csi-controller"
 	help := func(what string) control.Help {
-		return control.Help{What: what, Means: "Somebody has to do something.", Then: "It is tried again until it is done; then the alloc goes on.", Do: []control.Do{
-			{Why: "read the plugin's log", Command: "holdfast alloc logs 4e5f6a7b fake"}, {Why: "end the waiting, and the job", Command: "holdfast job stop db"},
+		return control.Help{What: what, Means: "Somebody has to do something.", Then: "Holdfast retries until it succeeds; then the alloc continues.", Do: []control.Do{
+			{Why: "read the plugin's log", Command: "holdfast alloc logs 4e5f6a7b fake"}, {Why: "stop the job", Command: "holdfast job stop db"},
 		}}
 	}
 	return []control.Wait{
@@ -66,108 +63,22 @@ func trouble() *control.Trouble {
 func growth() *control.Trouble {
 	return &control.Trouble{Found: "NodeExpandVolume: INTERNAL: it\x1b[31m is dark", Since: noon.Add(-time.Hour), Help: control.Help{
 		What: "volume disk is expanded to 2097152 bytes, and not on this node yet", Means: "The plugin cannot do it now.",
-		Then: "It is tried again when the volume is mounted anew.", Do: []control.Do{{Why: "have it tried now", Command: "holdfast volume expand disk --size 2097152"}},
+		Then: "It is tried again when the volume is mounted anew.", Do: []control.Do{{Why: "retry now", Command: "holdfast volume expand disk --size 2097152"}},
 	}}
 }
 
-// What people read of each kind of wait and trouble, on a wide sheet and on a narrow one.
-func TestExplanations(t *testing.T) {
-	for name, width := range map[string]int{"explain": usualWidth, "explain_narrow": leastWidth} {
-		golden(t, name, func(w io.Writer) error {
-			s := &sheet{w, width, noon, true}
-			if err := writeWaits(s, waits()); err != nil {
-				return err
-			}
-			return errors.Join(writeTrouble(s, first, "db", "data", trouble()), writeGrowth(s, growth()))
-		})
-	}
+func TestNoticesReadAsHelp(t *testing.T) {
+	defer func(clock func() time.Time) { now = clock }(now)
+	now = func() time.Time { return noon }
+	golden(t, "explain", func(w io.Writer) error {
+		if err := writeWaits(w, waits()); err != nil {
+			return err
+		}
+		return errors.Join(writeTrouble(w, first, "db", "data", trouble()), writeReported(w, "PENDING", growth()))
+	})
 }
 
-// A plugin's text cannot end its line, and no word is broken; what can fit, fits.
-func TestNothingIsWiderThanTheSheet(t *testing.T) {
-	for width := 40; width < 150; width += 7 {
-		var out bytes.Buffer
-		if err := writeWaits(&sheet{&out, width, noon, true}, waits()); err != nil {
-			t.Fatal(err)
-		}
-		for _, line := range strings.Split(out.String(), "\n") {
-			text := strings.TrimSpace(line)
-			if length(line) > width && !strings.HasPrefix(text, "holdfast ") && !strings.HasPrefix(text, "WAITING") && !strings.HasSuffix(text, ":") {
-				t.Errorf("at %d: %q", width, line)
-			}
-			if strings.ContainsRune(line, '\x1b') {
-				t.Errorf("a control character: %q", line)
-			}
-		}
-		for _, w := range waits() {
-			for _, d := range w.Help.Do {
-				if !strings.Contains(out.String(), d.Command+"\n") {
-					t.Errorf("at %d: %s cannot be copied", width, d.Command)
-				}
-			}
-		}
-	}
-}
-
-// Columns stay columns: whatever wraps, each begins where its head does, and every word is there.
-func TestTablesWrap(t *testing.T) {
-	rows := [][]any{
-		{"0a1b2c3d", "a fairly long text which has to be wrapped somewhere in the middle of it", "x"},
-		{"4e5f6a7b", "short", "/a/path/that/nobody/breaks/whatever/the/width/is"},
-	}
-	for width := 30; width < 140; width += 5 {
-		table := newTable("ID", "REASON", "PATH")
-		for _, r := range rows {
-			table.add(r...)
-		}
-		var out bytes.Buffer
-		if err := table.write(&sheet{&out, width, noon, true}, ""); err != nil {
-			t.Fatal(err)
-		}
-		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-		reason, path := strings.Index(lines[0], "REASON"), strings.Index(lines[0], "PATH")
-		for _, line := range lines {
-			for _, at := range []int{reason, path} {
-				if len(line) > at && (line[at-1] != ' ' || line[at-2] != ' ') {
-					t.Errorf("at %d: a column begins elsewhere:\n%s", width, out.String())
-				}
-			}
-		}
-		var row bytes.Buffer
-		if err := table.write(&sheet{&row, width, noon, false}, ""); err != nil || strings.Count(row.String(), "\n") != 1+len(rows) {
-			t.Errorf("what is no terminal has a row on several lines: %v\n%s", err, row.String())
-		}
-		words := strings.Fields(out.String())
-		for _, r := range rows {
-			for _, word := range strings.Fields(fmt.Sprintln(r...)) {
-				if !slices.Contains(words, word) {
-					t.Errorf("at %d: %q is lost or broken:\n%s", width, word, out.String())
-				}
-			}
-		}
-	}
-}
-
-func TestSpans(t *testing.T) {
-	for want, d := range map[string]time.Duration{
-		"0s": -time.Second, "1s": 700 * time.Millisecond, "59s": 59 * time.Second, "1m0s": time.Minute, "2m5s": 125 * time.Second,
-		"1h1m": time.Hour + 90*time.Second, "23h59m": 24*time.Hour - time.Minute, "2d2h": 50 * time.Hour,
-	} {
-		if got := span(d); got != want {
-			t.Errorf("%v: %s, want %s", d, got, want)
-		}
-	}
-}
-
-// Golden files that no test writes would be read by nobody.
-func TestGoldenFilesAreRead(t *testing.T) {
-	files, err := filepath.Glob("testdata/explain*.want")
-	if err != nil || len(files) != 2 {
-		t.Errorf("%v, %v", files, err)
-	}
-}
-
-// told is what the stories of package e2e tell, with what people are advised to type.
+// told is what the stories of package e2e writeVerdicts, with what people are advised to type.
 const told = "../../../e2e/testdata/tells/*.want"
 
 // Whatever a person is advised to type is a command of this program, with arguments that it takes.
@@ -190,7 +101,7 @@ func TestWhatIsAdvisedCanBeTyped(t *testing.T) {
 		t.Errorf("only %d commands are advised: %v", len(advised), advised)
 	}
 	for line := range advised {
-		c, args, err := newRoot(streams{io.Discard, io.Discard}, &places{}).Find(strings.Fields(line)[1:])
+		c, args, err := newRoot(streams{io.Discard, io.Discard}, &globalFlags{}).Find(strings.Fields(line)[1:])
 		if err == nil {
 			err = c.ParseFlags(args)
 		}

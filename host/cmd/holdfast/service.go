@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -24,8 +25,8 @@ import (
 	"holdfast/registry"
 )
 
-// equipment are the flags of an agent.
-type equipment struct {
+// agentFlags are the flags of an agent.
+type agentFlags struct {
 	shim   string
 	node   string
 	driver string
@@ -36,16 +37,16 @@ type equipment struct {
 	recover agent.Recovery // as in agent.Config
 }
 
-func (e *equipment) flags(c *cobra.Command) {
-	c.Flags().StringVar(&e.shim, "shim", "", "the shim's binary (default holdfast-shim beside this program, else in PATH)")
-	c.Flags().StringVar(&e.node, "node", "", "name of this node (default the machine's host name)")
-	c.Flags().StringVar(&e.driver, "driver", "default", "driver of every task: exec, raw_exec, or default: as its job says")
-	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second, "how long a replaced shim stands by, to take over again if the new one dies")
-	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond, "how long the swap of a shim may hold calls before it is given up")
-	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim that has died")
+func (e *agentFlags) flags(c *cobra.Command) {
+	c.Flags().StringVar(&e.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
+	c.Flags().StringVar(&e.node, "node", "", "name of this node (default: the host name)")
+	c.Flags().StringVar(&e.driver, "driver", "default", "task driver for all tasks: exec, raw_exec, or default (set by the job)")
+	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second, "how long the previous shim stays on standby after a swap")
+	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond, "how long a swap may hold calls before it is rolled back")
+	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim to start")
 }
 
-func (e *equipment) override() (string, error) {
+func (e *agentFlags) override() (string, error) {
 	switch e.driver {
 	case "default", "":
 		return "", nil
@@ -56,7 +57,7 @@ func (e *equipment) override() (string, error) {
 }
 
 // checkTimes refuses times that are none. What no flag has set is 0, and the host's default.
-func (e *equipment) checkTimes() error {
+func (e *agentFlags) checkTimes() error {
 	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget, "shim-max-hold": e.hold} {
 		if d < 0 {
 			return usageError{fmt.Errorf("--%s=%s: the duration is negative; use one like 10s or 500ms", flag, d)}
@@ -65,8 +66,8 @@ func (e *equipment) checkTimes() error {
 	return nil
 }
 
-// station is an agent with its shim and its control socket, in this process.
-type station struct {
+// service is an agent with its shim and its control socket, in this process.
+type service struct {
 	agent  *agent.Agent
 	host   *host.Host
 	server *control.Server
@@ -75,8 +76,8 @@ type station struct {
 	layout hooks.Layout
 }
 
-// openStation opens everything, in the order in which each needs the other. ctx bounds that only.
-func openStation(ctx context.Context, state, run string, e *equipment, log hclog.Logger) (*station, error) {
+// openService opens everything, in the order in which each needs the other. ctx bounds that only.
+func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
 	override, err := e.override()
 	if err = errors.Join(err, e.checkTimes()); err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func openStation(ctx context.Context, state, run string, e *equipment, log hclog
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	st := &station{layout: hooks.Layout{State: state, Run: run}}
+	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
 		Recover: e.recover,
@@ -165,7 +166,7 @@ func findShim(flag string) (host.Binary, error) {
 }
 
 // serve runs the agent and its control socket until ctx ends, and returns the first error of the two.
-func (st *station) serve(ctx context.Context) error {
+func (st *service) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -184,7 +185,7 @@ func (st *station) serve(ctx context.Context) error {
 }
 
 // close closes what is open. Tasks and mounts stay.
-func (st *station) close() error {
+func (st *service) close() error {
 	var errs []error
 	if st.listen != nil {
 		if err := st.listen.Close(); !errors.Is(err, net.ErrClosed) {
@@ -197,9 +198,9 @@ func (st *station) close() error {
 	return errors.Join(append(errs, st.agent.Close())...)
 }
 
-// fold unmounts the self-binds that a shim made at the mount root and the run directory, so that the state directory can be removed. It refuses
+// removeSelfMounts unmounts the self-binds that a shim made at the mount root and the run directory, so that the state directory can be removed. It refuses
 // while anything else is mounted below them. Mounts that the operator made at one of these directories, or at the state directory, stay.
-func fold(l hooks.Layout) error {
+func removeSelfMounts(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
 	if inner := runDirs(l.State)[1]; inner != l.Run { // of an earlier run
 		own = append(own, inner)
@@ -222,4 +223,73 @@ func fold(l hooks.Layout) error {
 		}
 	}
 	return nil
+}
+
+// interrupted is the end by a signal, of a command that had nothing left to clean up.
+type interrupted struct {
+	by   os.Signal
+	text string // empty: it has been printed
+}
+
+func (e interrupted) Error() string {
+	if e.text == "" {
+		return "ended by signal: " + e.by.String()
+	}
+	return e.text
+}
+
+// Is has an interruption that has been printed not be printed again.
+func (e interrupted) Is(target error) bool { return target == errReported && e.text == "" }
+
+// code is the exit code of a shell for a program that a signal ended.
+func (e interrupted) code() int {
+	if s, is := e.by.(unix.Signal); is {
+		return 128 + int(s)
+	}
+	return exitFailed
+}
+
+// endSignals delivers the signals that end a command in order. A closed terminal (SIGHUP) is one of them unless nohup has ignored it. Until stop is
+// called, a write to a closed pipe fails and does not end the process.
+func endSignals() (received chan os.Signal, stop func()) {
+	received = make(chan os.Signal, 4)
+	signal.Notify(received, unix.SIGINT, unix.SIGTERM)
+	if !signal.Ignored(unix.SIGHUP) {
+		signal.Notify(received, unix.SIGHUP)
+	}
+	// Not signal.Ignore: tasks and the shim would inherit that.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, unix.SIGPIPE)
+	return received, func() {
+		signal.Stop(received)
+		signal.Stop(pipe)
+	}
+}
+
+// untilSignal is ctx until the first signal, which is its cause as interrupted. stop waits for the goroutine; a signal that comes later stays in
+// the channel.
+func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case s := <-signals:
+			cancel(interrupted{by: s})
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}
+
+// untilEndSignal is ctx until a signal ends the command.
+func untilEndSignal(ctx context.Context) (context.Context, func()) {
+	signals, ignore := endSignals()
+	ctx, stop := untilSignal(ctx, signals)
+	return ctx, func() {
+		stop()
+		ignore()
+	}
 }

@@ -11,7 +11,7 @@ import (
 	"holdfast/host"
 )
 
-// tardy is a feed that gets to tell the newest events only when somebody waits for it.
+// tardy is a feed that gets to writeVerdicts the newest events only when somebody waits for it.
 type tardy struct {
 	events []host.Event
 	takes  time.Duration // for each event
@@ -39,7 +39,7 @@ func (f *tardy) watch(ctx context.Context, o host.WatchOptions, fn func(host.Eve
 	return context.Cause(ctx)
 }
 
-// The last events of a run are said, however late they are told, and none is said twice; who never tells them is not waited for.
+// The last events of a run are said, however late they are told, and none is said checkDuplicates; who never tells them is not waited for.
 func TestRunSaysItsLastEvents(t *testing.T) {
 	for what, c := range map[string]struct {
 		takes time.Duration
@@ -56,7 +56,7 @@ func TestRunSaysItsLastEvents(t *testing.T) {
 				f.events = append(f.events, host.Event{Seq: host.Seq(i + 1)})
 			}
 			var said []host.Seq
-			finish := (&chronicle{watch: f.watch, at: 2, say: func(e host.Event) error { said = append(said, e.Seq); return nil }}).follow(t.Context())
+			finish := (&eventFollower{watch: f.watch, at: 2, say: func(e host.Event) error { said = append(said, e.Seq); return nil }}).follow(t.Context())
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
 			if err := finish(); !errors.Is(err, c.err) || !slices.Equal(said, c.want) {
