@@ -81,6 +81,9 @@ func (d *fakeDriver) Start(_ context.Context, t taskdriver.Task) (taskdriver.Han
 	if d.startErr != nil {
 		return taskdriver.Handle{}, d.startErr
 	}
+	if err := os.MkdirAll(t.Dir, 0o700); err != nil {
+		return taskdriver.Handle{}, err
+	}
 	pid := 1001 + len(d.tasks)
 	d.tasks[t.ID] = &fakeTask{task: t, pid: pid, done: make(chan struct{})}
 	d.journal.add("start %s", jobAndTask(t.Env))

@@ -1,8 +1,8 @@
 package agent
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,114 +38,6 @@ func ParseRecovery(s string) (Recovery, error) {
 	return r, nil
 }
 
-// Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as
-// configured, allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that
-// has ended since is listed as not running, until Run reports its exit.
-func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
-	var out host.Workload
-	if err := a.recoverLost(ctx); err != nil {
-		return out, err
-	}
-	if err := a.recoverLostVolumes(ctx); err != nil {
-		return out, err
-	}
-	for _, r := range a.Allocs() {
-		if r.State.Ended() {
-			continue
-		}
-		if r.UsesVolumes() {
-			out.Allocs = append(out.Allocs, r.allocGroup(a.isolated))
-		}
-		for _, t := range r.Group.Tasks {
-			rec := r.Tasks[t.Name]
-			if len(t.Sealed) == 0 || rec.State == TaskDead || rec.Attempt == 0 {
-				continue
-			}
-			running, err := a.isRunning(ctx, r, t.Name)
-			if err != nil {
-				return out, err
-			}
-			task := host.WorkloadTask{AllocTask: r.allocTask(t, rec.Attempt, a.isolated(t.Driver)), Running: running}
-			if running {
-				task.Started = rec.Started
-			}
-			out.Tasks = append(out.Tasks, task)
-		}
-	}
-	return out, nil
-}
-
-// isRunning reports whether the task's last attempt is alive.
-func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (running bool, err error) {
-	d, rec := a.drivers[r.task(name).Driver], r.Tasks[name]
-	if d == nil {
-		return false, nil
-	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("task %q of alloc %s: %w", name, r.ID, err)
-		}
-	}()
-	switch rec.State {
-	case TaskRunning:
-		return d.Adopt(ctx, *rec.Handle)
-	case TaskStarting:
-		h, found, err := a.config.Find(ctx, a.dirs(r.ID).task(name))
-		if err != nil || !found || h.ID != attemptID(r.ID, name, rec.Attempt) {
-			return false, err
-		}
-		return d.Adopt(ctx, h)
-	}
-	return false, nil
-}
-
-// allocCopy is alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost its ledger.
-type allocCopy struct {
-	Saved time.Time    `json:"saved"`
-	Node  Node         `json:"node"`
-	Alloc *AllocRecord `json:"alloc"`
-	Job   *JobRecord   `json:"job,omitempty"` // nil: purged
-}
-
-// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do
-// not survive a crash of the kernel either. The caller holds a.writing.
-func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
-
-// saveCurrent saves the copy of an alloc's current record.
-func (a *Agent) saveCurrent(id host.AllocID) error {
-	a.writing.Lock()
-	defer a.writing.Unlock()
-	return a.saveCopy(a.allocs[id].record)
-}
-
-// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost
-// its ledger.
-func (a *Agent) saveSummary(r *AllocRecord) error {
-	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
-		return err
-	}
-	return a.writeCopy(r, nil)
-}
-
-func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
-	text, err := json.Marshal(allocCopy{Saved: time.Now().UTC(), Node: a.node, Alloc: r, Job: job})
-	if err != nil {
-		return err
-	}
-	path := a.dirs(r.ID).copy()
-	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// logCopy logs that a copy could not be written. The ledger has the record anyway.
-func (a *Agent) logCopy(id host.AllocID, err error) {
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the alloc has no directory yet, or no more
-		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)
-	}
-}
-
 // lostAlloc is an alloc whose copy is newer than the ledger, or one with tasks but without any record.
 type lostAlloc struct {
 	id       host.AllocID
@@ -164,7 +56,6 @@ func (l *lostAlloc) matters() bool {
 
 // findLost returns the allocs that the ledger does not know, or of which it has an old record.
 func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
-	root := allocsDir(a.config.StateDir)
 	parents, err := a.config.Parents(a.config.StateDir)
 	if err != nil {
 		return nil, fmt.Errorf("list running tasks: %w", err)
@@ -175,7 +66,7 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 			ids[id] = append(ids[id], p)
 		}
 	}
-	entries, err := os.ReadDir(root)
+	entries, err := os.ReadDir(allocsDir(a.config.StateDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list alloc directories: %w", err)
 	}
@@ -204,31 +95,6 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	return out, nil
 }
 
-func readCopy(path string, id host.AllocID) (*allocCopy, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	f := &allocCopy{}
-	if err := json.Unmarshal(text, f); err != nil {
-		return nil, registry.Errorf(registry.ErrDamaged, "%s: %w", path, err)
-	}
-	if f.Alloc == nil || f.Alloc.ID != id {
-		return nil, registry.Errorf(registry.ErrDamaged, "%s is not the record of alloc %s", path, id)
-	}
-	for name, t := range f.Alloc.Tasks {
-		if t == nil {
-			return nil, registry.Errorf(registry.ErrDamaged, "%s has no record of task %q", path, name)
-		}
-	}
-	for _, t := range f.Alloc.Group.Tasks {
-		if f.Alloc.Tasks[t.Name] == nil {
-			return nil, registry.Errorf(registry.ErrDamaged, "%s has no record of task %q", path, t.Name)
-		}
-	}
-	return f, nil
-}
-
 // findHandles reads from the directories of the alloc's tasks which attempts were started last, and whether they run.
 func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	l.handles = map[host.TaskName]taskdriver.Handle{}
@@ -236,16 +102,8 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("list the tasks of alloc %s: %w", l.id, err)
 	}
-	names := map[host.TaskName]bool{}
 	for _, e := range entries {
-		names[host.TaskName(e.Name())] = true
-	}
-	if l.copy != nil {
-		for name := range l.copy.Alloc.Tasks {
-			names[name] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+		name := host.TaskName(e.Name())
 		h, found, err := a.config.Find(ctx, a.dirs(l.id).task(name))
 		if err != nil {
 			return fmt.Errorf("task %q of alloc %s: %w", name, l.id, err)
@@ -254,12 +112,12 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 			continue
 		}
 		l.handles[name] = h
-		d := a.drivers[h.Driver]
+		d, alive := a.drivers[h.Driver], false
 		if d == nil {
-			return registry.Errorf(registry.ErrUnsupported,
-				"task %q of alloc %s: this agent has no driver %q", name, l.id, h.Driver)
+			err = registry.Errorf(registry.ErrUnsupported, "this agent has no driver %q", h.Driver)
+		} else {
+			alive, err = d.Adopt(ctx, h)
 		}
-		alive, err := d.Adopt(ctx, h)
 		if err != nil {
 			return fmt.Errorf("task %q of alloc %s: %w", name, l.id, err)
 		}
@@ -410,16 +268,28 @@ func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 func (a *Agent) takeDownJobs(allocs []*AllocRecord) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	var entries []entry
 	jobs := map[string]*JobRecord{}
+	a.addTakeDown(jobs, allocs)
+	return a.commit(func() { maps.Copy(a.jobs, jobs) }, jobEntries(jobs)...)
+}
+
+// addTakeDown adds the jobs of the allocs with TakeDown, or minimal ones for jobs that were purged.
+func (a *Agent) addTakeDown(jobs map[string]*JobRecord, allocs []*AllocRecord) {
 	for _, r := range allocs {
-		if job := a.jobs[r.Job]; job != nil && jobs[r.Job] == nil {
-			next := *job
-			next.Stopped, next.TakeDown = true, true
-			jobs[r.Job], entries = &next, append(entries, entry{jobsBucket, r.Job, &next})
+		next := JobRecord{Job: hooks.Job{ID: r.Job, Type: r.JobType}, Version: r.Version, Submitted: r.Created}
+		if job := cmp.Or(jobs[r.Job], a.jobs[r.Job]); job != nil {
+			next = *job
 		}
+		next.Stopped, next.TakeDown = true, true
+		jobs[r.Job] = &next
 	}
-	return a.commit(func() { maps.Copy(a.jobs, jobs) }, entries...)
+}
+
+func jobEntries(jobs map[string]*JobRecord) (entries []entry) {
+	for id, job := range jobs {
+		entries = append(entries, entry{jobsBucket, id, job})
+	}
+	return entries
 }
 
 // restore writes the records of lost allocs and their jobs.
@@ -430,15 +300,16 @@ func (a *Agent) restore(all []*lostAlloc) error {
 	if err := a.ledger.putText("node id", newest.copy.Node.ID); err != nil {
 		return err
 	}
-	var entries []entry
-	jobs := a.lostJobs(all)
-	for id, job := range jobs {
-		entries = append(entries, entry{jobsBucket, id, job})
-	}
 	var records []*AllocRecord
 	for _, l := range all {
-		r := l.rebuilt()
-		records = append(records, r)
+		records = append(records, l.rebuilt())
+	}
+	jobs := a.lostJobs(all)
+	if a.config.Recover == RecoverStop {
+		a.addTakeDown(jobs, records)
+	}
+	entries := jobEntries(jobs)
+	for _, r := range records {
 		entries = append(entries, entry{allocsBucket, string(r.ID), r})
 	}
 	a.node.ID = newest.copy.Node.ID
@@ -472,19 +343,6 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 			*job = *known
 			job.Stopped = stopped
 		}
-		if a.config.Recover == RecoverStop {
-			job.Stopped, job.TakeDown = true, true
-		}
-	}
-	if a.config.Recover == RecoverStop { // allocs of purged jobs are taken down with the others
-		for _, l := range all {
-			r := l.copy.Alloc
-			if out[r.Job] == nil && a.jobs[r.Job] == nil {
-				job := JobRecord{Version: r.Version, Submitted: r.Created, Stopped: true, TakeDown: true}
-				job.Job.ID, job.Job.Type = r.Job, r.JobType
-				out[r.Job] = &job
-			}
-		}
 	}
 	return out
 }
@@ -507,9 +365,8 @@ func (l *lostAlloc) rebuilt() *AllocRecord {
 		t.State, t.Attempt, t.Handle, t.Started, t.Reason = TaskRunning, attempt, &h, started, ""
 	}
 	r.Rev++
-	if r.State.Ended() {
-		return r
+	if !r.State.Ended() {
+		r.note("", "recovered: it had no current record in agent.db")
 	}
-	r.note("", "recovered: it had no current record in agent.db")
 	return r
 }

@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"holdfast/host"
+	"holdfast/registry"
+)
+
+// Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as
+// configured, allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that
+// has ended since is listed as not running, until Run reports its exit.
+func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
+	var out host.Workload
+	if err := a.recoverLost(ctx); err != nil {
+		return out, err
+	}
+	if err := a.recoverLostVolumes(ctx); err != nil {
+		return out, err
+	}
+	for _, r := range a.Allocs() {
+		if r.State.Ended() {
+			continue
+		}
+		if r.UsesVolumes() {
+			out.Allocs = append(out.Allocs, r.allocGroup(a.isolated))
+		}
+		for _, t := range r.Group.Tasks {
+			rec := r.Tasks[t.Name]
+			if len(t.Sealed) == 0 || rec.State == TaskDead || rec.Attempt == 0 {
+				continue
+			}
+			running, err := a.isRunning(ctx, r, t.Name)
+			if err != nil {
+				return out, err
+			}
+			task := host.WorkloadTask{AllocTask: r.allocTask(t, rec.Attempt, a.isolated(t.Driver)), Running: running}
+			if running {
+				task.Started = rec.Started
+			}
+			out.Tasks = append(out.Tasks, task)
+		}
+	}
+	return out, nil
+}
+
+// isRunning reports whether the task's last attempt is alive.
+func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (running bool, err error) {
+	d, rec := a.drivers[r.task(name).Driver], r.Tasks[name]
+	if d == nil {
+		return false, nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("task %q of alloc %s: %w", name, r.ID, err)
+		}
+	}()
+	switch rec.State {
+	case TaskRunning:
+		return d.Adopt(ctx, *rec.Handle)
+	case TaskStarting:
+		h, found, err := a.config.Find(ctx, a.dirs(r.ID).task(name))
+		if err != nil || !found || h.ID != attemptID(r.ID, name, rec.Attempt) {
+			return false, err
+		}
+		return d.Adopt(ctx, h)
+	}
+	return false, nil
+}
+
+// allocCopy is alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost its ledger.
+type allocCopy struct {
+	Saved time.Time    `json:"saved"`
+	Node  Node         `json:"node"`
+	Alloc *AllocRecord `json:"alloc"`
+	Job   *JobRecord   `json:"job,omitempty"` // nil: purged
+}
+
+// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do
+// not survive a crash of the kernel either. The caller holds a.writing.
+func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
+
+// saveCurrent saves the copy of an alloc's current record.
+func (a *Agent) saveCurrent(id host.AllocID) error {
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	return a.saveCopy(a.allocs[id].record)
+}
+
+// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost
+// its ledger.
+func (a *Agent) saveSummary(r *AllocRecord) error {
+	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
+		return err
+	}
+	return a.writeCopy(r, nil)
+}
+
+func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
+	text, err := json.Marshal(allocCopy{Saved: time.Now().UTC(), Node: a.node, Alloc: r, Job: job})
+	if err != nil {
+		return err
+	}
+	path := a.dirs(r.ID).copy()
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// logCopy logs that a copy could not be written. The ledger has the record anyway.
+func (a *Agent) logCopy(id host.AllocID, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the alloc has no directory yet, or no more
+		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)
+	}
+}
+
+// readCopy reads and checks the copy of an alloc's record.
+func readCopy(path string, id host.AllocID) (*allocCopy, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	c := &allocCopy{}
+	if err := json.Unmarshal(text, c); err != nil {
+		return nil, registry.Errorf(registry.ErrDamaged, "%s: %w", path, err)
+	}
+	if c.Alloc == nil || c.Alloc.ID != id || len(c.Alloc.Tasks) != len(c.Alloc.Group.Tasks) {
+		return nil, registry.Errorf(registry.ErrDamaged, "%s is not the record of alloc %s", path, id)
+	}
+	for _, t := range c.Alloc.Group.Tasks {
+		if c.Alloc.Tasks[t.Name] == nil {
+			return nil, registry.Errorf(registry.ErrDamaged, "%s has no record of task %q", path, t.Name)
+		}
+	}
+	return c, nil
+}
