@@ -121,7 +121,7 @@ func TestSlaveFollowsTheHost(t *testing.T) {
 		out := make(chan string)
 		go func() {
 			binds := []Layer{Bind{Source: dir, Target: "/data", Propagation: p}, Bind{Source: fifos, Target: "/fifos"}}
-	text, err := try(t, Space{Layers: binds}, `
+			text, err := try(t, Space{Layers: binds}, `
 				echo > /fifos/ready; cat /fifos/go; grep -o " /data/[a-z]* " /proc/self/mountinfo || true
 				echo old in the host\'s view: $(grep -c "`+dir+`/old " /proc/self/mountinfo || true)`)
 			out <- fmt.Sprint(text, err)

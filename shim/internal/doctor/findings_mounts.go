@@ -90,7 +90,7 @@ func (e *examiner) mounts() {
 			f.Advice = "leave it if a plugin made it for itself; else unmount it: " + display.Command("umount", m.Point)
 		case !unused[m.Point]:
 			f.Kind = registry.FoundUsed
-			f.Detail = what + ", no record knows it, and " + e.usedBy(m.Point)
+			f.Detail = what + ", is not in any record, and " + e.usedBy(m.Point)
 			f.Advice = "stop what uses it, then run holdfast doctor again; it is not touched while it is in use"
 		case adoptable:
 			f.Action, f.Volume, f.Name = registry.ActAdopt, v.VolumeKey(), name
@@ -106,7 +106,7 @@ func (e *examiner) mounts() {
 					"holdfast volume status --namespace="+display.Quote(string(name.Namespace)), string(name.ID))
 		default:
 			f.Action = registry.ActUnmount
-			f.Detail = what + ", and no record knows it"
+			f.Detail = what + ", and is not in any record"
 			f.Advice = "unmount it if nothing uses it: holdfast doctor --repair"
 		}
 		e.add(f)
@@ -193,14 +193,14 @@ func (e *examiner) directories() {
 			stays[up] = true
 			e.add(registry.Finding{
 				Kind: registry.FoundLeft, Path: d.Path,
-				Detail: fmt.Sprintf("no record knows this directory, and it has %d entries", own),
+				Detail: fmt.Sprintf("this directory is not in any record, and has %d entries", own),
 				Advice: "move away what was written there while no volume was mounted; then the directory is removed",
 			})
 		case stays[d.Path]:
 			stays[up] = true
 		default:
 			e.add(registry.Finding{Kind: registry.FoundEmpty, Action: registry.ActRemove, Path: d.Path,
-				Detail: "no record knows this directory, and it is empty",
+				Detail: "this directory is not in any record, and is empty",
 				Advice: "remove it: holdfast doctor --repair"})
 		}
 	}

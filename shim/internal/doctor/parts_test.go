@@ -59,7 +59,7 @@ func TestJudgementsOfParts(t *testing.T) {
 		}, nil, ""},
 		{"what its task has mounted in it", func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, ""},
 		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) },
-			[]string{"orphan unmount " + strayPart("x")}, "no record knows it"},
+			[]string{"orphan unmount " + strayPart("x")}, "is not in any record"},
 		{"a used one", func(f *Facts) {
 			mounted(f, strayPart("x"))
 			f.Users = map[string][]mount.User{strayPart("x"): {{Text: "process 7"}}}
