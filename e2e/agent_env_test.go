@@ -498,17 +498,17 @@ func (a *agentEnv) snapshot(jobs ...string) (s snapshot) {
 	return s
 }
 
-// volumeFile returns a file of the one volume, as the storage has it.
-func (a *agentEnv) volumeFile(name string) string {
+// volumeFile returns a file that begins with a text from the storage of any volume.
+func (a *agentEnv) volumeFile(name, begin string) string {
 	a.t.Helper()
 	found, err := filepath.Glob(a.path(filepath.Join("data", "*", name)))
 	a.must(err)
-	if len(found) == 0 {
-		return ""
+	for _, path := range found {
+		if text, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(text), begin) {
+			return string(text)
+		}
 	}
-	text, err := os.ReadFile(found[0])
-	a.must(err)
-	return string(text)
+	return ""
 }
 
 // holdfast runs the program with arguments.

@@ -188,7 +188,7 @@ func TestDataPathUntouched(t *testing.T) {
 	writer := "while true; do if dd if=/dev/zero of=/disk/block bs=512 count=8 conv=fsync 2>/disk/output; " +
 		"then echo good >>/disk/written; else cat /disk/output >>/disk/failed; fi; sleep 0.02; done"
 	a.must(a.runJob("user.hcl", "while true; do sleep 0.1; done", writer))
-	written := func() int { return strings.Count(a.volumeFile("written"), "good") }
+	written := func() int { return strings.Count(a.volumeFile("written", ""), "good") }
 	a.waitUntil("the user writes", func() bool { return written() > 0 })
 	before := a.snapshot("fake", "user")
 	if before.mounts == "" || !strings.Contains(before.calls, publishOK) {
@@ -204,7 +204,7 @@ func TestDataPathUntouched(t *testing.T) {
 			t.Errorf("the swap %+v changed what runs:\n%+v\nand now\n%+v", report, before, now)
 		}
 	}
-	if failed := a.volumeFile("failed"); failed != "" {
+	if failed := a.volumeFile("failed", ""); failed != "" {
 		t.Errorf("writes failed: %s", failed)
 	}
 	a.must(a.client.Events(a.ctx(), 0, false, func(event host.Event) error {
@@ -238,7 +238,7 @@ func (a *agentEnv) startWriter() snapshot {
 	a.must(a.runJob("fake.hcl"))
 	a.must(a.create("kept"))
 	a.must(a.runJob("writer.hcl", "FAILED", a.path("failed")))
-	a.waitUntil("the writer writes", func() bool { return a.volumeFile("line") != "" })
+	a.waitUntil("the writer writes", func() bool { return a.volumeFile("line", "1\n") != "" })
 	return a.snapshot("fake", "writer")
 }
 
@@ -261,7 +261,7 @@ func (a *agentEnv) loseRecords(damage func(path string) error) {
 // checkLines fails the test unless the writer's lines are 1, 2, 3 and so on, and returns their number. The last may be cut.
 func (a *agentEnv) checkLines() int {
 	a.t.Helper()
-	lines := strings.Split(a.volumeFile("line"), "\n")
+	lines := strings.Split(a.volumeFile("line", "1\n"), "\n")
 	for i, l := range lines[:len(lines)-1] {
 		if l != strconv.Itoa(i+1) {
 			a.t.Fatalf("line %d is %q", i+1, l)

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// chaosEnv is an env whose host is reopened while others call it. It keeps the workload that the next host is told.
+// chaosEnv is an env whose host is reopened while others call it. It keeps the workload that the next host gets.
 type chaosEnv struct {
 	*env
 	seed       uint64

@@ -281,7 +281,7 @@ func (c *chaosEnv) checkError(what string, err error) {
 	}
 }
 
-// manageVolumes creates, expands and deletes volumes, whoever uses them.
+// manageVolumes creates, expands and deletes volumes.
 func (c *chaosEnv) manageVolumes(ctx context.Context, name string) {
 	rng := c.random(name)
 	for sleep(ctx, upTo(rng, 100)) {

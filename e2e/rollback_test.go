@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// rollback is a swap that goes wrong, and how it ends.
+// rollbackCase is a swap that fails, and how it ends.
 type rollbackCase struct {
 	name   string
 	old    string                                   // the fault of the shim that is to be replaced, once
@@ -44,7 +44,7 @@ const (
 	killed               = "was killed by signal 9"
 )
 
-// What is wrong with a candidate before it has touched anything: the old shim has noticed nothing, and no call was held.
+// refused are faults of a candidate before it has changed anything. The old shim is not affected and no call is held.
 var refused = []rollbackCase{
 	{name: "no such file", binary: absent, step: host.SwapVerify, kind: host.ErrNotFound, says: "install the binary at that path"},
 	{name: "a directory", binary: directory, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a regular file"},
@@ -74,7 +74,7 @@ var refused = []rollbackCase{
 	{name: "fails in rehearsal", fresh: "Rehearse after error", step: host.SwapPrepare, kind: host.ErrInternal, says: "a fault: error"},
 }
 
-// A candidate that answers nothing: it is given up after Config.StartTimeout.
+// unresponsive are candidates that answer nothing. They are given up after Config.StartTimeout.
 var unresponsive = []rollbackCase{
 	{name: "hangs at start", fresh: "start hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
 	{name: "frozen at start", fresh: "start freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
@@ -84,7 +84,8 @@ var unresponsive = []rollbackCase{
 	{name: "frozen in rehearsal", fresh: "Rehearse after freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "there was no answer within 3s"},
 }
 
-// What fails as the new shim takes the state: before it has begun its generation, and after. The old one takes it back.
+// notActivated are faults while the new shim takes the state, before and after it has begun its generation. The old
+// shim takes it back.
 var notActivated = []rollbackCase{
 	{name: "exits before", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
 	{name: "exits after", fresh: "Activate after exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
@@ -103,40 +104,42 @@ var notActivated = []rollbackCase{
 	{name: "dies after the fence", old: "Release after kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
 }
 
-// What is wrong with the old shim. From the fence on it is not needed: it is killed, and the new one serves.
+// failingOld are faults of the old shim. From the fence on it is not needed: it is killed, and the new shim is active.
 var failingOld = []rollbackCase{
 	{name: "refuses to copy", old: "Snapshot before error", step: host.SwapPrepare, kind: host.ErrInternal, says: "copy the state: a fault", serves: oldOne},
-	{name: "refuses to be quiet", old: "Quiesce before error", step: host.SwapQuiesce, kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
-	{name: "is quiet and says it is not", old: "Quiesce after error conflict", step: host.SwapQuiesce, kind: host.ErrConflict, says: "a fault", serves: oldOne},
+	{name: "refuses to quiesce", old: "Quiesce before error", step: host.SwapQuiesce, kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
+	{name: "has quiesced and says it has not", old: "Quiesce after error conflict", step: host.SwapQuiesce, kind: host.ErrConflict, says: "a fault", serves: oldOne},
 	{name: "exits as it copies", old: "Snapshot before exit"},
 	{name: "killed as it has copied", old: "Snapshot after kill-self"},
 	{name: "frozen as it copies", old: "Snapshot before freeze"},
 	{name: "frozen", first: (*loadedEnv).freezeShim},
-	{name: "exits when it is to be quiet", old: "Quiesce before exit"},
-	{name: "killed when it is quiet", old: "Quiesce after kill-self"},
-	{name: "hangs when it is to be quiet", old: "Quiesce before hang"},
-	{name: "frozen when it is to be quiet", old: "Quiesce before freeze"},
-	{name: "frozen when it is quiet", old: "Quiesce after freeze"},
-	{name: "exits when it is to let go", old: "Release before exit"},
-	{name: "panics when it has let go", old: "Release after panic"},
-	{name: "killed when it is to let go", old: "Release before kill-self"},
-	{name: "hangs when it is to let go", old: "Release before hang"},
-	{name: "hangs when it has let go", old: "Release after hang"},
-	{name: "frozen when it is to let go", old: "Release before freeze"},
-	{name: "frozen when it has let go", old: "Release after freeze"},
-	{name: "refuses to let go", old: "Release before error conflict"},
-	{name: "has let go and says it has not", old: "Release after error"},
+	{name: "exits when it should quiesce", old: "Quiesce before exit"},
+	{name: "killed when it has quiesced", old: "Quiesce after kill-self"},
+	{name: "hangs when it should quiesce", old: "Quiesce before hang"},
+	{name: "frozen when it should quiesce", old: "Quiesce before freeze"},
+	{name: "frozen when it has quiesced", old: "Quiesce after freeze"},
+	{name: "exits when it should release", old: "Release before exit"},
+	{name: "panics when it has released", old: "Release after panic"},
+	{name: "killed when it should release", old: "Release before kill-self"},
+	{name: "hangs when it should release", old: "Release before hang"},
+	{name: "hangs when it has released", old: "Release after hang"},
+	{name: "frozen when it should release", old: "Release before freeze"},
+	{name: "frozen when it has released", old: "Release after freeze"},
+	{name: "refuses to release", old: "Release before error conflict"},
+	{name: "has released and says it has not", old: "Release after error"},
 }
 
-// What fails as the new shim takes the state of an old one that was killed, because it did not let go: the old one's binary is started anew.
+// failingBoth are faults of both shims. The old one does not release the state and is killed; the new one fails. The
+// old binary is started again.
 var failingBoth = []rollbackCase{
-	{name: "does not let go, and the new one dies", old: "Release before hang", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
-	{name: "does not let go, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable,
+	{name: "does not release, and the new one dies", old: "Release before hang", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
+	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable,
 		says: "there was no answer within 10s"},
-	{name: "dies as it lets go, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
 }
 
-// What ends a new shim that has served: the old one stands by, and takes over. Callbacks.Serve is what a host calls first at an active shim.
+// failingYoung are faults of a new shim that was active. The old one stands by and takes over. Callbacks.Serve is what
+// a host calls first at an active shim.
 var failingYoung = []rollbackCase{
 	{name: "exits at once", fresh: "Callbacks.Serve before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
 	{name: "panics at once", fresh: "Callbacks.Serve before panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
@@ -148,8 +151,9 @@ var failingYoung = []rollbackCase{
 	{name: "killed after a call", fresh: "Volumes.Delete after kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
 }
 
-// Rollback: whatever fails before the commit, a shim serves that works: the old one, or its binary, or, where it is the old one that fails, the
-// new one. One error names the step and the reason, and so does the history. No call fails, nothing is left, and the next swap succeeds.
+// Whatever fails before the commit, a working shim is active: the old process, its binary started again, or, if the old
+// one fails, the new one. One error names the step and the reason, and so does the history. No call fails, nothing is
+// left, and the next swap succeeds.
 func TestRollback(t *testing.T) {
 	slow(t)
 	all := func(cases []rollbackCase, serves activeAfter, more func(*host.Config)) func(t *testing.T) {
@@ -172,15 +176,15 @@ func TestRollback(t *testing.T) {
 	t.Run("mute late", all(of(failingYoung, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
 }
 
-// of are the cases of those names.
+// of returns the cases of those names.
 func of(cases []rollbackCase, names ...string) []rollbackCase {
 	return slices.DeleteFunc(slices.Clone(cases), func(c rollbackCase) bool { return !slices.Contains(names, c.name) })
 }
 
-// limit is long enough for what goes well, on a slow machine, and short enough to be waited for.
+// limit is long enough for what succeeds on a slow machine, and short enough to wait for.
 const limit = 3 * time.Second
 
-// rollsBack carries out one swap of the tables, and judges its end.
+// checkRollback carries out one case and checks its end.
 func (s *loadedEnv) checkRollback(t *testing.T, c rollbackCase) {
 	s.forSubtest(t)
 	if c.old != "" {
@@ -207,7 +211,7 @@ func (s *loadedEnv) checkRollback(t *testing.T, c rollbackCase) {
 	s.checkTraces(before)
 }
 
-// frozen freezes the active shim.
+// freezeShim freezes the active shim.
 func (s *loadedEnv) freezeShim() { s.must(unix.Kill(s.activeShim().PID, unix.SIGSTOP)) }
 
 func (c rollbackCase) candidate(s *loadedEnv) host.Binary {
@@ -219,7 +223,7 @@ func (c rollbackCase) candidate(s *loadedEnv) host.Binary {
 	return c.binary(s, path)
 }
 
-// judges compares what a swap says with what it should.
+// checkReport compares the report and the error of a swap with the case.
 func (s *loadedEnv) checkReport(c rollbackCase, report host.SwapReport, err error) {
 	s.t.Helper()
 	if c.step == "" {
@@ -249,7 +253,7 @@ func (s *loadedEnv) checkReport(c rollbackCase, report host.SwapReport, err erro
 	}
 }
 
-// diedYoung is what the history says of a swap that went well, once it has been taken back.
+// waitRolledBack waits until a swap that succeeded is rolled back, and returns what the history has of it.
 func (s *loadedEnv) waitRolledBack(report host.SwapReport, err error) (host.SwapReport, error) {
 	s.t.Helper()
 	s.must(err)
@@ -261,7 +265,7 @@ func (s *loadedEnv) waitRolledBack(report host.SwapReport, err error) (host.Swap
 	return told, registry.Errorf(registry.ErrUnavailable, "swap: %s: %s", told.Failed, told.Reason)
 }
 
-// isServed compares who serves with who should.
+// checkActive compares the active shim with the one that should be active.
 func (s *loadedEnv) checkActive(by activeAfter, was host.ShimStatus, report host.SwapReport) {
 	s.t.Helper()
 	st := s.activeShim()
@@ -318,7 +322,7 @@ func foreign(s *loadedEnv, _ string) host.Binary {
 	return b
 }
 
-// A candidate that cannot take the state, and leaves a mount in its socket directory, is dead all the same: the old shim, which had let go, goes on.
+// A candidate fails to activate and leaves a mount in its socket directory. It counts as dead: the old shim continues.
 func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("to mount something needs root")

@@ -2,7 +2,7 @@ package e2e
 
 import "testing"
 
-// slow is for suites of minutes: make long and make compat run them, each case of each, and make test, which is to end soon, does not.
+// slow skips tests that take minutes in total. make long and make compat run them.
 func slow(t *testing.T) {
 	t.Helper()
 	if testing.Short() {

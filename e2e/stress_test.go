@@ -38,7 +38,7 @@ type stress struct {
 	load sync.WaitGroup
 
 	mu        sync.Mutex      // guards what follows
-	existing  map[string]bool // volumes whose creation was acknowledged and whose deletion nobody requested
+	existing  map[string]bool // volumes whose creation was acknowledged and that no client deletes
 	deleted   map[string]bool // volumes whose deletion was acknowledged
 	created   []string        // volumes whose creation was acknowledged
 	uncertain []string        // volumes whose last call failed
@@ -67,7 +67,7 @@ func newStress(t *testing.T) *stress {
 	s.must(s.create("turn"))
 	s.must(s.runJob("writer.hcl", "FAILED", s.path("failed")))
 	s.writer = s.alloc("writer").Tasks[0]
-	s.waitUntil("the task writes", func() bool { return s.volumeFile("line") != "" })
+	s.waitUntil("the task writes", func() bool { return s.volumeFile("line", "1\n") != "" })
 	s.mounts = s.mountTable()
 	t.Cleanup(s.endLoad)
 	for i := range 3 {

@@ -202,7 +202,7 @@ func killAtVerify(s *stress, victim string) {
 	s.must(os.Remove(next))
 }
 
-// killAtCommit kills while the old shim, which stands by, is told to exit because the next swap begins. It is frozen, so
+// killAtCommit kills while the old shim, which stands by, has to exit because the next swap begins. It is frozen, so
 // that this takes as long as the host waits.
 func killAtCommit(s *stress, victim string) {
 	s.swap(s.binary("new-" + victim))
@@ -219,7 +219,7 @@ func killAtCommit(s *stress, victim string) {
 	next := s.binary("next-" + victim)
 	s.noteAttempt(next)
 	done := background(func() error { return errOf(s.client.Swap(s.ctx(), control.Replacement{Path: next})) })
-	s.waitUntil("the old one is told to exit", func() bool { return !slices.Contains(openFiles(agent), lifeLine) })
+	s.waitUntil("the old one has to exit", func() bool { return !slices.Contains(openFiles(agent), lifeLine) })
 	s.must(unix.Kill(map[string]int{victimHost: agent, victimOld: old, victimNew: active.PID}[victim], unix.SIGKILL))
 	_ = unix.Kill(old, unix.SIGCONT)
 	s.t.Logf("the next swap: %v", s.result("the next swap", done))

@@ -22,7 +22,7 @@ import (
 	"holdfast/proto/bootstrap"
 )
 
-// release is a build of the shim, and what tells it from others.
+// release is a build of the shim.
 type release struct {
 	name     string
 	binary   host.Binary
@@ -30,8 +30,8 @@ type release struct {
 	protocol int    // that it and the host of this test agree on
 }
 
-// releases are this one and the one after it. A host that speaks the next one's protocol is a test built with the overlay
-// of package nextrelease.
+// releases returns this release and the next. A test built with the overlay of package nextrelease is a host of the
+// next one.
 func releases() (now, next release) {
 	now = release{"this release", host.Binary{Path: filepath.Join(bin, "holdfast-shim")}, 1, 1}
 	next = release{"the next release", host.Binary{Path: filepath.Join(nextBin(), "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}
@@ -57,17 +57,17 @@ var nextBin = sync.OnceValue(func() string {
 	return dir
 })
 
-// document is a record as JSON has it.
+// document is a record as JSON.
 type document = map[string]any
 
-// stateFile is what lies in a state file.
+// stateFile is the content of a state file.
 type stateFile struct {
 	schema    document
 	instances map[string]document // by "role plugin alloc/task"
 }
 
-// stateOf reads the state file with nothing but bbolt, from a copy: a shim has it open and writes to it. bbolt never writes to a page that
-// the last transaction needs, so that a copy is whole if no transaction ended meanwhile: each ends by writing one of the first two pages.
+// stateOf reads a copy of the state file with bbolt only. The active shim writes meanwhile, so the copy is repeated
+// until no transaction ended during it. Each transaction ends by writing one of the first two pages.
 func (w *env) stateOf() (s stateFile) {
 	w.t.Helper()
 	path, copied := filepath.Join(w.config.StateDir, "shim.db"), filepath.Join(w.dir, "copy.db")
@@ -108,7 +108,7 @@ func (w *env) metas(path string) []byte {
 	return pages
 }
 
-// changeState changes the state file, which nobody has open.
+// changeState changes the state file while no process has it open.
 func (w *env) changeState(change func(tx *bolt.Tx) error) {
 	w.t.Helper()
 	db, err := bolt.Open(filepath.Join(w.config.StateDir, "shim.db"), 0o600, nil)
@@ -117,13 +117,13 @@ func (w *env) changeState(change func(tx *bolt.Tx) error) {
 	w.must(db.Close())
 }
 
-// sealed is a record as it lies in the file, behind its checksum.
+// sealed returns a record as it is stored, after its checksum.
 func sealed(bucket string, key, text []byte) []byte {
 	covered := slices.Concat([]byte(bucket), []byte{0, byte(len(key) >> 8), byte(len(key))}, key, text)
 	return append(binary.BigEndian.AppendUint32(nil, crc32.Checksum(covered, crc32.MakeTable(crc32.Castagnoli))), text...)
 }
 
-// claimSchema writes another window into the state file.
+// claimSchema writes another schema number and readable number into the state file.
 func (w *env) claimSchema(number, readable int) {
 	w.t.Helper()
 	w.changeState(func(tx *bolt.Tx) error {
@@ -132,7 +132,7 @@ func (w *env) claimSchema(number, readable int) {
 	})
 }
 
-// enlarge adds a field to each record of a bucket that no release knows, so many bytes long.
+// enlarge adds an unknown field of so many bytes to each record of a bucket.
 func (w *env) enlarge(bucket string, size int) {
 	w.t.Helper()
 	field := fmt.Appendf(nil, `,"unknown":"%s"}`, strings.Repeat("x", size))
@@ -158,7 +158,7 @@ func (w *env) enlarge(bucket string, size int) {
 	})
 }
 
-// unfit says in what a state is not as a release leaves one that others have written before. was is the state when the release took it.
+// stateErrors compares a state that the release wrote with what it must write. was is the state before.
 func (r release) stateErrors(was, is stateFile) (problems []string) {
 	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	if want := (document{"number": float64(r.schema), "readable": 1.0}); !reflect.DeepEqual(is.schema, want) {
@@ -180,12 +180,12 @@ func (r release) stateErrors(was, is stateFile) (problems []string) {
 
 func listed(instance document) []any { list, _ := instance["endpoints"].([]any); return list }
 
-// matches says whether the first endpoint is the one at the old place, and what it is for.
+// matches reports whether the first endpoint of the list equals the one at the old place.
 func matches(first, old any) bool {
 	a, _ := first.(document)
 	b, _ := old.(document)
 	return a != nil && b != nil && a["host"] == b["host"] && a["task"] == b["task"] && a["service"] == "csi"
 }
 
-// mountLines are what is mounted below the world's directories now.
+// mountLines returns the mounts below the env's directory.
 func (w *env) mountLines() []string { return strings.Split(strings.TrimSpace(w.mountTable()), "\n") }

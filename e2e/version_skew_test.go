@@ -18,7 +18,7 @@ import (
 	"holdfast/internal/fault"
 )
 
-// skew is a world whose shim is swapped between two releases, while calls go on.
+// skewEnv is an env whose shim is swapped between two releases under load.
 type skewEnv struct {
 	*env
 	lives   atomic.Int64 // of volumes, from creation to deletion
@@ -29,7 +29,7 @@ type skewEnv struct {
 	standby *pluginTask       // a second instance of the plugin, which sickens soon: the first then does what is to be done
 }
 
-// begin has volumes made, used and deleted, lists read and events watched until end.
+// begin creates, uses and deletes volumes, reads lists and watches events until end is called.
 func (s *skewEnv) begin() {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	s.end, s.events = cancel, make(chan []host.Event, 1)
@@ -63,7 +63,7 @@ func (s *skewEnv) begin() {
 	}()
 }
 
-// calmly reads the state while no volume is made, used or deleted: under load there is hardly a moment in which nobody writes to it.
+// stateAtRest reads the state while no volume is created, used or deleted.
 func (s *skewEnv) stateAtRest() stateFile {
 	s.t.Helper()
 	s.pause.Lock()
@@ -71,7 +71,7 @@ func (s *skewEnv) stateAtRest() stateFile {
 	return s.stateOf()
 }
 
-// once is the life of a volume that a task writes to.
+// useVolume is the life of a volume that a task writes to.
 func (s *skewEnv) useVolume(id string) error {
 	s.pause.RLock()
 	defer s.pause.RUnlock()
@@ -91,7 +91,7 @@ func (s *skewEnv) useVolume(id string) error {
 	return s.delete(id)
 }
 
-// swap swaps to a release, and waits until volumes have lived and died under it.
+// swap swaps to a release, and waits until volumes were created and deleted under it.
 func (s *skewEnv) swap(to release) host.ShimStatus {
 	s.t.Helper()
 	report, err := s.host.Swap(s.ctx(), to.binary)
@@ -106,7 +106,7 @@ func (s *skewEnv) swap(to release) host.ShimStatus {
 	return st
 }
 
-// sicken has the record of the standby rewritten by the shim that serves: it says that it is not ready, and is well again.
+// makeSick has the active shim rewrite the record of the standby instance: it becomes unhealthy, then healthy.
 func (s *skewEnv) makeSick(after host.Seq) {
 	s.t.Helper()
 	s.standby.On("Probe").Times(2).NotReady()
@@ -118,7 +118,7 @@ func (s *skewEnv) makeSick(after host.Seq) {
 	}
 }
 
-// judge holds what watchers were told against the history.
+// judge compares the events that a watcher got with the history.
 func (s *skewEnv) judge(told []host.Event) {
 	s.t.Helper()
 	for _, problem := range flapErrors(told, s.standby.task.Alloc) {
@@ -131,7 +131,7 @@ func (s *skewEnv) judge(told []host.Event) {
 	}
 }
 
-// flaps says what swaps must not do to events. One alloc may be sick.
+// flapErrors returns the events that a swap must not cause. The instances of one alloc may be unhealthy.
 func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
 	last := host.Seq(0)
 	for _, e := range told {
@@ -146,9 +146,10 @@ func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
 	return problems
 }
 
-// TestVersionSkew: the shim is swapped to the next release and back, again and again, under load: another protocol number, and another
-// schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount changes, no event is lost, each release
-// reads what the other has rewritten, and keeps of it what it does not know.
+// The shim is swapped to the next release and back, repeatedly and under load. The next release has another protocol
+// number and another schema, whose migration moves a field that is needed to reach a plugin. No call fails, no mount
+// changes, no event is lost. Each release reads what the other has rewritten and keeps the fields that it does not
+// know.
 func TestVersionSkew(t *testing.T) {
 	slow(t)
 	s := &skewEnv{env: newEnv(t, allCaps...)}
@@ -190,7 +191,7 @@ func TestVersionSkew(t *testing.T) {
 	t.Logf("%d volumes have lived", s.lives.Load())
 }
 
-// Whoever would lose what the next release has written, or not write it, is found out.
+// TestVersionSkewIsSeen is a negative control of stateErrors and flapErrors.
 func TestVersionSkewIsSeen(t *testing.T) {
 	slow(t)
 	now, next := releases()
@@ -225,7 +226,7 @@ func TestVersionSkewIsSeen(t *testing.T) {
 	}
 }
 
-// TestStateOutsideTheWindow: a shim that cannot read the state is refused before anything has changed, and is told why.
+// A shim that cannot read the state is refused before anything changes, with the reason.
 func TestStateOutsideTheWindow(t *testing.T) {
 	slow(t)
 	w := newEnv(t, allCaps...)
@@ -260,7 +261,7 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	w.stopPlugin(p)
 }
 
-// refusedAtPrepare judges a swap that was refused before anything was held, as no shim would have been able to read the state; its error has the words.
+// refusedAtPrepare checks that a swap was refused before it held a call, because no shim could read the state.
 func (w *env) refusedAtPrepare(report host.SwapReport, err error, words ...string) {
 	w.t.Helper()
 	w.wantWords("the swap", err, append(words, "prepare")...)
@@ -269,8 +270,7 @@ func (w *env) refusedAtPrepare(report host.SwapReport, err error, words ...strin
 	}
 }
 
-// TestStateBeyondTheWindow: a release two ahead leaves nothing that the running shim can read. It is refused before anything has changed: were it to
-// fail, nobody could take over.
+// A release two ahead would leave nothing that the active shim can read. It is refused before anything changes.
 func TestStateBeyondTheWindow(t *testing.T) {
 	slow(t)
 	w := newEnv(t, allCaps...)
@@ -296,9 +296,9 @@ func TestStateBeyondTheWindow(t *testing.T) {
 	w.stopPlugin(p)
 }
 
-// TestRollbackToTheReleaseBefore: the next release dies young, after it has migrated the state and started a task by a field that only it
-// knows. This one takes over: that task is watched, its volumes are used and given back, and it is not started again without what the field
-// asks for.
+// The next release dies while it bakes, after it has migrated the state and started a task by a field that only it
+// knows. This release takes over: it watches the task, uses and releases its volumes, and does not start the task again
+// without the field.
 func TestRollbackToTheReleaseBefore(t *testing.T) {
 	slow(t)
 	w := newEnv(t, allCaps...)

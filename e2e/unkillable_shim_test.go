@@ -25,7 +25,7 @@ const (
 	fsThaw   = 0xC0045878
 )
 
-// freeze has whoever writes to the file system sleep, uninterruptibly, until it is thawed: at the test's end at the latest.
+// freeze has writers to the file system sleep uninterruptibly until thaw is called, or the test ends.
 func (d *testDisk) freeze() (thaw func()) {
 	d.t.Helper()
 	if err := d.control(fsFreeze); err != nil {
@@ -52,7 +52,7 @@ func (d *testDisk) control(request uintptr) error {
 	return nil
 }
 
-// asleep are the threads of a process that no signal wakes; killed says whether SIGKILL has been sent to all of them.
+// asleep returns how many threads of a process sleep uninterruptibly, and whether SIGKILL is pending for all of them.
 func asleep(pid int) (threads int, killed bool) {
 	killed = true
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
@@ -66,7 +66,7 @@ func asleep(pid int) (threads int, killed bool) {
 	return threads, killed && threads > 0
 }
 
-// signalled says whether a signal waits for a thread, by its /proc/<pid>/task/<tid>/status.
+// signalled reports whether a signal is pending for a thread, by its /proc/PID/task/TID/status.
 func signalled(status string, sig unix.Signal) bool {
 	for line := range strings.Lines(status) {
 		if mask, is := strings.CutPrefix(line, "SigPnd:\t"); is {
@@ -77,7 +77,7 @@ func signalled(status string, sig unix.Signal) bool {
 	return false
 }
 
-// undying is a shim that SIGKILL does not end, for as long as a disk is frozen.
+// unkillable is an env whose shim survives SIGKILL while a disk is frozen.
 type unkillable struct {
 	*env
 	plugin   *pluginTask
@@ -88,7 +88,7 @@ type unkillable struct {
 	locked   func() []int
 }
 
-// newUndying opens a host whose shim is going to hang in its state's disk, or in another one.
+// newUnkillable opens a host whose shim will hang in the disk of its state, or in another one.
 func newUnkillable(t *testing.T, state bool) *unkillable {
 	t.Helper()
 	t.Parallel()
@@ -115,7 +115,7 @@ func newUnkillable(t *testing.T, state bool) *unkillable {
 	return u
 }
 
-// hangs freezes the disk, and returns once the shim hangs in it.
+// hang freezes the disk and waits until the shim hangs in it.
 func (u *unkillable) hang() {
 	u.t.Helper()
 	u.thaw = u.disk.freeze()
@@ -123,8 +123,8 @@ func (u *unkillable) hang() {
 	u.waitUntil("the shim hangs in the disk", func() bool { n, _ := asleep(u.pids[0]); return n > 0 })
 }
 
-// waits makes a call and a read: each waits until its own deadline, which is early, and is told why. Meanwhile nobody takes the place of the shim
-// that does not die.
+// wantWaiting makes a call and a read. Each waits until its own deadline and returns the reason. Meanwhile no other
+// shim is started.
 func (u *unkillable) wantWaiting(its time.Duration, says ...string) {
 	u.t.Helper()
 	ctx, cancel := context.WithTimeout(u.ctx(), its)
@@ -143,7 +143,7 @@ func (u *unkillable) wantWaiting(its time.Duration, says ...string) {
 	}
 }
 
-// alone: there is no shim but the one that does not die, until something is done.
+// wantAlone checks, until done has a result, that no shim runs but the one that does not die.
 func (u *unkillable) wantAlone(done <-chan error) {
 	u.t.Helper()
 	old := u.pids[0]
@@ -156,7 +156,7 @@ func (u *unkillable) wantAlone(done <-chan error) {
 	}
 }
 
-// thaws has the kernel go on: all does then, without a hand.
+// thawAndCheck thaws the disk and checks that everything works again without help.
 func (u *unkillable) thawAndCheck() {
 	u.t.Helper()
 	u.thaw()
@@ -165,7 +165,7 @@ func (u *unkillable) thawAndCheck() {
 	u.checkRecovered()
 }
 
-// goesOn: what was acknowledged is there, and a swap is possible. There were never two shims.
+// checkRecovered checks that acknowledged volumes exist, that a swap is possible, and that there were never two shims.
 func (u *unkillable) checkRecovered() {
 	u.t.Helper()
 	u.activeShim()
@@ -193,15 +193,16 @@ func (u *unkillable) checkRecovered() {
 	}
 }
 
-// inEachDisk is of a shim that hangs in the disk of its state, and of one that hangs in another.
+// inEachDisk runs a test with a shim that hangs in the disk of its state, and with one that hangs in another disk.
 func inEachDisk(t *testing.T, test func(u *unkillable)) {
 	slow(t)
 	t.Run("state", func(t *testing.T) { test(newUnkillable(t, true)) })
 	t.Run("another", func(t *testing.T) { test(newUnkillable(t, false)) })
 }
 
-// A shim that hangs in the kernel, so that SIGKILL does not end it, is not replaced as long as it lives: the swap says what holds it up, calls wait
-// until their own deadline and are told why, and no other shim is started. Once the kernel goes on, all does by itself.
+// A shim that hangs in the kernel, so that SIGKILL does not end it, is not replaced while it lives. The swap returns
+// the reason, calls wait until their own deadline and return it, and no other shim is started. Once the kernel
+// continues, everything works again.
 func TestSwapFromAShimThatCannotDie(t *testing.T) {
 	inEachDisk(t, func(u *unkillable) {
 		here, goOn := filepath.Join(u.dir, "here"), filepath.Join(u.dir, "go-on")
@@ -227,7 +228,7 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 	})
 }
 
-// refused: a swap has ended thus, and says why.
+// refused checks how a swap ended and that its error contains the words.
 func (u *unkillable) refused(r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
 	u.t.Helper()
 	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
@@ -236,7 +237,7 @@ func (u *unkillable) refused(r host.SwapReport, outcome host.SwapOutcome, step h
 	u.wantWords("the swap", err, append(says, "swap: "+string(step))...)
 }
 
-// The same of a shim that was killed, or whose crash the kernel cannot end: it is missed once it has given no answer for a while.
+// A shim that was killed, and that the kernel cannot end, is missed once it has not answered for some time.
 func TestKilledShimThatCannotDie(t *testing.T) {
 	inEachDisk(t, func(u *unkillable) {
 		u.hang()
@@ -248,7 +249,7 @@ func TestKilledShimThatCannotDie(t *testing.T) {
 	})
 }
 
-// The next host does not begin beside a shim that cannot die: it says whom it waits for in vain.
+// The next host does not open beside a shim that cannot die. Its error names the shim.
 func TestNextHostWaitsForAShimThatCannotDie(t *testing.T) {
 	slow(t)
 	u := newUnkillable(t, false)

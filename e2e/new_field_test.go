@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// self is a process and the digest of the very program that it runs.
+// programOf returns a process and the digest of the program that it runs.
 func (s *agentEnv) programOf(pid int) string {
 	s.t.Helper()
 	program, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
@@ -25,7 +25,7 @@ func (s *agentEnv) programOf(pid int) string {
 	return fmt.Sprintf("%d %x", pid, sum.Sum(nil))
 }
 
-// scratch is what the process's environment says of a scratch directory, and where on its file system lies what is mounted there.
+// scratch returns what the process's environment says of a scratch directory, and the source of the mount there.
 func (s *agentEnv) scratch(pid int) (env, from string) {
 	s.t.Helper()
 	variables := strings.Fields(procText(pid, "environ"))
@@ -40,8 +40,8 @@ func (s *agentEnv) scratch(pid int) (env, from string) {
 	return env, from
 }
 
-// withScratch fails the test unless the job's task has its scratch directory, and what is written there is in a directory of this machine.
-// It gives the task's process.
+// withScratch checks that the job's task has its scratch directory on this machine's disk. It returns the task's
+// process.
 func (s *agentEnv) withScratch(job string) int {
 	s.t.Helper()
 	pid := s.pid(job)
@@ -58,8 +58,9 @@ func (s *agentEnv) withScratch(job string) int {
 	return pid
 }
 
-// TestSwapAddsAField: what a job file may say, and with it what a task gets, changes with the shim alone: neither the agent nor the job file
-// is touched. While a task has what only the new shim knows, the old one is refused; and the task is never started without it.
+// A new attribute of a job file, with a mount and a variable for the task, comes with the shim alone: neither the agent
+// nor the job file changes. While a task has what only the new shim knows, a swap to the old one is refused, and the
+// task is never started without it.
 func TestSwapAddsAField(t *testing.T) {
 	slow(t)
 	s := newAgentEnv(t, "--shim-swap-budget", waitLimit.String())

@@ -14,8 +14,8 @@ import (
 	"holdfast/internal/installed"
 )
 
-// volatileDisk is a file system of its own on a loop device: it can be full, or lose its power. The device is in memory: however busy the
-// disks of this machine are, a power cut is over long before the kernel writes back what nobody has flushed (30 s).
+// testDisk is a file system on a loop device. It can be full or lose its power. The device is in memory, so a power cut
+// takes less time than the kernel waits before it writes back data (30 s).
 type testDisk struct {
 	t     *testing.T
 	dir   string // where it is mounted
@@ -61,14 +61,14 @@ func (d *testDisk) run(name string, args ...string) {
 	}
 }
 
-// mount mounts the image; the loop device ends with the mount.
+// mount mounts the image. The loop device ends with the mount.
 func (d *testDisk) mount() {
 	d.t.Helper()
 	d.run("mount", "-o", "loop", d.image, d.dir)
 	d.run("mount", "--make-private", d.dir)
 }
 
-// unmount takes away the file system and whatever is mounted on it.
+// unmount unmounts the file system and everything mounted on it.
 func (d *testDisk) unmount() {
 	d.t.Helper()
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
@@ -80,8 +80,8 @@ func (d *testDisk) unmount() {
 	}
 }
 
-// cut copies what is on the device at this moment: what the file system has not written to it yet is not in the copy. The device has to be at
-// rest: it still is what was copied when the copy is done.
+// cut copies the content of the device, without what the file system has not written yet. It repeats the copy until the
+// device did not change meanwhile.
 func (d *testDisk) cut() (copied string) {
 	d.t.Helper()
 	copied = d.image + ".cut"
@@ -95,7 +95,7 @@ func (d *testDisk) cut() (copied string) {
 	return ""
 }
 
-// powerUp mounts what was on the device when its power was cut.
+// powerUp mounts the content that the device had when its power was cut.
 func (d *testDisk) powerUp(copied string) {
 	d.t.Helper()
 	d.unmount()
@@ -105,7 +105,7 @@ func (d *testDisk) powerUp(copied string) {
 	d.mount()
 }
 
-// fill takes the room that is left. free gives it back.
+// fill uses up all space; free returns it.
 func (d *testDisk) fill() (free func()) {
 	d.t.Helper()
 	name := filepath.Join(d.dir, "filler")

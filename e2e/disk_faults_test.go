@@ -16,7 +16,7 @@ import (
 	"holdfast/internal/fault"
 )
 
-// atActivation is a world on a disk of its own with a swap whose new shim is about to take the state.
+// activation is an env with a disk of its own and a swap whose new shim is about to activate.
 type activation struct {
 	*env
 	disk       *testDisk
@@ -26,7 +26,7 @@ type activation struct {
 	resumeFile string
 }
 
-// newAtActivation swaps to a program once first has happened; nil: nothing has.
+// newActivation swaps to a program. first is called before the swap; it may be nil.
 func newActivation(t *testing.T, program string, first func(*activation)) *activation {
 	t.Parallel()
 	disk := newDisk(t, "ext4", "400M")
@@ -51,7 +51,7 @@ func newActivation(t *testing.T, program string, first func(*activation)) *activ
 	return a
 }
 
-// goesOn lets it be activated, and gives what became of the swap.
+// resume lets the new shim activate, and returns the result of the swap.
 func (a *activation) resume() error {
 	a.t.Helper()
 	a.must(os.WriteFile(a.resumeFile, nil, 0o600))
@@ -60,7 +60,7 @@ func (a *activation) resume() error {
 	return err
 }
 
-// reads: who serves tells what there is.
+// wantReads checks that the active shim answers reads.
 func (a *activation) wantReads() {
 	a.t.Helper()
 	volumes, _, err := a.host.Volumes(a.ctx(), host.VolumeQuery{})
@@ -69,7 +69,7 @@ func (a *activation) wantReads() {
 	}
 }
 
-// takenDown: all goes on as ever, a swap as well.
+// deleteAll checks that creations, swaps and deletions succeed again.
 func (a *activation) deleteAll() {
 	a.t.Helper()
 	a.must(a.create("three"))
@@ -80,8 +80,8 @@ func (a *activation) deleteAll() {
 	a.stopPlugin(a.plugin)
 }
 
-// TestDiskFullAtActivation: the disk fills up while the new shim is about to take the state. Whoever serves then reads, and lets go of what is
-// used; what is new is refused with what to do. Once there is room all goes on by itself.
+// The disk fills up while the new shim is about to activate. The active shim answers reads and releases what is used.
+// New things are refused with advice. Once there is room, everything works again.
 func TestDiskFullAtActivation(t *testing.T) {
 	slow(t)
 	a := newActivation(t, faulty, nil)
@@ -111,8 +111,8 @@ func TestDiskFullAtActivation(t *testing.T) {
 	a.deleteAll()
 }
 
-// TestDiskTooFullToMigrate: the disk fills up while a new shim is about to migrate more than there is room for. The old one goes on with the state as it
-// was, under its own generation, and once there is room the next swap migrates it.
+// The disk fills up while a new shim is about to migrate more than there is room for. The old shim continues with the
+// unchanged state and its own generation. Once there is room, the next swap migrates it.
 func TestDiskTooFullToMigrate(t *testing.T) {
 	slow(t)
 	program := filepath.Join(nextBin(), "holdfast-shim-faulty-next")
@@ -142,7 +142,7 @@ func TestDiskTooFullToMigrate(t *testing.T) {
 	a.deleteAll()
 }
 
-// large makes the records that the next release migrates larger than any reserve.
+// large makes the records that the next release migrates larger than the space reserved for releases.
 func (a *activation) large() {
 	a.t.Helper()
 	a.config.Workload = host.Workload{
@@ -154,7 +154,7 @@ func (a *activation) large() {
 	a.open()
 }
 
-// TestSwapOnAFullDisk: a swap that needs room where there is none is refused before it holds a call, and says what to do.
+// A swap that needs room on a full disk is refused before it holds a call, with advice.
 func TestSwapOnAFullDisk(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -186,7 +186,7 @@ func TestSwapOnAFullDisk(t *testing.T) {
 	w.stopPlugin(p)
 }
 
-// readOnly makes the state directory so for whoever opens a file of it from now on; writable takes that back.
+// readOnly makes a directory read-only for files that are opened from now on; writable undoes it.
 func (d *testDisk) readOnly(dir string) (writable func()) {
 	d.t.Helper()
 	d.run("mount", "--rbind", dir, dir)
@@ -194,8 +194,8 @@ func (d *testDisk) readOnly(dir string) (writable func()) {
 	return func() { d.run("mount", "-o", "remount,bind,rw", dir) }
 }
 
-// TestDiskReadOnlyAtActivation: the file system is made read-only while the new shim is about to take the state, which it cannot then. The old
-// one goes on without a write: it reads, and says why it does nothing else. Once the state can be written to all goes on without a hand.
+// The file system becomes read-only while the new shim is about to activate. The old shim continues without a write: it
+// answers reads, and its refusals name the reason. Once the state is writable, everything works again.
 func TestDiskReadOnlyAtActivation(t *testing.T) {
 	slow(t)
 	a := newActivation(t, faulty, nil)
