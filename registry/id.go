@@ -39,6 +39,12 @@ type (
 	Seq uint64
 )
 
+// Revision is a point in the life of a state: the generation that owns it and the index of its last change.
+type Revision struct {
+	Generation Generation
+	Index      Seq
+}
+
 const (
 	RoleController Role = "csi-controller"
 	RoleNode       Role = "csi-node"

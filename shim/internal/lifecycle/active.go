@@ -107,7 +107,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 func (r *activeState) openState(ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
-		Left: in.left, Generation: in.generation,
+		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
 	if err != nil {
 		return err
@@ -230,27 +230,26 @@ func (r *activeState) stop(why error) {
 // close closes what open has built: callers of plugins, then connections, then the store.
 func (r *activeState) close() error {
 	rest, err := r.release()
-	return errors.Join(err, rest())
+	rest()
+	return err
 }
 
 // release is close without rest, which delays the next shim by nothing and may run later.
-func (r *activeState) release() (rest func() error, err error) {
+func (r *activeState) release() (rest func(), err error) {
 	r.stop(errReleased)
 	r.stopWatching(errReleased)
-	idle, unmap := func() {}, func() error { return nil }
+	idle := func() {}
 	if r.fleet != nil {
 		idle = r.fleet.End()
 	}
-	var errs []error
 	if r.stopStore != nil {
 		r.stopStore(errReleased)
 	}
 	r.writer.Wait()
 	if r.store != nil {
-		unmap, err = r.store.Release()
-		errs = append(errs, err)
+		err = r.store.Close()
 	}
-	return func() error { r.watchers.Wait(); idle(); return unmap() }, errors.Join(errs...)
+	return func() { r.watchers.Wait(); idle() }, err
 }
 
 // served returns the active state as package rpc serves it.

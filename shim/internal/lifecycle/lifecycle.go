@@ -28,11 +28,11 @@ type Process struct {
 
 	transition sync.Mutex // held while the active state is built, quiesced or closed
 
-	mu     sync.Mutex // guards the fields below; held for a lookup only
-	state  State
-	hello  *rpc.Hello
-	active *activeState // nil unless the shim is active or quiesced
-	left   rpc.Left     // generation and index at the last Release
+	mu         sync.Mutex // guards the fields below; held for a lookup only
+	state      State
+	hello      *rpc.Hello
+	active     *activeState      // nil unless the shim is active or quiesced
+	releasedAt registry.Revision // generation and index at the last Release
 
 	closing   sync.WaitGroup // connections and files that Release closes later
 	gone      chan struct{}  // closed by end
@@ -232,11 +232,11 @@ const lastCalls = 2 * time.Second
 
 // Release cancels the calls in flight and closes the store and the connections. From then on this shim writes nothing and
 // calls no plugin.
-func (p *Process) Release(ctx context.Context) (rpc.Left, error) {
+func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
 	if _, err := p.move(Releasing); err != nil {
-		return rpc.Left{}, err
+		return registry.Revision{}, err
 	}
 	r := p.current()
 	r.stop(errReleased)
@@ -248,14 +248,10 @@ func (p *Process) Release(ctx context.Context) (rpc.Left, error) {
 	p.server.Set(nil) // reads were served until here
 	p.take()
 	rest, err := r.release()
-	p.closing.Go(func() {
-		if err := rest(); err != nil {
-			p.log.Warn("cannot close the released state", "error", err)
-		}
-	})
-	p.left = rpc.Left{Generation: r.store.Generation(), Index: r.store.Index()}
+	p.closing.Go(rest)
+	p.releasedAt = registry.Revision{Generation: r.store.Generation(), Index: r.store.Index()}
 	_, _ = p.move(Released) // is legal
-	return p.left, err
+	return p.releasedAt, err
 }
 
 // Snapshot writes a consistent copy of the state in chunks, and returns its index.

@@ -34,13 +34,13 @@ func (r *rehearsed) close() {
 
 // handoff is how an active state gets its store.
 type handoff struct {
-	left       store.Left          // as the shim before reported it; the zero value: it did not release the state
+	releasedAt registry.Revision   // as the shim before reported it; the zero value: it did not release the state
 	generation registry.Generation // to keep; 0: the next one
 	rehearsed  *rehearsed          // nil without a rehearsal
 }
 
 // graceful reports whether the shim before has released the state, rather than died.
-func (h handoff) graceful() bool { return h.left != (store.Left{}) }
+func (h handoff) graceful() bool { return h.releasedAt != (registry.Revision{}) }
 
 // fleet returns the rehearsal's connections to the plugins that are still registered, or a fleet without connections.
 func (h handoff) fleet(table *registry.Registry) *csi.Fleet {
@@ -57,10 +57,10 @@ func (h handoff) fleet(table *registry.Registry) *csi.Fleet {
 
 // handoffOf returns the handoff for one activation.
 func (p *Process) handoffOf(h rpc.Handover) handoff {
-	in := handoff{left: store.Left(h.Left), rehearsed: p.rehearsed}
+	in := handoff{releasedAt: h.ReleasedAt, rehearsed: p.rehearsed}
 	p.rehearsed = nil
 	if h.Resume {
-		in.left, in.generation = store.Left(p.left), p.left.Generation
+		in.releasedAt, in.generation = p.releasedAt, p.releasedAt.Generation
 	}
 	return in
 }
@@ -131,7 +131,7 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	for _, wrong := range s.CheckRecords() {
 		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
 	}
-	r.Left = rpc.Left{Generation: s.Generation() - 1, Index: s.Index()}
+	r.At = registry.Revision{Generation: s.Generation() - 1, Index: s.Index()}
 	r.Schema, r.Readable = uint32(s.PreviousSchema()), uint32(s.Readable())
 	return errors.Join(err, s.Close())
 }

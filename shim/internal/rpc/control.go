@@ -60,14 +60,14 @@ func (c *control) Rehearse(ctx context.Context, req *pb.RehearseRequest) (*pb.Re
 		return nil, wire.Status(err)
 	}
 	return &pb.RehearseReply{
-		Answer: r.Left.answer(), Schema: r.Schema, Readable: r.Readable, Instances: uint32(r.Instances), Warnings: r.Warnings,
+		Answer: revisionAnswer(r.At), Schema: r.Schema, Readable: r.Readable, Instances: uint32(r.Instances), Warnings: r.Warnings,
 	}, nil
 }
 
 func (c *control) Activate(ctx context.Context, req *pb.ActivateRequest) (*pb.ActivateReply, error) {
 	h := Handover{
-		Left:   Left{Generation: registry.Generation(req.GetGeneration()), Index: registry.Seq(req.GetIndex())},
-		Resume: req.GetResume(),
+		ReleasedAt: registry.Revision{Generation: registry.Generation(req.GetGeneration()), Index: registry.Seq(req.GetIndex())},
+		Resume:     req.GetResume(),
 	}
 	if err := c.s.life.Activate(ctx, h); err != nil {
 		return nil, wire.Status(err)
@@ -88,10 +88,10 @@ func (c *control) Release(ctx context.Context, _ *pb.ReleaseRequest) (*pb.Releas
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ReleaseReply{Answer: left.answer()}, nil
+	return &pb.ReleaseReply{Answer: revisionAnswer(left)}, nil
 }
 
-func (l Left) answer() *pb.Answer {
+func revisionAnswer(l registry.Revision) *pb.Answer {
 	return &pb.Answer{Index: uint64(l.Index), Generation: uint64(l.Generation)}
 }
 

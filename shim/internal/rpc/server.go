@@ -33,28 +33,22 @@ type Life interface {
 	// because none begins another CSI call; 0: for all. It returns how many CSI calls go on.
 	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
 	// Release returns as what it has left the state.
-	Release(ctx context.Context) (Left, error)
+	Release(ctx context.Context) (registry.Revision, error)
 	Snapshot(ctx context.Context, write func(chunk []byte) error) (registry.Seq, error)
-}
-
-// Left says as what a shim has left the state: its generation, and the index of the last change.
-type Left struct {
-	Generation registry.Generation
-	Index      registry.Seq
 }
 
 // Handover says how the state comes to a shim. The zero value: nobody knows.
 type Handover struct {
-	Left   Left // by the shim before; the zero value: not known
-	Resume bool // it was this shim's, and nobody else has written: no new generation begins
+	ReleasedAt registry.Revision // by the previous shim; the zero value: not known
+	Resume     bool              // it was this shim's, and nobody else has written: no new generation begins
 }
 
 // Rehearsal is what a candidate found in a copy of the state.
 type Rehearsal struct {
-	Left      Left
-	Schema    uint32 // of the copy, before it was migrated
-	Readable  uint32 // the oldest schema whose shims can read it after that
-	Instances int    // plugins that were asked
+	At        registry.Revision // of the copy
+	Schema    uint32            // of the copy, before it was migrated
+	Readable  uint32            // the oldest schema whose shims can read it after that
+	Instances int               // plugins that were asked
 	Warnings  []string
 }
 

@@ -102,7 +102,7 @@ func (idle) Status() Status                                                     
 func (idle) Rehearse(context.Context, string) (Rehearsal, error)                { return Rehearsal{}, errIdle }
 func (idle) Activate(context.Context, Handover) error                           { return errIdle }
 func (idle) Quiesce(context.Context, time.Duration) (int, error)                { return 0, errIdle }
-func (idle) Release(context.Context) (Left, error)                              { return Left{}, errIdle }
+func (idle) Release(context.Context) (registry.Revision, error)                 { return registry.Revision{}, errIdle }
 func (idle) Snapshot(context.Context, func([]byte) error) (registry.Seq, error) { return 0, errIdle }
 
 func must(t *testing.T, err error) {

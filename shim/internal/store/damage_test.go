@@ -292,8 +292,8 @@ func TestDamageBetweenTwoShims(t *testing.T) {
 	c := newCorpus(t, file)
 	freelist := 0
 	inspect(t, path, func(tx *bolt.Tx) {
-		c.options.Left = stateOf(tx).left()
-		c.options.Generation = c.options.Left.Generation + 1
+		c.options.ReleasedAt = stateOf(tx).revision()
+		c.options.Generation = c.options.ReleasedAt.Generation + 1
 		for id := 2; int64(id)*pageSize < tx.Size(); id++ {
 			if info, _ := tx.Page(id); info.Type == "freelist" {
 				freelist = id * pageSize
@@ -323,12 +323,12 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path})
 	s.must(t, puts(alloc("a")))
-	left := Left{s.Generation(), s.Index()}
+	left := registry.Revision{Generation: s.Generation(), Index: s.Index()}
 	s.stop(t)
 	raw(t, path, func(w *transaction) error { // an alloc that no tally counts
 		return bucketOf(w.tx, string(registry.BucketAllocs)).Put([]byte("b"), seal(string(registry.BucketAllocs), []byte("b"), []byte("{}")))
 	})
-	released, err := Open(t.Context(), Options{Path: path, Generation: left.Generation, Left: left})
+	released, err := Open(t.Context(), Options{Path: path, Generation: left.Generation, ReleasedAt: left})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 		t.Error(err)
 	}
 	left.Index++
-	for what, options := range map[string]Options{"left elsewhere": {Path: path, Left: left}, "not released": {Path: path}} {
+	for what, options := range map[string]Options{"left elsewhere": {Path: path, ReleasedAt: left}, "not released": {Path: path}} {
 		if _, err := Open(t.Context(), options); !errors.Is(err, registry.ErrDamaged) {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -49,7 +49,7 @@
 // overflow. So a child process verifies a copy of the file in memory, and its death means damage. The child runs bbolt's own
 // check, the checks that it leaves out, and ours of checksums and tallies (verify).
 //
-// The file is not verified again after a clean handover (Options.Left): the previous shim has verified it, every change
+// The file is not verified again after a clean handover (Options.ReleasedAt): the previous shim has verified it, every change
 // since was its own, and calls are held meanwhile. A child process would cost 10 ms or more then. The length of the file and
 // its meta pages are checked; bbolt reads the free list, and Open the meta bucket. If anything is wrong, the file is
 // verified.

@@ -63,7 +63,7 @@ func onDisk(t rapid.TB, path string) map[registry.Key]object {
 // model is the file as it should be: records in the words of this build, and beside them what a later build has added.
 type model struct {
 	path    string
-	left    Left
+	left    registry.Revision
 	seq     registry.Seq
 	records map[registry.Key]object
 	foreign map[registry.Key]map[string]object // by the object within the record that holds it
@@ -115,7 +115,7 @@ func drawRecord(t *rapid.T) registry.Record {
 
 func (m *model) store(t *rapid.T, use func(*Store)) {
 	ctx := t.Context()
-	s, err := Open(ctx, Options{Path: m.path, EventLimit: 3, Left: m.left})
+	s, err := Open(ctx, Options{Path: m.path, EventLimit: 3, ReleasedAt: m.left})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func (m *model) store(t *rapid.T, use func(*Store)) {
 	for err := range s.Check() {
 		t.Errorf("check: %v", err)
 	}
-	m.left = Left{s.Generation(), s.Index()}
+	m.left = registry.Revision{Generation: s.Generation(), Index: s.Index()}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}

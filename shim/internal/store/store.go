@@ -22,11 +22,11 @@ type Options struct {
 	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
 	// Open writes nothing that is not missing, and a file on a read-only file system will do; a lower one is fenced.
 	Generation registry.Generation
-	// Left is where the previous shim says that it left the file. A file that is there is not verified again: that shim has
+	// ReleasedAt is where the previous shim says that it left the file. A file that is there is not verified again: that shim has
 	// verified it, and every commit since was its own. The zero value: the previous shim has not released the file.
-	Left Left
-	Boot string // boot id, /proc/sys/kernel/random/boot_id
-	Now  func() time.Time
+	ReleasedAt registry.Revision
+	Boot       string // boot id, /proc/sys/kernel/random/boot_id
+	Now        func() time.Time
 	// Applied is told each change once it is on disk, in commit order, before its Commit returns. It must not block: nothing
 	// else is committed meanwhile. It must not call Commit.
 	Applied    func(registry.Applied)
@@ -35,12 +35,6 @@ type Options struct {
 	Throwaway  bool // the file is a copy that nobody needs when it is closed: the disk, which others wait for, is spared what is written to it
 
 	schema *schema
-}
-
-// Left is the generation of a file and the index of its last change.
-type Left struct {
-	Generation registry.Generation
-	Index      registry.Seq
 }
 
 func (o Options) withDefaults() Options {
@@ -112,9 +106,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 }
 
 // openVerified opens the file after it was verified, unless the file was just created or is as the previous shim left it
-// (Options.Left).
+// (Options.ReleasedAt).
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
-	for vouched := options.Left != (Left{}); ; vouched = false {
+	for vouched := options.ReleasedAt != (registry.Revision{}); ; vouched = false {
 		file, created, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
 		if err != nil {
 			return nil, nil, state{}, err
@@ -133,7 +127,7 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 			}
 		}
 		db, found, err := openBolt(path, file, options.Throwaway)
-		if vouched && (err != nil || found.left() != options.Left) {
+		if vouched && (err != nil || found.revision() != options.ReleasedAt) {
 			if err == nil {
 				_ = db.Close()
 			}
@@ -158,7 +152,7 @@ type state struct {
 	seq        registry.Seq
 }
 
-func (s state) left() Left { return Left{s.generation, s.seq} }
+func (s state) revision() registry.Revision { return registry.Revision{Generation: s.generation, Index: s.seq} }
 
 func stateOf(tx *bolt.Tx) (s state) {
 	for name, into := range map[string]any{
@@ -315,25 +309,12 @@ func (o *output) Write(b []byte) (n int, err error) {
 	return n, o.err
 }
 
-// Close waits for the batch and the views that are under way, and gives up the lock. Commits that wait are refused.
+// Close waits for the transaction and the views under way, and gives up the lock. Commits that wait fail.
 func (s *Store) Close() error {
-	rest, err := s.Release()
-	return errors.Join(err, rest())
-}
-
-// Release is Close, but for what takes longest and holds up nobody: rest, which unmaps the file. Others may have the file before that.
-func (s *Store) Release() (rest func() error, err error) {
 	s.halt(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.readers.close()
-	if err := unlock(s.path, s.file); err != nil {
-		return s.unmap, err
-	}
-	return s.unmap, nil
-}
-
-func (s *Store) unmap() error {
 	if err := s.db.Close(); err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "close %s: %w", s.path, err)
 	}

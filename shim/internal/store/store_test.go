@@ -155,35 +155,3 @@ func TestThrowawaySparesTheDisk(t *testing.T) {
 		}
 	}
 }
-
-// What a released store has left to do keeps nobody from the file, and may come when another has written to it.
-func TestReleasedFileIsTheNextOnes(t *testing.T) {
-	path := statePath(t)
-	first, err := Open(within(t, 20*time.Second), Options{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rest, err := first.Release()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := first.View(t.Context(), func(registry.View) error { return nil }); !errors.Is(err, registry.ErrUnavailable) {
-		t.Errorf("a released store is read: %v", err)
-	}
-	next, err := Open(within(t, 20*time.Second), Options{Path: path})
-	if err != nil {
-		t.Fatalf("it is locked before the rest is done: %v", err)
-	}
-	if err := rest(); err != nil {
-		t.Error(err)
-	}
-	if _, err := Open(within(t, 50*time.Millisecond), Options{Path: path}); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("the rest has given up the next one's lock: %v", err)
-	}
-	for err := range next.Check() {
-		t.Error(err)
-	}
-	if err := next.Close(); err != nil {
-		t.Error(err)
-	}
-}
