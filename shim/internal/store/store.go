@@ -152,7 +152,9 @@ type state struct {
 	seq        registry.Seq
 }
 
-func (s state) revision() registry.Revision { return registry.Revision{Generation: s.generation, Index: s.seq} }
+func (s state) revision() registry.Revision {
+	return registry.Revision{Generation: s.generation, Index: s.seq}
+}
 
 func stateOf(tx *bolt.Tx) (s state) {
 	for name, into := range map[string]any{
