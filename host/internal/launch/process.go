@@ -70,7 +70,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
 		StartTimeout:     2 * opts.StartTimeout, // ours is the one that ends a start
-		Logger:           traceLogger{opts.Logger.Named("go-plugin")},
+		Logger:           hclog.NewNullLogger(), // our errors have what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts.StartTimeout),
 	})
 	if _, err := p.client.Start(); err != nil {
@@ -220,18 +220,4 @@ func (p *Process) awaitCleaned(ctx context.Context) {
 	case <-p.cleaned:
 	case <-ctx.Done():
 	}
-}
-
-// traceLogger logs all messages of go-plugin at level trace: our errors have what matters of them.
-type traceLogger struct{ hclog.Logger }
-
-func (q traceLogger) Log(_ hclog.Level, msg string, args ...any) { q.Logger.Trace(msg, args...) }
-func (q traceLogger) Debug(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
-func (q traceLogger) Info(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
-func (q traceLogger) Warn(msg string, args ...any)               { q.Logger.Trace(msg, args...) }
-func (q traceLogger) Error(msg string, args ...any)              { q.Logger.Trace(msg, args...) }
-func (q traceLogger) With(args ...any) hclog.Logger              { return traceLogger{q.Logger.With(args...)} }
-func (q traceLogger) Named(name string) hclog.Logger             { return traceLogger{q.Logger.Named(name)} }
-func (q traceLogger) ResetNamed(name string) hclog.Logger {
-	return traceLogger{q.Logger.ResetNamed(name)}
 }
