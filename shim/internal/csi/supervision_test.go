@@ -39,7 +39,10 @@ func supervise(t *testing.T, socket string) *watched {
 	t.Helper()
 	w := &watched{t: t, log: registrytest.NewLog(time.Now), events: make(chan registry.Event, registry.MaxEvents)}
 	boot := registry.BootTime{Boot: "boot", At: time.Hour}
-	record := registry.Task{TaskKey: taskKey, Attempt: 1, Phase: registry.TaskRunning, Started: boot}
+	record := registry.Task{
+		TaskKey: taskKey, Attempt: 1, Phase: registry.TaskRunning, Started: boot,
+		Endpoint: registry.Endpoint{Host: socket, Task: socket},
+	}
 	if _, err := w.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
 		return registry.Change{Put: []registry.Record{record}}, nil
 	}); err != nil {
@@ -59,10 +62,9 @@ func supervise(t *testing.T, socket string) *watched {
 	spec := hooks.PluginSpec{ID: "disk", Type: hooks.TypeMonolith, HealthTimeout: time.Hour, Heartbeat: hooks.Heartbeat{
 		Interval: time.Hour, Timeout: patience, Failures: 3,
 	}}
-	at := hooks.Preparation{Socket: socket, Endpoint: registry.Endpoint{Host: socket, Task: socket}}
 	ctx, cancel := context.WithCancel(context.Background())
 	running := make(chan error, 1)
-	go func() { running <- s.Run(ctx, record, spec, at) }()
+	go func() { running <- s.Run(ctx, record, spec) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-running; !errors.Is(err, context.Canceled) {

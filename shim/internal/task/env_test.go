@@ -62,8 +62,10 @@ func (w *env) bootTime() registry.BootTime {
 func (w *env) start(name registry.TaskName) (registry.Task, *plugin) {
 	w.t.Helper()
 	task := registry.Task{
-		TaskKey: registry.TaskKey{Alloc: "alloc",
-			Task: name}, Attempt: 1, Phase: registry.TaskRunning, Started: w.bootTime(),
+		TaskKey: registry.TaskKey{Alloc: "alloc", Task: name}, Attempt: 1, Phase: registry.TaskRunning,
+		Started:  w.bootTime(),
+		Endpoint: registry.Endpoint{Host: "/run/" + string(name) + "/csi.sock", Task: "/csi/csi.sock"},
+		Volumes:  registry.Tree{Host: "/state/mnt", Task: "/local/csi"},
 	}
 	w.put(task)
 	p := &plugin{up: true, ready: true, down: make(chan struct{}), version: "1"}
@@ -92,14 +94,6 @@ func spec(t hooks.PluginType) hooks.PluginSpec {
 	}
 }
 
-func preparation(task registry.Task) hooks.Preparation {
-	socket := "/run/" + string(task.Task) + "/csi.sock"
-	return hooks.Preparation{
-		Socket: socket, Endpoint: registry.Endpoint{Host: socket,
-			Task: "/csi/csi.sock"}, Volumes: registry.Tree{Host: "/state/mnt", Task: "/local/csi"},
-	}
-}
-
 // run supervises the task. The caller must call stop, which ends that as the exit of the task does.
 func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -107,7 +101,7 @@ func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	sup := New(w.log, w.fleet, clock, func() float64 { return w.random() }, hclog.NewNullLogger())
 	sup.missing = w.sockets.missing
 	ended := make(chan error, 1)
-	go func() { ended <- sup.Run(ctx, task, s, preparation(task)) }()
+	go func() { ended <- sup.Run(ctx, task, s) }()
 	return func() error {
 		cancel(errStopped)
 		err := <-ended

@@ -129,7 +129,7 @@ func (h *heartbeat) beat(ctx context.Context) error {
 // its task is asked for, which makes the directory and the socket anew: at once if the directory is missing too,
 // because the plugin cannot make a socket there, else after the health timeout.
 func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
-	file, dir := h.missing(h.at.Endpoint.Host)
+	file, dir := h.missing(h.task.Endpoint.Host)
 	now := h.clock.Boot().At
 	if !file {
 		h.missingSince, h.asked = 0, false
@@ -143,7 +143,7 @@ func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 		return true, nil
 	}
 	why := problem{registry.CauseSocketGone,
-		fmt.Sprintf("its socket %s was removed, so no new connection is possible", h.at.Endpoint.Host)}
+		fmt.Sprintf("its socket %s was removed, so no new connection is possible", h.task.Endpoint.Host)}
 	err = h.recordUnhealthy(ctx, why)
 	if err != nil || h.asked || !dir && since < h.spec.HealthTimeout {
 		return true, err

@@ -57,10 +57,6 @@ func (t *Tasks) start(task registry.Task) error {
 	if err != nil {
 		return err
 	}
-	prep, err := t.recorded(task)
-	if err != nil {
-		return err
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	earlier := t.runs[task.TaskKey]
@@ -82,7 +78,7 @@ func (t *Tasks) start(task registry.Task) error {
 		if !t.stillRuns(ctx, task) { // it has ended since its record was read
 			return
 		}
-		if err := t.supervise(ctx, task, spec.Plugin, prep); err != nil && ctx.Err() == nil {
+		if err := t.supervise(ctx, task, spec.Plugin); err != nil && ctx.Err() == nil {
 			t.logger.Error("the supervision of a plugin task has failed", "task", task.TaskKey, "error", err)
 		}
 	})

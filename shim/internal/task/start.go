@@ -125,7 +125,7 @@ func (u *supervision) register(ctx context.Context, found fingerprints) error {
 	var instances []registry.Instance
 	for _, role := range u.roles {
 		instances = append(instances, registry.Instance{
-			InstanceKey: u.key(role), Attempt: u.task.Attempt, Endpoint: u.at.Endpoint, Volumes: u.at.Volumes,
+			InstanceKey: u.key(role), Attempt: u.task.Attempt, Endpoint: u.task.Endpoint, Volumes: u.task.Volumes,
 			Fingerprint: found[role], Health: healthy, Options: optionsOf(u.spec), Since: now,
 		})
 	}

@@ -24,10 +24,10 @@ func TestHealthyStartRegistersAllRolesAtOnce(t *testing.T) {
 			t.Fatalf("instances are %+v", all)
 		}
 		for i, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-			in, prep := all[i], preparation(task)
+			in := all[i]
 			if in.Role != role || in.Plugin != "disk" || in.TaskKey() != task.TaskKey || in.Attempt != 1 ||
-				in.Endpoint != prep.Endpoint ||
-				in.Volumes != prep.Volumes || in.Fingerprint.NodeID != registry.NodeID("node of "+role) ||
+				in.Endpoint != task.Endpoint ||
+				in.Volumes != task.Volumes || in.Fingerprint.NodeID != registry.NodeID("node of "+role) ||
 				in.Fingerprint.Version != "1" {
 				t.Errorf("instance is %+v", in)
 			}

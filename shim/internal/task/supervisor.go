@@ -85,19 +85,18 @@ type supervision struct {
 	*Supervisor
 	task   registry.Task
 	spec   hooks.PluginSpec
-	at     hooks.Preparation
 	plugin Plugin
 	roles  []registry.Role
 }
 
 // Run supervises one attempt of a task until ctx ends. Everything that it started has ended when it returns. The task's
 // instances stay as they are, and its connection stays open for calls until Exited.
-func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec, at hooks.Preparation) error {
-	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, at.Endpoint)
+func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec) error {
+	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, t.Endpoint)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", t.TaskKey, err)
 	}
-	u := &supervision{Supervisor: s, task: t, spec: withDefaults(spec), at: at, plugin: plugin,
+	u := &supervision{Supervisor: s, task: t, spec: withDefaults(spec), plugin: plugin,
 		roles: spec.Type.Roles()}
 	registered, healthy, err := u.registered(ctx)
 	if err != nil {

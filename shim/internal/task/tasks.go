@@ -28,7 +28,7 @@ type Tasks struct {
 	locks      intent.Locks // per task
 
 	// supervise is the supervisor's Run.
-	supervise func(context.Context, registry.Task, hooks.PluginSpec, hooks.Preparation) error
+	supervise func(context.Context, registry.Task, hooks.PluginSpec) error
 
 	mu      sync.Mutex // guards what follows; held for no longer than a look-up
 	ctx     context.Context
@@ -76,7 +76,7 @@ func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.Alloc
 	// A repeated start in another run directory is a new start, unless the attempt runs already.
 	repeated := known != nil && (running || known.Endpoint == prep.Endpoint)
 	if repeated {
-		if prep, err = t.recorded(*known); err != nil {
+		if prep, err = recorded(prep, *known); err != nil {
 			return hooks.Plan{}, err
 		}
 	}
@@ -159,10 +159,6 @@ func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	if err != nil {
 		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
 	}
-	return t.preparation(at, spec)
-}
-
-func (t *Tasks) preparation(at hooks.AllocTask, spec hooks.TaskSpec) (hooks.Preparation, error) {
 	prep, err := hooks.Starting(t.layout, at, spec)
 	if err != nil {
 		return hooks.Preparation{}, fmt.Errorf("task %s: %w", at.Key(), err)
@@ -170,20 +166,8 @@ func (t *Tasks) preparation(at hooks.AllocTask, spec hooks.TaskSpec) (hooks.Prep
 	return prep, prep.Plan.Supported(t.operations)
 }
 
-// recorded returns the preparation as the record has it. A new run directory or a new shim does not move a running
-// task.
-func (t *Tasks) recorded(task registry.Task) (hooks.Preparation, error) {
-	spec, err := config.OpenRunning(task.Sealed)
-	if err != nil {
-		return hooks.Preparation{}, fmt.Errorf("task %s: %w", task.TaskKey, err)
-	}
-	prep, err := t.preparation(hooks.AllocTask{
-		Alloc: task.Alloc, Task: task.Task, Job: task.Job, Digest: task.Digest, Attempt: task.Attempt,
-		Isolated: task.Isolated, Sealed: task.Sealed,
-	}, spec)
-	if err != nil || task.Endpoint == (registry.Endpoint{}) {
-		return prep, err
-	}
+// recorded returns prep as the task's record has it. A new run directory or a new shim does not move a running task.
+func recorded(prep hooks.Preparation, task registry.Task) (hooks.Preparation, error) {
 	prep.Endpoint, prep.Volumes, prep.Socket = task.Endpoint, task.Volumes, task.Endpoint.Host
 	prep.Plan = hooks.Plan{}
 	if err := json.Unmarshal(task.Plan, &prep.Plan); err != nil {

@@ -47,7 +47,7 @@ func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
 
 var bootTime = registry.BootTime{Boot: "b", At: time.Hour}
 
-func (h *host) supervise(ctx context.Context, t registry.Task, _ hooks.PluginSpec, _ hooks.Preparation) error {
+func (h *host) supervise(ctx context.Context, t registry.Task, _ hooks.PluginSpec) error {
 	h.write("supervise %s %d", t.TaskKey, t.Attempt)
 	<-ctx.Done()
 	h.write("stop %s %d", t.TaskKey, t.Attempt)
