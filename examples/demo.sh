@@ -1,15 +1,15 @@
 #!/bin/bash
-# The main job on real parts: a CSI plugin runs as a task, a volume is created, claimed, staged and published into one task, which writes,
-# and into another, which reads; meanwhile the shim is replaced; then everything is taken down, and this script proves that nothing is left.
+# A CSI plugin runs as a task. A volume is created and mounted into a task that writes and a task that reads, while
+# the shim is replaced. Then everything is stopped, and the script proves that nothing is left behind.
 #
 #   BIN=bin examples/demo.sh                  as root: images on loop devices
 #   BIN=bin unshare -Urm examples/demo.sh     without root: directories
-#   LEAVE=mount|process|socket ...            a control: what is left on purpose has to be found, and the exit code is 1
+#   LEAVE=mount|process|socket ...            a negative control: something is left on purpose; the exit code is 1
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$(cd "${BIN:-$here/../bin}" && pwd) || exit 2
 for program in holdfast holdfast-shim loopfs; do
-	[ -x "$bin/$program" ] || { echo "demo: $bin/$program is missing; build it with: make build"; exit 2; }
+	[ -x "$bin/$program" ] || { echo "demo: $bin/$program is missing; run make build"; exit 2; }
 done
 export PATH="$bin:$PATH"
 
@@ -35,8 +35,8 @@ trap end EXIT
 within() {
 	local limit=$((SECONDS + $1)); shift
 	until "$@" >/dev/null 2>&1; do
-		[ "$SECONDS" -lt "$limit" ] || { echo "demo: gave up waiting for: $*"; failed=1; return 1; }
-		kill -0 "$pid" 2>/dev/null || { echo "demo: holdfast has ended early"; failed=1; return 1; }
+		[ "$SECONDS" -lt "$limit" ] || { echo "demo: timed out waiting for: $*"; failed=1; return 1; }
+		kill -0 "$pid" 2>/dev/null || { echo "demo: holdfast exited early"; failed=1; return 1; }
 		sleep 0.1
 	done
 }
@@ -45,30 +45,30 @@ within() {
 alloc() { hf job status "$1" --json | sed -n 's/^ *"id": "\([0-9a-f]\{8\}-.*\)",\{0,1\}$/\1/p' | head -1; }
 
 backend=dir
-read -r _ _ mapped </proc/self/uid_map # all of them: this is no user namespace
+read -r _ _ mapped </proc/self/uid_map # all IDs: this is not a user namespace
 if [ "$(id -u)" != 0 ]; then
 	echo "demo: needs root, or: unshare -Urm $0"
 	exit 2
 elif [ "$mapped" != 4294967295 ]; then
-	echo "This is a user namespace: no loop devices here, so loopfs keeps volumes as directories."
+	echo "Running in a user namespace without loop devices: loopfs stores volumes as directories."
 elif losetup -f >/dev/null 2>&1 && command -v mkfs.ext4 >/dev/null; then
 	backend=loop
-	echo "This is root: loopfs keeps volumes as ext4 images on loop devices."
+	echo "Running as root: loopfs stores volumes as ext4 images on loop devices."
 else
-	echo "There are no loop devices (or no mkfs.ext4) here, so loopfs keeps volumes as directories."
+	echo "No loop devices or no mkfs.ext4: loopfs stores volumes as directories."
 fi
 
-say "1. holdfast starts: its shim, the plugin loopfs as a task, and the volume 'notes', created when the plugin is healthy"
+say "1. Start holdfast, the shim and the plugin loopfs; create the volume 'notes'"
 "$bin/holdfast" run --state-dir "$state" --run-dir "$run" --delete-volumes --var "loopfs=$bin/loopfs" --var "data=$data" --var "backend=$backend" \
 	"$here/hcl/demo/loopfs.hcl" "$here/hcl/demo/notes.volume.hcl" >"$work/run.log" 2>&1 &
 pid=$!
 within 20 hf volume status notes || { cat "$work/run.log"; exit 1; }
 cat "$work/run.log"
 
-say "2. The plugin is healthy, registered and fingerprinted: one controller, one node"
+say "2. The plugin is healthy: one controller, one node"
 hf plugin status loopfs
 
-say "3. A job waits to read from the volume: claimed, staged, published"
+say "3. Run a job that reads from the volume: claim, stage, publish"
 hf job run "$here/hcl/demo/reader.hcl"
 running() { hf alloc status | grep -q "$1.*running"; }
 within 20 running reader
@@ -76,19 +76,19 @@ hf volume status notes
 echo
 hf alloc status "$(alloc reader)"
 echo
-grep " $state/mnt/.*/v " /proc/self/mountinfo | sed 's/^/the host sees: /'
+grep " $state/mnt/.*/v " /proc/self/mountinfo | sed 's/^/on the host: /'
 
-say "4. The shim is replaced by another binary, while the reader has the volume mounted: no task and no mount notices"
-{ cat "$bin/holdfast-shim"; echo "Bytes behind a program are not of it, but its digest is another."; } >"$work/another-shim"
+say "4. Replace the shim while the reader has the volume mounted: tasks and mounts stay the same"
+{ cat "$bin/holdfast-shim"; echo "Appended bytes change the digest of a program, not its behavior."; } >"$work/another-shim"
 chmod 700 "$work/another-shim"
 pid_of_shim() { hf shim status --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p'; }
 untouched() { grep " $state/" /proc/self/mountinfo; hf alloc status --json | grep '"id"'; hf alloc status "$(alloc loopfs)" --json | grep '"pid"'; }
 first=$(pid_of_shim) before=$(untouched)
 hf shim swap "$work/another-shim" || failed=1
-[ "$(untouched)" = "$before" ] || { echo "demo: a task or a mount is another one now"; failed=1; }
-[ "$(pid_of_shim)" != "$first" ] || { echo "demo: the shim is still process $first"; failed=1; }
+[ "$(untouched)" = "$before" ] || { echo "demo: a task or a mount has changed"; failed=1; }
+[ "$(pid_of_shim)" != "$first" ] || { echo "demo: the shim is still pid $first"; failed=1; }
 
-say "5. Another job writes to the volume, through the new shim"
+say "5. Run a job that writes to the volume, with the new shim"
 hf job run --wait "$here/hcl/demo/writer.hcl"
 complete() { hf alloc status | grep -q "$1.*complete"; }
 within 20 complete writer
@@ -98,13 +98,13 @@ line=$(hf alloc logs "$(alloc reader)" read)
 echo "the reader read: $line"
 case $line in
 "written through CSI by alloc $(alloc writer)") ;;
-*) echo "demo: that is not what was written"; failed=1 ;;
+*) echo "demo: the reader read something else"; failed=1 ;;
 esac
 
-say "6. What happened, as the shim tells it"
+say "6. Events"
 hf events
 
-say "7. Everything is taken down: users of volumes first, then the plugin"
+say "7. Stop everything: users of volumes first, then the plugin"
 lines=$(wc -l <"$work/run.log")
 tasks=$(hf alloc status "$(alloc loopfs)" --json | sed -n 's/^ *"pid": \([0-9]*\),\{0,1\}$/\1/p')
 allocs=$(hf alloc status --json | sed -n 's/^ *"id": "\(.*\)",\{0,1\}$/HOLDFAST_TASK=\1/p')
@@ -114,7 +114,7 @@ wait "$pid"
 code=$?
 tail -n +$((lines + 1)) "$work/run.log"
 holdfast=$pid pid=
-[ "$code" = 143 ] || { echo "demo: holdfast ended with code $code, not 143 (SIGTERM)"; failed=1; }
+[ "$code" = 143 ] || { echo "demo: holdfast exited with code $code, not 143 (SIGTERM)"; failed=1; }
 
 case ${LEAVE:-} in
 mount) mkdir "$work/left" && mount -t tmpfs left "$work/left" ;;
@@ -122,7 +122,7 @@ process) tail -f "$work/run.log" >/dev/null & left=$! ;;
 socket) python3 -c 'import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' "$work/left.sock" ;;
 esac
 
-say "8. Is anything left?"
+say "8. Check that nothing is left behind"
 grep -F " $work/" /proc/self/mountinfo && bad "mounts"
 # The directory of each plugin stays as long as the state directory; volumes have theirs below.
 [ -z "$(find "$state/mnt" -mindepth 3 2>/dev/null)" ] || { find "$state/mnt" -mindepth 3; bad "directories of volumes"; }
@@ -141,6 +141,6 @@ done
 if [ "$failed" = 0 ]; then
 	echo "No mount, no directory, no socket, no loop device, no process. Done."
 else
-	echo "demo: failed; what is left is in $work"
+	echo "demo: failed; see $work"
 fi
 exit "$failed"

@@ -1,17 +1,17 @@
-// Command holdfast runs jobs with CSI storage on this machine, and looks at what runs.
+// Command holdfast runs jobs with CSI storage on this node, and is the command line of its agent.
 //
-//	holdfast run plugin.hcl notes.volume.hcl job.hcl    everything in the foreground, taken down at the end
-//	holdfast agent                                      for good; the other commands speak to it
+//	holdfast run plugin.hcl notes.volume.hcl job.hcl    run everything in the foreground and stop it at the end
+//	holdfast agent                                      run the agent; the other commands talk to it
 //	holdfast validate FILE...
 //	holdfast job run FILE | stop ID | status [ID]
 //	holdfast plugin status [ID]
-//	holdfast volume create FILE | register FILE | status [ID] | delete ID | deregister ID
+//	holdfast volume create FILE | register FILE | status [ID] | expand ID | delete ID | deregister ID
 //	holdfast alloc status [ID] | logs ID TASK
-//	holdfast doctor [--repair]                          what is not as it is recorded, with or without an agent
-//	holdfast events | shim status | version
+//	holdfast shim status | swap PATH | rollback | history
+//	holdfast doctor [--repair]                          find and repair inconsistencies, with or without an agent
+//	holdfast events | version
 //
-// Exit codes: 0 success; 1 failure; 2 usage error; 3 no agent answers; 4 doctor could not look; 5 doctor
-// could not examine everything, and the rest is well; 129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM.
+// The exit codes are constants in root.go and a table in docs/operators.md.
 package main
 
 import (

@@ -114,9 +114,16 @@ func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unkno
 func newRoot(io streams, p *globalFlags) *cobra.Command {
 	root := &cobra.Command{
 		Use: "holdfast", Short: "Run jobs with CSI storage on this node", SilenceErrors: true, SilenceUsage: true,
-		Long: "Run jobs with CSI storage on this node.\n\nExit codes: 0 success; 1 failure; 2 usage error; " +
-			"3 no agent is running; 4 inspection or repair failed; 5 inspection incomplete, no inconsistencies found; " +
-			"129, 130, 143 ended by SIGHUP, SIGINT, SIGTERM.",
+		Long: `Run jobs with CSI storage on this node.
+
+Exit codes:
+  0  success
+  1  failure
+  2  usage error
+  3  no agent is running
+  4  doctor: inspection or repair failed
+  5  doctor: inspection incomplete, no inconsistencies found
+  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM`,
 	}
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")

@@ -32,7 +32,7 @@ type runFlags struct {
 func newRun(io streams, p *globalFlags) *cobra.Command {
 	f := &runFlags{}
 	c := &cobra.Command{
-		Use: "run FILE...", Short: "Run jobs in the foreground, with their volumes, and take everything down at the end",
+		Use: "run FILE...", Short: "Run jobs in the foreground",
 		Long: `Run job and volume files in the foreground. Plugins start first. Volumes are
 created, or registered if they have an external_id, when their plugin is
 healthy. Then the other jobs start.
