@@ -63,9 +63,9 @@ func TestInspectADeadMount(t *testing.T) {
 	}
 }
 
-// A mount whose server takes requests and does not answer freezes nobody but the helper, which cannot even be killed:
-// the caller goes on at its deadline, the other paths are seen, no goroutine and no file is left, and the helper is
-// reaped when the kernel lets go of it.
+// A mount whose server does not answer blocks only the helper process, which cannot be killed. The caller returns at
+// its deadline with the other paths, without a goroutine or file left. The helper is reaped once the kernel releases
+// it.
 func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 	dir := tempDir(t)
 	hung, fine := mkdir(t, dir, "hung"), mkdir(t, dir, "fine")
@@ -99,7 +99,7 @@ func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 		t.Errorf("unmount: %v", err)
 	}
 
-	// What is known to hang is not asked again: it is told at once, and there is no second helper.
+	// A path that is known to hang is reported at once, without a second helper.
 	begun = time.Now()
 	seen, err = l.Inspect(soon(t, time.Minute), []string{hung})
 	if took := time.Since(begun); err != nil || !seen[hung].Hung || took > 500*time.Millisecond {
@@ -122,7 +122,7 @@ func TestInspectingAHungMountBlocksOnlyItsHelper(t *testing.T) {
 	}
 }
 
-// A process that has looked at a hung mount exits at once, and whoever reads its output sees the end of it.
+// A process that has inspected a hung mount exits at once, and its output ends.
 func TestProcessWithAHungHelperExits(t *testing.T) {
 	dir := tempDir(t)
 	mountFuse(t, dir)
@@ -157,7 +157,7 @@ func reap(t *testing.T, l *Helper) {
 	}
 }
 
-// state is that of the one thread of a killed process that is still there: D is one that cannot be killed.
+// state returns D if a thread of a process sleeps in the kernel and cannot be killed.
 func state(pid string) string {
 	threads, _ := os.ReadDir("/proc/" + pid + "/task")
 	for _, thread := range threads {
@@ -176,7 +176,7 @@ func openFiles(t *testing.T) int {
 	return len(names)
 }
 
-// The helper has nothing of ours: neither what was left open for every child, nor our environment.
+// The helper process inherits neither inheritable files nor the environment.
 func TestHelperProcessInheritsNothing(t *testing.T) {
 	dir := tempDir(t)
 	dies := mountFuse(t, dir)

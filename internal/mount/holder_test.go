@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// holder is a process that does some steps, and then nothing until it is let go.
+// holder is a process that does some steps, and then waits for end.
 type holder struct {
 	pid int
 	end func()

@@ -41,7 +41,7 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// publicDir is a short directory that nobody may write to as well.
+// publicDir returns a directory with a short path that every user may write to.
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "h-")

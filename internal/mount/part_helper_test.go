@@ -72,7 +72,7 @@ func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	}
 }
 
-// Who does not wait any more goes at once.
+// A caller whose context ends returns at once.
 func TestMountPartEndsWithItsContext(t *testing.T) {
 	_, p, dies := hungPart(t)
 	l := newHelper()
@@ -91,7 +91,7 @@ func TestMountPartEndsWithItsContext(t *testing.T) {
 	must(t, UnmountPart(p.Root, p.At))
 }
 
-// A part of a dead volume is an error, and one that was mounted before is taken off without its server.
+// A part of a dead volume cannot be mounted, and one that was mounted before is unmounted without its server.
 func TestPartOfADeadVolume(t *testing.T) {
 	w, p, dies := hungPart(t)
 	dies()
@@ -160,8 +160,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// A helper that is killed at any moment, or loses its caller, leaves all of a part or nothing of it, and the next one
-// goes on from there.
+// A helper that is killed at any moment, or loses its caller, leaves a part complete or not mounted at all. The next
+// one continues from there.
 func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a/b/c", true)
@@ -204,7 +204,7 @@ func TestKilledHelperLeavesNoHalfMountedPart(t *testing.T) {
 	}
 }
 
-// Who is told to end needs a moment: his place is waited for, also if he removes it.
+// A process that was killed releases its lock after a moment: MountPart waits for it, also if the directory is removed.
 func TestMountPartWaitsForALock(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a", true)
@@ -231,7 +231,7 @@ func TestMountPartWaitsForALock(t *testing.T) {
 	}
 }
 
-// Some that mount and some that unmount a part meet at its place: each finds it whole or not there.
+// Concurrent mounts and unmounts of a part find it either complete or missing.
 func TestConcurrentPartMountsAndUnmounts(t *testing.T) {
 	w := newPartEnv(t, 0)
 	p := w.part("a", true)

@@ -339,7 +339,7 @@ func TestPartIsMountedOnce(t *testing.T) {
 	w.gone(p)
 }
 
-// What somebody has written into a mount point stays, and is no reason to keep a mount.
+// Files below a mount point stay, and do not prevent its unmount.
 func TestPartLeavesWhatIsNotItsOwn(t *testing.T) {
 	w := newPartEnv(t, 0)
 	mkdir(t, w.volume("a"))

@@ -39,7 +39,7 @@ func root() registry.Tree { return registry.Tree{Host: layout.PluginRoot("ebs"),
 func stagedAt() string    { return layout.Staging(key, root()).Host }
 func publishedAt() string { return layout.Target(claimed, root()).Host }
 
-// stray is a path of the shape of a staging path or of a target, of a volume that nobody knows.
+// stray returns a path shaped like a staging path or a target, of an unknown volume.
 func stray(kind, name string) string {
 	if kind == "stage" {
 		return filepath.Join(root().Host, "stage", name)

@@ -56,7 +56,7 @@ func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
 // here is a volume that is attached to this node.
 var here = Listed{Here: true, Nodes: map[registry.NodeID]bool{"i-1": true}}
 
-// judgements are every judgement that there is: what is there, and what is found, as kind, action and place.
+// judgements has a case for each kind of finding: the facts, and the findings as kind, action and path.
 var judgements = []struct {
 	name  string
 	from  func() Facts
@@ -136,16 +136,16 @@ var judgements = []struct {
 			Since:   noon.Add(-time.Hour)}}
 	}, []string{"uncertain ebs:ext-1"}, nil},
 
-	{"staged, and nobody claims it", sound, func(f *Facts) {
+	{"staged without a claim", sound, func(f *Facts) {
 		f.Records.Refs, f.Records.Claims = nil, nil
 		unmounted(f, publishedAt())
 	}, []string{"unowned undo " + stagedAt()}, []string{"staged", "plugin ebs"}},
-	{"attached, and nobody claims it", sound, func(f *Facts) {
+	{"attached without a claim", sound, func(f *Facts) {
 		f.Records.Refs, f.Records.Claims, f.Mounts = nil, nil, nil
 		f.Records.Placements[0].Stage, f.Records.Placements[0].StagedAt = registry.MarkNone, registry.Tree{}
 	}, []string{"unowned undo ebs:ext-1"}, []string{"attached"}},
 
-	{"a mount that nobody knows", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
+	{"an unknown mount", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
 		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 of /dev/loop7"}},
 	{"two of one volume", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("publish", "x"))
@@ -172,7 +172,7 @@ var judgements = []struct {
 		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("stage", "x") + "/inner",
 			Text: "something is mounted inside it"}}}
 	}, []string{"used " + stray("stage", "x")}, nil},
-	{"nobody can say who uses it", bare, func(f *Facts) {
+	{"its users cannot be found", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"))
 		f.UsersError = "no helper"
 	}, []string{"used " + stray("stage", "x")}, []string{"no helper"}},
@@ -197,7 +197,7 @@ var judgements = []struct {
 		f.Live = true
 	}, []string{"orphan " + stagedAt()}, []string{"wait for the call"}},
 
-	{"directories that nobody knows", bare, func(f *Facts) {
+	{"unknown directories", bare, func(f *Facts) {
 		f.Dirs = append([]mount.DirInfo{{Path: stray("stage", "x"), Entries: 0},
 			{Path: stray("publish", "x"), Entries: 0}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{
@@ -217,7 +217,7 @@ var judgements = []struct {
 		f.Records.Claims, f.Live = []registry.Claim{claim()}, true
 		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0}}, f.Dirs...)
 	}, nil, nil},
-	{"the same at start, when nobody is about to do anything", bare, func(f *Facts) {
+	{"the same at start, when no call is about to be made", bare, func(f *Facts) {
 		f.Records.Claims = []registry.Claim{claim()}
 		f.Dirs = append([]mount.DirInfo{{Path: stagedAt(), Entries: 0},
 			{Path: filepath.Dir(publishedAt()), Entries: 0}}, f.Dirs...)
@@ -225,7 +225,7 @@ var judgements = []struct {
 	{"a plugin's own directories", bare, func(f *Facts) {
 		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/cache", Entries: 0}}, f.Dirs...)
 	}, nil, nil},
-	{"the directory above a mount that nobody knows", bare, func(f *Facts) {
+	{"the directory above an unknown mount", bare, func(f *Facts) {
 		mounted(f, stray("publish", "x"))
 		f.Dirs = append([]mount.DirInfo{{Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"orphan unmount " + stray("publish", "x")}, nil},

@@ -66,7 +66,7 @@ func TestListingKeepsWhatMatters(t *testing.T) {
 	}
 }
 
-// What a plugin answers has no end, or none that is told: nothing is concluded.
+// A list that fails, is truncated or has no end is discarded.
 func TestTruncatedListIsDiscarded(t *testing.T) {
 	loop := pages{{Next: "1"}, {Next: "0"}, {}}
 	long := make(pages, maxPages+5)
@@ -141,7 +141,7 @@ func (slow) ListPage(ctx context.Context, _ registry.InstanceKey, _ string) (csi
 	return csi.Page{}, context.Cause(ctx)
 }
 
-// What a controller's list says of the health of our volumes is recorded and told, whoever asked for the list, if the
+// What a controller's list says of the health of our volumes is recorded and reported, if the
 // controller declares it.
 func TestListedConditionIsRecorded(t *testing.T) {
 	list := func(message string) pages {

@@ -15,7 +15,7 @@ import (
 
 func partAt(path string) string { return layout.Part(claimed, path) }
 
-// strayPart is where a part of nobody is mounted.
+// strayPart returns the path of a part that no record names.
 func strayPart(name string) string { return filepath.Join(layout.MountRoot(), "parts", name, "v") }
 
 // parted is a sound node of whose volume a part is mounted.
@@ -27,7 +27,7 @@ func parted() Facts {
 	return f
 }
 
-func TestJudgementsOfParts(t *testing.T) {
+func TestExamineParts(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		but   func(*Facts)
@@ -58,7 +58,7 @@ func TestJudgementsOfParts(t *testing.T) {
 			f.Dirs = append([]mount.DirInfo{{Path: partAt("a/b"), Entries: 0}}, f.Dirs...)
 		}, nil, ""},
 		{"what its task has mounted in it", func(f *Facts) { mounted(f, partAt("a/b")+"/inner") }, nil, ""},
-		{"a part of nobody", func(f *Facts) { mounted(f, strayPart("x")) },
+		{"an unknown part", func(f *Facts) { mounted(f, strayPart("x")) },
 			[]string{"orphan unmount " + strayPart("x")}, "is not in any record"},
 		{"a used one", func(f *Facts) {
 			mounted(f, strayPart("x"))
@@ -102,7 +102,7 @@ func TestPathShapesOfPartsAreRecognized(t *testing.T) {
 	}
 }
 
-// Parts of nobody go before what they were made of, with their directories.
+// Unknown parts are unmounted before the volumes below them, with their directories.
 func TestRepairUnmountsPartsFirst(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("publish", "x"), strayPart("y"))

@@ -55,7 +55,7 @@ func (w *env) index() (at registry.Seq) {
 	return at
 }
 
-// What is recorded as done and is not there is marked, in one commit that tells it.
+// What is recorded as done and missing is marked, in one commit with its event.
 func TestRepairMarks(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	before := w.index()
@@ -79,7 +79,7 @@ func TestRepairMarks(t *testing.T) {
 	}
 }
 
-// After another boot all marks of the node are in doubt, and the controller's are not.
+// After a reboot all marks of the node are withdrawn, and those of the controller stay.
 func TestRepairAfterABoot(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.boot = "boot-2"
@@ -93,7 +93,7 @@ func TestRepairAfterABoot(t *testing.T) {
 	})
 }
 
-// What a plugin says to be detached is in doubt.
+// A volume that its plugin reports as detached is marked.
 func TestRepairMarksWhatIsDetached(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
@@ -137,7 +137,7 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// Of a hundred mounts of nobody, the half that is used stays as it is. The machine reports it if one of those is
+// Of a hundred unknown mounts, the used half stays as it is. The machine reports it if one of those is
 // unmounted.
 func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	w := newEnv(t)
@@ -159,7 +159,7 @@ func TestRepairTouchesNothingThatIsUsed(t *testing.T) {
 	}
 }
 
-// The control: an examination that takes no notice of users would unmount what is used, and is found out.
+// The negative control: an examination that ignores users would unmount a used mount, and the tests notice.
 func TestIgnoringUsersIsNoticed(t *testing.T) {
 	f := bare()
 	mounted(&f, stray("stage", "x"))
@@ -182,7 +182,7 @@ type shrug struct{ testing.TB }
 
 func (shrug) Errorf(string, ...any) {}
 
-// What comes to be used between the plan and the unmount stays.
+// A mount that gets a user between plan and unmount stays.
 func TestUsersAreCheckedBeforeUnmount(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("publish", "x"), stray("publish", "y"))
@@ -198,7 +198,7 @@ func TestUsersAreCheckedBeforeUnmount(t *testing.T) {
 	}
 }
 
-// A record that comes to know a mount between the plan and the unmount keeps it.
+// A mount that gets a record between plan and unmount stays.
 func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
 	w := newEnv(t, data)
 	w.mount(stray("publish", "x"), stray("stage", "y"))
@@ -215,7 +215,7 @@ func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
 	}
 }
 
-// Another plan than the one that was shown is not carried out.
+// A plan other than the one that was shown is not carried out.
 func TestStalePlanIsRefused(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
@@ -322,7 +322,7 @@ type stuck struct{ *machine }
 
 func (stuck) Unmount(context.Context, string) error { return errors.New("it is in use") }
 
-// What nobody claims is taken down by its plugin, if it runs, or waits for it.
+// A plugin takes down volumes without a claim, at once or when it runs again.
 func TestRepairUndoes(t *testing.T) {
 	for what, c := range map[string]struct {
 		live, answers bool
@@ -342,7 +342,7 @@ func TestRepairUndoes(t *testing.T) {
 	}
 }
 
-// A repair does not wait for a plugin that does not come.
+// A repair does not wait for a plugin that does not answer.
 func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
 	w := newEnv(t, data, placement())
 	w.mount(stagedAt())
@@ -354,7 +354,7 @@ func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
 	}
 }
 
-// Empty directories go; one that is full by now stays.
+// Empty directories are removed; one that has got entries meanwhile stays.
 func TestRepairRemovesEmptyDirectories(t *testing.T) {
 	w := newEnv(t, data)
 	w.dir(stray("publish", "x"))
@@ -397,7 +397,7 @@ func TestOneRepairAtATime(t *testing.T) {
 	w.repair()
 }
 
-// A helper that fails makes nothing unused and nothing well.
+// After a failed inspection nothing counts as unused or as working.
 func TestFailedInspectionIsReported(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))

@@ -63,7 +63,7 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	same(t, "acts", w.acts, []string{"rmdir " + made[0], "rmdir " + made[1]})
 }
 
-// A full disk keeps nobody from starting. Any other failure does.
+// A full disk does not prevent a start. Any other failure does.
 func TestStartOnAFullDisk(t *testing.T) {
 	w := newEnv(t, data, placement(), claim(), ref())
 	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))

@@ -41,7 +41,7 @@ func (w *env) ref() (r registry.Ref) {
 	return r
 }
 
-// sees changes what is seen of the published volume, and waits for the next look.
+// sees changes the state of the published volume, and waits for the next inspection.
 func (w *env) sees(s mount.Info, watch *Watch) {
 	w.mu.Lock()
 	w.sights[publishedAt()] = s
@@ -52,7 +52,7 @@ func (w *env) sees(s mount.Info, watch *Watch) {
 	synctest.Wait()
 }
 
-// A mount that dies is recorded and told once, with the volume and the alloc, and so is its recovery.
+// A mount that dies is recorded and reported once, with volume and alloc, and so is its recovery.
 func TestDeadMountsAreReported(t *testing.T) {
 	watching(t, used(), func(w *env, watch *Watch) {
 		before := w.index()
@@ -94,7 +94,7 @@ func TestDeadMountsAreReported(t *testing.T) {
 	})
 }
 
-// Without being woken, what is gone from the mount table is seen within half a minute, and nobody looks at it.
+// Without a wake-up, a mount that is gone from the table is noticed within 30 seconds, without an inspection.
 func TestMountsThatVanishAreTold(t *testing.T) {
 	watching(t, used(), func(w *env, _ *Watch) {
 		w.mu.Lock()
@@ -124,7 +124,7 @@ func TestBlockDevicesAreWatched(t *testing.T) {
 	})
 }
 
-// What is not confirmed, of another boot, or being changed is not looked at: a look is a use.
+// A publish that is unconfirmed, of another boot or being changed is not inspected: an inspection is a use.
 func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	sent, old := ref(), ref()
 	sent.Publish, old.Boot = registry.MarkSent, "boot-0"
@@ -146,7 +146,7 @@ func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	}
 }
 
-// A helper that fails says nothing about a mount: neither that it is ill nor that it is well again.
+// A failed inspection changes neither a recorded trouble nor its absence.
 func TestFailedInspectionChangesNothing(t *testing.T) {
 	watching(t, used(), func(w *env, watch *Watch) {
 		w.sees(mount.Info{Hung: true}, watch)
@@ -161,7 +161,7 @@ func TestFailedInspectionChangesNothing(t *testing.T) {
 	})
 }
 
-// What has changed while it was looked at is left for the next look.
+// A ref that changed during the inspection is left for the next one.
 func TestStaleInspectionChangesNothing(t *testing.T) {
 	w := newEnv(t, used()...)
 	w.mount(publishedAt())
@@ -175,7 +175,7 @@ func TestStaleInspectionChangesNothing(t *testing.T) {
 	}
 }
 
-// A look that hangs delays the next one, and Wake never blocks.
+// A hung inspection delays only the next one, and Wake never blocks.
 func TestHungInspectionBlocksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newEnv(t, used()...)
@@ -200,7 +200,7 @@ func TestHungInspectionBlocksNothing(t *testing.T) {
 	})
 }
 
-// A first look that is put off is made at once when Wake is called.
+// A delayed first inspection is made at once when Wake is called.
 func TestFirstInspectionCanBeDelayed(t *testing.T) {
 	for what, c := range map[string]struct {
 		ring bool
