@@ -143,7 +143,7 @@ func (u *unkillable) wantWaiting(its time.Duration, says ...string) {
 	}
 }
 
-// wantAlone checks, until done has a result, that no shim runs but the one that does not die.
+// wantAlone checks, until done has a result, that no shim runs but the one that does not exit.
 func (u *unkillable) wantAlone(done <-chan error) {
 	u.t.Helper()
 	old := u.pids[0]
@@ -215,7 +215,7 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 		u.must(os.WriteFile(goOn, nil, 0o600))
 		err := u.result("the swap", swapped)
 		u.t.Logf("the swap: %+v: %v", report, err)
-		because := []string{"does not die", fmt.Sprintf("shim %d", u.pids[0]), "state D (disk sleep)", "by itself"}
+		because := []string{"does not exit", fmt.Sprintf("shim %d", u.pids[0]), "state D (disk sleep)", "by itself"}
 		u.refused(report, host.SwapRolledBack, host.SwapFence, err, because)
 		u.wantWaiting(2*time.Second, append(because, "no shim is active")...)
 		if st := u.host.ShimState(); st.Serving || !strings.Contains(st.Reason, because[1]) {
@@ -243,8 +243,8 @@ func TestKilledShimThatCannotDie(t *testing.T) {
 		u.hang()
 		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
 		u.wantWaiting(8*time.Second, "no shim is active", "given no answer")
-		u.waitUntil("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not die") })
-		u.wantWaiting(2*time.Second, "no shim is active", "does not die", "state D (disk sleep)")
+		u.waitUntil("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not exit") })
+		u.wantWaiting(2*time.Second, "no shim is active", "does not exit", "state D (disk sleep)")
 		u.thawAndCheck()
 	})
 }
