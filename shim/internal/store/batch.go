@@ -12,10 +12,10 @@ import (
 	"holdfast/registry"
 )
 
-// requestLimit is how many answered operations are kept for a replay.
+// requestLimit is the number of answered operations that are kept for replays.
 const requestLimit = 10_000
 
-// batch is one transaction of the writer, shared by the commits in it.
+// batch is one transaction of the writer, which several commits share.
 type batch struct {
 	*transaction
 	view
@@ -25,16 +25,16 @@ type batch struct {
 	dirty      bool
 }
 
-// draft is a change made ready to write: nothing in it can fail any more for a reason of the change itself.
+// draft is a change that was checked and encoded. Writing it fails only for a reason of the file.
 type draft struct {
 	applied registry.Applied
 	puts    []put
 	events  []json.RawMessage
-	grows   bool // it takes on something new, as against driving on or winding down what is there
+	grows   bool // it adds something, rather than continue or wind down what exists
 }
 
-// passing are the buckets of records that winding down adds as well.
-var passing = []registry.Bucket{registry.BucketIntents, registry.BucketNodeIntents, registry.BucketRequests}
+// windDownBuckets are the buckets to which winding down adds records as well.
+var windDownBuckets = []registry.Bucket{registry.BucketIntents, registry.BucketNodeIntents, registry.BucketRequests}
 
 type put struct {
 	key     registry.Key
@@ -42,20 +42,20 @@ type put struct {
 	entries []entry
 }
 
-// draft reads, and writes nothing.
+// draft checks and encodes a change. It writes nothing.
 func (b *batch) draft(c registry.Change) (draft, error) {
 	if err := checkKeys(c); err != nil {
 		return draft{}, err
 	}
 	at := b.seq + 1
-	d := draft{applied: registry.Applied{Index: at, Change: b.dated(c).Stamped(at, b.generation, b.created)}}
+	d := draft{applied: registry.Applied{Index: at, Change: b.withTimes(c).Stamped(at, b.generation, b.created)}}
 	for _, record := range d.applied.Change.Put {
 		p, isNew, err := b.draftPut(record)
 		if err != nil {
 			return d, err
 		}
 		d.puts = append(d.puts, p)
-		d.grows = d.grows || isNew && !slices.Contains(passing, p.key.Bucket)
+		d.grows = d.grows || isNew && !slices.Contains(windDownBuckets, p.key.Bucket)
 	}
 	for _, event := range d.applied.Change.Events {
 		text, err := json.Marshal(event)
@@ -67,8 +67,8 @@ func (b *batch) draft(c registry.Change) (draft, error) {
 	return d, nil
 }
 
-// dated gives a time to events that have none.
-func (b *batch) dated(c registry.Change) registry.Change {
+// withTimes sets the time of events that have none.
+func (b *batch) withTimes(c registry.Change) registry.Change {
 	c.Events = slices.Clone(c.Events)
 	for i := range c.Events {
 		if c.Events[i].At.IsZero() {
@@ -78,7 +78,7 @@ func (b *batch) dated(c registry.Change) registry.Change {
 	return c
 }
 
-// created is the create index of the record at k, 0 if there is none.
+// created returns the create index of the record at k, or 0 if there is none.
 func (b *batch) created(k registry.Key) registry.Seq {
 	old, found := anyOf[k.Bucket](b.view, k)
 	if !found {
@@ -89,7 +89,7 @@ func (b *batch) created(k registry.Key) registry.Seq {
 }
 
 func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) {
-	p = put{key: record.Key(), entries: entriesOf(record)}
+	p = put{key: record.Key(), entries: listEntries(record)}
 	for _, e := range p.entries {
 		if len(e.key) > bolt.MaxKeySize {
 			return p, false, registry.Errorf(registry.ErrInternal, "%s %.200q is too long for %s", p.key.Bucket, p.key.Path, e.list)
@@ -107,7 +107,7 @@ func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) 
 	return p, was == nil, nil
 }
 
-// checkKeys refuses what is no record's key.
+// checkKeys returns an error if no record can have one of the keys.
 func checkKeys(c registry.Change) error {
 	for _, record := range c.Put {
 		if err := checkKey(record.Key()); err != nil {
@@ -131,7 +131,7 @@ func checkKey(k registry.Key) error {
 	return registry.Errorf(registry.ErrInternal, "no record can have the key %s %.200q", k.Bucket, k.Path)
 }
 
-// write writes a draft: what it puts, then what it deletes, then what it tells. Its errors are bbolt's, and end the whole transaction.
+// write writes a draft: puts, then deletes, then events. Its errors are bbolt's, and end the whole transaction.
 func (b *batch) write(d draft) error {
 	b.dirty = true
 	for _, p := range d.puts {
@@ -154,27 +154,27 @@ func (b *batch) write(d draft) error {
 }
 
 func (b *batch) putRecord(p put) error {
-	if err := b.relist(p.key, p.entries); err != nil {
+	if err := b.updateLists(p.key, p.entries); err != nil {
 		return err
 	}
 	return b.put(string(p.key.Bucket), []byte(p.key.Path), p.text)
 }
 
 func (b *batch) deleteRecord(key registry.Key) error {
-	if err := b.relist(key, nil); err != nil {
+	if err := b.updateLists(key, nil); err != nil {
 		return err
 	}
 	return b.delete(string(key.Bucket), []byte(key.Path))
 }
 
-// relist has the derived lists name the record of a key by these entries and no others. One that stays is not written again.
-func (b *batch) relist(k registry.Key, entries []entry) error {
+// updateLists makes the derived lists have these entries of a record and no others. An entry that stays is not written.
+func (b *batch) updateLists(k registry.Key, entries []entry) error {
 	if k.Bucket != registry.BucketRequests && !slices.Contains(volumeBuckets, k.Bucket) {
 		return nil
 	}
 	var old []entry
 	if record, found := anyOf[k.Bucket](b.view, k); found {
-		old = entriesOf(record)
+		old = listEntries(record)
 	}
 	for _, e := range old {
 		if slices.Contains(entries, e) {
@@ -195,7 +195,7 @@ func (b *batch) relist(k registry.Key, entries []entry) error {
 	return nil
 }
 
-// finish prunes, and writes the numbers and the tallies.
+// finish prunes, and writes the index and the tallies.
 func (b *batch) finish() error {
 	if err := b.pruneEvents(); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (b *batch) pruneRequests() error {
 	for b.tally(string(registry.BucketRequests)).Records > requestLimit {
 		key, _ := ages.Cursor().First()
 		if len(key) < len(numberKey(0)) {
-			return registry.Errorf(registry.ErrDamaged, "%s lists fewer than are there", bucketRequestAge)
+			return registry.Errorf(registry.ErrDamaged, "%s has fewer entries than there are requests", bucketRequestAge)
 		}
 		path := string(key[len(numberKey(0)):])
 		if err := b.deleteRecord(registry.Key{Bucket: registry.BucketRequests, Path: path}); err != nil {
@@ -237,14 +237,14 @@ func (b *batch) pruneRequests() error {
 	return nil
 }
 
-// entry is what a derived list has of a record: a key.
+// entry is a key in a derived list.
 type entry struct{ list, key string }
 
-// listed is the text of an entry.
+// listed is the text of each entry.
 var listed = []byte("{}")
 
-// entriesOf is all that derived lists have of a record.
-func entriesOf(record registry.Record) (entries []entry) {
+// listEntries returns the entries of a record in derived lists.
+func listEntries(record registry.Record) (entries []entry) {
 	path := record.Key().Path
 	switch r := record.(type) {
 	case registry.Volume:
@@ -260,8 +260,8 @@ func entriesOf(record registry.Record) (entries []entry) {
 	return entries
 }
 
-// nameListKey is that of the volume at a path, which was created under a name. Of a name that is longer than any should be (CSI "Size Limits") it has
-// the beginning: who looks it up compares the rest.
+// nameListKey returns the key in volumes_by_name of the volume at a path. Of a name longer than CSI allows ("Size Limits")
+// it has the beginning, so a reader compares the whole name.
 func nameListKey(plugin registry.PluginID, name, path string) []byte {
 	return []byte(registry.PathOf(plugin, name[:min(len(name), registry.MaxID)]) + path)
 }

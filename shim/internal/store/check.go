@@ -8,15 +8,15 @@ import (
 	"holdfast/registry"
 )
 
-// Check walks everything and yields what is wrong; commits wait meanwhile. Its rules:
+// Check reads everything and yields what is wrong. Commits wait meanwhile. Its rules:
 //
-//	C1  pages, checksums and tallies are whole, and bbolt's own check finds nothing
-//	C2  every record can be decoded and lies at its own key
-//	C3  no index is above the last one, and no record is older than its creation
-//	C4  events rise, lie above the floor, and are no more than the limit
-//	C5  the derived lists name exactly what is there
-//	C6  a ref has its claim: the ref is made under it and goes first
-//	C7  a claim has its volume
+//	C1  bbolt's own check finds nothing, and checksums and tallies are right
+//	C2  each record can be decoded and lies at its own key
+//	C3  no index is above the last one, and no record was changed before it was created
+//	C4  event numbers increase and lie above the floor, and there are no more than the limit
+//	C5  the derived lists have exactly the entries of the records
+//	C6  each ref has its claim: it is created after the claim and deleted before it
+//	C7  each claim has its volume
 func (s *Store) Check() iter.Seq[error] {
 	return func(yield func(error) bool) {
 		for _, err := range s.check() {
@@ -27,8 +27,8 @@ func (s *Store) Check() iter.Seq[error] {
 	}
 }
 
-// CheckRecords is Check of a file that was just opened: its pages and checksums are known to be whole then (C1), and with them what is only ever
-// added, events and answers. A migration of those would have to be checked here as well.
+// CheckRecords is Check for a file that was just opened and migrated. It leaves out what verification has shown (C1), and
+// events and answers, which no migration changes.
 func (s *Store) CheckRecords() []error {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Store) check() []error {
 	return c.errs
 }
 
-// errDangling marks what breaks C6 or C7: the file is whole, and what was written into it is wrong.
+// errDangling marks a violation of C6 or C7: the file is whole, and its records contradict each other.
 var errDangling = errors.New("a record refers to nothing")
 
 type checker struct {
@@ -105,7 +105,7 @@ func (c *checker) all() error {
 	return c.events()
 }
 
-// records walks what is changed in place.
+// records checks all records that are changed in place.
 func (c *checker) records() {
 	walk(c, registry.BucketInstances, func(registry.Instance) {})
 	walk(c, registry.BucketTasks, func(registry.Task) {})
@@ -121,7 +121,7 @@ func (c *checker) records() {
 	walk(c, registry.BucketNodeIntents, func(registry.Intent) {})
 }
 
-// walk holds each record of a bucket to C2 and C3, then to the rules of its kind.
+// walk checks C2 and C3 for each record of a bucket, then calls also.
 func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
 	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
 		record, err := recordOf[T](c.view, bucket, key, value)
@@ -152,7 +152,7 @@ func (c *checker) volume(v registry.Volume) {
 }
 
 func (c *checker) listed(record registry.Record) {
-	for _, e := range entriesOf(record) {
+	for _, e := range listEntries(record) {
 		c.lists[e.list]++
 		if bucketOf(c.tx, e.list).Get([]byte(e.key)) == nil {
 			c.report("%s does not list %q", e.list, e.key)

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// reserveSize is what stays allocated beyond the pages in use, for what winds down on a full disk.
+	// reserveSize is allocated beyond the pages in use, for commits that wind something down on a full disk. In bytes.
 	reserveSize = 2 << 20
-	// reserveStep keeps allocations rare: each costs a sync.
+	// reserveStep keeps allocations rare, as each costs a sync. In bytes.
 	reserveStep = 1 << 20
 )
 
-// reserve makes sure that the disk has room for the pages in use, used bytes, and for the reserve. It is asked before anything
-// that takes on something new, so that a full disk refuses that before a byte is written. On file systems that cannot
-// allocate ahead the refusal comes from the write itself: see judge.
+// reserve makes sure that the disk has room for the pages in use, in bytes, and for the reserve. It is called before a
+// commit that adds something, so that a full disk refuses it before a byte is written. On a file system that cannot
+// allocate ahead, the write itself fails: see commitError.
 func (s *Store) reserve(used int64) error {
 	if used+reserveSize <= s.reserved {
 		return nil
@@ -33,7 +33,7 @@ func (s *Store) reserve(used int64) error {
 	}
 	switch {
 	case outOfSpace(err):
-		return registry.Errorf(registry.ErrExhausted, "no room for anything new in %s: %w; releasing still works", s.path, err)
+		return registry.Errorf(registry.ErrExhausted, "%s: the disk is full: %w; volumes can still be released, free some space for anything new", s.path, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 	case err != nil:
 		return registry.Errorf(registry.ErrExhausted, "make room in %s: %w", s.path, err)
@@ -46,11 +46,12 @@ func (s *Store) reserve(used int64) error {
 	return nil
 }
 
-// errReadOnly is why nothing is written to a file that was opened for reading.
-var errReadOnly = registry.Errorf(registry.ErrExhausted, "the state is on a read-only file system: nothing is written until that is mounted for writing")
+// errReadOnly is the error of commits to a file that was opened for reading.
+var errReadOnly = registry.Errorf(registry.ErrExhausted,
+	"the state is on a read-only file system; nothing is written until it is mounted for writing")
 
-// writableAgain is an error once the file could be opened for writing: a shim that starts over does.
-func (s *Store) writableAgain() error {
+// checkStillReadOnly returns an error once the file can be opened for writing, so that the shim starts over.
+func (s *Store) checkStillReadOnly() error {
 	file, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
@@ -59,8 +60,8 @@ func (s *Store) writableAgain() error {
 	return registry.Errorf(registry.ErrUnavailable, "%s can be written to again; start over", s.path)
 }
 
-// sane compares what has to be as it was: the file's name, its length, and the generation that owns it.
-func (s *Store) sane(tx *bolt.Tx) error {
+// checkOwnership checks that the path still names the file, that nothing was cut off, and that this generation owns it.
+func (s *Store) checkOwnership(tx *bolt.Tx) error {
 	same, err := sameFile(s.path, s.file)
 	switch {
 	case err != nil:
@@ -82,7 +83,7 @@ func (s *Store) sane(tx *bolt.Tx) error {
 	return nil
 }
 
-// metas is both meta pages as the kernel has them. bbolt's transaction has happened once one of them is written.
+// metas reads both meta pages. A transaction of bbolt has happened once one of them is written.
 func (s *Store) metas() (both [2][headerSize + metaSize]byte, err error) {
 	pageSize := int64(s.db.Info().PageSize)
 	for i := range both {
@@ -93,20 +94,21 @@ func (s *Store) metas() (both [2][headerSize + metaSize]byte, err error) {
 	return both, nil
 }
 
-// judge says what a failed commit means. That nothing was written is claimed only of a write that the disk refused for want of
-// room, before any meta page was touched. After a failed sync the kernel may have dropped what it calls written, so that a
-// second try proves nothing.
-func (s *Store) judge(before [2][headerSize + metaSize]byte, err error) error {
+// commitError returns the error of a failed transaction. ErrExhausted says that nothing was written: the disk refused a
+// write for lack of space, and no meta page has changed. Anything else is ErrUncertain. After a failed sync the kernel may
+// have dropped pages that it reports as written, so a second try would prove nothing.
+func (s *Store) commitError(before [2][headerSize + metaSize]byte, err error) error {
 	after, unreadable := s.metas()
-	if unreadable == nil && after == before && cleanRefusal(err) {
+	if unreadable == nil && after == before && wroteNothing(err) {
 		s.options.Logger.Warn("commit refused", "error", err)
 		return registry.Errorf(registry.ErrExhausted, "nothing was written to %s: %w; make room there", s.path, err)
 	}
 	return registry.Errorf(registry.ErrUncertain, "commit to %s: %w", s.path, err)
 }
 
-// cleanRefusal holds for errors of write(2) and of bbolt's limit. Those of fdatasync(2) come without a path.
-func cleanRefusal(err error) bool {
+// wroteNothing reports whether the error comes from write(2) or from bbolt's size limit. An error of fdatasync(2) is no
+// PathError.
+func wroteNothing(err error) bool {
 	if errors.Is(err, berrors.ErrMaxSizeReached) {
 		return true
 	}

@@ -23,17 +23,16 @@ const (
 	dirMode  = 0o700
 	fileMode = 0o600
 
-	// lockRetry is how long a wait for the lock sleeps between two attempts: flock(2) has no deadline of its own.
+	// lockRetry is the time between two attempts to lock the file, as flock(2) has no deadline.
 	lockRetry = 2 * time.Millisecond
 
-	// mapSize is address space, not memory. The file stays below it, so that bbolt never has to map it anew: for that it would
-	// wait for all readers to end.
+	// mapSize bounds the file, in bytes of address space. bbolt would wait for all views to end before it maps the file anew.
 	mapSize = 1 << 30
-	// growStep is how much bbolt extends the file by, where we have not done so already.
+	// growStep is the number of bytes by which bbolt extends the file where reserve has not done so.
 	growStep = 1 << 20
 )
 
-// ensureDir makes the state directory if there is none, and refuses one that others can look into.
+// ensureDir creates the state directory if there is none, and refuses one that other users can read.
 func ensureDir(dir string) error {
 	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)
@@ -58,21 +57,21 @@ func Usable(path string) error {
 	return file.Close()
 }
 
-// checkOwner refuses what is not ours, or has one of the forbidden permissions.
+// checkOwner refuses a file of another user, or with one of the forbidden permissions.
 func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy string) error {
 	stat := info.Sys().(*syscall.Stat_t)
 	if int(stat.Uid) != os.Geteuid() {
 		return registry.Errorf(registry.ErrDenied, "%s belongs to uid %d, and the shim runs as uid %d", path, stat.Uid, os.Geteuid())
 	}
 	if info.Mode().Perm()&forbidden != 0 {
-		return registry.Errorf(registry.ErrDenied, "%s has mode %#o, so that others may use it; see who did, then %s %s",
+		return registry.Errorf(registry.ErrDenied, "%s has mode %#o, so other users may use it; find out why, then run %s %s",
 			path, info.Mode().Perm(), remedy, path)
 	}
 	return nil
 }
 
-// openFile opens the file for reading and writing without following links and without waiting at a FIFO, and refuses all that
-// we did not make ourselves. On a read-only file system it is opened for reading, if that is enough.
+// openFile opens the file for reading and writing. It follows no link, does not wait at a FIFO, and refuses a file that no
+// store has created. If readable is set, a file on a read-only file system is opened for reading.
 func openFile(path string, readable bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if readable && errors.Is(err, unix.EROFS) {
@@ -85,7 +84,7 @@ func openFile(path string, readable bool) (*os.File, error) {
 		return nil, registry.Errorf(registry.ErrDenied, "state file: %w", err)
 	case errors.Is(err, unix.EROFS):
 		return nil, registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system: %w; mount it for "+
-			"writing, and see in the kernel's log why it was not", path, err)
+			"writing; the kernel log may say why it is not", path, err)
 	case errors.Is(err, unix.EISDIR):
 		return nil, registry.Errorf(registry.ErrDenied, "%s is a directory", path)
 	case err != nil:
@@ -112,7 +111,7 @@ func checkFile(path string, file *os.File) error {
 	return checkOwner(path, info, 0o177, fmt.Sprintf("chmod %o", fileMode))
 }
 
-// lock waits for the file's lock until ctx ends. bbolt is handed this very descriptor and so finds it locked.
+// lock waits for the file's lock until ctx ends. bbolt is given the same descriptor, and so can lock it again.
 func lock(ctx context.Context, path string, file *os.File) error {
 	for {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -130,7 +129,7 @@ func lock(ctx context.Context, path string, file *os.File) error {
 	}
 }
 
-// unlock gives up the lock. A file that is closed has none.
+// unlock gives up the lock. It accepts a closed file.
 func unlock(path string, file *os.File) error {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
 		return registry.Errorf(registry.ErrUnavailable, "unlock %s: %w", path, err)
@@ -159,7 +158,7 @@ func lockHolder(path string) string {
 	return strings.Join(heirs, ", ") + ", which inherited the lock of a process that has exited: end it"
 }
 
-// sameFile says whether path still names the open file.
+// sameFile reports whether path still names the open file.
 func sameFile(path string, file *os.File) (bool, error) {
 	named, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +171,7 @@ func sameFile(path string, file *os.File) (bool, error) {
 	return err == nil && os.SameFile(named, opened), err
 }
 
-// openLocked opens and locks the file at path, which is created if it is not there. readable is openFile's.
+// openLocked opens and locks the file at path, or creates it. readable is that of openFile.
 func openLocked(ctx context.Context, path string, s schema, readable bool) (file *os.File, created bool, err error) {
 	for {
 		file, err := openFile(path, readable)
@@ -201,8 +200,8 @@ func openLocked(ctx context.Context, path string, s schema, readable bool) (file
 	}
 }
 
-// create puts a complete empty file at path, unless there is one by now. A crash at any point leaves no file or a whole one. The
-// directory's lock keeps two that start at once from replacing each other's.
+// create puts an empty state file at path, unless one exists by now. A crash leaves no file or a whole one. The lock of the
+// directory keeps two processes that start at once from replacing each other's file.
 func create(ctx context.Context, path string, s schema) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -217,7 +216,7 @@ func create(ctx context.Context, path string, s schema) error {
 	}
 	temp := path + ".new"
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return registry.Errorf(registry.ErrUnavailable, "remove what an interrupted start has left: %w", err)
+		return registry.Errorf(registry.ErrUnavailable, "remove the file of an interrupted start: %w", err)
 	}
 	if err := writeEmpty(temp, s); err != nil {
 		return refused("create "+temp, err)
@@ -231,7 +230,7 @@ func create(ctx context.Context, path string, s schema) error {
 	return nil
 }
 
-// refused tells a full disk from other reasons why nothing could be created.
+// refused returns ErrExhausted for a full disk and ErrUnavailable for anything else.
 func refused(what string, err error) error {
 	if outOfSpace(err) {
 		return registry.Errorf(registry.ErrExhausted, "%s: %w; make room there", what, err)
@@ -247,24 +246,12 @@ func writeEmpty(temp string, s schema) error {
 	if err != nil {
 		return err
 	}
-	err = db.Update(func(tx *bolt.Tx) error { return s.lay(newTransaction(tx)) })
+	err = db.Update(func(tx *bolt.Tx) error { return s.createBuckets(newTransaction(tx)) })
 	if closed := db.Close(); err == nil {
 		err = closed
 	}
 	if err != nil {
 		return err
-	}
-	return syncFile(temp)
-}
-
-func syncFile(path string) error {
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	err = file.Sync()
-	if closed := file.Close(); err == nil {
-		err = closed
 	}
 	return err
 }
@@ -298,7 +285,7 @@ func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found st
 	return db, found, err
 }
 
-// writable says whether the open file can be written to.
+// writable reports whether the file is open for writing.
 func writable(file *os.File) bool {
 	flags, err := unix.FcntlInt(file.Fd(), unix.F_GETFL, 0)
 	return err == nil && flags&unix.O_ACCMODE == unix.O_RDWR

@@ -10,11 +10,11 @@ import (
 	"holdfast/registry"
 )
 
-// readers hands out one read transaction to all views: the one that was opened after the last commit was acknowledged. A
-// transaction of one's own could see a commit whose sync is still under way, and might yet fail.
+// readers gives all views one read transaction: the one opened after the last acknowledged commit. A transaction of its
+// own could show a view a commit whose sync may yet fail.
 //
-// bbolt calls a transaction unsafe for several goroutines. A read-only one keeps nothing that reading changes (its bucket
-// and node caches are nil), and TestConcurrentViews holds it to that under the race detector.
+// bbolt does not allow several goroutines to use a transaction. Reading changes nothing in a read-only one, as its bucket
+// and node caches are nil. TestConcurrentViews holds that under the race detector.
 type readers struct {
 	mu      sync.Mutex
 	current *pin
@@ -22,7 +22,7 @@ type readers struct {
 	open    sync.WaitGroup
 }
 
-// pin is a read transaction, ended by the last who uses it after it has been replaced.
+// pin is a read transaction. Its last user ends it after it was replaced.
 type pin struct {
 	tx *bolt.Tx
 	*head
@@ -30,7 +30,7 @@ type pin struct {
 	replaced bool
 }
 
-// publish makes what is committed now visible.
+// publish makes the last commit visible.
 func (r *readers) publish(db *bolt.DB) error {
 	tx, err := db.Begin(false)
 	if err != nil {
@@ -38,7 +38,7 @@ func (r *readers) publish(db *bolt.DB) error {
 	}
 	next := &pin{tx: tx}
 	defer func() {
-		if next.head == nil { // damage: the lock that the transaction holds must not outlive us
+		if next.head == nil { // reading the head panicked; the transaction holds a lock
 			_ = tx.Rollback()
 		}
 	}()
@@ -92,7 +92,7 @@ func (r *readers) index() registry.Seq {
 	return r.current.seq
 }
 
-// close refuses new readers and waits for the others.
+// close refuses new views and waits for those under way.
 func (r *readers) close() {
 	r.mu.Lock()
 	again := r.closed
@@ -105,16 +105,16 @@ func (r *readers) close() {
 	r.replace(r.current)
 }
 
-// errBroken marks errors that say that the file cannot be trusted, as against what a caller's function returned.
+// errBroken marks errors of the file, as opposed to errors that a caller's function returned.
 var errBroken = errors.New("the store is broken")
 
-// broken keeps the text of the error it marks.
+// broken marks an error and keeps its text.
 type broken struct{ error }
 
 func (b broken) Unwrap() []error { return []error{b.error, errBroken} }
 
-// caught turns damage, and a fault of the mapped file, into an error; all else goes on panicking. A truncated file faults where
-// it is read.
+// caught turns damage, and a fault of the mapped file, into an error. Other panics continue. A file that was cut off faults
+// where it is read.
 func caught(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -124,7 +124,7 @@ func caught(err *error) {
 		error
 		Addr() uintptr
 	}:
-		*err = broken{registry.Errorf(registry.ErrDamaged, "the state file was cut off under us: %w", r)}
+		*err = broken{registry.Errorf(registry.ErrDamaged, "the state file was cut off while it was open: %w", r)}
 	default:
 		panic(r)
 	}

@@ -33,7 +33,7 @@ const (
 	metaTally       = "tally:"
 )
 
-// buckets are those that carry a tally.
+// buckets returns the names of the buckets that have a tally.
 func buckets() []string {
 	names := []string{bucketEvents, bucketVolumeKeys, bucketVolumeNames, bucketRequestAge}
 	for _, b := range registry.Buckets {
@@ -42,20 +42,20 @@ func buckets() []string {
 	return names
 }
 
-// window is the schema entry of a file. A build of an older schema may open the file if it is not older than Readable, so that
-// a swap can be undone; it then takes Number down to its own, and the newer build migrates again.
+// window is the schema entry of a file. A build of an older schema opens the file if it is not older than Readable, so
+// that a swap can be rolled back. It then sets Number to its own, and the newer build migrates again.
 type window struct {
 	Number   int `json:"number"`
 	Readable int `json:"readable"`
 }
 
-// migration brings a file from one schema number to the next. It has to be one that can run again over its own result.
+// migration brings a file from one schema number to the next. It must be able to run again over its own result.
 type migration struct {
 	name string
 	run  func(*transaction) error
 }
 
-// schema is what a build can open: migrations[i] leads from oldest+i to oldest+i+1.
+// schema is the range of schemas that a build opens. migrations[i] leads from oldest+i to oldest+i+1.
 type schema struct {
 	oldest, newest int
 	readable       int // the oldest build that can read what newest writes
@@ -63,12 +63,12 @@ type schema struct {
 	forms          forms
 }
 
-// accepts refuses what this build cannot read, before anything is written.
+// accepts returns an error if this build cannot read the file.
 func (s schema) accepts(path string, w window) error {
 	switch {
 	case w.Readable > s.newest:
 		return registry.Errorf(registry.ErrUnsupported,
-			"%s has schema %d, and only shims of schema %d or newer can read it; this shim knows %d to %d: use a newer shim",
+			"%s has schema %d, which only shims of schema %d or newer can read; this shim knows %d to %d: use a newer shim",
 			path, w.Number, w.Readable, s.oldest, s.newest)
 	case w.Number < s.oldest:
 		return registry.Errorf(registry.ErrUnsupported,
@@ -77,8 +77,8 @@ func (s schema) accepts(path string, w window) error {
 	return nil
 }
 
-// settled says whether a file of this window needs no migration.
-func (s schema) settled(w window) bool { return w.Number == s.newest }
+// isCurrent reports whether a file of this window needs no migration.
+func (s schema) isCurrent(w window) bool { return w.Number == s.newest }
 
 // migrate brings the file to the newest schema, within the transaction.
 func (s schema) migrate(t *transaction, w window) error {
@@ -88,22 +88,22 @@ func (s schema) migrate(t *transaction, w window) error {
 			return fmt.Errorf("migrate to schema %d (%s): %w", number+1, m.name, err)
 		}
 	}
-	if s.settled(w) {
+	if s.isCurrent(w) {
 		return nil
 	}
-	return t.setMeta(metaSchema, s.leaves(w))
+	return t.setMeta(metaSchema, s.migratedWindow(w))
 }
 
-// leaves is the window of a file once it is migrated.
-func (s schema) leaves(w window) window {
-	if s.settled(w) {
+// migratedWindow returns the window of a file after its migration.
+func (s schema) migratedWindow(w window) window {
+	if s.isCurrent(w) {
 		return w
 	}
 	return window{s.newest, s.readable}
 }
 
-// lay makes an empty file's buckets and entries.
-func (s schema) lay(t *transaction) error {
+// createBuckets creates the buckets and meta entries of an empty file.
+func (s schema) createBuckets(t *transaction) error {
 	if _, err := t.tx.CreateBucketIfNotExists([]byte(bucketMeta)); err != nil {
 		return err
 	}
@@ -123,19 +123,19 @@ func (s schema) lay(t *transaction) error {
 	)
 }
 
-// fields is what a record holds, by name.
+// fields holds the fields of a record by name.
 type fields = map[string]json.RawMessage
 
-// form is how the records of a bucket lie in the file, where that is not how package registry has them: something of them has moved. Both
-// functions change the fields of one record, and leave alone what they do not know.
+// form describes records whose fields lie elsewhere in the file than in package registry, because a release has moved
+// them. Both functions change the fields of one record and keep unknown ones.
 type form struct {
-	// write puts what has moved at its new place. While an older build may read the file it stays at its old place as well.
+	// write copies moved fields to their new place. They stay at the old place while an older build may read the file.
 	write func(fields) error
-	// read puts it where package registry has it: the new place counts.
+	// read moves them to where package registry has them. The new place counts.
 	read func(fields) error
 }
 
-// forms are those of a schema. A bucket without one holds what package registry has.
+// forms are the forms of a schema. The records of a bucket without one are stored as package registry has them.
 type forms map[registry.Bucket]form
 
 func (f forms) written(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
@@ -160,8 +160,8 @@ func reshaped(text json.RawMessage, change func(fields) error) (json.RawMessage,
 	return encode(record), nil
 }
 
-// intoForm is the migration that brings the records of a bucket into a form. Over its own result it changes nothing but what an older build
-// has rewritten since: that one knows the old place only.
+// intoForm returns the migration that brings the records of a bucket into a form. Run over its own result, it changes only
+// records that an older build, which knows only the old place, has rewritten since.
 func intoForm(name string, bucket registry.Bucket, f form) migration {
 	return migration{name, func(t *transaction) error { return t.rewrite(string(bucket), f.write) }}
 }

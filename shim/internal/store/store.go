@@ -19,20 +19,20 @@ import (
 // Options of Open.
 type Options struct {
 	Path string // of the file; its directory is the state directory
-	// Generation to write under: 0 takes the next one. A higher one than the file's is written to it; with the file's own,
-	// Open writes nothing that is not missing, and a file on a read-only file system will do; a lower one is fenced.
+	// Generation to write under. 0 takes the next one. One higher than the file's is stored; a lower one is fenced. With the
+	// file's own generation, the file may be on a read-only file system.
 	Generation registry.Generation
 	// ReleasedAt is where the previous shim says that it left the file. A file that is there is not verified again: that shim has
 	// verified it, and every commit since was its own. The zero value: the previous shim has not released the file.
 	ReleasedAt registry.Revision
 	Boot       string // boot id, /proc/sys/kernel/random/boot_id
 	Now        func() time.Time
-	// Applied is told each change once it is on disk, in commit order, before its Commit returns. It must not block: nothing
-	// else is committed meanwhile. It must not call Commit.
+	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not block, as
+	// nothing else is committed meanwhile, and must not call Commit.
 	Applied    func(registry.Applied)
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
-	Throwaway  bool // the file is a copy that nobody needs when it is closed: the disk, which others wait for, is spared what is written to it
+	Throwaway  bool // the file is a copy that is not needed after Close: writes to it are not synced
 
 	schema *schema
 }
@@ -56,7 +56,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Store is the open file. It holds the file's lock until Close.
+// Store is an open state file. It holds the file's lock until Close.
 type Store struct {
 	options    Options
 	path       string
@@ -68,19 +68,19 @@ type Store struct {
 	window     window // that the file had before
 	queue      *queue
 	readers    readers
-	writing    sync.Mutex // held while a batch is written, and by who must not be written under
-	reserved   int64      // bytes from the file's start that have been allocated; of the writer
+	writing    sync.Mutex // held while a batch is written, and to keep the file as it is
+	reserved   int64      // bytes allocated from the start of the file; guarded by writing
 
 	stop    sync.Once
-	stopped chan struct{} // closed when nothing may be written any more
-	reason  error         // why; set before stopped is closed
+	stopped chan struct{} // closed when nothing may be written any longer
+	reason  error         // set before stopped is closed
 }
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies the file and opens it, waiting for its lock until ctx ends. A file that is not there is created; one that is
-// damaged is an ErrDamaged and stays as it is. Migrations and the new generation are one transaction. Open starts nothing: commits wait
-// for Run.
+// Open verifies and opens the file. It waits for the file's lock until ctx ends. A missing file is created. A damaged one
+// stays as it is; the error is ErrDamaged. Migrations and the new generation are one transaction. Open starts no goroutine:
+// commits wait for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	options = options.withDefaults()
 	path, err := filepath.Abs(options.Path)
@@ -134,7 +134,7 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 			continue
 		}
 		if err == nil {
-			err = admits(path, found, options)
+			err = checkOpenable(path, found, options)
 			if err == nil {
 				return file, db, found, nil
 			}
@@ -165,8 +165,8 @@ func stateOf(tx *bolt.Tx) (s state) {
 	return s
 }
 
-// admits is nil if a file in that state may be opened for writing.
-func admits(path string, st state, options Options) error {
+// checkOpenable returns an error if this build or generation may not write a file in that state.
+func checkOpenable(path string, st state, options Options) error {
 	if err := options.schema.accepts(path, st.window); err != nil {
 		return err
 	}
@@ -185,21 +185,21 @@ func (s *Store) takeOver(found state) (err error) {
 	if s.generation == 0 {
 		s.generation = found.generation + 1
 	}
-	if s.readOnly && (s.generation != found.generation || !s.options.schema.settled(found.window)) {
-		return registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system, and another generation has to be noted there", s.path)
+	if s.readOnly && (s.generation != found.generation || !s.options.schema.isCurrent(found.window)) {
+		return registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing", s.path)
 	}
 	if s.readOnly {
 		return s.readers.publish(s.db)
 	}
-	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.settled(found.window) {
-		if err := s.raise(found); err != nil {
+	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.isCurrent(found.window) {
+		if err := s.writeTakeOver(found); err != nil {
 			return err
 		}
 	}
 	return s.readers.publish(s.db)
 }
 
-func (s *Store) raise(found state) error {
+func (s *Store) writeTakeOver(found state) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "take over %s: %w", s.path, err)
@@ -218,27 +218,27 @@ func (s *Store) raise(found state) error {
 		return registry.Errorf(registry.ErrUnavailable, "read meta pages: %w", err)
 	}
 	if err := tx.Commit(); err != nil {
-		return s.judge(before, err)
+		return s.commitError(before, err)
 	}
 	return nil
 }
 
-// Generation is the one that this store writes under.
+// Generation returns the generation that this store writes under.
 func (s *Store) Generation() registry.Generation { return s.generation }
 
-// PreviousBoot is the boot id that the file had when it was opened; empty: it is new.
+// PreviousBoot returns the boot ID that the file had when it was opened. It is empty for a new file.
 func (s *Store) PreviousBoot() string { return s.boot }
 
-// PreviousSchema is the schema that the file had when it was opened.
+// PreviousSchema returns the schema number that the file had when it was opened.
 func (s *Store) PreviousSchema() int { return s.window.Number }
 
-// Readable is the oldest schema whose shims can open the file as it is now.
-func (s *Store) Readable() int { return s.options.schema.leaves(s.window).Readable }
+// Readable returns the oldest schema whose shims can open the file as it is now.
+func (s *Store) Readable() int { return s.options.schema.migratedWindow(s.window).Readable }
 
-// Index is that of the last change that is on disk.
+// Index returns the index of the last change on disk.
 func (s *Store) Index() registry.Seq { return s.readers.index() }
 
-// Count is how many records of each of some kinds there are, and at which index. It reads none of them.
+// Count returns the number of records in each of the buckets, and the index at which that is true. It reads no record.
 func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, err error) {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -259,8 +259,7 @@ func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, er
 	return records, p.seq, err
 }
 
-// View runs read against what the last commit left. Views wait for nothing, and may take as long as they like, but a long one
-// makes the file grow.
+// View runs read against the last committed state. It waits for nothing. While a view runs, the file grows with each commit.
 func (s *Store) View(ctx context.Context, read func(registry.View) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -281,7 +280,7 @@ func (s *Store) view(tx *bolt.Tx, h *head) view {
 	return view{tx, h, s.options.schema.forms}
 }
 
-// Snapshot writes a copy of the whole file as the last commit left it, and returns its index. Commits go on meanwhile.
+// Snapshot writes a copy of the file as of the last commit, and returns its index. Commits continue meanwhile.
 func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error) {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -295,7 +294,7 @@ func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error)
 	return p.seq, nil
 }
 
-// output fails when its context has ended. It keeps its error, which bbolt turns into text.
+// output is a writer that fails when its context has ended. It keeps the error, which bbolt turns into text.
 type output struct {
 	ctx context.Context
 	to  io.Writer
@@ -313,7 +312,7 @@ func (o *output) Write(b []byte) (n int, err error) {
 
 // Close waits for the transaction and the views under way, and gives up the lock. Commits that wait fail.
 func (s *Store) Close() error {
-	s.halt(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
+	s.fail(registry.Errorf(registry.ErrUnavailable, "the store is closed"))
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.readers.close()

@@ -10,19 +10,19 @@ import (
 )
 
 // told is a store whose applied changes can be listened to.
-type told struct {
+type observed struct {
 	*running
 	mu        sync.Mutex
 	listeners []func(registry.Applied)
 }
 
-func (l *told) OnApplied(f func(registry.Applied)) {
+func (l *observed) OnApplied(f func(registry.Applied)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listeners = append(l.listeners, f)
 }
 
-func (l *told) tell(a registry.Applied) {
+func (l *observed) tell(a registry.Applied) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, f := range l.listeners {
@@ -33,9 +33,9 @@ func (l *told) tell(a registry.Applied) {
 func TestLog(t *testing.T) {
 	registrytest.TestLog(t, func(t *testing.T) (registry.State, func() registry.State) {
 		path := statePath(t)
-		var log *told
+		var log *observed
 		open := func() registry.State {
-			l := &told{}
+			l := &observed{}
 			l.running = start(t, Options{Path: path, Applied: l.tell})
 			log = l
 			t.Cleanup(func() {
@@ -58,7 +58,7 @@ func TestLog(t *testing.T) {
 }
 
 // wholeFile fails the test on all that Check finds but C6 and C7: the suite's records stand alone.
-func wholeFile(t *testing.T, l *told) {
+func wholeFile(t *testing.T, l *observed) {
 	t.Helper()
 	for err := range l.Check() {
 		if !errors.Is(err, errDangling) {

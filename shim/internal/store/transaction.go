@@ -11,20 +11,20 @@ import (
 	"holdfast/registry"
 )
 
-// damage is what decoding panics with inside a transaction; Commit and View recover from it at their edge.
+// damage is the panic of a record that cannot be decoded. Commit and View recover from it.
 type damage struct{ err error }
 
-// must turns an error of reading into damage.
+// must panics with damage if err is not nil.
 func must(err error) {
 	if err != nil {
 		panic(damage{err})
 	}
 }
 
-// transaction is a bbolt transaction whose values are sealed and whose tallies are kept.
+// transaction is a bbolt transaction that seals values and keeps tallies.
 type transaction struct {
 	tx      *bolt.Tx
-	tallies map[string]*tally // of the buckets that were written
+	tallies map[string]*tally // of the buckets written to
 }
 
 func newTransaction(tx *bolt.Tx) *transaction {
@@ -39,7 +39,7 @@ func bucketOf(tx *bolt.Tx, name string) *bolt.Bucket {
 	return b
 }
 
-// get is the text of a record, valid within the transaction; nil: there is none.
+// get returns the text of a record, valid within the transaction, or nil if there is none.
 func get(tx *bolt.Tx, bucket string, key []byte) []byte {
 	value := bucketOf(tx, bucket).Get(key)
 	if value == nil {
@@ -70,7 +70,7 @@ func (t *transaction) delete(bucket string, key []byte) error {
 	return b.Delete(key)
 }
 
-// create makes a bucket if it is not there.
+// create creates a bucket unless it exists.
 func (t *transaction) create(bucket string) error {
 	if t.tx.Bucket([]byte(bucket)) != nil {
 		return nil
@@ -92,7 +92,7 @@ func (t *transaction) tally(bucket string) *tally {
 	return sum
 }
 
-// writeTallies has to come last.
+// writeTallies stores the tallies. It is the last write of a transaction.
 func (t *transaction) writeTallies() error {
 	for bucket, sum := range t.tallies {
 		if err := t.setMeta(metaTally+bucket, sum); err != nil {
@@ -102,7 +102,7 @@ func (t *transaction) writeTallies() error {
 	return nil
 }
 
-// getMeta reads an entry that every file has.
+// getMeta reads a meta entry. A missing one is damage.
 func getMeta(tx *bolt.Tx, name string, into any) {
 	value := bucketOf(tx, bucketMeta).Get([]byte(name))
 	if value == nil {
@@ -119,7 +119,7 @@ func (t *transaction) setMeta(name string, v any) error {
 	return bucketOf(t.tx, bucketMeta).Put([]byte(name), seal(bucketMeta, []byte(name), text))
 }
 
-// rewrite replaces each record of a bucket by what change makes of it: for migrations.
+// rewrite applies change to the fields of each record of a bucket. Migrations use it.
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
@@ -140,7 +140,7 @@ func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	return nil
 }
 
-// changed is the text of a stored record after a change of its fields.
+// changed returns the text of a stored record after a change of its fields.
 func changed(bucket string, key, value []byte, change func(fields) error) ([]byte, error) {
 	var record fields
 	if err := decode(bucket, key, value, &record); err != nil {
@@ -156,7 +156,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 const sumSize = 4
 
-// checksum covers the bucket and the key, so that a record is worth something only where it was put.
+// checksum covers the bucket and the key as well, so a record is valid only where it was put.
 func checksum(bucket string, key, text []byte) uint32 {
 	sum := crc32.Update(0, castagnoli, []byte(bucket))
 	sum = crc32.Update(sum, castagnoli, []byte{0, byte(len(key) >> 8), byte(len(key))})
@@ -164,13 +164,13 @@ func checksum(bucket string, key, text []byte) uint32 {
 	return crc32.Update(sum, castagnoli, text)
 }
 
-// seal makes the stored form of text.
+// seal returns the stored value of a text.
 func seal(bucket string, key, text []byte) []byte {
 	value := binary.BigEndian.AppendUint32(make([]byte, 0, sumSize+len(text)), checksum(bucket, key, text))
 	return append(value, text...)
 }
 
-// unseal is the text again. It lies within value.
+// unseal returns the text of a stored value, as a part of it.
 func unseal(bucket string, key, value []byte) ([]byte, error) {
 	if len(value) < sumSize || sealOf(value) != checksum(bucket, key, value[sumSize:]) {
 		return nil, registry.Errorf(registry.ErrDamaged, "record %s %q fails its checksum", bucket, key)
@@ -178,7 +178,7 @@ func unseal(bucket string, key, value []byte) ([]byte, error) {
 	return value[sumSize:], nil
 }
 
-// sealOf is the checksum that a stored value carries.
+// sealOf returns the checksum in a stored value.
 func sealOf(value []byte) uint32 { return binary.BigEndian.Uint32(value) }
 
 func decode(bucket string, key, value []byte, into any) error {
@@ -192,10 +192,10 @@ func decode(bucket string, key, value []byte, into any) error {
 	return nil
 }
 
-// numberKey is a key that sorts as its number does.
+// numberKey returns a key that sorts like its number.
 func numberKey(n registry.Seq) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }
 
-// tally is what a bucket's records add up to.
+// tally is the number of records in a bucket, and the sum of their checksums.
 type tally struct {
 	Records uint64 `json:"records"`
 	Sum     uint64 `json:"sum"` // of their checksums, modulo 2^64

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// shape is what this build knows of a JSON value's form: which names of an object are ours, and where objects lie below.
-// A nil shape is opaque: such a value is replaced as a whole.
+// shape describes the part of a JSON value that this build knows: the names in an object, and the objects below them. A
+// value of nil shape is replaced as a whole.
 type shape struct {
 	fields map[string]*shape // of a struct, by name
 	each   *shape            // of a map's or a list's elements
@@ -67,7 +67,7 @@ func (s *shape) addFields(t reflect.Type) {
 	}
 }
 
-// knows says whether encoding/json would decode name into one of our fields: it ignores case.
+// knows reports whether encoding/json, which ignores case, would decode name into a field.
 func (s *shape) knows(name string) bool {
 	if _, ok := s.fields[name]; ok {
 		return true
@@ -80,8 +80,8 @@ func (s *shape) knows(name string) bool {
 	return false
 }
 
-// merge is text with the parts of old that the shape does not know: they were written by a later build, which is to find them
-// again. What the shape knows is as in text, also where it is absent from it.
+// merge returns text with the parts of old that the shape does not know, which a later build has written. Parts that the
+// shape knows are as in text, even if absent there.
 func merge(s *shape, old, text json.RawMessage) json.RawMessage {
 	switch {
 	case s == nil || len(old) == 0:
@@ -112,7 +112,7 @@ func merge(s *shape, old, text json.RawMessage) json.RawMessage {
 	return encode(is)
 }
 
-// member is the shape of the object's member, and whether its name is ours. Of a map each name is.
+// member returns the shape of an object's member, and whether the shape knows its name. A map's shape knows every name.
 func (s *shape) member(name string) (*shape, bool) {
 	if s.fields == nil {
 		return s.each, true
@@ -120,8 +120,8 @@ func (s *shape) member(name string) (*shape, bool) {
 	return s.fields[name], s.knows(name)
 }
 
-// mergeList keeps what is not known of an element that is otherwise unchanged and in its old place. Nothing says which element
-// a moved or changed one was.
+// mergeList keeps the unknown parts of elements that are otherwise unchanged and at their old position. A moved or changed
+// element cannot be recognized.
 func mergeList(s *shape, old, text json.RawMessage) json.RawMessage {
 	var was, is []json.RawMessage
 	if json.Unmarshal(old, &was) != nil || json.Unmarshal(text, &is) != nil {
@@ -145,7 +145,7 @@ func equalJSON(a, b json.RawMessage) bool {
 	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
 }
 
-// encode encodes what was decoded from JSON, which cannot fail.
+// encode encodes a value that was decoded from JSON.
 func encode(v any) json.RawMessage {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -41,7 +41,7 @@ func one[T registry.Record](v view, k registry.Key) (record T, found bool) {
 	return record, true
 }
 
-// anyOf reads a record of each bucket.
+// anyOf has a function for each bucket that reads one of its records.
 var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool){
 	registry.BucketInstances:     some[registry.Instance],
 	registry.BucketTasks:         some[registry.Task],
@@ -69,7 +69,7 @@ func recordOf[T registry.Record](v view, bucket registry.Bucket, path, value []b
 	return record, err
 }
 
-// decode decodes a record's text, whose form is the schema's.
+// decode decodes the text of a record, whose form is that of the schema.
 func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 	text, err := v.forms.read(k.Bucket, text)
 	if err == nil {
@@ -100,7 +100,7 @@ func where[T registry.Record](v view, bucket registry.Bucket, pass func(T) bool)
 	return slices.DeleteFunc(list[T](v, bucket, "", nil), func(r T) bool { return !pass(r) })
 }
 
-// part is the n-th id of a path; nil: it has fewer.
+// part returns the n-th id of a path, or nil if there are fewer.
 func part(path []byte, n int) []byte {
 	for len(path) >= 2 {
 		end := 2 + int(path[0])<<8 + int(path[1])
@@ -178,7 +178,7 @@ func byPath(volumes, inline []registry.Volume) []registry.Volume {
 	return all
 }
 
-// VolumeByKey is the first by name, should two names be given to one volume.
+// VolumeByKey returns the first by name if a volume has two names.
 func (v view) VolumeByKey(k registry.VolumeKey) (volume registry.Volume, found bool) {
 	prefix := []byte(registry.PathOf(k.Plugin, string(k.External)))
 	key, _ := bucketOf(v.tx, bucketVolumeKeys).Cursor().Seek(prefix)
@@ -192,14 +192,14 @@ func (v view) VolumesNamed(plugin registry.PluginID, name string) (volumes []reg
 	prefix := nameListKey(plugin, name, "")
 	cursor := bucketOf(v.tx, bucketVolumeNames).Cursor()
 	for key, _ := cursor.Seek(prefix); bytes.HasPrefix(key, prefix); key, _ = cursor.Next() {
-		if volume := v.volumeListed(bucketVolumeNames, key, len(prefix)); volume.CreatedAs(plugin, name) { // else its name only begins alike
+		if volume := v.volumeListed(bucketVolumeNames, key, len(prefix)); volume.CreatedAs(plugin, name) { // otherwise only the beginning of its name is the same
 			volumes = append(volumes, volume)
 		}
 	}
 	return volumes
 }
 
-// volumeListed is the volume that an entry of a list names, after a prefix of that length.
+// volumeListed returns the volume that a list's entry names after a prefix of that length.
 func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume {
 	volume, found := v.volumeAt(string(key[prefix:]))
 	if !found {
@@ -216,7 +216,7 @@ func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
 	return byPath(where(v, registry.BucketVolumes, pass), where(v, registry.BucketInlineVolumes, pass))
 }
 
-// VolumesOf reads the volumes only whose id is an inline one's of the alloc: it is the last of a path.
+// VolumesOf decodes only volumes whose id, the end of the path, is that of an inline volume of the alloc.
 func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
 	ending := []byte(registry.InlineID(id, ""))
 	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path []byte) bool { return bytes.HasSuffix(path, ending) })

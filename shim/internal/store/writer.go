@@ -11,10 +11,10 @@ import (
 	"holdfast/registry"
 )
 
-// request is one Commit on its way. Whoever moves it on from waiting owns its fate.
+// request is one Commit on its way. The goroutine that changes its state from waiting answers it.
 type request struct {
 	decide func(registry.View) (registry.Change, error)
-	state  atomic.Int32 // waiting, taken by the writer or withdrawn by the caller
+	state  atomic.Int32 // waiting, taken (by the writer) or withdrawn (by the caller)
 	answer chan answer  // of capacity 1
 }
 
@@ -29,11 +29,11 @@ const (
 	withdrawn
 )
 
-// queue holds what waits for the writer.
+// queue holds the requests that wait for the writer.
 type queue struct {
 	mu       sync.Mutex
 	requests []*request
-	refusal  error         // of all that comes now
+	refusal  error         // of all requests from now on; nil: none
 	ready    chan struct{} // of capacity 1
 }
 
@@ -53,7 +53,7 @@ func (q *queue) add(r *request) error {
 	return nil
 }
 
-// take is all that waits and has not been withdrawn.
+// take removes all requests and returns those that were not withdrawn.
 func (q *queue) take() (batch []*request) {
 	q.mu.Lock()
 	all := q.requests
@@ -67,7 +67,7 @@ func (q *queue) take() (batch []*request) {
 	return batch
 }
 
-// refuse answers all that waits, and all that comes, with err.
+// refuse answers all requests that wait, and all that come, with err.
 func (q *queue) refuse(err error) {
 	q.mu.Lock()
 	if q.refusal == nil {
@@ -79,8 +79,8 @@ func (q *queue) refuse(err error) {
 	}
 }
 
-// Commit is registry.Log's. It waits for Run to be going. When ctx ends while the change is being written its outcome is not
-// known to the caller.
+// Commit implements registry.State. It waits for Run to be called. If ctx ends while the change is being written, Commit
+// returns ErrUncertain.
 func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -105,13 +105,13 @@ func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry
 	}
 }
 
-// Run writes what is committed, until ctx ends, the store is closed or something is wrong with the file. It returns why. After
-// an error other than ctx's the process must not go on with this state.
+// Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After an error other
+// than that of ctx the process must not continue with this state.
 func (s *Store) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			s.halt(registry.Errorf(registry.ErrUnavailable, "the store has stopped: %v", context.Cause(ctx)))
+			s.fail(registry.Errorf(registry.ErrUnavailable, "the store has stopped: %v", context.Cause(ctx)))
 			return context.Cause(ctx)
 		case <-s.stopped:
 			return s.reason
@@ -123,20 +123,17 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// halt lets nothing be written from now on. The first reason stands.
-func (s *Store) halt(reason error) {
+// fail stops all writing. The first reason counts.
+func (s *Store) fail(reason error) {
 	s.stop.Do(func() {
 		s.reason = reason
 		close(s.stopped)
 	})
-	s.queue.refuse(refusal(s.reason))
+	s.queue.refuse(stoppedError(s.reason))
 }
 
-// fail is halt for what ends the process.
-func (s *Store) fail(err error) { s.halt(err) }
-
-// refusal is what callers get whose commit was not even begun: unlike the reason it is never uncertain.
-func refusal(reason error) error {
+// stoppedError is the error of a commit that was not begun. Unlike the reason it is never ErrUncertain.
+func stoppedError(reason error) error {
 	for _, kind := range []error{registry.ErrFenced, registry.ErrDamaged} {
 		if errors.Is(reason, kind) {
 			return registry.Errorf(kind, "the store has stopped: %v", reason)
@@ -145,8 +142,8 @@ func refusal(reason error) error {
 	return registry.Errorf(registry.ErrUnavailable, "the store has stopped: %v", reason)
 }
 
-// commit writes one batch and answers everybody in it. A caller who decided on what others of the batch had changed shares
-// their fate, also if it has changed nothing: what it saw may never have come true.
+// commit writes one batch and answers each of its requests. If the batch fails, a request that saw changes of the batch
+// fails as well, even if it changed nothing: those changes may never have become true.
 func (s *Store) commit(requests []*request) {
 	if len(requests) == 0 {
 		return
@@ -154,7 +151,7 @@ func (s *Store) commit(requests []*request) {
 	select {
 	case <-s.stopped:
 		for _, r := range requests {
-			r.answer <- answer{0, refusal(s.reason)}
+			r.answer <- answer{0, stoppedError(s.reason)}
 		}
 		return
 	default:
@@ -167,48 +164,48 @@ func (s *Store) commit(requests []*request) {
 	for i, r := range requests {
 		switch {
 		case err != nil && g.sent && g.shared[i]:
-			r.answer <- answer{0, outcome(err)}
+			r.answer <- answer{0, uncertainError(err)}
 		case err != nil && (g.shared[i] || i >= g.decided):
-			r.answer <- answer{0, s.notWritten(err)}
+			r.answer <- answer{0, s.unwrittenError(err)}
 		default:
 			r.answer <- g.answers[i]
 		}
 	}
 }
 
-// group is a batch with its callers.
+// group holds the answers to the requests of a batch.
 type group struct {
 	answers []answer
-	shared  []bool // the caller's answer depends on the transaction
-	decided int    // how many have been asked
-	sent    bool   // the transaction has been given to the disk
+	shared  []bool // the answer depends on the transaction
+	decided int    // number of requests that have decided
+	sent    bool   // the transaction was handed to the disk
 	applied []registry.Applied
 }
 
-// outcome of a transaction that was given to the disk.
-func outcome(err error) error {
+// uncertainError is the error of a request whose transaction was handed to the disk.
+func uncertainError(err error) error {
 	if errors.Is(err, registry.ErrExhausted) {
 		return err
 	}
 	return registry.Errorf(registry.ErrUncertain, "%w", err)
 }
 
-// notWritten is what those get whose transaction never reached the disk.
-func (s *Store) notWritten(err error) error {
+// unwrittenError is the error of a request whose transaction was never handed to the disk.
+func (s *Store) unwrittenError(err error) error {
 	if errors.Is(err, registry.ErrExhausted) {
 		return err
 	}
-	return refusal(err)
+	return stoppedError(err)
 }
 
-// write decides and writes within one transaction. An error of it is the transaction's, not a caller's.
+// write has each request decide, and writes, within one transaction. Its error is the transaction's, not a request's.
 func (s *Store) write(g *group, requests []*request) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "begin: %w", err)
 	}
 	defer func() { _ = tx.Rollback() }() // of no effect after Commit
-	if err := s.sane(tx); err != nil {
+	if err := s.checkOwnership(tx); err != nil {
 		return err
 	}
 	t := newTransaction(tx)
@@ -231,7 +228,7 @@ func (s *Store) write(g *group, requests []*request) error {
 	return s.publish(g, tx)
 }
 
-// decide asks one caller and writes what it wants.
+// decide has one request decide, and writes its change.
 func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 	g.shared[i] = b.dirty
 	change, err := r.decide(b.view)
@@ -246,7 +243,7 @@ func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 	}
 	if s.readOnly {
 		g.answers[i] = answer{0, errReadOnly}
-		return s.writableAgain()
+		return s.checkStillReadOnly()
 	}
 	if d.grows {
 		switch err := s.reserve(b.transaction.tx.Size()); {
@@ -263,7 +260,7 @@ func (s *Store) decide(g *group, b *batch, i int, r *request) error {
 	return b.write(d)
 }
 
-// publish commits, then shows, then tells.
+// publish commits the transaction, then shows it to views, then passes it to Options.Applied.
 func (s *Store) publish(g *group, tx *bolt.Tx) error {
 	before, err := s.metas()
 	if err != nil {
@@ -271,7 +268,7 @@ func (s *Store) publish(g *group, tx *bolt.Tx) error {
 	}
 	g.sent = true
 	if err := tx.Commit(); err != nil {
-		return s.judge(before, err)
+		return s.commitError(before, err)
 	}
 	if err := s.readers.publish(s.db); err != nil {
 		return err
