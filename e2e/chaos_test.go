@@ -467,7 +467,7 @@ func (c *chaosEnv) logState() {
 	}
 	volumes, _, _ := c.host.Volumes(c.ctx(), host.VolumeQuery{})
 	for _, v := range volumes {
-		c.t.Logf("volume %s %s placement %+v holders %+v intent %+v", v.ID, v.State, v.Placement, v.Holders, v.Intent)
+		c.t.Logf("volume %s %s attachments %+v staging %+v holders %+v intent %+v", v.ID, v.State, v.Attachments, v.Staging, v.Holders, v.Intent)
 	}
 }
 

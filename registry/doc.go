@@ -1,7 +1,7 @@
 // Package registry holds the words of Holdfast and the live table of CSI plugin instances.
 //
 // The words are plain data that every other package shares: ids, Instance, Fingerprint, Health, Volume, Usage, Claim,
-// Placement, Ref, Intent, Event and the closed set of error kinds. They are parsed once, at the edge, and never carry
+// Attachment, Staging, Ref, Intent, Event and the closed set of error kinds. They are parsed once, at the edge, and never carry
 // behaviour that touches a disk, a socket or a mount.
 //
 // The live table (Registry) answers which instance of a plugin is the active one. It is a copy of what the Log made

@@ -17,13 +17,10 @@ type Expansion struct {
 	Usage Usage         `json:"usage,omitzero"` // that Asked named; zero: none
 	// Node is what the node is still to see to: the resize is pending. Zero: nothing.
 	Node CapacityRange `json:"node,omitzero"`
-	// Refused is the code with which the node's plugin refused, or was not waited for; empty: it did not. It is asked again when the volume is
-	// mounted anew. What the controller says later does not change it.
-	Refused string `json:"refused,omitempty"`
-	// At is where the node was asked last, as the host sees it, as long as it is mounted as it was then: it is asked nowhere else.
-	At    string    `json:"at,omitempty"`
-	Since time.Time `json:"since,omitzero"` // when Asked or Node was recorded
-	// What the driver said last; empty: nothing was wrong. What a controller said of Asked stands as long as that does.
+	// Refused is the code with which the node's plugin refused. The record does not have it; a status does (On).
+	Refused string    `json:"refused,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
+	// What the plugin said last; empty: nothing was wrong. What a controller said of Asked stands as long as that does.
 	RPC    RPC    `json:"rpc,omitempty"`
 	Code   string `json:"code,omitempty"`
 	Detail string `json:"detail,omitempty"` // bounded and redacted
@@ -47,31 +44,28 @@ func (e Expansion) Closed() Expansion {
 	return e
 }
 
-// Troubled is e with what the driver said.
+// Troubled is e with what the controller's plugin said.
 func (e Expansion) Troubled(err *CallError) Expansion {
-	if err.RPC == NodeExpandRPC {
-		e.Refused = err.Code
-		if e.Open() && e.RPC == ControllerExpandRPC {
-			return e
-		}
-	}
 	e.RPC, e.Code, e.Detail = err.RPC, err.Code, err.Detail
 	return e
 }
 
-// Retried is e where the node is to be asked for something else: without what its plugin said, but for the one answer after which it must
-// not be asked before the volume is mounted anew (CSI NodeExpandVolume).
-func (e Expansion) Retried() Expansion {
-	if e.Refused == "FAILED_PRECONDITION" {
-		return e
+// Settled is e without what is pending for the node.
+func (e Expansion) Settled() Expansion {
+	if e.Node = (CapacityRange{}); e.RPC == NodeExpandRPC {
+		e.RPC, e.Code, e.Detail = "", "", ""
 	}
-	return e.Untroubled()
+	return e
 }
 
-// Untroubled is e without what the node's plugin said.
-func (e Expansion) Untroubled() Expansion {
-	if e.At, e.Refused = "", ""; e.RPC == NodeExpandRPC {
-		e.RPC, e.Code, e.Detail = "", "", ""
+// On is e as people see it on a node that has come as far as n.
+func (e Expansion) On(n NodeExpansion) Expansion {
+	if !e.Pending() || n.RPC == "" {
+		return e
+	}
+	e.Refused = n.Refused
+	if !e.Open() || e.RPC != ControllerExpandRPC {
+		e.RPC, e.Code, e.Detail = n.RPC, n.Code, n.Detail
 	}
 	return e
 }

@@ -14,7 +14,7 @@ type VolumeCondition struct {
 // zero value means that no plugin has said that the volume is unhealthy.
 type VolumeHealth struct {
 	Controller VolumeCondition `json:"controller,omitzero"`
-	Node       VolumeCondition `json:"node,omitzero"` // while the volume is mounted on this node
+	Node       VolumeCondition `json:"node,omitzero"` // in a status only: the record is Staging.Condition
 }
 
 // Of returns what the plugin said in the role.
@@ -28,21 +28,19 @@ func (h VolumeHealth) Of(role Role) VolumeCondition {
 // Abnormal reports whether the plugin said in any role that the volume is unhealthy.
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
-// HealthChange is the change that records what the volume's plugin says of it in the role. It is empty if that is
-// known, and has an event if the volume became unhealthy, or healthy again.
-func (v Volume) HealthChange(role Role, says VolumeCondition, now time.Time) Change {
-	before := v.Health.Of(role)
+// ConditionChange returns the condition to record after a plugin said of a volume what says holds, and the event of the
+// change. told is that event, but for its kind and details. changed is false if says is recorded already.
+func ConditionChange(before, says VolumeCondition, told Event) (next VolumeCondition, events []Event, changed bool) {
 	if !says.Abnormal {
 		says = VolumeCondition{}
 	}
 	if before.Abnormal == says.Abnormal && before.Message == says.Message {
-		return Change{}
+		return before, nil, false
 	}
-	told := Event{Role: role, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: says.Message, At: now}
-	var events []Event
+	told.Detail = says.Message
 	switch {
 	case !before.Abnormal:
-		says.Since, told.Kind = now, EventVolumeUnhealthy
+		says.Since, told.Kind = told.At, EventVolumeUnhealthy
 		events = []Event{told}
 	case !says.Abnormal:
 		told.Kind = EventVolumeHealthy
@@ -50,18 +48,24 @@ func (v Volume) HealthChange(role Role, says VolumeCondition, now time.Time) Cha
 	default:
 		says.Since = before.Since
 	}
-	return Change{Put: []Record{v.withCondition(role, says)}, Events: events}
+	return says, events, true
 }
 
-// WithoutCondition returns v without what its plugin said of its health in role. That is not known any more once
-// nothing of v is mounted here (RoleNode), or once the plugin does not declare any more that it reports conditions.
-func (v Volume) WithoutCondition(role Role) Volume { return v.withCondition(role, VolumeCondition{}) }
-
-func (v Volume) withCondition(role Role, c VolumeCondition) Volume {
-	if role == RoleController {
-		v.Health.Controller = c
-	} else {
-		v.Health.Node = c
+// HealthChange is the change that records what the volume's controller plugin says of it. It is empty if that is known,
+// and has an event if the volume became unhealthy, or healthy again.
+func (v Volume) HealthChange(says VolumeCondition, now time.Time) Change {
+	told := Event{Role: RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, At: now}
+	next, events, changed := ConditionChange(v.Health.Controller, says, told)
+	if !changed {
+		return Change{}
 	}
+	v.Health.Controller = next
+	return Change{Put: []Record{v}, Events: events}
+}
+
+// WithoutCondition returns v without what its controller plugin said of its health. That is not known any more once the
+// plugin does not declare any more that it reports conditions.
+func (v Volume) WithoutCondition() Volume {
+	v.Health.Controller = VolumeCondition{}
 	return v
 }

@@ -62,8 +62,6 @@ type View interface {
 	Claims(VolumeKey) []Claim
 	ClaimsOf(AllocID) []Claim
 	AllClaims() []Claim
-	Placement(VolumeKey) (Placement, bool)
-	Placements() []Placement
 	Attachment(AttachmentKey) (Attachment, bool)
 	Attachments(VolumeKey) []Attachment
 	AllAttachments() []Attachment
@@ -111,6 +109,37 @@ func OpenIntent(v View, k VolumeKey) (Intent, bool) {
 	return v.NodeIntent(k)
 }
 
+// Split returns the part of the change that writes records which nodes share, and the rest, which has the events.
+func (c Change) Split() (shared, node Change) {
+	node.Events = c.Events
+	for _, r := range c.Put {
+		if r.Key().Bucket.Shared() {
+			shared.Put = append(shared.Put, r)
+		} else {
+			node.Put = append(node.Put, r)
+		}
+	}
+	for _, k := range c.Delete {
+		if k.Bucket.Shared() {
+			shared.Delete = append(shared.Delete, k)
+		} else {
+			node.Delete = append(node.Delete, k)
+		}
+	}
+	return shared, node
+}
+
+// Unmixed returns an ErrInternal if the change writes both records that nodes share and records of one node. Every State
+// refuses such a change.
+func (c Change) Unmixed() error {
+	if !c.Mixed() {
+		return nil
+	}
+	shared, node := c.Split()
+	return Errorf(ErrInternal, "commit mixes shared and node records: %v %v and %v %v",
+		shared.Put, shared.Delete, node.Put, node.Delete)
+}
+
 // Mixed reports whether the change writes both records that nodes share and records of one node.
 func (c Change) Mixed() bool {
 	var shared, node bool
@@ -124,7 +153,7 @@ func (c Change) Mixed() bool {
 	return shared && node
 }
 
-// Record is one of the records that a State keeps: Instance, Task, Alloc, Volume, Claim, Placement, Attachment, Staging,
+// Record is one of the records that a State keeps: Instance, Task, Alloc, Volume, Claim, Attachment, Staging,
 // Ref, Intent, Operation.
 type Record interface {
 	Key() Key
@@ -144,7 +173,6 @@ const (
 	BucketVolumes       Bucket = "volumes"
 	BucketInlineVolumes Bucket = "inline_volumes"
 	BucketClaims        Bucket = "claims"
-	BucketPlacements    Bucket = "placements"
 	BucketAttachments   Bucket = "attachments"
 	BucketStagings      Bucket = "stagings"
 	BucketRefs          Bucket = "refs"
@@ -155,7 +183,7 @@ const (
 
 // Buckets lists every kind of record.
 var Buckets = []Bucket{
-	BucketInstances, BucketTasks, BucketAllocs, BucketVolumes, BucketInlineVolumes, BucketClaims, BucketPlacements,
+	BucketInstances, BucketTasks, BucketAllocs, BucketVolumes, BucketInlineVolumes, BucketClaims,
 	BucketAttachments, BucketStagings, BucketRefs, BucketIntents, BucketNodeIntents, BucketRequests,
 }
 
@@ -238,7 +266,6 @@ func (k ClaimKey) path() string {
 }
 
 // The keys of records that a volume has at most one of. IntentRecord is the key of a controller call's intent.
-func (k VolumeKey) PlacementRecord() Key  { return Key{BucketPlacements, k.path()} }
 func (k VolumeKey) StagingRecord() Key    { return Key{BucketStagings, k.path()} }
 func (k VolumeKey) IntentRecord() Key     { return Key{BucketIntents, k.path()} }
 func (k VolumeKey) NodeIntentRecord() Key { return Key{BucketNodeIntents, k.path()} }
@@ -250,7 +277,6 @@ func OperationRecord(id OperationID) Key { return Key{BucketRequests, PathOf(id)
 
 func (a Alloc) Key() Key      { return AllocRecord(a.ID) }
 func (c Claim) Key() Key      { return c.ClaimKey().ClaimRecord() }
-func (p Placement) Key() Key  { return p.Volume.PlacementRecord() }
 func (a Attachment) Key() Key { return a.AttachmentKey().Key() }
 func (s Staging) Key() Key    { return s.Volume.StagingRecord() }
 func (r Ref) Key() Key        { return r.ClaimKey().RefRecord() }
@@ -305,11 +331,6 @@ func (c Claim) Indexed(created, at Seq) Record {
 	return c
 }
 
-func (p Placement) Indexed(created, at Seq) Record {
-	indexes(&p.CreateIndex, &p.ModifyIndex, created, at)
-	return p
-}
-
 func (a Attachment) Indexed(created, at Seq) Record {
 	indexes(&a.CreateIndex, &a.ModifyIndex, created, at)
 	return a
@@ -341,7 +362,6 @@ func (t Task) Indexes() (created, modified Seq)       { return t.CreateIndex, t.
 func (a Alloc) Indexes() (created, modified Seq)      { return a.CreateIndex, a.ModifyIndex }
 func (v Volume) Indexes() (created, modified Seq)     { return v.CreateIndex, v.ModifyIndex }
 func (c Claim) Indexes() (created, modified Seq)      { return c.CreateIndex, c.ModifyIndex }
-func (p Placement) Indexes() (created, modified Seq)  { return p.CreateIndex, p.ModifyIndex }
 func (a Attachment) Indexes() (created, modified Seq) { return a.CreateIndex, a.ModifyIndex }
 func (s Staging) Indexes() (created, modified Seq)    { return s.CreateIndex, s.ModifyIndex }
 func (r Ref) Indexes() (created, modified Seq)        { return r.CreateIndex, r.ModifyIndex }

@@ -5,10 +5,11 @@ import "time"
 // VolumeStatus is a volume and how it is used now.
 type VolumeStatus struct {
 	Volume
-	Placement Placement // Attach, Node, Stage and StagedAt only
-	Holders   []Holder
-	Intent    *Intent // the CSI call that is open or uncertain; nil: none
-	Waiting   []Wait  // allocs that wait for it, or to be rid of it; without an alloc: its creation or deletion
+	Attachments []Attachment
+	Staging     Staging // on this node
+	Holders     []Holder
+	Intent      *Intent // the CSI call that is open or uncertain; nil: none
+	Waiting     []Wait  // allocs that wait for it, or to be rid of it; without an alloc: its creation or deletion
 }
 
 // Holder is a claim, and the publish that goes with it.

@@ -42,26 +42,6 @@ const (
 	MarkDone Mark = "done"
 )
 
-// Placement is where a volume is attached and staged on this node, and how far that has come. What the plugin announced
-// when it happened is kept, so that it is taken down as it was put up.
-type Placement struct {
-	Volume      VolumeKey         `json:"volume"`
-	Name        VolumeName        `json:"name"`                      // for people
-	Attach      Mark              `json:"attach,omitempty"`          // ControllerPublishVolume
-	Attaches    bool              `json:"attaches,omitempty"`        // the plugin has controller publish
-	Node        NodeID            `json:"node,omitempty"`            // the node id that was attached to
-	Attached    Usage             `json:"attached,omitzero"`         // as sent with ControllerPublishVolume
-	Publish     map[string]string `json:"publish_context,omitempty"` // ControllerPublishVolumeResponse.publish_context
-	Stage       Mark              `json:"stage,omitempty"`           // NodeStageVolume
-	Stages      bool              `json:"stages,omitempty"`          // the plugin has stage
-	Staged      Usage             `json:"staged,omitzero"`           // as sent with NodeStageVolume
-	StagedAt    Tree              `json:"staged_at,omitzero"`        // the staging path
-	StageMounts bool              `json:"stage_mounts,omitempty"`    // something was mounted at the staging path after NodeStageVolume
-	Boot        string            `json:"boot,omitempty"`            // boot id under which the node's part happened
-	CreateIndex Seq               `json:"create_index"`
-	ModifyIndex Seq               `json:"modify_index"`
-}
-
 // Ref is one publish of a volume: durable, so that the last user is known over restarts. A staged volume with no ref left is
 // unstaged.
 type Ref struct {

@@ -182,7 +182,7 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s VolumeList
 	return a.checkUnused(ctx, plugins, s, "which could lose its mount, because the change stops a task of the plugin",
 		func(v host.VolumeStatus, h registry.Holder) bool {
 			r := a.record(h.Claim.Alloc)
-			return (r == nil || !ends(r)) && (h.Publish != "" || v.Placement.Stage != "")
+			return (r == nil || !ends(r)) && (h.Publish != "" || v.Staging.State != "")
 		})
 }
 

@@ -15,7 +15,7 @@ import (
 // setHolder makes the shim report that the alloc holds the volume, with the state of its mount.
 func (e *env) setHolder(id host.AllocID, mark registry.Mark) {
 	v := host.VolumeStatus{}
-	v.ID, v.Placement.Stage = "data", mark
+	v.ID, v.Staging.State = "data", mark
 	v.Holders = []registry.Holder{{Claim: registry.Claim{Alloc: id}, Publish: mark}}
 	e.shim.mu.Lock()
 	defer e.shim.mu.Unlock()

@@ -46,11 +46,15 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 }
 
 func VolumeProto(v registry.VolumeStatus) *pb.Volume {
+	var attached registry.Attachment
+	if len(v.Attachments) > 0 {
+		attached = v.Attachments[0]
+	}
 	return &pb.Volume{
 		Spec: VolumeSpecProto(v.Masked().VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
 		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
-		Attach: string(v.Placement.Attach), AttachedNodeId: string(v.Placement.Node), Stage: string(v.Placement.Stage),
-		StagedAt: treeProto(v.Placement.StagedAt), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
+		Attach: string(attached.State), AttachedNodeId: string(attached.NodeID), Stage: string(v.Staging.State),
+		StagedAt: treeProto(v.Staging.Path), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
 		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto), Expansion: expansionProto(v.Expansion),
 		Health:  healthProto(v.Health),
 		Failure: failureProto(v.Failure), SourceVolume: string(v.Source.Volume), SourceSnapshot: string(v.Source.Snapshot),
@@ -66,9 +70,10 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		Failure: failure(m.GetFailure()),
 		Source:  registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()), Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
 	}, Waiting: each(m.GetWaiting(), wait)}
-	out.Placement = registry.Placement{
-		Attach: registry.Mark(m.GetAttach()), Node: registry.NodeID(m.GetAttachedNodeId()), Stage: registry.Mark(m.GetStage()), StagedAt: tree(m.GetStagedAt()),
+	if m.GetAttach() != "" {
+		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()), NodeID: registry.NodeID(m.GetAttachedNodeId())}}
 	}
+	out.Staging = registry.Staging{State: registry.Mark(m.GetStage()), Path: tree(m.GetStagedAt())}
 	out.Intent = intent(m.GetIntent())
 	out.Holders = each(m.GetHolders(), func(h *pb.Holder) registry.Holder {
 		return registry.Holder{

@@ -165,8 +165,9 @@ func TestEveryFieldCrosses(t *testing.T) {
 // Of a volume's and an alloc's state, what is of use to a host crosses.
 func TestStatusCrosses(t *testing.T) {
 	v := full[registry.VolumeStatus]()
-	v.Unattached, v.Expansion.Usage, v.Expansion.At = false, registry.Usage{}, "" // they are for the shim to remember
-	v.Placement = registry.Placement{Attach: registry.MarkDone, Node: "n", Stage: registry.MarkSent, StagedAt: registry.Tree{Host: "/h", Task: "/t"}}
+	v.Unattached, v.Expansion.Usage = false, registry.Usage{} // they are for the shim to remember
+	v.Attachments = []registry.Attachment{{State: registry.MarkDone, NodeID: "n"}}
+	v.Staging = registry.Staging{State: registry.MarkSent, Path: registry.Tree{Host: "/h", Task: "/t"}}
 	v.Intent = shown(v.Intent)
 	for i := range v.Holders {
 		c := &v.Holders[i].Claim
@@ -176,7 +177,7 @@ func TestStatusCrosses(t *testing.T) {
 	a := full[registry.AllocStatus]()
 	a.Sealed, a.Node, a.Release = nil, "", registry.Call{}
 	for i := range a.Uses {
-		a.Uses[i].Intent, a.Uses[i].Expansion.Usage, a.Uses[i].Expansion.At = shown(a.Uses[i].Intent), registry.Usage{}, ""
+		a.Uses[i].Intent, a.Uses[i].Expansion.Usage = shown(a.Uses[i].Intent), registry.Usage{}
 	}
 	same(t, trip(t, a, AllocProto, Alloc), a)
 }

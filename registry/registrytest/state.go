@@ -225,14 +225,6 @@ func (v view) AllClaims() []registry.Claim {
 	return many[registry.Claim](v, registry.BucketClaims, "")
 }
 
-func (v view) Placement(k registry.VolumeKey) (registry.Placement, bool) {
-	return one[registry.Placement](v, k.PlacementRecord())
-}
-
-func (v view) Placements() []registry.Placement {
-	return many[registry.Placement](v, registry.BucketPlacements, "")
-}
-
 func (v view) Attachment(k registry.AttachmentKey) (registry.Attachment, bool) {
 	return one[registry.Attachment](v, k.Key())
 }

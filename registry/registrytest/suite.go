@@ -150,8 +150,6 @@ var kinds = map[registry.Bucket]kind{
 	registry.BucketClaims: kindOf(func(v registry.View, r registry.Claim) (registry.Claim, bool) {
 		return only(v.Claims(r.Volume), func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() })
 	}, registry.View.AllClaims),
-	registry.BucketPlacements: kindOf(
-		func(v registry.View, r registry.Placement) (registry.Placement, bool) { return v.Placement(r.Volume) }, registry.View.Placements),
 	registry.BucketAttachments: kindOf(
 		func(v registry.View, r registry.Attachment) (registry.Attachment, bool) {
 			return v.Attachment(r.AttachmentKey())
@@ -500,7 +498,7 @@ func testPrefixes(t *testing.T, open Open) {
 		change.Put = append(change.Put,
 			registry.Claim{Volume: k, Alloc: alloc, Request: "r"}, registry.Ref{Volume: k, Alloc: alloc, Request: "r"},
 			registry.Claim{Volume: k, Alloc: alloc + "-x", Request: "r"}, registry.Ref{Volume: k, Alloc: alloc + "-x", Request: "r"},
-			registry.Placement{Volume: k, Node: registry.NodeID(k.String())}, registry.Intent{Volume: k, Hash: k.String()},
+			registry.Staging{Volume: k, Boot: k.String()}, registry.Intent{Volume: k, Hash: k.String()},
 			registry.Attachment{Volume: k, Node: "n"}, registry.Attachment{Volume: k, Node: "n-2"}, registry.Staging{Volume: k, Boot: k.String()},
 			registry.Instance{InstanceKey: registry.InstanceKey{Role: "r", Plugin: k.Plugin, Alloc: alloc, Task: "t"}})
 	}
@@ -512,7 +510,7 @@ func testPrefixes(t *testing.T, open Open) {
 		if c := v.ClaimsOf("alloc0"); len(c) != 1 || c[0].Alloc != "alloc0" {
 			t.Errorf("claims of alloc0 are %+v", c)
 		}
-		if p, _ := v.Placement(key); p.Node != registry.NodeID(key.String()) {
+		if p, _ := v.Staging(key); p.Boot != key.String() {
 			t.Errorf("placement is %+v", p)
 		}
 		if a := v.Attachments(key); len(a) != 2 || a[0].Volume != key || a[1].Volume != key {

@@ -78,7 +78,7 @@ func useView(u registry.Use) Use {
 
 func volumeView(v host.VolumeStatus, e *explainer) Volume {
 	out := Volume{
-		Volume: v.Volume, Attached: string(v.Placement.Attach), Staged: string(v.Placement.Stage), StagedAt: v.Placement.StagedAt.Host,
+		Volume: v.Volume, Attached: attached(v), Staged: string(v.Staging.State), StagedAt: v.Staging.Path.Host,
 		Holders: []Holder{}, Intent: v.Intent, Growth: growth(v.VolumeName(), v.Expansion),
 		Unhealthy: unhealthy(v.VolumeName(), v.Plugin, v.Health), Unusable: unusable(v),
 	}
@@ -163,4 +163,12 @@ func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) string {
 		return string(agent.AllocStopped)
 	}
 	return string(agent.AllocPending)
+}
+
+// attached is how far the volume is attached to a node.
+func attached(v registry.VolumeStatus) string {
+	if len(v.Attachments) == 0 {
+		return ""
+	}
+	return string(v.Attachments[0].State)
 }

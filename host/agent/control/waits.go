@@ -140,7 +140,7 @@ func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
 	}
 	switch w.RPC {
 	case registry.NodeUnstageRPC:
-		return v.Placement.StagedAt.Host
+		return v.Staging.Path.Host
 	case registry.NodeUnpublishRPC:
 		for _, h := range v.Holders {
 			if h.Claim.Alloc == w.Alloc && h.Claim.Request == w.Request {

@@ -14,24 +14,24 @@ func TestAttachAndDetach(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"device": "/dev/x"}
 	for range 2 { // the second is there already
-		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err != nil {
 			t.Fatal(err)
 		}
 		d.crash()
 	}
 	d.expect("ControllerPublishVolume vol-data i-1")
-	p := d.placement()
-	if p.Attach != registry.MarkDone || !p.Attaches || p.Node != "i-1" || !maps.Equal(p.Publish, d.publish) || p.Attached != usage() {
+	p := d.attachment()
+	if p.State != registry.MarkDone || p.NodeID != "i-1" || !maps.Equal(p.PublishContext, d.publish) || p.Usage != usage() {
 		t.Errorf("%+v", p)
 	}
-	if err := d.Controller.Detach(t.Context(), by, key); err != nil {
+	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
 		t.Fatal(err)
 	}
 	d.expect("ControllerUnpublishVolume vol-data i-1")
-	if p := d.placement(); p.Attach != registry.MarkNone || len(d.attached) != 0 {
+	if p := d.attachment(); p.State != registry.MarkNone || len(d.attached) != 0 {
 		t.Errorf("%+v, %v", p, d.attached)
 	}
-	if err := d.Controller.Detach(t.Context(), by, key); err != nil {
+	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
 		t.Error(err)
 	}
 	d.expect()
@@ -50,10 +50,10 @@ func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
 		v := ready()
 		v.Created = false
 		d := open(t, plugins, v, claimed())
-		if err := d.Controller.Attach(t.Context(), by, v, usage(), ""); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, v, usage(), here("")); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if err := d.Controller.Detach(t.Context(), by, key); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		d.expect()
@@ -74,19 +74,19 @@ func TestAttachReadOnly(t *testing.T) {
 		{"a reader among writers", writing, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, false},
 	} {
 		d := open(t, of(c.caps...), ready(), claimed())
-		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || d.last.attach.Usage.ReadOnly != c.want {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil || d.last.attach.Usage.ReadOnly != c.want {
 			t.Errorf("%s: %+v, %v", c.name, d.last.attach.Usage, err)
 		}
-		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, "i-1"); err != nil || len(d.journal) != 1 {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil || len(d.journal) != 1 {
 			t.Errorf("%s, again: %v, %v", c.name, d.journal, err)
 		}
 	}
 }
 
 func TestAttachRefuses(t *testing.T) {
-	there := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Node: "i-9", Attached: usage()}
+	there := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-9", State: registry.MarkDone, Usage: usage()}
 	other := there
-	other.Node, other.Attached.FSType = "i-1", "xfs"
+	other.NodeID, other.Usage.FSType = "i-1", "xfs"
 	for _, c := range []struct {
 		name    string
 		records []registry.Record
@@ -101,7 +101,7 @@ func TestAttachRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, of(registry.AttachDetach), c.records...)
-			err := d.Controller.Attach(t.Context(), by, ready(), usage(), c.node)
+			err := d.Controller.Attach(t.Context(), by, ready(), usage(), here(c.node))
 			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v", err)
 			}
@@ -115,18 +115,18 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true), uncertain("ALREADY_EXISTS", false)} {
 		d := open(t, of(registry.AttachDetach), ready(), claimed())
 		d.faults = []fault{f}
-		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err == nil {
+		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err == nil {
 			t.Error("no error")
 		}
 		d.crash()
 		// The plugin that comes back has forgotten how to attach: what was recorded counts.
 		d.use(of())
-		if err := d.Controller.Detach(t.Context(), by, key); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
 			t.Error(err)
 		}
 		d.expect("ControllerPublishVolume vol-data i-1", "ControllerUnpublishVolume vol-data i-1")
-		if len(d.attached) != 0 || d.placement().Attach != registry.MarkNone {
-			t.Errorf("%v, %+v", d.attached, d.placement())
+		if len(d.attached) != 0 || d.attachment().State != registry.MarkNone {
+			t.Errorf("%v, %+v", d.attached, d.attachment())
 		}
 	}
 }
@@ -134,49 +134,37 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 func TestLargePublishContextIsRefused(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"k": strings.Repeat("x", maxMap)}
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrInternal) {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err, registry.ErrInternal) {
 		t.Errorf("%v", err)
 	}
-	if p := d.placement(); p.Attach != registry.MarkSent || p.Publish != nil {
+	if p := d.attachment(); p.State != registry.MarkSent || p.PublishContext != nil {
 		t.Errorf("%+v", p)
 	}
 }
 
-func TestDetachKeepsTheOrder(t *testing.T) {
-	there := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Node: "i-1", Attached: usage()}
-	staged, nowhere := there, there
-	staged.Stage, nowhere.Node = registry.MarkSent, ""
-	used := registry.Ref{Volume: key, Alloc: "a2", Request: "r", Publish: registry.MarkDone}
-	for _, c := range []struct {
-		name    string
-		records []registry.Record
-		kind    error
-	}{
-		{"staged", []registry.Record{staged}, registry.ErrConflict},
-		{"published for another", []registry.Record{staged, used}, nil},
-		{"node not recorded", []registry.Record{nowhere}, registry.ErrDamaged},
-	} {
-		d := open(t, of(registry.AttachDetach), append(c.records, ready(), claimed())...)
-		if err := d.Controller.Detach(t.Context(), by, key); !errors.Is(err, c.kind) {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		d.expect()
-		if d.placement().Attach != registry.MarkDone {
-			t.Errorf("%s: %+v", c.name, d.placement())
-		}
+// Without the node's id, the call would detach the volume from all nodes.
+func TestDetachNeedsTheRecordedNode(t *testing.T) {
+	nowhere := registry.Attachment{Volume: key, Name: name, Node: "n1", State: registry.MarkDone, Usage: usage()}
+	d := open(t, of(registry.AttachDetach), nowhere, ready(), claimed())
+	if err := d.Controller.Detach(t.Context(), by, key, "n1"); !errors.Is(err, registry.ErrDamaged) {
+		t.Error(err)
+	}
+	d.expect()
+	if d.attachment().State != registry.MarkDone {
+		t.Errorf("%+v", d.attachment())
 	}
 }
 
 func TestDetachNotFoundIsNotSuccess(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); err != nil {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err != nil {
 		t.Fatal(err)
 	}
 	d.faults = []fault{failed("NOT_FOUND")}
-	if err := d.Controller.Detach(t.Context(), by, key); err == nil {
+	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err == nil {
 		t.Error("the spec wants the caller to verify, not to assume")
 	}
-	if p := d.placement(); p.Attach != registry.MarkSent || p.Node != "i-1" {
+	if p := d.attachment(); p.State != registry.MarkSent || p.NodeID != "i-1" {
 		t.Errorf("%+v", p)
 	}
 }

@@ -130,49 +130,47 @@ func admits(claims []registry.Claim, c registry.Claim) error {
 		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
-// Unclaim gives the claim up, and says whether there was one. ErrConflict: what the claim stands for is not down yet.
-func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey) (existed bool, err error) {
+// Unclaim gives the claim up, and says whether there was one. last: the node has taken the volume down for the claim, and
+// as a whole if this is its last claim. Without last, another claim of the node has to remain, which then keeps the
+// volume up. ErrConflict: something that the claim stands for is not taken down.
+func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
-		change, err := l.release(view, key)
+		change, err := l.release(view, key, last)
 		existed = err == nil && !change.Empty()
 		return change, err
 	})
 	return existed && err == nil, err
 }
 
-func (l *Claims) release(view registry.View, key registry.ClaimKey) (registry.Change, error) {
+func (l *Claims) release(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
 	claims := view.Claims(key.Volume)
 	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
 	if at < 0 {
 		return registry.Change{}, nil
 	}
-	if err := down(view, claims, claims[at]); err != nil {
+	if err := down(view, claims, claims[at], last); err != nil {
 		return registry.Change{}, err
 	}
-	return registry.Change{Delete: []registry.Key{key.ClaimRecord()}, Events: []registry.Event{l.event(registry.EventReleased, claims[at])}}, nil
+	return registry.Change{
+		Delete: []registry.Key{key.ClaimRecord()},
+		Events: []registry.Event{l.event(registry.EventReleased, claims[at])},
+	}, nil
 }
 
-// down is nil if nothing that c stands for is up any more.
-func down(view registry.View, claims []registry.Claim, c registry.Claim) error {
-	for _, r := range view.Refs(c.Volume) {
-		if r.ClaimKey() == c.ClaimKey() && r.Publish != registry.MarkNone {
-			return registry.Errorf(registry.ErrConflict, "volume %s is still published for alloc %s at %s; it has to be unpublished first",
-				c.Name, c.Alloc, r.Target.Host)
-		}
-	}
+// down returns nil if nothing that c stands for is up any more.
+func down(view registry.View, claims []registry.Claim, c registry.Claim, last bool) error {
 	for _, other := range claims {
 		if other.ClaimKey() != c.ClaimKey() && other.Node == c.Node {
 			return nil
 		}
 	}
-	p, _ := view.Placement(c.Volume)
-	switch {
-	case p.Stage != registry.MarkNone:
-		return registry.Errorf(registry.ErrConflict, "volume %s is still staged at %s, and alloc %s is its last user; it has to be unstaged first",
-			c.Name, p.StagedAt.Host, c.Alloc)
-	case p.Attach != registry.MarkNone:
-		return registry.Errorf(registry.ErrConflict, "volume %s is still attached to node %s, and alloc %s is its last user; it has to be detached first",
-			c.Name, p.Node, c.Alloc)
+	if !last {
+		return registry.Errorf(registry.ErrConflict, "alloc %s is the last user of volume %s on node %s", c.Alloc, c.Name, c.Node)
+	}
+	if at, attached := view.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node}); attached {
+		return registry.Errorf(registry.ErrConflict,
+			"volume %s is still attached to node %s, and alloc %s is its last user; it has to be detached first",
+			c.Name, at.NodeID, c.Alloc)
 	}
 	return nil
 }

@@ -202,19 +202,17 @@ func TestSameKeyWithAnotherUsage(t *testing.T) {
 	}
 }
 
-// A claim is not given up before all that it stands for is down, whatever its alloc has become.
-func TestClaimKeptUntilUnpublished(t *testing.T) {
+// The last claim of a node is not given up before the volume is detached from it, whatever its alloc has become.
+func TestClaimKeptUntilDetached(t *testing.T) {
 	l, log := ledger(t, volume())
 	c, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref := registry.Ref{Volume: key, Alloc: "a1", Request: "r", Publish: registry.MarkDone}
-	place := registry.Placement{Volume: key, Attach: registry.MarkSent, Node: "i-1", Stage: registry.MarkSent}
-	put(t, log, ref, place)
-	refused := func(says string) {
-		t.Helper()
-		existed, err := l.Unclaim(t.Context(), c.ClaimKey())
+	at := registry.Attachment{Volume: key, Node: "n1", NodeID: "i-1", State: registry.MarkSent}
+	put(t, log, at)
+	for says, last := range map[string]bool{"attached": true, "last user": false} {
+		existed, err := l.Unclaim(t.Context(), c.ClaimKey(), last)
 		if existed || !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("released %v: %v", existed, err)
 		}
@@ -222,20 +220,11 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 			t.Fatal("the claim is gone")
 		}
 	}
-	refused("published")
-	ref.Publish = registry.MarkSent
-	put(t, log, ref)
-	refused("published")
-	remove(t, log, ref.Key())
-	refused("staged")
-	place.Stage = registry.MarkNone
-	put(t, log, place)
-	refused("attached")
-	remove(t, log, place.Key())
-	if existed, err := l.Unclaim(t.Context(), c.ClaimKey()); !existed || err != nil {
+	remove(t, log, at.Key())
+	if existed, err := l.Unclaim(t.Context(), c.ClaimKey(), true); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
-	if existed, err := l.Unclaim(t.Context(), c.ClaimKey()); existed || err != nil {
+	if existed, err := l.Unclaim(t.Context(), c.ClaimKey(), true); existed || err != nil {
 		t.Errorf("again: %v, %v", existed, err)
 	}
 	if claims, events := stored(t, log); len(claims) != 0 || events[len(events)-1].Kind != registry.EventReleased {
@@ -243,8 +232,9 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 	}
 }
 
-// Of two users of one node the first may go while the volume stays staged for the other; a user of another node does not count.
-func TestOnlyTheLastUserWaitsForUnstage(t *testing.T) {
+// Of two users of one node the first may go while the volume stays attached for the other. A user of another node does
+// not count.
+func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	l, log := ledger(t, volume())
 	far := want("a3", registry.MultiNodeMultiWriter)
 	far.Node = "n2"
@@ -253,11 +243,11 @@ func TestOnlyTheLastUserWaitsForUnstage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	put(t, log, registry.Placement{Volume: key, Stage: registry.MarkDone})
-	if existed, err := l.Unclaim(t.Context(), want("a1", "").ClaimKey()); !existed || err != nil {
+	put(t, log, registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone})
+	if existed, err := l.Unclaim(t.Context(), want("a1", "").ClaimKey(), false); !existed || err != nil {
 		t.Errorf("%v, %v", existed, err)
 	}
-	if _, err := l.Unclaim(t.Context(), want("a2", "").ClaimKey()); !errors.Is(err, registry.ErrConflict) {
+	if _, err := l.Unclaim(t.Context(), want("a2", "").ClaimKey(), true); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 }
@@ -300,7 +290,7 @@ func TestModelOfClaims(t *testing.T) {
 			c.Usage.Access = rapid.SampledFrom(modes).Draw(t, "mode")
 			if rapid.IntRange(0, 2).Draw(t, "release") == 0 {
 				_, was := held[c.ClaimKey()]
-				existed, err := l.Unclaim(context.Background(), c.ClaimKey())
+				existed, err := l.Unclaim(context.Background(), c.ClaimKey(), true)
 				if err != nil || existed != was {
 					t.Fatalf("release: %v, %v; held: %v", existed, err, was)
 				}

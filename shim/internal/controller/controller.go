@@ -115,8 +115,9 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 	}
 }
 
-// idle is nil if nobody uses the volume, else an ErrConflict that names who does.
-func idle(view registry.View, v registry.Volume, what string) error {
+// idle returns nil if the volume is not used, else an ErrConflict that names its users. local lists how this node uses it
+// (Node.Uses).
+func idle(view registry.View, v registry.Volume, local []string, what string) error {
 	if v.External == "" {
 		return nil
 	}
@@ -126,21 +127,30 @@ func idle(view registry.View, v registry.Volume, what string) error {
 		users = append(users, fmt.Sprintf("claimed by alloc %s (as %q on node %s, %s, since %s)",
 			c.Alloc, c.Request, c.Node, c.Usage, c.Since.UTC().Format(time.RFC3339)))
 	}
-	for _, r := range view.Refs(key) {
-		users = append(users, fmt.Sprintf("published for alloc %s at %s", r.Alloc, r.Target.Host))
-	}
-	p, _ := view.Placement(key)
-	if p.Stage != registry.MarkNone {
-		users = append(users, fmt.Sprintf("staged at %s", p.StagedAt.Host))
-	}
-	if p.Attach != registry.MarkNone {
-		users = append(users, fmt.Sprintf("attached to node %s", p.Node))
+	users = append(users, local...)
+	for _, at := range view.Attachments(key) {
+		users = append(users, fmt.Sprintf("attached to node %s", at.NodeID))
 	}
 	if len(users) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s",
 		v.VolumeName(), what, strings.Join(users, ", "))
+}
+
+// uses lists for people how this node uses the volume.
+func (m *Controller) uses(ctx context.Context, v registry.Volume) ([]string, error) {
+	if v.External == "" {
+		return nil, nil
+	}
+	return m.localUses(ctx, v.VolumeKey())
+}
+
+func (m *Controller) localUses(ctx context.Context, key registry.VolumeKey) ([]string, error) {
+	if m.node == nil {
+		return nil, nil
+	}
+	return m.node.Uses(ctx, key)
 }
 
 // broken is the error of a call that the plugin answered OK, with an answer that cannot be used.
@@ -188,11 +198,16 @@ type Driver interface {
 	Expand(context.Context, registry.InstanceKey, csi.ExpandRequest) (csi.Expanded, error)
 }
 
-// Node is the node's half of an expansion. Whoever calls Grow holds the volume's lane.
+// Node is what controller needs to know of this node. Grow needs the volume's lock.
 type Node interface {
-	// Grow has the node see to an expansion that is pending, if the volume is where it can. What the plugin refuses for certain is recorded,
-	// and no error.
-	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey) error
-	// Grows says whether Grow would have something to do.
-	Grows(view registry.View, v registry.Volume) bool
+	// Uses lists for people how the node uses the volume: publishes, and where it is staged.
+	Uses(ctx context.Context, key registry.VolumeKey) ([]string, error)
+	// Grow makes what is pending for the node, if the volume is where it can, and returns how far the node has come.
+	// again: also what the plugin has refused before, unless CSI forbids that. What the plugin refuses for certain is
+	// recorded, and no error.
+	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) (registry.NodeExpansion, error)
+	// Expansion returns how far the node has come, and the open call of the volume on the node, empty: none.
+	Expansion(ctx context.Context, key registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error)
+	// Grows reports whether Grow would have something to do.
+	Grows(ctx context.Context, v registry.Volume) (bool, error)
 }

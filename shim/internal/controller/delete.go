@@ -38,14 +38,21 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 
 // deletable returns the volume, if it may be deleted now.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
+	if v, err = m.volume(ctx, name); err != nil {
+		return v, err
+	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return v, err
+	}
 	err = m.State.View(ctx, func(view registry.View) error {
-		v, err = mayDelete(view, name)
+		v, err = mayDelete(view, name, local)
 		return err
 	})
 	return v, err
 }
 
-func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, error) {
+func mayDelete(view registry.View, name registry.VolumeName, local []string) (registry.Volume, error) {
 	v, found := view.Volume(name)
 	if !found {
 		return v, unknown(name)
@@ -54,7 +61,7 @@ func mayDelete(view registry.View, name registry.VolumeName) (registry.Volume, e
 		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it",
 			name)
 	}
-	return v, idle(view, v, "deleted")
+	return v, idle(view, v, local, "deleted")
 }
 
 // settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless the plugin has already
@@ -103,6 +110,10 @@ func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.
 	if err := m.settleExpansion(ctx, v.VolumeName(), policy(registry.ControllerExpandRPC)); err != nil {
 		return err
 	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return err
+	}
 	request := csi.DeleteRequest{
 		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
@@ -113,7 +124,7 @@ func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.
 		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
 		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
-			v, err := mayDelete(view, v.VolumeName())
+			v, err := mayDelete(view, v.VolumeName(), local)
 			v.State = registry.VolumeDeleting
 			return registry.Change{Put: []registry.Record{v}}, err
 		},

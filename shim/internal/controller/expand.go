@@ -83,16 +83,15 @@ func (m *Controller) enough(ctx context.Context, v registry.Volume, want registr
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
 	}
-	err = m.State.View(ctx, func(view registry.View) error {
-		done = m.node == nil || !m.node.Grows(view, v) && !retriable(e)
-		return nil
-	})
-	return done, err
-}
-
-// retriable says whether a person who asks again may have the node asked again for what it has refused: not where CSI forbids that.
-func retriable(e registry.Expansion) bool {
-	return e.Pending() && e.Refused != "" && e.Refused != "FAILED_PRECONDITION"
+	if m.node == nil {
+		return true, nil
+	}
+	grows, err := m.node.Grows(ctx, v)
+	if err != nil || grows {
+		return false, err
+	}
+	n, _, err := m.node.Expansion(ctx, v.VolumeKey())
+	return !(e.Pending() && n.Retriable()), err
 }
 
 // way is who makes a plugin's volumes larger, and when.
@@ -167,7 +166,7 @@ func (m *Controller) expandIn(
 	if err != nil {
 		return err
 	}
-	if err := m.grow(ctx, by, v, !asked); err != nil {
+	if err := m.grow(ctx, by, v.VolumeKey(), !asked); err != nil {
 		return err
 	}
 	return m.possible(ctx, name, want)
@@ -200,85 +199,132 @@ func (m *Controller) earlier(
 	return m.nodeFirst(ctx, by, v, want)
 }
 
-// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or it cannot be.
+// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or
+// it cannot be.
 func (m *Controller) nodeFirst(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
-	e := v.Expansion
-	vague := e.Refused != "" && intent.Vague(e.Refused)
-	if err := m.grow(ctx, by, v, vague); err != nil {
+	if m.node == nil {
+		return v, v.Expansion.Pending(), nil
+	}
+	before, _, err := m.node.Expansion(ctx, v.VolumeKey())
+	if err != nil {
 		return v, false, err
 	}
-	err = m.State.View(ctx, func(view registry.View) error {
-		now, _ = view.Volume(v.VolumeName())
-		p, _ := view.Placement(v.VolumeKey())
-		mounted := p.Stage != registry.MarkNone || len(view.Refs(v.VolumeKey())) > 0
-		e, other := now.Expansion, now.Capacity < want.Required
-		if now.Unmade() {
-			other = now.Expansion.Node != want
-		}
-		if mounted && other && e.Refused != "" && intent.Vague(e.Refused) {
-			return registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end on the node "+
-				"(%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC, e.Refused)
-		}
-		return nil
-	})
-	return now, e.Pending() && (vague || e.Refused == ""), err
+	vague := before.Refused != "" && intent.Vague(before.Refused)
+	if err := m.grow(ctx, by, v.VolumeKey(), vague); err != nil {
+		return v, false, err
+	}
+	if now, err = m.volume(ctx, v.VolumeName()); err != nil {
+		return v, false, err
+	}
+	n, _, err := m.node.Expansion(ctx, v.VolumeKey())
+	if err != nil {
+		return v, false, err
+	}
+	other := now.Capacity < want.Required
+	if now.Unmade() {
+		other = now.Expansion.Node != want
+	}
+	if other && n.Refused != "" && intent.Vague(n.Refused) { // the record is one of the volume as it is mounted now
+		return now, false, registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end "+
+			"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC, n.Refused)
+	}
+	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
-// opened is the call that is open for the volume; empty: none.
+// opened returns the call that is open for the volume, at its controller or on this node; empty: none.
 func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		open, _ := registry.OpenIntent(view, v.VolumeKey())
+		open, _ := view.Intent(v.VolumeKey())
 		rpc = open.RPC
 		return nil
 	})
+	if err == nil && rpc == "" && m.node != nil {
+		_, rpc, err = m.node.Expansion(ctx, v.VolumeKey())
+	}
 	return rpc, err
 }
 
-// grow has the node see to what is pending, if it can. again: also to what it has refused, unless CSI forbids that.
-func (m *Controller) grow(ctx context.Context, by intent.Caller, v registry.Volume, again bool) error {
+// grow has the node make what is pending, if it can, and records what it has made. again: also what the node's plugin has
+// refused, unless CSI forbids that.
+func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
 	if m.node == nil {
 		return nil
 	}
-	if again {
-		_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-			v, known := view.VolumeByKey(v.VolumeKey())
-			if !known || !retriable(v.Expansion) {
-				return registry.Change{}, nil
-			}
-			v.Expansion.Refused = ""
-			return registry.Change{Put: []registry.Record{v}}, nil
-		})
-		if err != nil {
-			return err
-		}
+	done, err := m.node.Grow(ctx, by, key, again)
+	if err != nil {
+		return err
 	}
-	return m.node.Grow(ctx, by, v.VolumeKey())
+	return m.NodeExpanded(ctx, key, done)
 }
 
-// offline is nil if the volume may be expanded now. One that was only claimed so far is not used yet.
-func offline(view registry.View, v registry.Volume, w way) error {
-	p, _ := view.Placement(v.VolumeKey())
-	if w.online || p.Attach == registry.MarkNone && p.Stage == registry.MarkNone && len(view.Refs(v.VolumeKey())) == 0 {
+// NodeExpanded records in the volume what a node has done of its expansion. The node has stored that before, so it may be
+// called any number of times.
+func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
+	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
+		v, known := view.VolumeByKey(key)
+		if !known || v.Ephemeral || !n.Answers(v) {
+			return registry.Change{}, nil
+		}
+		e := v.Expansion
+		switch {
+		case n.Done < e.Node.Required: // the size can never be, and is not asked for any more
+			v.Expansion = e.Settled()
+			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
+		case v.Unmade():
+			v.Capacity, e.Done = n.Done, max(e.Done, e.Node.Required)
+			v.Expansion = e.Settled()
+		default:
+			v.Expansion = e.Settled()
+		}
+		return registry.Change{Put: []registry.Record{v}}, nil
+	})
+	return err
+}
+
+// LeaveExpansion closes an open ControllerExpandVolume whose end nobody knows, and says whether there was one.
+func (m *Controller) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
+		open, found := view.Intent(key)
+		if left = found && open.RPC.Expands(); !left {
+			return registry.Change{}, nil
+		}
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		if v, known := view.VolumeByKey(key); known {
+			v.Expansion = v.Expansion.Troubled(intent.NoEnd(open))
+			change.Put = []registry.Record{v}
+		}
+		return change, nil
+	})
+	return left, err
+}
+
+// offline returns nil if the volume may be expanded now. One that was only claimed so far is not used yet.
+func offline(view registry.View, v registry.Volume, local []string, w way) error {
+	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it declares %s and not %s): "+
 		"stop the jobs of these allocs, expand the volume, and run them again",
-		idle(view, v, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
+		idle(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }
 
 // leaveToNode records what the node is to see to, for a plugin that expands there alone.
 func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
-	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return err
+	}
+	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(v.VolumeName())
 		if !found {
 			return registry.Change{}, unknown(v.VolumeName())
 		}
-		if err := offline(view, now, w); err != nil {
+		if err := offline(view, now, local, w); err != nil {
 			return registry.Change{}, err
 		}
-		now.Expansion = now.Expansion.Retried()
+		now.Expansion = now.Expansion.Settled()
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
 		return registry.Change{
 			Put:    []registry.Record{now},
@@ -298,8 +344,7 @@ func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 		if !found || !now.Unmade() {
 			return registry.Change{}, nil
 		}
-		now.Expansion = now.Expansion.Retried()
-		now.Expansion.Node = registry.CapacityRange{}
+		now.Expansion = now.Expansion.Settled()
 		return registry.Change{Put: []registry.Record{now}}, nil
 	})
 	return err
@@ -325,6 +370,10 @@ func (m *Controller) enlarge(
 	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return err
+	}
 	before := v.Expansion
 	if request.Usage = before.Usage; !before.Open() {
 		if request.Usage, err = m.usage(ctx, v); err != nil {
@@ -336,7 +385,7 @@ func (m *Controller) enlarge(
 	open := base(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
-		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, request, w) },
+		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, local, request, w) },
 		Renew:  func(ctx context.Context) { request.Secrets = m.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Do: func(ctx context.Context) error {
 			inst, err := m.Await(ctx, by, registry.RoleController, v.Plugin)
@@ -375,8 +424,8 @@ func (m *Controller) enlarge(
 // of the one could leave out what the others need.
 func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		if p, _ := view.Placement(v.VolumeKey()); p.Attach != registry.MarkNone {
-			u = p.Attached
+		if at := view.Attachments(v.VolumeKey()); len(at) > 0 {
+			u = at[0].Usage
 		} else {
 			u = usageOf(v.VolumeSpec)
 		}
@@ -402,12 +451,14 @@ func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 }
 
 // expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
-func (m *Controller) expanding(view registry.View, v registry.Volume, r csi.ExpandRequest, w way) (registry.Change, error) {
+func (m *Controller) expanding(
+	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, w way,
+) (registry.Change, error) {
 	now, found := view.Volume(v.VolumeName())
 	if !found {
 		return registry.Change{}, unknown(v.VolumeName())
 	}
-	if err := offline(view, now, w); err != nil {
+	if err := offline(view, now, local, w); err != nil {
 		return registry.Change{}, err
 	}
 	if !now.Expansion.Open() {
@@ -423,9 +474,9 @@ func (m *Controller) expanded(view registry.View, name registry.VolumeName, want
 	if !known {
 		return registry.Change{}
 	}
-	v.Expansion = v.Expansion.Closed().Retried()
+	v.Expansion = v.Expansion.Closed().Settled()
 	v.Expansion.Done = max(want.Required, v.Expansion.Done)
-	v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{}, time.Time{}
+	v.Expansion.Since = time.Time{}
 	v = m.resized(v, answer)
 	told := fmt.Sprintf("%d bytes", v.Capacity)
 	if answer.Node {
@@ -438,7 +489,7 @@ func (m *Controller) expanded(view registry.View, name registry.VolumeName, want
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.Node {
-		v.Expansion = v.Expansion.Retried()
+		v.Expansion = v.Expansion.Settled()
 		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
 	}
 	return v

@@ -91,7 +91,7 @@ func TestExpandRefused(t *testing.T) {
 
 // Whether a volume in use may be expanded is what the plugin declares, and the plugin's own decision if it declares neither mode.
 func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
-	staged := registry.Placement{Volume: key, Stage: registry.MarkDone}
+	staged := registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone}
 	const asked = "ControllerExpandVolume vol-data 2097152..0"
 	for what, c := range map[string]struct {
 		modes []registry.Capability
@@ -318,13 +318,13 @@ func TestUsageOfAnExpansion(t *testing.T) {
 	several.Capabilities = append(several.Capabilities, registry.VolumeCapability{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem})
 	attached := registry.Usage{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem, FSType: "xfs"}
 	for what, c := range map[string]struct {
-		place registry.Placement
+		place []registry.Record
 		want  registry.Usage
 	}{
-		"attached": {registry.Placement{Volume: key, Attach: registry.MarkDone, Attached: attached}, attached},
-		"not":      {registry.Placement{Volume: key, Stage: registry.MarkDone}, registry.Usage{}},
+		"attached": {[]registry.Record{registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone, Usage: attached}}, attached},
+		"not":      {nil, registry.Usage{}},
 	} {
-		d := open(t, expands(), several, c.place)
+		d := open(t, expands(), append(c.place, several)...)
 		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != c.want {
 			t.Errorf("%s: %+v, %v", what, d.last.expand.Usage, err)
 		}
@@ -338,7 +338,10 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 		v.Expansion.Asked, v.Expansion.Node = upTo(larger, 0), upTo(large, 0)
 		node := table{registry.RoleNode: with(registry.NodeExpand)}
 		for rpc, comes := range map[registry.RPC]bool{registry.NodeExpandRPC: true, registry.ControllerExpandRPC: false} {
-			d := open(t, node, v, registry.Intent{Volume: key, Name: name, RPC: rpc})
+			d := open(t, node, v)
+			if d.node = (local{open: rpc}); !rpc.OnNode() {
+				d.put(registry.Intent{Volume: key, Name: name, RPC: rpc})
+			}
 			if err := d.comes(t.Context(), v); (err == nil) != comes {
 				t.Errorf("%s: %v", rpc, err)
 			}

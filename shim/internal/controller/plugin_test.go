@@ -241,10 +241,34 @@ func (d *desk) stored() (v registry.Volume, found bool) {
 	return v, found
 }
 
-func (d *desk) placement() (p registry.Placement) {
+// here is the node of the tests, as the plugin calls it.
+func here(id registry.NodeID) intent.AttachTo { return intent.AttachTo{Node: "n1", ID: id} }
+
+// attachment returns the volume's attachment to the node.
+func (d *desk) attachment() (at registry.Attachment) {
 	d.t.Helper()
-	d.view(func(view registry.View) { p, _ = view.Placement(key) })
-	return p
+	d.view(func(view registry.View) {
+		at, _ = view.Attachment(registry.AttachmentKey{Volume: key, Node: "n1"})
+	})
+	return at
+}
+
+// local is a node that uses volumes as it is told.
+type local struct {
+	uses []string
+	open registry.RPC
+	done registry.NodeExpansion
+}
+
+func (l local) Uses(context.Context, registry.VolumeKey) ([]string, error) { return l.uses, nil }
+func (l local) Grow(context.Context, intent.Caller, registry.VolumeKey, bool) (registry.NodeExpansion, error) {
+	return l.done, nil
+}
+func (l local) Expansion(context.Context, registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error) {
+	return l.done, l.open, nil
+}
+func (l local) Grows(_ context.Context, v registry.Volume) (bool, error) {
+	return l.open == registry.NodeExpandRPC || l.done.Answers(v), nil
 }
 
 func (d *desk) kinds() (kinds []registry.EventKind) {
@@ -262,7 +286,7 @@ func (d *desk) kinds() (kinds []registry.EventKind) {
 func (d *desk) checkNoSecret() {
 	d.view(func(view registry.View) {
 		events, _ := view.Events(0, 1000)
-		text, err := json.Marshal([]any{view.Volumes(), view.Placements(), view.Intents(), events})
+		text, err := json.Marshal([]any{view.Volumes(), view.AllAttachments(), view.Intents(), events})
 		if err != nil || strings.Contains(string(text), canary) {
 			d.t.Errorf("a secret is stored (%v): %s", err, text)
 		}

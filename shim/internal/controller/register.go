@@ -132,14 +132,14 @@ func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) e
 
 // forgettable is the volume, if nobody uses it.
 func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
-		var found bool
-		if v, found = view.Volume(name); !found {
-			return unknown(name)
-		}
-		return idle(view, v, "deregistered")
-	})
-	return v, err
+	if v, err = m.volume(ctx, name); err != nil {
+		return v, err
+	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return v, err
+	}
+	return v, m.State.View(ctx, func(view registry.View) error { return idle(view, v, local, "deregistered") })
 }
 
 // soon waits only a moment for one of the volume's locks: what is under way there may take as long as it likes.
@@ -175,7 +175,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 // intents are the open ones of a volume: under its key, or under the name that it is being created by.
 func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
-		if i, found := registry.OpenIntent(view, key); found && i.Name == v.VolumeName() {
+		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {
 			open = append(open, i)
 		}
 	}
@@ -183,12 +183,20 @@ func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 }
 
 func (m *Controller) deregister(ctx context.Context, name registry.VolumeName) error {
-	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	v, err := m.volume(ctx, name)
+	if err != nil {
+		return err
+	}
+	local, err := m.uses(ctx, v)
+	if err != nil {
+		return err
+	}
+	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
 			return registry.Change{}, unknown(name)
 		}
-		if err := idle(view, v, "deregistered"); err != nil {
+		if err := idle(view, v, local, "deregistered"); err != nil {
 			return registry.Change{}, err
 		}
 		change := registry.Change{

@@ -159,31 +159,43 @@ func once(rpc registry.RPC) intent.Policy {
 	return intent.PolicyOf(rpc).Once()
 }
 
+// unfinished lists the volumes for which something is left to be done.
 func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
-		for _, v := range view.Volumes() {
-			if m.remains(view, v) {
-				names = append(names, v.VolumeName())
-			}
+	var volumes []registry.Volume
+	err = m.State.View(ctx, func(view registry.View) error { volumes = view.Volumes(); return nil })
+	for _, v := range volumes {
+		open, failed := m.unfinishedVolume(ctx, v)
+		if failed != nil {
+			return nil, failed
 		}
-		return nil
-	})
+		if open {
+			names = append(names, v.VolumeName())
+		}
+	}
 	return names, err
 }
 
 // unfinishedOne returns the volume if something is left to be done for it.
 func (m *Controller) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, found bool, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
-		if v, found = view.Volume(name); found {
-			found = m.remains(view, v)
-		}
-		return nil
-	})
+	err = m.State.View(ctx, func(view registry.View) error { v, found = view.Volume(name); return nil })
+	if err != nil || !found {
+		return v, false, err
+	}
+	found, err = m.unfinishedVolume(ctx, v)
 	return v, found, err
 }
 
-// remains says whether something is left to be done for the volume: a creation that may have left, a deletion, or an expansion. A creation
-// that has ended for certain without a volume that can be used is for people.
+// unfinishedVolume reports whether something is left to be done for the volume, here or at its controller.
+func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
+	err = m.State.View(ctx, func(view registry.View) error { open = m.remains(view, v); return nil })
+	if err != nil || open || m.node == nil || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
+		return open, err
+	}
+	return m.node.Grows(ctx, v)
+}
+
+// remains reports whether something is left to be done for the volume at its controller: a creation that may have left, a
+// deletion, or an expansion. A creation that has ended for certain without a volume that can be used is for people.
 func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	open := false
 	for _, i := range intents(view, v) {
@@ -195,7 +207,12 @@ func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	case registry.VolumeDeleting:
 		return true
 	}
-	return m.expands(view, v)
+	for _, i := range intents(view, v) {
+		if i.RPC.Expands() {
+			return true
+		}
+	}
+	return false
 }
 
 // resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,
@@ -209,7 +226,7 @@ func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) err
 	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.node == nil {
 		return err
 	}
-	return m.node.Grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey())
+	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey(), false)
 }
 
 // settleExpansion has an open ControllerExpandVolume of the volume sent again.
@@ -219,19 +236,9 @@ func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeNa
 		return err
 	}
 	open, found := registry.Intent{}, false
-	err = m.State.View(ctx, func(view registry.View) error { open, found = registry.OpenIntent(view, v.VolumeKey()); return nil })
+	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
 	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
 		return err
 	}
 	return intent.Settled(m.enlarge(ctx, intent.Caller{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
-}
-
-// expands says whether an expansion of the volume is under way that goes on by itself.
-func (m *Controller) expands(view registry.View, v registry.Volume) bool {
-	for _, open := range intents(view, v) {
-		if open.RPC.Expands() {
-			return true
-		}
-	}
-	return m.node != nil && v.Expansion.Pending() && m.node.Grows(view, v)
 }

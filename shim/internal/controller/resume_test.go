@@ -118,11 +118,11 @@ func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
 			d := open(t, plugins, v, c)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if err := d.Controller.Attach(ctx, by, v, usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+			if err := d.Controller.Attach(ctx, by, v, usage(), here("i-1")); !errors.Is(err, registry.ErrUnavailable) {
 				t.Errorf("%s: %v", what, err)
 			}
 			plugins[registry.RoleController] = of(registry.AttachDetach)[registry.RoleController]
-			if err := d.Controller.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
+			if err := d.Controller.Attach(t.Context(), by, v, usage(), here("i-1")); err != nil {
 				t.Errorf("%s, when it is back: %v", what, err)
 			}
 			d.expect("ControllerPublishVolume vol-data i-1")

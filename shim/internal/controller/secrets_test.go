@@ -24,7 +24,7 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 
 // A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays what it was.
 func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
-	placed := registry.Placement{Volume: key, Name: name, Attach: registry.MarkDone, Attaches: true, Attached: usage(), Node: "i-1"}
+	placed := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkDone, Usage: usage()}
 	for rpc, c := range map[registry.RPC]struct {
 		records []registry.Record
 		do      func(*Controller, context.Context) error
@@ -35,9 +35,9 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 		}},
 		registry.DeleteVolumeRPC: {[]registry.Record{ready()}, func(m *Controller, ctx context.Context) error { return m.Delete(ctx, call, name) }},
 		registry.ControllerPublishRPC: {[]registry.Record{ready(), claimed()}, func(m *Controller, ctx context.Context) error {
-			return m.Attach(ctx, by, ready(), usage(), "i-1")
+			return m.Attach(ctx, by, ready(), usage(), here("i-1"))
 		}},
-		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Controller, ctx context.Context) error { return m.Detach(ctx, by, key) }},
+		registry.ControllerUnpublishRPC: {[]registry.Record{ready(), placed}, func(m *Controller, ctx context.Context) error { return m.Detach(ctx, by, key, "n1") }},
 		registry.ControllerExpandRPC: {[]registry.Record{ready()}, func(m *Controller, ctx context.Context) error {
 			_, err := m.Expand(ctx, call, name, upTo(large, 0))
 			return err
@@ -66,7 +66,7 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.Controller = d.build(d.Plugins, &safe{})
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), "i-1"); !errors.Is(err, registry.ErrUnavailable) {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
 	d.expect()

@@ -332,10 +332,10 @@ func TestExternalIDIsOpaque(t *testing.T) {
 		c := claimed()
 		c.Volume = v.VolumeKey()
 		d.put(c)
-		if err := d.Controller.Attach(t.Context(), by, v, usage(), "i-1"); err != nil {
+		if err := d.Controller.Attach(t.Context(), by, v, usage(), here("i-1")); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
-		if err := d.Controller.Detach(t.Context(), by, v.VolumeKey()); err != nil {
+		if err := d.Controller.Detach(t.Context(), by, v.VolumeKey(), "n1"); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		d.drop(c.Key())
@@ -366,7 +366,7 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	c := claimed()
 	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
 	d.put(c)
-	if err := d.Controller.Attach(t.Context(), by, other, usage(), "i-1"); err != nil {
+	if err := d.Controller.Attach(t.Context(), by, other, usage(), here("i-1")); err != nil {
 		t.Error(err)
 	}
 	if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
@@ -682,9 +682,8 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 func uses() map[string][]registry.Record {
 	return map[string][]registry.Record{
 		"alloc a1":   {claimed()},
-		"published":  {registry.Ref{Volume: key, Alloc: "a2", Request: "r", Publish: registry.MarkSent}},
-		"staged":     {registry.Placement{Volume: key, Stage: registry.MarkSent}},
-		"node i-7":   {registry.Placement{Volume: key, Attach: registry.MarkSent, Node: "i-7"}},
+		"staged":     nil, // says the node
+		"node i-7":   {registry.Attachment{Volume: key, Node: "n1", NodeID: "i-7", State: registry.MarkSent}},
 		"since 2001": {func() registry.Claim { c := claimed(); c.Since = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC); return c }()},
 	}
 }
@@ -693,6 +692,9 @@ func uses() map[string][]registry.Record {
 func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 	for says, records := range uses() {
 		d := open(t, of(registry.CreateDelete), append(records, ready())...)
+		if len(records) == 0 {
+			d.node = local{uses: []string{"staged at /s"}}
+		}
 		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}

@@ -38,6 +38,7 @@ type Machine interface {
 // Options configure a Doctor. Layout, Now and Logger are required.
 type Options struct {
 	Layout hooks.Layout
+	Node   registry.NodeName // this node; empty: not known
 	Now    func() time.Time
 	Logger hclog.Logger
 	// Live means that a shim runs with the same state.

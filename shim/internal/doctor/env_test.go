@@ -47,12 +47,32 @@ func stray(kind, name string) string {
 	return filepath.Join(root().Host, "publish", name, "v")
 }
 
-func placement() registry.Placement {
-	return registry.Placement{
-		Volume: key, Name: data.VolumeName(), Attach: registry.MarkDone, Attaches: true, Node: "i-1",
-		Stage: registry.MarkDone, Stages: true,
-		StagedAt: layout.Staging(key, root()), StageMounts: true, Boot: boot,
+// placed is the volume, attached and staged here.
+func placed() []registry.Record {
+	return []registry.Record{
+		registry.Attachment{Volume: key, Name: data.VolumeName(), Node: "n1", NodeID: "i-1", State: registry.MarkDone},
+		registry.Staging{
+			Volume: key, Name: data.VolumeName(), State: registry.MarkDone, Stages: true, Path: layout.Staging(key, root()),
+			Mounts: true, Boot: boot,
+		},
 	}
+}
+
+func placement() Placement {
+	p := placed()
+	return Placement{
+		Volume: key, Name: data.VolumeName(), Attachment: p[0].(registry.Attachment), Staging: p[1].(registry.Staging),
+	}
+}
+
+// placedIn is where the volume is attached and staged.
+func placedIn(v registry.View) Placement {
+	for _, p := range placementsOf(v) {
+		if p.Volume == key {
+			return p
+		}
+	}
+	return Placement{}
 }
 
 func ref() registry.Ref {

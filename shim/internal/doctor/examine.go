@@ -55,7 +55,7 @@ type examiner struct {
 	volumes     map[registry.VolumeKey]registry.Volume
 	claims      map[registry.VolumeKey]int
 	refs        map[registry.VolumeKey][]registry.Ref
-	placements  map[registry.VolumeKey]registry.Placement
+	placements  map[registry.VolumeKey]Placement
 	versions    map[registry.VolumeKey]Version
 	stacks      map[string]int             // by mount point: how many mounts
 	mountsBelow map[string]bool            // directories below which something is mounted
@@ -102,8 +102,8 @@ func newExaminer(f Facts) *examiner {
 		}
 	}
 	for _, p := range f.Records.Placements {
-		if p.Stage != registry.MarkNone {
-			e.known[p.StagedAt.Host] = true
+		if p.Staging.State != registry.MarkNone {
+			e.known[p.Staging.Path.Host] = true
 		}
 	}
 	return e

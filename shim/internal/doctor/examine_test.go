@@ -19,7 +19,7 @@ func sound() Facts {
 	return Facts{
 		Layout: layout, Boot: boot, Now: noon,
 		Records: Records{
-			Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()},
+			Volumes: []registry.Volume{data}, Placements: []Placement{placement()},
 			Refs:      []registry.Ref{ref()},
 			Claims:    []registry.Claim{claim()},
 			Instances: instances(),
@@ -78,11 +78,11 @@ var judgements = []struct {
 			[]string{publishedAt()}
 	}, nil, nil},
 	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
-		f.Records.Placements[0].StageMounts = false
+		f.Records.Placements[0].Staging.Mounts = false
 		f.Records.Refs, f.Mounts = nil, nil
 	}, nil, nil},
 	{"the same in a running shim", sound, func(f *Facts) {
-		f.Records.Placements[0].StageMounts = false
+		f.Records.Placements[0].Staging.Mounts = false
 		f.Records.Refs, f.Mounts, f.Live = nil, nil, true
 	}, nil, nil},
 	{"a mount on the directory of a socket", sound, func(f *Facts) {
@@ -111,7 +111,7 @@ var judgements = []struct {
 		[]string{"rebooted mark " + publishedAt(), "rebooted mark " + stagedAt()}, nil},
 	{"what was sent is not certain anyway", sound, func(f *Facts) {
 		f.Boot, f.Mounts = "boot-2", nil
-		f.Records.Refs[0].Publish, f.Records.Placements[0].Stage = registry.MarkSent, registry.MarkSent
+		f.Records.Refs[0].Publish, f.Records.Placements[0].Staging.State = registry.MarkSent, registry.MarkSent
 	}, nil, nil},
 
 	{"a server that is gone", sound,
@@ -142,7 +142,7 @@ var judgements = []struct {
 	}, []string{"unowned undo " + stagedAt()}, []string{"staged", "plugin ebs"}},
 	{"attached without a claim", sound, func(f *Facts) {
 		f.Records.Refs, f.Records.Claims, f.Mounts = nil, nil, nil
-		f.Records.Placements[0].Stage, f.Records.Placements[0].StagedAt = registry.MarkNone, registry.Tree{}
+		f.Records.Placements[0].Staging.State, f.Records.Placements[0].Staging.Path = registry.MarkNone, registry.Tree{}
 	}, []string{"unowned undo ebs:ext-1"}, []string{"attached"}},
 
 	{"an unknown mount", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
@@ -251,7 +251,7 @@ var judgements = []struct {
 	}, []string{"attached ebs:ext-9"}, nil},
 	{"what has changed since the plugin was asked", sound, func(f *Facts) {
 		listed(f, nil)
-		f.Records.Volumes[0].ModifyIndex, f.Records.Placements[0].ModifyIndex = 9, 9
+		f.Records.Volumes[0].ModifyIndex, f.Records.Placements[0].Staging.ModifyIndex = 9, 9
 	}, nil, nil},
 	{"what is being changed", sound, func(f *Facts) {
 		f.Records.Intents = []registry.Intent{{Volume: key, RPC: registry.ControllerUnpublishRPC,

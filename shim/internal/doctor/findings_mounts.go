@@ -117,7 +117,7 @@ func (e *examiner) mounts() {
 // it, and no record says that it is staged.
 func (e *examiner) adoptable(path string) (registry.Volume, bool) {
 	v, known := e.stageable[path]
-	return v, known && !e.versions[v.VolumeKey()].Open && e.placements[v.VolumeKey()].Stage == registry.MarkNone
+	return v, known && !e.versions[v.VolumeKey()].Open && e.placements[v.VolumeKey()].Staging.State == registry.MarkNone
 }
 
 // unusedMounts returns which of the mounts at paths of volumes are used by nothing, or only by others of them, which

@@ -25,30 +25,30 @@ func (e *examiner) lost(boot, path string) registry.FindingKind {
 
 // placement examines where a volume is attached and staged. A plugin need not mount anything at the staging path: a
 // missing mount counts only if there was one, and if no publish stands on it.
-func (e *examiner) placement(p registry.Placement) {
+func (e *examiner) placement(p Placement) {
 	refs := e.refs[p.Volume]
 	if e.claims[p.Volume] == 0 && len(refs) == 0 {
 		what := "attached"
-		if p.Stage != registry.MarkNone {
+		if p.Staging.State != registry.MarkNone {
 			what = "staged"
 		}
 		e.add(registry.Finding{
 			Kind: registry.FoundUnowned, Action: registry.ActUndo, Volume: p.Volume, Name: p.Name,
-			Path:   p.StagedAt.Host,
+			Path:   p.Staging.Path.Host,
 			Detail: fmt.Sprintf("volume %s is or may be %s, and has no claim", p.Name, what),
 			Advice: fmt.Sprintf("make sure that plugin %s runs: it is asked to take the volume down until it succeeds",
 				p.Volume.Plugin),
 		})
 	}
-	if p.Stage != registry.MarkDone {
+	if p.Staging.State != registry.MarkDone {
 		return
 	}
-	kind := e.lost(p.Boot, p.StagedAt.Host)
-	if kind == "" || kind == registry.FoundLost && (!p.StageMounts || slices.ContainsFunc(refs, e.stands)) {
+	kind := e.lost(p.Staging.Boot, p.Staging.Path.Host)
+	if kind == "" || kind == registry.FoundLost && (!p.Staging.Mounts || slices.ContainsFunc(refs, e.stands)) {
 		return
 	}
 	f := registry.Finding{
-		Kind: kind, Action: registry.ActMark, Volume: p.Volume, Name: p.Name, Path: p.StagedAt.Host,
+		Kind: kind, Action: registry.ActMark, Volume: p.Volume, Name: p.Name, Path: p.Staging.Path.Host,
 		Detail: fmt.Sprintf("volume %s is recorded as staged here, and nothing is mounted", p.Name),
 		Advice: "nothing: the next claim of the volume stages it again",
 	}

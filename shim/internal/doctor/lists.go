@@ -235,9 +235,9 @@ func (d *Doctor) recordHealth(ctx context.Context, l Listing) error {
 			v, known := view.VolumeByKey(registry.VolumeKey{Plugin: l.Plugin, External: id})
 			switch {
 			case known && !l.Conditions && v.Health.Controller.Abnormal:
-				all.Put = append(all.Put, v.WithoutCondition(registry.RoleController))
+				all.Put = append(all.Put, v.WithoutCondition())
 			case known && l.Conditions && listed.Condition != nil:
-				all = all.And(v.HealthChange(registry.RoleController, *listed.Condition, d.Now()))
+				all = all.And(v.HealthChange(*listed.Condition, d.Now()))
 			}
 		}
 		all.Events = bounded(all.Events, d.Now())
@@ -266,20 +266,20 @@ func (e *examiner) listing(l Listing) {
 	}
 	for _, p := range e.Records.Placements {
 		v, listed := l.Volumes[p.Volume.External]
-		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attach == registry.MarkDone && p.Node != "" &&
-			!v.Nodes[p.Node] &&
+		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attachment.State == registry.MarkDone && p.Attachment.NodeID != "" &&
+			!v.Nodes[p.Attachment.NodeID] &&
 			unchanged(p.Volume) {
 			found = append(found, registry.Finding{
 				Kind: registry.FoundDetached, Action: registry.ActMark, Volume: p.Volume, Name: p.Name,
 				Detail: fmt.Sprintf("volume %s is recorded as attached to node %s, and plugin %s does not say so",
-					p.Name, p.Node, l.Plugin),
+					p.Name, p.Attachment.NodeID, l.Plugin),
 				Advice: "find out who detached it; if its mounts fail, stop its allocs and place them again",
 			})
 		}
 	}
 	for id, v := range l.Volumes {
 		key := registry.VolumeKey{Plugin: l.Plugin, External: id}
-		if v.Here && l.Published && unchanged(key) && e.placements[key].Attach == registry.MarkNone {
+		if v.Here && l.Published && unchanged(key) && e.placements[key].Attachment.State == registry.MarkNone {
 			found = append(found, e.attached(l, key))
 		}
 	}

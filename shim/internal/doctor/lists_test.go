@@ -43,7 +43,7 @@ func (a *answers) ListPage(_ context.Context, _ registry.InstanceKey, token stri
 func abort(string) (csi.Page, error) { return csi.Page{}, &registry.CallError{Code: "ABORTED"} }
 
 func known() Records {
-	return Records{Volumes: []registry.Volume{data}, Placements: []registry.Placement{placement()},
+	return Records{Volumes: []registry.Volume{data}, Placements: []Placement{placement()},
 		Instances: instances(registry.ListVolumes,
 			registry.ListPublished)}
 }
@@ -86,7 +86,7 @@ func TestTruncatedListIsDiscarded(t *testing.T) {
 			}},
 		"four expired pages": &answers{abort, abort, abort, abort},
 	} {
-		w := newEnv(t, data, placement(), claim(), ref())
+		w := newEnv(t, append(placed(), data, claim(), ref())...)
 		w.mount(stagedAt(), publishedAt())
 		w.put(records(known().Instances)...)
 		if _, err := askAll(t, l); err == nil {
@@ -157,7 +157,7 @@ func TestListedConditionIsRecorded(t *testing.T) {
 		return pages{{Entries: []csi.Entry{{Volume: "ext-1", Condition: c()}, {Volume: "theirs", Condition: c()},
 			{Volume: "ext-1"}}}}
 	}
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	for i, c := range []struct {
 		message  string
 		declared bool

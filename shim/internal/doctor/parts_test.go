@@ -125,7 +125,7 @@ func TestRepairUnmountsPartsFirst(t *testing.T) {
 func TestPartsThatVanishAreTold(t *testing.T) {
 	r := ref()
 	r.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
-	watching(t, []registry.Record{data, placement(), claim(), r}, func(w *env, watch *Watch) {
+	watching(t, append(placed(), data, claim(), r), func(w *env, watch *Watch) {
 		if r := w.ref(); !strings.Contains(r.Trouble, `"a/b" of it is not mounted any more`) {
 			t.Errorf("%+v", r)
 		}

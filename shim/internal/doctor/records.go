@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"context"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -11,20 +13,44 @@ import (
 // Records are the records of one transaction.
 type Records struct {
 	Volumes    []registry.Volume
-	Placements []registry.Placement
+	Placements []Placement
 	Refs       []registry.Ref
 	Claims     []registry.Claim
 	Intents    []registry.Intent
 	Instances  []registry.Instance // the newest first
 }
 
+// Placement is where a volume is attached and staged. It has at least one of the two.
+type Placement struct {
+	Volume     registry.VolumeKey
+	Name       registry.VolumeName
+	Attachment registry.Attachment
+	Staging    registry.Staging
+}
+
 // RecordsOf reads the records.
 func RecordsOf(v registry.View) Records {
 	return Records{
-		Volumes: v.Volumes(), Placements: v.Placements(), Refs: v.AllRefs(), Claims: v.AllClaims(),
-		Intents:   v.Intents(),
+		Volumes: v.Volumes(), Placements: placementsOf(v), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
 		Instances: v.AllInstances(),
 	}
+}
+
+func placementsOf(v registry.View) (list []Placement) {
+	at := map[registry.VolumeKey]int{}
+	for _, s := range v.Stagings() {
+		if s.State != registry.MarkNone {
+			at[s.Volume], list = len(list), append(list, Placement{Volume: s.Volume, Name: s.Name, Staging: s})
+		}
+	}
+	for _, a := range v.AllAttachments() {
+		if i, staged := at[a.Volume]; staged {
+			list[i].Attachment = a
+		} else {
+			at[a.Volume], list = len(list), append(list, Placement{Volume: a.Volume, Name: a.Name, Attachment: a})
+		}
+	}
+	return list
 }
 
 // Version identifies what was recorded of a volume at some moment. The zero value: nothing.
@@ -46,7 +72,7 @@ func (r Records) versions() map[registry.VolumeKey]Version {
 		edit(v.VolumeKey(), func(to *Version) { to.Volume = v.ModifyIndex })
 	}
 	for _, p := range r.Placements {
-		edit(p.Volume, func(to *Version) { to.Placement = p.ModifyIndex })
+		edit(p.Volume, func(to *Version) { to.Placement = max(p.Attachment.ModifyIndex, p.Staging.ModifyIndex) })
 	}
 	for _, open := range r.Intents {
 		edit(open.Volume, func(to *Version) { to.Open = true })
@@ -55,8 +81,8 @@ func (r Records) versions() map[registry.VolumeKey]Version {
 }
 
 // placed returns the placements by volume.
-func (r Records) placed() map[registry.VolumeKey]registry.Placement {
-	all := map[registry.VolumeKey]registry.Placement{}
+func (r Records) placed() map[registry.VolumeKey]Placement {
+	all := map[registry.VolumeKey]Placement{}
 	for _, p := range r.Placements {
 		all[p.Volume] = p
 	}
@@ -68,7 +94,7 @@ func (r Records) attachNodes(id registry.PluginID) map[registry.NodeID]bool {
 	nodes := map[registry.NodeID]bool{}
 	for _, p := range r.Placements {
 		if p.Volume.Plugin == id {
-			nodes[p.Node] = true
+			nodes[p.Attachment.NodeID] = true
 		}
 	}
 	return nodes
@@ -101,39 +127,43 @@ func (r Records) published(boot string) (refs []registry.Ref) {
 
 // Marked returns the change for findings with the action mark: what was recorded as done counts as sent.
 func Marked(r Records, findings []registry.Finding, now time.Time) registry.Change {
-	return changed(r, findings, now, func(f registry.Finding, p *registry.Placement, ref *registry.Ref) bool {
+	return changed(r, findings, now, func(f registry.Finding, p *Placement, ref *registry.Ref) bool {
 		switch {
 		case f.Action != registry.ActMark:
 			return false
 		case f.Kind == registry.FoundDetached:
-			p.Attach = registry.MarkSent
+			p.Attachment.State = registry.MarkSent
 		case f.Alloc != "":
 			ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
 		default:
-			p.Stage = registry.MarkSent
+			p.Staging.State = registry.MarkSent
 		}
 		return true
 	})
 }
 
 // Adopted returns the change for findings with the action adopt: the volume may be staged, and attached before that, so
-// that its plugin is asked to take it down.
-func Adopted(r Records, boot string, findings []registry.Finding, now time.Time) registry.Change {
-	return changed(r, findings, now, func(f registry.Finding, p *registry.Placement, _ *registry.Ref) bool {
+// that its plugin is asked to take it down. this is the node.
+func Adopted(r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time) registry.Change {
+	return changed(r, findings, now, func(f registry.Finding, p *Placement, _ *registry.Ref) bool {
 		if f.Action != registry.ActAdopt {
 			return false
 		}
-		p.Volume, p.Name, p.Stage, p.Stages, p.Boot = f.Volume, f.Name, registry.MarkSent, true, boot
-		p.StagedAt = registry.Tree{Host: f.Path, Task: f.Path}
+		p.Name = f.Name
+		at := &p.Staging
+		at.Volume, at.Name, at.State, at.Stages, at.Boot = f.Volume, f.Name, registry.MarkSent, true, boot
+		at.Path = registry.Tree{Host: f.Path, Task: f.Path}
 		node, known := r.instance(registry.RoleNode, f.Volume.Plugin)
 		rel, err := filepath.Rel(node.Volumes.Host, f.Path)
 		if err == nil && !strings.HasPrefix(rel, "..") && node.Volumes.Task != "" {
-			p.StagedAt.Task = filepath.Join(node.Volumes.Task, rel)
+			at.Path.Task = filepath.Join(node.Volumes.Task, rel)
 		}
 		controller, found := r.instance(registry.RoleController, f.Volume.Plugin)
-		if found && known && p.Attach == registry.MarkNone && node.Fingerprint.NodeID != "" &&
+		if found && known && p.Attachment.State == registry.MarkNone && node.Fingerprint.NodeID != "" &&
 			controller.Fingerprint.Has(registry.AttachDetach) {
-			p.Attach, p.Attaches, p.Node = registry.MarkSent, true, node.Fingerprint.NodeID
+			p.Attachment = registry.Attachment{
+				Volume: f.Volume, Name: f.Name, Node: this, NodeID: node.Fingerprint.NodeID, State: registry.MarkSent,
+			}
 		}
 		return true
 	})
@@ -142,7 +172,7 @@ func Adopted(r Records, boot string, findings []registry.Finding, now time.Time)
 // changed returns the change that edit makes to the records of findings. Each record is in it once, with an event for
 // each finding for which edit returns true.
 func changed(
-	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *registry.Placement,
+	r Records, findings []registry.Finding, now time.Time, edit func(registry.Finding, *Placement,
 		*registry.Ref) bool,
 ) (c registry.Change) {
 	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
@@ -163,20 +193,75 @@ func changed(
 		if !edit(f, &p, &ref) {
 			continue
 		}
+		before := placements[f.Volume]
 		placements[f.Volume], refs[key] = p, ref
-		var record registry.Record = p
+		var edited []registry.Record
 		if f.Alloc != "" {
-			record = ref
+			edited = append(edited, ref)
 		}
-		if i, again := at[record.Key()]; again {
-			c.Put[i] = record
-		} else {
-			at[record.Key()] = len(c.Put)
-			c.Put = append(c.Put, record)
+		if !reflect.DeepEqual(p.Attachment, before.Attachment) {
+			edited = append(edited, p.Attachment)
+		}
+		if f.Alloc == "" && p.Staging != before.Staging {
+			edited = append(edited, p.Staging)
+		}
+		for _, record := range edited {
+			if i, again := at[record.Key()]; again {
+				c.Put[i] = record
+			} else {
+				at[record.Key()] = len(c.Put)
+				c.Put = append(c.Put, record)
+			}
 		}
 		c.Events = append(c.Events, eventOf(f, now))
 	}
 	return c
+}
+
+// commit commits what decide returns: first the records that nodes share, then those of this node, of which it leaves out
+// what has changed since.
+func commit(
+	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
+) error {
+	var node registry.Change
+	_, err := state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		change, err := decide(v)
+		if !change.Mixed() {
+			return change, err
+		}
+		var shared registry.Change
+		shared, node = change.Split()
+		return shared, err
+	})
+	if err != nil || node.Empty() {
+		return err
+	}
+	_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		rest := registry.Change{Events: node.Events}
+		for _, r := range node.Put {
+			if _, modified := r.Indexes(); modified == modifiedAt(v, r) {
+				rest.Put = append(rest.Put, r)
+			}
+		}
+		return rest, nil
+	})
+	return err
+}
+
+// modifiedAt returns the ModifyIndex of the record that the state has in place of r; 0: none.
+func modifiedAt(v registry.View, r registry.Record) (at registry.Seq) {
+	switch r := r.(type) {
+	case registry.Staging:
+		now, _ := v.Staging(r.Volume)
+		return now.ModifyIndex
+	case registry.Ref:
+		for _, now := range v.Refs(r.Volume) {
+			if now.ClaimKey() == r.ClaimKey() {
+				return now.ModifyIndex
+			}
+		}
+	}
+	return 0
 }
 
 // eventOf returns the event of a finding.

@@ -63,7 +63,7 @@ type repair struct {
 
 // mark commits the marks, if the plan is still the same by the records of this moment.
 func (r *repair) mark(ctx context.Context, plan string) error {
-	_, err := r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err := commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
 		now.Records = RecordsOf(v)
 		if Digest(Examine(now)) != plan {
@@ -193,14 +193,14 @@ func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
 	if err := r.checkUnused(ctx, f.Path); err != nil {
 		return err
 	}
-	_, err = r.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err = commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
 		now.Records = RecordsOf(v)
 		e := newExaminer(now)
 		if _, still := e.adoptable(f.Path); !still || covers(e.known, f.Path) || covers(e.expected, f.Path) {
 			return registry.Change{}, errStale
 		}
-		return Adopted(now.Records, r.facts.Boot, []registry.Finding{*f}, r.Now()), nil
+		return Adopted(now.Records, r.Node, r.facts.Boot, []registry.Finding{*f}, r.Now()), nil
 	})
 	return err
 }

@@ -38,7 +38,7 @@ func (w *env) repair() (results []string) {
 
 // An examination changes nothing, neither a record nor a mount nor a directory.
 func TestExamineChangesNothing(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stray("stage", "x"))
 	w.dir(stray("publish", "y"))
 	before := w.index()
@@ -57,16 +57,15 @@ func (w *env) index() (at registry.Seq) {
 
 // What is recorded as done and missing is marked, in one commit with its event.
 func TestRepairMarks(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	before := w.index()
 	same(t, "results", w.repair(), []string{"lost mark " + publishedAt() + ": done",
 		"lost mark " + stagedAt() + ": done"})
 	w.view(func(v registry.View) {
-		p, _ := v.Placement(key)
+		p := placedIn(v)
 		r := v.Refs(key)[0]
-		if p.Stage != registry.MarkSent || p.Attach != registry.MarkDone || r.Publish != registry.MarkSent ||
-			p.ModifyIndex != r.ModifyIndex ||
-			p.ModifyIndex != before+1 {
+		if p.Staging.State != registry.MarkSent || p.Attachment.State != registry.MarkDone || r.Publish != registry.MarkSent ||
+			p.Staging.ModifyIndex != r.ModifyIndex || r.ModifyIndex != before+1 {
 			t.Errorf("%+v %+v", p, r)
 		}
 	})
@@ -81,12 +80,12 @@ func TestRepairMarks(t *testing.T) {
 
 // After a reboot all marks of the node are withdrawn, and those of the controller stay.
 func TestRepairAfterABoot(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.boot = "boot-2"
 	w.repair()
 	w.view(func(v registry.View) {
-		p, _ := v.Placement(key)
-		if r := v.Refs(key)[0]; p.Stage != registry.MarkSent || p.Attach != registry.MarkDone ||
+		p := placedIn(v)
+		if r := v.Refs(key)[0]; p.Staging.State != registry.MarkSent || p.Attachment.State != registry.MarkDone ||
 			r.Publish != registry.MarkSent {
 			t.Errorf("%+v %+v", p, r)
 		}
@@ -95,14 +94,14 @@ func TestRepairAfterABoot(t *testing.T) {
 
 // A volume that its plugin reports as detached is marked.
 func TestRepairMarksWhatIsDetached(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.put(records(instances(registry.ListVolumes, registry.ListPublished))...)
 	w.build(Options{Live: true, Lister: pages{{Entries: []csi.Entry{{Volume: "ext-1",
 		Nodes: []registry.NodeID{"i-2"}}}}}})
 	w.mount(stagedAt(), publishedAt())
 	same(t, "results", w.repair(), []string{"detached mark " + key.String() + ": done"})
 	w.view(func(v registry.View) {
-		if p, _ := v.Placement(key); p.Attach != registry.MarkSent || p.Stage != registry.MarkDone {
+		if p := placedIn(v); p.Attachment.State != registry.MarkSent || p.Staging.State != registry.MarkDone {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -204,8 +203,8 @@ func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
 	w.mount(stray("publish", "x"), stray("stage", "y"))
 	w.before = func(act string) {
 		if strings.HasPrefix(act, "unmount "+stray("publish", "x")) {
-			p := placement()
-			p.StagedAt.Host = stray("stage", "y")
+			p := placement().Staging
+			p.Path.Host = stray("stage", "y")
 			w.put(p)
 		}
 	}
@@ -217,7 +216,7 @@ func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
 
 // A plan other than the one that was shown is not carried out.
 func TestStalePlanIsRefused(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
 	digest := w.examine().Digest
 	w.mount(stray("stage", "y"))
@@ -238,7 +237,7 @@ func TestStalePlanIsRefused(t *testing.T) {
 
 // The records of the moment of the commit count: a plan that they overtake is refused, and nothing is written.
 func TestPlanIsComparedInTheCommit(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	digest := w.examine().Digest
 	w.Doctor.machine = late{w.machine, func() { // the last that is looked at, after the records
 		r := ref()
@@ -249,7 +248,7 @@ func TestPlanIsComparedInTheCommit(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	w.view(func(v registry.View) {
-		if p, _ := v.Placement(key); p.Stage != registry.MarkDone {
+		if p := placedIn(v); p.Staging.State != registry.MarkDone {
 			t.Errorf("%+v", p)
 		}
 	})
@@ -278,19 +277,18 @@ func TestRepairAdopts(t *testing.T) {
 			t.Error("what stands on it is still mounted")
 		}
 		w.view(func(v registry.View) {
-			p, _ := v.Placement(key)
-			want := registry.Placement{
-				Volume: key, Name: data.VolumeName(), Attach: registry.MarkSent, Attaches: true, Node: "i-1",
-				Stage: registry.MarkSent, Stages: true,
-				StagedAt: layout.Staging(key, root()), Boot: boot,
-			}
-			want.CreateIndex, want.ModifyIndex = p.CreateIndex, p.ModifyIndex
+			p := placedIn(v)
+			want := placement()
+			want.Attachment.State, want.Attachment.Node = registry.MarkSent, ""
+			want.Staging.State, want.Staging.Mounts = registry.MarkSent, false
+			want.Attachment.CreateIndex, want.Attachment.ModifyIndex = p.Attachment.CreateIndex, p.Attachment.ModifyIndex
+			want.Staging.CreateIndex, want.Staging.ModifyIndex = p.Staging.CreateIndex, p.Staging.ModifyIndex
 			if p.Volume != key || fmt.Sprint(p) != fmt.Sprint(want) {
 				t.Errorf("adopted as %+v", p)
 			}
 		})
 		w.mounts = nil
-		w.drop(key.PlacementRecord())
+		w.drop(key.StagingRecord(), placement().Attachment.Key(), registry.AttachmentKey{Volume: key}.Key())
 	}
 	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done",
 		"orphan adopt " + stagedAt() + ": done"})
@@ -311,7 +309,7 @@ func TestStagedVolumeIsKeptBelowItsPublishes(t *testing.T) {
 		}
 	}
 	w.view(func(v registry.View) {
-		if _, placed := v.Placement(key); placed {
+		if placed := placedIn(v).Volume != (registry.VolumeKey{}); placed {
 			t.Error("it was adopted")
 		}
 	})
@@ -331,10 +329,13 @@ func TestRepairUndoes(t *testing.T) {
 		"a plugin that answers": {true, true, "done"},
 		"no shim runs":          {false, false, "recorded: the next shim asks plugin ebs"},
 	} {
-		w := newEnv(t, data, placement())
+		w := newEnv(t, append(placed(), data)...)
 		w.mount(stagedAt())
 		w.build(Options{Live: c.live})
-		w.undo = func() { w.drop(key.PlacementRecord()); w.mounts = nil }
+		w.undo = func() {
+			w.drop(key.StagingRecord(), placement().Attachment.Key(), registry.AttachmentKey{Volume: key}.Key())
+			w.mounts = nil
+		}
 		got := slices.DeleteFunc(w.repair(), func(s string) bool { return strings.HasPrefix(s, "unseen ") })
 		if len(got) != 1 || !strings.HasPrefix(got[0], "unowned undo "+stagedAt()+": "+c.want) {
 			t.Errorf("%s: %q", what, got)
@@ -344,7 +345,7 @@ func TestRepairUndoes(t *testing.T) {
 
 // A repair does not wait for a plugin that does not answer.
 func TestRepairDoesNotWaitForAPlugin(t *testing.T) {
-	w := newEnv(t, data, placement())
+	w := newEnv(t, append(placed(), data)...)
 	w.mount(stagedAt())
 	ctx, cancel := context.WithCancel(t.Context())
 	w.undo = cancel
@@ -399,7 +400,7 @@ func TestOneRepairAtATime(t *testing.T) {
 
 // After a failed inspection nothing counts as unused or as working.
 func TestFailedInspectionIsReported(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
 	w.blind = errors.New("no helper")
 	found := w.examine()

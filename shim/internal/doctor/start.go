@@ -54,7 +54,7 @@ func (d *Doctor) Start(ctx context.Context, s Survey) ([]registry.Finding, error
 // record commits the marks and the events of the findings. A full disk does not keep a shim from starting: every user
 // of a volume checks its mount, so a mark that could not be committed costs only a message.
 func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
-	_, err = d.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+	err = commit(ctx, d.state, func(v registry.View) (registry.Change, error) {
 		f.Records = RecordsOf(v)
 		findings = Examine(f)
 		change := Marked(f.Records, findings, f.Now)

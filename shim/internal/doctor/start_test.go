@@ -21,7 +21,7 @@ func (w *env) start(t *testing.T) ([]registry.Finding, error) {
 // At start only marks are made and empty directories removed; the rest is told, and nothing is unmounted, nor is
 // anybody asked.
 func TestStart(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), stray("publish", "x"))
 	w.dir(stray("stage", "empty"))
 	w.dir(stray("stage", "full"))
@@ -65,7 +65,7 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 
 // A full disk does not prevent a start. Any other failure does.
 func TestStartOnAFullDisk(t *testing.T) {
-	w := newEnv(t, data, placement(), claim(), ref())
+	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))
 	findings, err := w.start(t)
 	if err != nil || len(findings) != 2 {

@@ -34,7 +34,7 @@ func watching(t *testing.T, records []registry.Record, test func(w *env, watch *
 	})
 }
 
-func used() []registry.Record { return []registry.Record{data, placement(), claim(), ref()} }
+func used() []registry.Record { return append(placed(), data, claim(), ref()) }
 
 func (w *env) ref() (r registry.Ref) {
 	w.view(func(v registry.View) { r = v.Refs(key)[0] })
@@ -112,7 +112,7 @@ func TestMountsThatVanishAreTold(t *testing.T) {
 func TestBlockDevicesAreWatched(t *testing.T) {
 	block := ref()
 	block.Usage.Attachment = registry.BlockDevice
-	watching(t, []registry.Record{data, placement(), claim(), block}, func(w *env, watch *Watch) {
+	watching(t, append(placed(), data, claim(), block), func(w *env, watch *Watch) {
 		w.sees(mount.Info{Block: true}, watch)
 		if r := w.ref(); r.Trouble != "" {
 			t.Errorf("%+v", r)
@@ -131,7 +131,7 @@ func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 	open := registry.Intent{Volume: key, RPC: registry.NodeUnpublishRPC, Alloc: "a1", Request: "vol",
 		Outcome: registry.OutcomePending}
 	for what, list := range map[string][]registry.Record{
-		"sent": {data, placement(), claim(), sent}, "of another boot": {data, placement(), claim(), old},
+		"sent": append(placed(), data, claim(), sent), "of another boot": append(placed(), data, claim(), old),
 		"with an open call": append(used(),
 			open),
 	} {

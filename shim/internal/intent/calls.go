@@ -30,6 +30,13 @@ type Calls struct {
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
 }
 
+// AttachTo is the node that a volume is to be attached to.
+type AttachTo struct {
+	Node registry.NodeName
+	ID   registry.NodeID // as the plugin calls the node
+	Used bool            // the node has staged or published the volume
+}
+
 // Await waits for the plugin's healthy instance in the role, for as long as by allows.
 func (c Calls) Await(
 	ctx context.Context, by Caller, role registry.Role, id registry.PluginID,

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -113,6 +114,16 @@ func Silent(code string) bool {
 		return true
 	}
 	return false
+}
+
+// NoEnd returns what is known of a call whose end is not awaited any more: at most a vague answer. A try after a certain
+// answer may be under way.
+func NoEnd(open registry.Intent) *registry.CallError {
+	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
+	if open.Code == "" || !Vague(open.Code) {
+		said.Code = "UNKNOWN"
+	}
+	return said
 }
 
 // Settled returns nil if the error of a call says that the call certainly does not run any more, whether it failed or not.

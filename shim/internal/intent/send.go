@@ -192,8 +192,11 @@ func (d *delivery) prepared(view registry.View) bool {
 // stored reports whether the state has the record as it is. It knows only the kinds that Before functions put.
 func stored(view registry.View, r registry.Record) bool {
 	switch r := r.(type) {
-	case registry.Placement:
-		is, found := view.Placement(r.Volume)
+	case registry.Attachment:
+		is, found := view.Attachment(r.AttachmentKey())
+		return found && reflect.DeepEqual(is, r)
+	case registry.Staging:
+		is, found := view.Staging(r.Volume)
 		return found && reflect.DeepEqual(is, r)
 	case registry.Ref:
 		return slices.ContainsFunc(view.Refs(r.Volume), func(is registry.Ref) bool { return reflect.DeepEqual(is, r) })

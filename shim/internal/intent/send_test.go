@@ -20,7 +20,7 @@ var (
 // stage is the call of the tests: it marks the stage as sent, and as done.
 func stage(do func(context.Context) error) Call {
 	put := func(m registry.Mark) registry.Change {
-		return registry.Change{Put: []registry.Record{registry.Placement{Volume: vol, Name: name, Stage: m}}}
+		return registry.Change{Put: []registry.Record{registry.Staging{Volume: vol, Name: name, State: m}}}
 	}
 	return Call{
 		Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodeStageRPC, Hash: "h"},
@@ -44,8 +44,8 @@ func look(t *testing.T, log registry.State) (open registry.Intent, found bool, m
 	t.Helper()
 	err := log.View(context.Background(), func(v registry.View) error {
 		open, found = registry.OpenIntent(v, vol)
-		p, _ := v.Placement(vol)
-		mark = p.Stage
+		p, _ := v.Staging(vol)
+		mark = p.State
 		events, _ = v.Events(0, 1000)
 		return nil
 	})
@@ -338,7 +338,7 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 				err := send(t.Context(), log, stage(func(ctx context.Context) error {
 					sent++
 					_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
-						return registry.Change{Delete: []registry.Key{vol.NodeIntentRecord(), vol.PlacementRecord()}}, nil
+						return registry.Change{Delete: []registry.Key{vol.NodeIntentRecord(), vol.StagingRecord()}}, nil
 					})
 					if err != nil {
 						t.Error(err)
@@ -501,8 +501,8 @@ func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 // markedAt marks the stage as sent, beside whatever else is recorded of the volume.
 func markedAt(path string) func(registry.View) (registry.Change, error) {
 	return func(v registry.View) (registry.Change, error) {
-		p, _ := v.Placement(vol)
-		p.Volume, p.Name, p.Stage, p.StagedAt = vol, name, registry.MarkSent, registry.Tree{Host: path}
+		p, _ := v.Staging(vol)
+		p.Volume, p.Name, p.State, p.Path = vol, name, registry.MarkSent, registry.Tree{Host: path}
 		return registry.Change{Put: []registry.Record{p}}, nil
 	}
 }

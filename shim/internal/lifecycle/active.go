@@ -166,6 +166,7 @@ func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(r.store, m, doctor.Options{
+		Node:   hello.Node,
 		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },

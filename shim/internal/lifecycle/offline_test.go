@@ -198,8 +198,8 @@ func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	return []registry.Record{
 		v, registry.Claim{Volume: key.Volume, Name: v.VolumeName(), Alloc: "a1", Request: "vol", Usage: u},
-		registry.Placement{Volume: key.Volume, Name: v.VolumeName(), Stage: registry.MarkDone, Stages: true, Staged: u,
-			StagedAt: l.Staging(key.Volume, root), Boot: boot},
+		registry.Staging{Volume: key.Volume, Name: v.VolumeName(), State: registry.MarkDone, Stages: true, Usage: u,
+			Path: l.Staging(key.Volume, root), Boot: boot},
 		registry.Ref{Volume: key.Volume, Alloc: "a1", Request: "vol", Usage: u, Target: at, Publish: registry.MarkDone, Boot: boot},
 	}, at
 }

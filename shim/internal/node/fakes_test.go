@@ -117,27 +117,32 @@ func (p *parts) Claim(_ context.Context, c registry.Claim) (registry.Claim, erro
 	return c, p.commit([]registry.Record{c})
 }
 
-func (p *parts) Unclaim(ctx context.Context, k registry.ClaimKey) (bool, error) {
+func (p *parts) Unclaim(ctx context.Context, k registry.ClaimKey, _ bool) (bool, error) {
 	if err := p.act(ctx, fmt.Sprintf("unclaim %s %s", k.Volume.External, k.Alloc)); err != nil {
 		return false, err
 	}
 	return true, p.commit(nil, k.ClaimRecord())
 }
 
-func (p *parts) Attach(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage, node registry.NodeID) error {
-	return p.step(ctx, v.VolumeKey(), "attach %s %s", v.External, node)
+func (p *parts) Attach(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage, to intent.AttachTo) error {
+	return p.step(ctx, v.VolumeKey(), "attach %s %s", v.External, to.ID)
 }
 
-func (p *parts) Detach(ctx context.Context, _ intent.Caller, v registry.VolumeKey) error {
-	return p.step(ctx, v, "detach %s", v.External)
+func (p *parts) Detach(ctx context.Context, _ intent.Caller, v registry.VolumeKey, _ registry.NodeName) error {
+	if err := p.step(ctx, v, "detach %s", v.External); err != nil {
+		return err
+	}
+	return p.commit(nil, registry.AttachmentKey{Volume: v, Node: us.Node}.Key())
 }
 
 func (p *parts) Stage(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage) error {
 	return p.step(ctx, v.VolumeKey(), "stage %s", v.External)
 }
 
-func (p *parts) AwaitAttach(context.Context, registry.Volume, func(string)) error { return nil }
-func (p *parts) AwaitDetach(context.Context, intent.Caller, registry.VolumeKey, func(string)) error {
+func (p *parts) AwaitAttach(context.Context, registry.Volume, intent.AttachTo, func(string)) error {
+	return nil
+}
+func (p *parts) AwaitDetach(context.Context, intent.Caller, registry.VolumeKey, registry.NodeName, func(string)) error {
 	return nil
 }
 
@@ -169,7 +174,26 @@ func (p *parts) MountParts(ctx context.Context, k registry.ClaimKey, wanted []ho
 }
 
 // Grow has nothing to do: no volume here is expanded.
-func (p *parts) Grow(context.Context, intent.Caller, registry.VolumeKey) error { return nil }
+func (p *parts) Grow(context.Context, intent.Caller, registry.VolumeKey, bool) (registry.NodeExpansion, error) {
+	return registry.NodeExpansion{}, nil
+}
+
+// Down finds nothing up.
+func (p *parts) Down(context.Context, registry.ClaimKey) error { return nil }
+
+// LeaveExpansion stands for that of the controller and that of the node.
+func (p *parts) LeaveExpansion(ctx context.Context, k registry.VolumeKey) (left bool, err error) {
+	var open registry.Intent
+	err = p.log.View(ctx, func(v registry.View) error { open, left = registry.OpenIntent(v, k); return nil })
+	if err != nil || !left || !open.RPC.Expands() {
+		return false, err
+	}
+	return true, p.commit(nil, open.Key())
+}
+
+func (p *parts) NodeExpanded(context.Context, registry.VolumeKey, registry.NodeExpansion) error {
+	return nil
+}
 
 func (p *parts) Unpublish(ctx context.Context, _ intent.Caller, k registry.ClaimKey) error {
 	if err := p.step(ctx, k.Volume, "unpublish %s %s", k.Volume.External, k.Alloc); err != nil {
@@ -179,7 +203,10 @@ func (p *parts) Unpublish(ctx context.Context, _ intent.Caller, k registry.Claim
 }
 
 func (p *parts) Unstage(ctx context.Context, _ intent.Caller, v registry.VolumeKey) error {
-	return p.step(ctx, v, "unstage %s", v.External)
+	if err := p.step(ctx, v, "unstage %s", v.External); err != nil {
+		return err
+	}
+	return p.commit(nil, v.StagingRecord())
 }
 
 func (p *parts) Find(registry.Role, registry.PluginID) (registry.Instance, bool) {

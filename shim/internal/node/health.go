@@ -80,33 +80,28 @@ func noAnswer(err error) bool {
 // forgetHealth drops what the node plugin said of the volume's health before it was replaced by one that does not
 // report it.
 func (s *Stager) forgetHealth(ctx context.Context, v registry.Volume) error {
-	if !v.Health.Node.Abnormal {
-		return nil
-	}
-	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
-		return registry.Change{Put: withoutCondition(view, v.VolumeKey())}, nil
-	})
-	return err
+	return s.judged(ctx, v.VolumeKey(), registry.VolumeCondition{}, false)
 }
 
-// judged records what the node plugin says of a volume's health, if the volume is still mounted here.
-func (s *Stager) judged(ctx context.Context, key registry.VolumeKey, says registry.VolumeCondition) error {
+// judged records what the node plugin says of a volume's health, if the volume is still mounted here. Without tell the
+// change has no event.
+func (s *Stager) judged(ctx context.Context, key registry.VolumeKey, says registry.VolumeCondition, tell bool) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
-		v, known := view.VolumeByKey(key)
-		if st := stateOf(view, key); !known || len(st.refs) == 0 && st.place.Stage == registry.MarkNone {
+		st := stateOf(view, key)
+		if st.volume.ID == "" || len(st.refs) == 0 && st.staging.State == registry.MarkNone {
 			return registry.Change{}, nil
 		}
-		return v.HealthChange(registry.RoleNode, says, s.Now()), nil
+		p := stagingOf(view, st.volume)
+		next, events, changed := registry.ConditionChange(p.Condition, says, registry.Event{
+			Role: registry.RoleNode, Plugin: key.Plugin, Volume: p.Name, External: key.External, At: s.Now(),
+		})
+		if !changed {
+			return registry.Change{}, nil
+		}
+		if p.Condition = next; !tell {
+			events = nil
+		}
+		return registry.Change{Put: []registry.Record{p}, Events: events}, nil
 	})
 	return err
-}
-
-// withoutCondition returns the volume's record without what the node plugin said of its health, if that differs from
-// what is recorded.
-func withoutCondition(view registry.View, key registry.VolumeKey) []registry.Record {
-	v, known := view.VolumeByKey(key)
-	if !known || !v.Health.Node.Abnormal {
-		return nil
-	}
-	return []registry.Record{v.WithoutCondition(registry.RoleNode)}
 }

@@ -20,6 +20,8 @@ func (w *world) healthOf(t *testing.T) (h registry.VolumeHealth, told []string) 
 	w.view(func(view registry.View) {
 		v, _ := view.Volume(one)
 		h = v.Health
+		p, _ := view.Staging(volumeOf("one").VolumeKey())
+		h.Node = p.Condition
 		events, _ := view.Events(0, 10000)
 		for _, e := range events {
 			if e.Kind == registry.EventVolumeUnhealthy || e.Kind == registry.EventVolumeHealthy {

@@ -242,8 +242,8 @@ func (n *historyEnv) unmountTold() {
 		for _, r := range v.AllRefs() {
 			recorded[r.Target.Host] = true
 		}
-		for _, p := range v.Placements() {
-			recorded[p.StagedAt.Host] = true
+		for _, p := range v.Stagings() {
+			recorded[p.Path.Host] = true
 		}
 		for _, a := range v.Allocs() {
 			told += registry.Waits(a.Waiting) + "\n"
@@ -321,8 +321,11 @@ func (n *historyEnv) left() (left []string) {
 		for _, r := range v.AllRefs() {
 			left = append(left, "ref "+r.ClaimKey().String())
 		}
-		for _, p := range v.Placements() {
-			left = append(left, fmt.Sprintf("placement of %s: attach %q, stage %q", p.Volume, p.Attach, p.Stage))
+		for _, p := range v.Stagings() {
+			left = append(left, fmt.Sprintf("staging of %s: %q", p.Volume, p.State))
+		}
+		for _, at := range v.AllAttachments() {
+			left = append(left, fmt.Sprintf("attachment of %s: %q", at.Volume, at.State))
 		}
 		for _, i := range v.Intents() {
 			left = append(left, fmt.Sprintf("%s of %s, %s", i.RPC, i.Volume, i.Outcome))

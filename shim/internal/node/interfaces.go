@@ -41,14 +41,20 @@ type Controller interface {
 	// Claim is idempotent by the claim's key. What the usage does not say of mount options becomes the volume's.
 	// ErrConflict names the holders.
 	Claim(ctx context.Context, c registry.Claim) (registry.Claim, error)
-	// Unclaim refuses while something of the claim may be published.
-	Unclaim(ctx context.Context, k registry.ClaimKey) (existed bool, err error)
+	// Unclaim gives a claim up. last: the node has taken the volume down for it; else another claim has to remain.
+	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
 	// AwaitAttach and AwaitDetach return once the plugin can be asked to attach or detach the volume, or has not to be. They call waits if
 	// they have to wait.
-	AwaitAttach(ctx context.Context, v registry.Volume, waits func(what string)) error
-	AwaitDetach(ctx context.Context, by intent.Caller, v registry.VolumeKey, waits func(what string)) error
-	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, node registry.NodeID) error
-	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
+	AwaitAttach(ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string)) error
+	AwaitDetach(
+		ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName, waits func(what string),
+	) error
+	Attach(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo) error
+	Detach(ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName) error
+	// NodeExpanded records what the node has done of the volume's expansion. The node has stored that before.
+	NodeExpanded(ctx context.Context, v registry.VolumeKey, done registry.NodeExpansion) error
+	// LeaveExpansion closes an open expansion at the controller, and says whether there was one.
+	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
 	// Settle has an open call of a controller come to a certain end: nil says that it has one, whichever.
 	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }
@@ -56,8 +62,11 @@ type Controller interface {
 // Mounter stages and publishes volumes. Calls for one volume are never concurrent.
 type Mounter interface {
 	Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error
-	// Grow has an expansion that is pending seen to, if it can be now. What the plugin refuses is no error.
-	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
+	// Grow makes what is pending of an expansion, if it can now, and returns how far the node has come. again: also what
+	// the plugin has refused. What the plugin refuses is no error.
+	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey, again bool) (registry.NodeExpansion, error)
+	// LeaveExpansion closes an open expansion on the node, and says whether there was one.
+	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
 	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
 	// MountParts mounts parts of what is published, and says where.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
@@ -65,6 +74,8 @@ type Mounter interface {
 	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey) error
 	// Unstage does nothing while somebody uses the volume.
 	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
+	// Down returns nil if nothing that the claim stands for is up on this node.
+	Down(ctx context.Context, k registry.ClaimKey) error
 	// Settle has an open call of a node come to a certain end: nil says that it has one, whichever.
 	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }

@@ -36,7 +36,8 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 				}
 				before := len(p.said())
 				p.fail["settle"] = 1 << 20
-				if err := p.commit([]registry.Record{c.open, registry.Placement{Volume: vol, Stage: registry.MarkDone}}); err != nil {
+				if err := p.commit([]registry.Record{c.open, registry.Attachment{Volume: vol, Node: us.Node, State: registry.MarkDone},
+					registry.Staging{Volume: vol, State: registry.MarkDone}}); err != nil {
 					t.Fatal(err)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -56,25 +57,22 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 				if got := p.said()[before:]; len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
 					t.Errorf("%s: %q", c.open.RPC, got)
 				}
-				if e := p.expansion(); e.RPC != c.open.RPC || e.Code != c.code || e.Refused != c.refused || e.Detail == "" {
-					t.Errorf("recorded: %+v", e)
+				if open, found := p.open(vol); found {
+					t.Errorf("%s is still open: %+v", c.open.RPC, open)
 				}
 			})
 		}
 	}
 }
 
-func (p *parts) expansion() (e registry.Expansion) {
+// open is the open call of a volume.
+func (p *parts) open(k registry.VolumeKey) (open registry.Intent, found bool) {
 	p.t.Helper()
-	err := p.log.View(context.Background(), func(v registry.View) error {
-		vol, _ := v.Volume(registry.VolumeName{Namespace: "default", ID: "a"})
-		e = vol.Expansion
-		return nil
-	})
+	err := p.log.View(context.Background(), func(v registry.View) error { open, found = registry.OpenIntent(v, k); return nil })
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return e
+	return open, found
 }
 
 // What an alloc waits for is its own step, though the call that is in its way is none of an alloc's.

@@ -100,7 +100,7 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			key, call, v := keyOf(id, a), intent.Caller{}, volumeOf(id)
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
-				_ = w.mediator.Detach(ctx, call, key.Volume)
+				_ = w.mediator.Detach(ctx, call, key.Volume, "n1")
 			case 1:
 				_ = w.stager.Unstage(ctx, call, key.Volume)
 			case 2:
@@ -108,9 +108,9 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			case 3:
 				_ = w.stager.Stage(ctx, call, v, usage.Draw(t, "usage"))
 			case 4:
-				_ = w.mediator.Attach(ctx, call, v, usage.Draw(t, "usage"), "i-1")
+				_ = w.mediator.Attach(ctx, call, v, usage.Draw(t, "usage"), w.here(v.VolumeKey(), "i-1"))
 			case 5:
-				_, _ = w.ledger.Unclaim(ctx, key)
+				_, _ = w.unclaim(ctx, key)
 			}
 		},
 		"restart": func(t *rapid.T) {
@@ -171,8 +171,13 @@ func (w *world) invariants(t *rapid.T) {
 				t.Fatalf("published without a claim: %+v", r)
 			}
 		}
-		for _, p := range v.Placements() {
-			recorded[p.StagedAt.Host] = true
+		for _, at := range v.AllAttachments() {
+			if !claimed[at.Volume] {
+				t.Fatalf("attached without a claim: %+v", at)
+			}
+		}
+		for _, p := range v.Stagings() {
+			recorded[p.Path.Host] = true
 			if !claimed[p.Volume] {
 				t.Fatalf("placed without a claim: %+v", p)
 			}

@@ -312,13 +312,21 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
 	ctx, cancel := h.bounded(ctx)
 	defer cancel()
-	return h.controller.AwaitAttach(ctx, vol, h.awaits(ctx, registry.RoleController))
+	to, err := h.attachTo(ctx, "")
+	if err != nil {
+		return err
+	}
+	return h.controller.AwaitAttach(ctx, vol, to, h.awaits(ctx, registry.RoleController))
 }
 
 // mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.
 func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance) (hooks.Published, error) {
 	h.step = registry.StepAttach
-	if err := h.controller.Attach(ctx, h.by, vol, u, node.Fingerprint.NodeID); err != nil {
+	to, err := h.attachTo(ctx, node.Fingerprint.NodeID)
+	if err != nil {
+		return hooks.Published{}, err
+	}
+	if err := h.controller.Attach(ctx, h.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
 	h.step = registry.StepStage
@@ -340,11 +348,25 @@ func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage,
 	return at, err
 }
 
+// attachTo is this node, as a volume is attached to it.
+func (h *hold) attachTo(ctx context.Context, id registry.NodeID) (to intent.AttachTo, err error) {
+	to = intent.AttachTo{Node: h.host.Node, ID: id}
+	err = h.State.View(ctx, func(v registry.View) error {
+		p, _ := v.Staging(h.key.Volume)
+		to.Used = p.State != registry.MarkNone || len(v.Refs(h.key.Volume)) > 0
+		return nil
+	})
+	return to, err
+}
+
 // grow has an expansion seen to that was made while nobody used the volume here, once it is staged, or published if it has to be.
 func (h *hold) grow(ctx context.Context) error {
 	before := h.step
 	h.step = registry.StepExpand
-	err := h.mounter.Grow(ctx, h.by, h.key.Volume)
+	done, err := h.mounter.Grow(ctx, h.by, h.key.Volume, false)
+	if err == nil {
+		err = h.controller.NodeExpanded(ctx, h.key.Volume, done)
+	}
 	if err == nil {
 		h.step = before
 	}

@@ -451,9 +451,9 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 		p.volume("b")
 		var records []registry.Record
 		for _, id := range []registry.ExternalID{"x-a", "x-b"} {
-			records = append(records, registry.Placement{
-				Volume: registry.VolumeKey{Plugin: "p", External: id}, Attach: registry.MarkDone, Stage: registry.MarkSent,
-			})
+			key := registry.VolumeKey{Plugin: "p", External: id}
+			records = append(records, registry.Attachment{Volume: key, Node: us.Node, State: registry.MarkDone},
+				registry.Staging{Volume: key, State: registry.MarkSent})
 		}
 		claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "x-b"}, Alloc: "alloc-1", Request: "b"}
 		if err := p.commit(append(records, claim)); err != nil {

@@ -73,17 +73,17 @@ func (s *Stager) publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 ) (at hooks.Published, err error) {
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
-	stages := !v.Ephemeral && (st.place.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
+	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return at, err
 	}
-	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.place.Publish, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
+	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
 	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
 		return at, err
 	}
 	open := s.intent(registry.NodePublishRPC, by, r, v.VolumeName())
-	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.place.StagedAt.Host)
+	open.Hash = intent.Hash(open.RPC, request, r.Target.Host, st.staging.Path.Host)
 	defer s.tidyUnused(ctx, r.Volume, filepath.Dir(r.Target.Host))
 	err = s.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
@@ -96,7 +96,7 @@ func (s *Stager) publish(
 			}
 			request.TargetPath = pathAt(inst, r.Target)
 			if stages {
-				request.StagingPath = pathAt(inst, st.place.StagedAt)
+				request.StagingPath = pathAt(inst, st.staging.Path)
 			}
 			if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
 				return err
@@ -108,8 +108,8 @@ func (s *Stager) publish(
 			done := r
 			done.Publish = registry.MarkDone
 			put := []registry.Record{done}
-			if !stages && !s.publishedElse(view, r) {
-				put = append(put, anew(view, r.Volume)...)
+			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
+				put = append(put, anew(p))
 			}
 			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
 		},
@@ -126,7 +126,7 @@ func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
 
 // unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage then.
 func unstagedUsers(st state) bool {
-	return st.place.Stage == registry.MarkNone && len(st.refs) > 0
+	return st.staging.State == registry.MarkNone && len(st.refs) > 0
 }
 
 // inlineKey tells a plugin that a volume is an inline one, as plugins know it from other orchestrators.
@@ -169,17 +169,17 @@ func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r regist
 // publishing makes the ref a record, unless it contradicts what is.
 func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Ref, stages bool) (registry.Change, error) {
 	st := stateOf(view, r.Volume)
-	p := st.place
+	p := st.staging
 	old, found := st.ref(r.ClaimKey())
 	switch {
 	case !st.claimed(r.ClaimKey()):
 		return registry.Change{}, conflict("volume %s is not claimed for it", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
-	case stages && (p.Stage != registry.MarkDone || p.Boot != s.kernel.Boot()):
+	case stages && (p.State != registry.MarkDone || p.Boot != s.kernel.Boot()):
 		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
-	case stages && p.Staged != r.Usage.Staging():
-		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Staged, r.Usage)
+	case stages && p.Usage != r.Usage.Staging():
+		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage, r.Usage)
 	case found && old.Usage != r.Usage:
 		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s",
 			v.VolumeName(), old.Usage, r.Usage)
@@ -240,8 +240,9 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 			change := registry.Change{
 				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open, left)},
 			}
-			if st := stateOf(view, r.Volume); len(st.refs) == 1 && st.place.Stage == registry.MarkNone {
-				change.Put = withoutCondition(view, r.Volume)
+			p, found := view.Staging(r.Volume)
+			if found && p.State == registry.MarkNone && len(view.Refs(r.Volume)) == 1 { // nothing of the volume is left here
+				change.Delete = append(change.Delete, p.Key())
 			}
 			return change
 		},

@@ -120,7 +120,7 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 
 // takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
 func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
-	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name}
+	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
 	err := h.back(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -207,8 +207,8 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 			own := r.ClaimKey() == h.key
 			u.own, u.others = u.own || own, u.others || !own
 		}
-		p, _ := v.Placement(h.key.Volume)
-		u.staged = p.Stage != registry.MarkNone
+		p, _ := v.Staging(h.key.Volume)
+		u.staged = p.State != registry.MarkNone
 		return nil
 	})
 	return u, err
@@ -238,18 +238,43 @@ func (h *hold) back(ctx context.Context) error {
 	if err := h.settleDown(ctx, func(open registry.Intent) bool { return h.undoes(open, u) }); err != nil {
 		return err
 	}
+	if err := h.reportExpansion(ctx); err != nil {
+		return err
+	}
 	h.step = registry.StepUnpublish
 	if err := h.mounter.Unpublish(ctx, h.by, h.key); err != nil {
 		return err
 	}
 	if !u.others {
-		if err := h.dismount(ctx); err != nil {
+		if err := h.unstage(ctx); err != nil {
+			return err
+		}
+		if err := h.detach(ctx); err != nil {
 			return err
 		}
 	}
+	return h.unclaim(ctx)
+}
+
+// unclaim releases the claim, once nothing that it stands for is up on this node.
+func (h *hold) unclaim(ctx context.Context) error {
 	h.step = registry.StepClaim
-	_, err = h.controller.Unclaim(ctx, h.key)
+	if err := h.mounter.Down(ctx, h.key); err != nil {
+		return err
+	}
+	_, err := h.controller.Unclaim(ctx, h.key, true)
 	return err
+}
+
+// reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died between
+// the two, and the node's record goes with the last use of the volume.
+func (h *hold) reportExpansion(ctx context.Context) error {
+	var p registry.Staging
+	err := h.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(h.key.Volume); return nil })
+	if err != nil || p.Expanded == (registry.NodeExpansion{}) {
+		return err
+	}
+	return h.controller.NodeExpanded(ctx, h.key.Volume, p.Expanded)
 }
 
 // light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:
@@ -269,7 +294,7 @@ func (h *hold) light(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	h.step = registry.StepClaim
-	_, err = h.controller.Unclaim(ctx, h.key)
+	_, err = h.controller.Unclaim(ctx, h.key, false)
 	if errors.Is(err, registry.ErrConflict) {
 		return false, nil // the other one was quicker: this is the last claim now
 	}
@@ -285,98 +310,121 @@ func (h *hold) undoes(open registry.Intent, u use) bool {
 	return !u.own && !u.others
 }
 
-// dismount has the volume unstaged and detached.
-func (h *hold) dismount(ctx context.Context) error {
+func (h *hold) unstage(ctx context.Context) error {
 	h.step = registry.StepUnstage
-	if err := h.mounter.Unstage(ctx, h.by, h.key.Volume); err != nil {
-		return err
-	}
-	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.awaits(ctx, registry.RoleController)); err != nil {
+	return h.mounter.Unstage(ctx, h.by, h.key.Volume)
+}
+
+func (h *hold) detach(ctx context.Context) error {
+	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.node, h.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
 	h.waited(ctx)
 	h.step = registry.StepDetach
-	return h.controller.Detach(ctx, h.by, h.key.Volume)
+	return h.controller.Detach(ctx, h.by, h.key.Volume, h.node)
 }
 
-// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on until it is done,
-// or somebody claims the volume.
+// leftover is a volume that is staged or attached without a claim.
+type leftover struct {
+	volume registry.VolumeKey
+	name   registry.VolumeName
+	staged bool
+	nodes  []registry.NodeName // that it is attached to
+}
+
+// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on
+// until it is done, or the volume is claimed.
 func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
-	var loose []registry.Placement
+	var loose []leftover
 	err := a.State.View(ctx, func(v registry.View) error {
-		for _, p := range v.Placements() {
-			if unclaimed(v, p.Volume) {
-				loose = append(loose, p)
+		seen := map[registry.VolumeKey]bool{}
+		add := func(key registry.VolumeKey) {
+			if l, is := leftoverOf(v, key); is && !seen[key] {
+				seen[key], loose = true, append(loose, l)
 			}
+		}
+		for _, p := range v.Stagings() {
+			add(p.Volume)
+		}
+		for _, at := range v.AllAttachments() {
+			add(at.Volume)
 		}
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("load placements: %w", err)
+		return fmt.Errorf("load staged and attached volumes: %w", err)
 	}
-	for _, p := range loose {
-		a.takeDownUnclaimed(p)
+	for _, l := range loose {
+		a.takeDownUnclaimed(l)
 	}
 	return nil
 }
 
-// unclaimed says whether nobody uses the volume or is about to, and something of it is left.
-func unclaimed(v registry.View, key registry.VolumeKey) bool {
-	_, placed := v.Placement(key)
-	return placed && len(v.Claims(key)) == 0 && len(v.Refs(key)) == 0
+// leftoverOf returns what is left of the volume, and whether it is neither used nor about to be.
+func leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
+	p, _ := v.Staging(key)
+	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone}
+	for _, at := range v.Attachments(key) {
+		l.name, l.nodes = at.Name, append(l.nodes, at.Node)
+	}
+	return l, (l.staged || len(l.nodes) > 0) && len(v.Claims(key)) == 0 && len(v.Refs(key)) == 0
 }
 
-func (a *Allocs) takeDownUnclaimed(p registry.Placement) {
+func (a *Allocs) takeDownUnclaimed(l leftover) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.loose[p.Volume] {
+	if a.loose[l.volume] {
 		return
 	}
-	a.loose[p.Volume] = a.crew.start(func(ctx context.Context) {
-		a.untilDown(ctx, p)
+	a.loose[l.volume] = a.crew.start(func(ctx context.Context) {
+		a.untilDown(ctx, l)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		delete(a.loose, p.Volume)
+		delete(a.loose, l.volume)
 	})
 }
 
 // untilDown tries until nothing is left of the volume, it is claimed, or ctx ends.
-func (a *Allocs) untilDown(ctx context.Context, p registry.Placement) {
+func (a *Allocs) untilDown(ctx context.Context, l leftover) {
 	persist(ctx, func(pause time.Duration) error {
-		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: p.Volume}, name: p.Name}
+		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 		err := h.clear(ctx)
 		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("a volume that nobody claims cannot be taken down yet", "volume", p.Name, "again_in", pause, "error", err)
+			a.logger.Warn("a volume without a claim cannot be taken down yet", "volume", l.name, "again_in", pause, "error", err)
 		}
 		return err
 	})
 }
 
-// clear unstages and detaches a volume that nobody claims.
+// clear unstages and detaches a volume that has no claim.
 func (h *hold) clear(ctx context.Context) (err error) {
 	leave, err := h.turn(ctx, "the end of what nobody claims")
 	if err != nil {
 		return err
 	}
 	defer leave()
+	var l leftover
 	var still bool
-	var p registry.Placement
-	err = h.State.View(ctx, func(v registry.View) error {
-		still = unclaimed(v, h.key.Volume)
-		p, _ = v.Placement(h.key.Volume)
-		return nil
-	})
+	err = h.State.View(ctx, func(v registry.View) error { l, still = leftoverOf(v, h.key.Volume); return nil })
 	if err != nil || !still {
 		return err
 	}
 	h.by.RetryUntil = time.Now().Add(roundLimit)
-	if p.Stage != registry.MarkNone {
-		if _, err := h.awaitNode(ctx, p.Volume.Plugin); err != nil {
+	if l.staged {
+		if _, err := h.awaitNode(ctx, l.volume.Plugin); err != nil {
 			return err
 		}
 	}
 	if err := h.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
 		return err
 	}
-	return h.dismount(ctx)
+	if err := h.unstage(ctx); err != nil {
+		return err
+	}
+	for _, h.node = range l.nodes {
+		if err := h.detach(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }

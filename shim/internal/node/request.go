@@ -19,7 +19,8 @@ type hold struct {
 	by    intent.Caller
 	key   registry.ClaimKey // its Volume is not known before the request's volume is
 	name  registry.VolumeName
-	parts []hooks.Part // of the volume, which tasks mount instead of all of it
+	parts []hooks.Part      // of the volume, which tasks mount instead of all of it
+	node  registry.NodeName // of the claim
 	step  registry.Step
 }
 
@@ -143,30 +144,12 @@ func (h *hold) hasty(open registry.Intent) bool {
 	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
 }
 
-// leaveExpansion closes an open expansion whose end nobody knows.
+// leaveExpansion closes an open expansion whose end is not awaited any more.
 func (h *hold) leaveExpansion(ctx context.Context) (left bool, err error) {
-	_, err = h.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		open, found := registry.OpenIntent(v, h.key.Volume)
-		if left = found && open.RPC.Expands(); !left {
-			return registry.Change{}, nil
-		}
-		change := registry.Change{Delete: []registry.Key{open.Key()}}
-		if vol, known := v.VolumeByKey(open.Volume); known {
-			vol.Expansion = vol.Expansion.Troubled(unknown(open))
-			change.Put = []registry.Record{vol}
-		}
-		return change, nil
-	})
-	return left, err
-}
-
-// unknown is what is known of a call that has no end: at most a vague answer. A try after a certain one may be under way.
-func unknown(open registry.Intent) *registry.CallError {
-	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
-	if open.Code == "" || !intent.Vague(open.Code) {
-		said.Code = "UNKNOWN"
+	if left, err = h.mounter.LeaveExpansion(ctx, h.key.Volume); left || err != nil {
+		return left, err
 	}
-	return said
+	return h.controller.LeaveExpansion(ctx, h.key.Volume)
 }
 
 // own says whether the call was made for this request.

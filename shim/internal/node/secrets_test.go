@@ -68,7 +68,7 @@ func rotated(t *testing.T, rpc registry.RPC, values safe, wanted string, sent []
 	v, key := volumeOf("one"), keyOf("one", "a1")
 	_, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()})
 	if err == nil {
-		err = w.mediator.Attach(t.Context(), intent.Caller{}, v, shared(), "i-1")
+		err = w.mediator.Attach(t.Context(), intent.Caller{}, v, shared(), w.here(v.VolumeKey(), "i-1"))
 	}
 	if err == nil && rpc == stage {
 		err = w.stager.Stage(t.Context(), intent.Caller{}, v, shared())

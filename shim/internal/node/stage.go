@@ -24,28 +24,28 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 	if err != nil {
 		return err
 	}
-	if stands && st.place.Staged == u.Staging() {
+	if stands && st.staging.Usage == u.Staging() {
 		return nil
 	}
 	inst, err := s.Await(ctx, by, registry.RoleNode, v.Plugin)
 	if err != nil {
 		return err
 	}
-	if st.place.Stage == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
+	if st.staging.State == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
 		return nil // it does not stage, or did not when the volume was put up
 	}
 	if err := intent.Supports(inst, u); err != nil {
 		return err
 	}
-	if st.place.Stage == registry.MarkNone {
+	if st.staging.State == registry.MarkNone {
 		if err := s.vacant(s.Layout.Staging(v.VolumeKey(), inst.Volumes).Host); err != nil {
 			return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
-	if err := s.undoOpenPublish(ctx, by, st); err != nil {
+	if err := s.undoOpenPublish(ctx, by, v.VolumeKey(), st); err != nil {
 		return err
 	}
-	if err := s.stage(ctx, by, v, u.Staging(), st.place, inst); err != nil {
+	if err := s.stage(ctx, by, v, u.Staging(), st, inst); err != nil {
 		return fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 	}
 	return nil
@@ -53,10 +53,10 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 
 // undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to be sent before the
 // same publish could be.
-func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st state) error {
+func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
-		open, _ = registry.OpenIntent(view, st.place.Volume)
+		open, _ = view.NodeIntent(v)
 		return nil
 	})
 	r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
@@ -72,10 +72,10 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st state
 // stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a missing
 // mount there counts only if no publish stands on it.
 func (s *Stager) stands(st state) (bool, error) {
-	if st.place.Stage != registry.MarkDone || st.place.Boot != s.kernel.Boot() {
+	if st.staging.State != registry.MarkDone || st.staging.Boot != s.kernel.Boot() {
 		return false, nil
 	}
-	mounted, err := s.mounted(st.place.StagedAt.Host, true)
+	mounted, err := s.mounted(st.staging.Path.Host, true)
 	for i := 0; err == nil && !mounted && i < len(st.refs); i++ {
 		if st.refs[i].Publish == registry.MarkDone {
 			mounted, err = s.mounted(st.refs[i].Target.Host, true)
@@ -85,17 +85,17 @@ func (s *Stager) stands(st state) (bool, error) {
 }
 
 func (s *Stager) stage(
-	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, p registry.Placement, inst registry.Instance,
+	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, st state, inst registry.Instance,
 ) error {
-	at := p.StagedAt
-	if p.Stage == registry.MarkNone {
+	at := st.staging.Path
+	if st.staging.State == registry.MarkNone {
 		at = s.Layout.Staging(v.VolumeKey(), inst.Volumes)
 	}
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return err
 	}
-	request := csi.StageRequest{VolumeID: v.External, PublishContext: p.Publish, Usage: u, VolumeContext: v.Context, Secrets: secrets}
+	request := csi.StageRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: u, VolumeContext: v.Context, Secrets: secrets}
 	if err := s.makeDir(at.Host); err != nil {
 		return err
 	}
@@ -122,10 +122,10 @@ func (s *Stager) stage(
 			return nil
 		},
 		Done: func(view registry.View) registry.Change {
-			p, _ := view.Placement(v.VolumeKey())
-			p.Stage, p.StageMounts = registry.MarkDone, mounts
+			p, _ := view.Staging(v.VolumeKey())
+			p.State, p.Mounts = registry.MarkDone, mounts
 			return registry.Change{
-				Put: append(anew(view, v.VolumeKey()), p), Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
+				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
 			}
 		},
 	})
@@ -134,29 +134,28 @@ func (s *Stager) stage(
 // staging marks the volume's stage as sent, unless it contradicts what is.
 func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage, at registry.Tree) (registry.Change, error) {
 	st := stateOf(view, v.VolumeKey())
-	p := st.place
+	p := stagingOf(view, v)
 	switch {
 	case len(st.claims) == 0:
 		return registry.Change{}, conflict("volume %s has no claim; it is staged for claims only", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
-	case p.Stage != registry.MarkNone && p.Staged != u && len(st.refs) > 0:
+	case p.State != registry.MarkNone && p.Usage != u && len(st.refs) > 0:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s) and in use by %s; ask for the same, or wait until they are gone",
-			v.VolumeName(), p.Staged, st.users())
-	case p.Stage != registry.MarkNone && p.Staged != u:
+			v.VolumeName(), p.Usage, st.users())
+	case p.State != registry.MarkNone && p.Usage != u:
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
-			v.VolumeName(), p.Staged)
+			v.VolumeName(), p.Usage)
 	}
-	p.Volume, p.Name = v.VolumeKey(), v.VolumeName()
-	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
+	p.State, p.Stages, p.Usage, p.Path, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
 // unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away cannot be asked. What
 // was put up by a plugin that did not attach then stays as it is.
 func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
-	if p := st.place; p.Attaches || p.Stage != registry.MarkNone || len(st.refs) > 0 {
-		return p.Attaches && p.Attach != registry.MarkDone
+	if at := st.attachment.State; at != registry.MarkNone || st.staging.State != registry.MarkNone || len(st.refs) > 0 {
+		return at != registry.MarkNone && at != registry.MarkDone
 	}
 	if inst, found := s.Plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
 		return inst.Fingerprint.Has(registry.AttachDetach)
@@ -171,25 +170,25 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 // unstages it.
 func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	st, err := s.state(ctx, key)
-	if err != nil || st.place.Stage == registry.MarkNone || len(st.refs) > 0 {
+	if err != nil || st.staging.State == registry.MarkNone || len(st.refs) > 0 {
 		return err
 	}
 	if _, err := s.Await(ctx, by, registry.RoleNode, key.Plugin); err != nil {
 		return err
 	}
-	if err := s.unstage(ctx, by, st.place); err != nil {
-		return fmt.Errorf("unstage volume %s: %w", st.place.Name, err)
+	if err := s.unstage(ctx, by, st.staging); err != nil {
+		return fmt.Errorf("unstage volume %s: %w", st.staging.Name, err)
 	}
 	return nil
 }
 
-func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Placement) error {
+func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Staging) error {
 	request := csi.UnstageRequest{
 		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
 	}
 	open := registry.Intent{
 		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: by.ID,
-		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.StagedAt.Host),
+		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.Path.Host),
 	}
 	left := ""
 	return s.Send(ctx, intent.Call{
@@ -199,37 +198,46 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Place
 			if len(st.refs) > 0 {
 				return registry.Change{}, conflict("volume %s is still used by %s", p.Name, st.users())
 			}
-			st.place.Stage = registry.MarkSent
-			return registry.Change{Put: []registry.Record{st.place}}, nil
+			st.staging.State = registry.MarkSent
+			return registry.Change{Put: []registry.Record{st.staging}}, nil
 		},
 		Do: func(ctx context.Context) error {
 			inst, err := s.Await(ctx, by, registry.RoleNode, p.Volume.Plugin)
 			if err != nil {
 				return err
 			}
-			request.StagingPath = pathAt(inst, p.StagedAt)
+			request.StagingPath = pathAt(inst, p.Path)
 			answer := s.driver.Unstage(ctx, inst.InstanceKey, request)
-			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.StagedAt.Host, answer); err != nil {
+			if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
 				return err
 			}
-			left = s.tidy(p.StagedAt.Host)
+			left = s.tidy(p.Path.Host)
 			return nil
 		},
-		Done: func(view registry.View) registry.Change {
-			return unstaged(view, p.Volume).And(registry.Change{Events: []registry.Event{s.told(registry.EventUnstaged, open, left)}})
+		Done: func(registry.View) registry.Change {
+			return registry.Change{
+				Delete: []registry.Key{p.Key()}, Events: []registry.Event{s.told(registry.EventUnstaged, open, left)},
+			}
 		},
 	})
 }
 
-// unstaged is the placement without its stage; without an attachment too there is nothing left to record.
-func unstaged(view registry.View, key registry.VolumeKey) registry.Change {
-	p, _ := view.Placement(key)
-	change := registry.Change{Put: withoutCondition(view, key)}
-	if p.Attach == registry.MarkNone {
-		return change.And(registry.Change{Delete: []registry.Key{key.PlacementRecord()}})
+// Down returns nil if nothing that the claim stands for is up on this node, else an ErrConflict.
+func (s *Stager) Down(ctx context.Context, key registry.ClaimKey) error {
+	st, err := s.state(ctx, key.Volume)
+	if err != nil {
+		return err
 	}
-	p.Stage, p.Stages, p.Staged, p.StagedAt, p.Boot = registry.MarkNone, false, registry.Usage{}, registry.Tree{}, ""
-	return change.And(registry.Change{Put: []registry.Record{p}})
+	r, published := st.ref(key)
+	switch {
+	case published:
+		return conflict("volume %s is still published for alloc %s at %s; it has to be unpublished first",
+			st.volume.VolumeName(), key.Alloc, r.Target.Host)
+	case st.staging.State != registry.MarkNone && len(st.refs) == 0 && len(st.claims) <= 1:
+		return conflict("volume %s is still staged at %s, and alloc %s is its last user; it has to be unstaged first",
+			st.staging.Name, st.staging.Path.Host, key.Alloc)
+	}
+	return nil
 }
 
 // vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as far as we know, and a
@@ -254,7 +262,7 @@ func (s *Stager) makeDir(path string) error {
 // be removed now is found by package reconcile.
 func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
-	known := st.place.Stage != registry.MarkNone && st.place.StagedAt.Host == dir
+	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
 	for _, r := range st.refs {
 		known = known || filepath.Dir(r.Target.Host) == dir
 	}

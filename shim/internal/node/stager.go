@@ -44,16 +44,21 @@ func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Sta
 
 // state is all that is recorded of one volume.
 type state struct {
-	volume registry.Volume // zero: it is not known any more
-	place  registry.Placement
-	refs   []registry.Ref
-	claims []registry.Claim
+	volume     registry.Volume     // zero: it is not known any more
+	attachment registry.Attachment // to this node
+	staging    registry.Staging
+	refs       []registry.Ref
+	claims     []registry.Claim
 }
 
 func stateOf(view registry.View, key registry.VolumeKey) state {
 	v, _ := view.VolumeByKey(key)
-	p, _ := view.Placement(key)
-	return state{v, p, view.Refs(key), view.Claims(key)}
+	p, _ := view.Staging(key)
+	st := state{volume: v, staging: p, refs: view.Refs(key), claims: view.Claims(key)}
+	if at := view.Attachments(key); len(at) > 0 {
+		st.attachment = at[0]
+	}
+	return st
 }
 
 func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
@@ -116,8 +121,8 @@ func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Privat
 		st = stateOf(view, key)
 		return nil
 	})
-	p := csi.Private{Contexts: []map[string]string{v.Context, st.place.Publish}}
-	flags := append(v.MountFlags.List(), st.place.Staged.MountFlags.List()...)
+	p := csi.Private{Contexts: []map[string]string{v.Context, st.attachment.PublishContext}}
+	flags := append(v.MountFlags.List(), st.staging.Usage.MountFlags.List()...)
 	for _, r := range st.refs {
 		flags = append(flags, r.Usage.MountFlags.List()...)
 	}
@@ -226,7 +231,8 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 		return err
 	}
 	if open.RPC == registry.NodeExpandRPC {
-		return s.Grow(ctx, by, open.Volume)
+		_, err := s.Grow(ctx, by, open.Volume, false)
+		return err
 	}
 	inst, err := s.Await(ctx, by, registry.RoleNode, open.Volume.Plugin)
 	if err != nil {
@@ -234,9 +240,9 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 	}
 	switch open.RPC {
 	case registry.NodeStageRPC:
-		return s.stage(ctx, by, st.volume, st.place.Staged, st.place, inst)
+		return s.stage(ctx, by, st.volume, st.staging.Usage, st, inst)
 	case registry.NodeUnstageRPC:
-		return s.unstage(ctx, by, st.place)
+		return s.unstage(ctx, by, st.staging)
 	case registry.NodePublishRPC, registry.NodeUnpublishRPC:
 		r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
 		if !found {
@@ -254,7 +260,7 @@ func (s *Stager) publishAgain(
 	if err != nil {
 		return err
 	}
-	if open.RPC == registry.NodePublishRPC && (stands || st.place.Stage == registry.MarkNone) {
+	if open.RPC == registry.NodePublishRPC && (stands || st.staging.State == registry.MarkNone) {
 		_, err := s.publish(ctx, by, st.volume, r, st, inst)
 		if _, sent := errors.AsType[*registry.CallError](err); err == nil || sent || ctx.Err() != nil {
 			return err

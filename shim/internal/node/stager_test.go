@@ -100,7 +100,7 @@ func TestContextsReachTheNode(t *testing.T) {
 	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.mediator.Attach(ctx, intent.Caller{}, v, shared(), "i-1"); err != nil {
+	if err := w.mediator.Attach(ctx, intent.Caller{}, v, shared(), w.here(v.VolumeKey(), "i-1")); err != nil {
 		t.Fatal(err)
 	}
 	w.crash()
@@ -599,5 +599,28 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 		if expected {
 			w.expect()
 		}
+	}
+}
+
+// A claim is not given up before everything that it stands for is down.
+func TestClaimKeptUntilUnpublished(t *testing.T) {
+	w, key := open(t), keyOf("one", "a1")
+	w.mustUp("a1", shared())
+	down := func(says string, step func() error) {
+		t.Helper()
+		existed, err := w.unclaim(t.Context(), key)
+		if existed || !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+			t.Errorf("released %v: %v", existed, err)
+		}
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	by := intent.Caller{}
+	down("published", func() error { return w.stager.Unpublish(t.Context(), by, key) })
+	down("staged", func() error { return w.stager.Unstage(t.Context(), by, key.Volume) })
+	down("attached", func() error { return w.mediator.Detach(t.Context(), by, key.Volume, "n1") })
+	if existed, err := w.unclaim(t.Context(), key); !existed || err != nil {
+		t.Errorf("%v, %v", existed, err)
 	}
 }

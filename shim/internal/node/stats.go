@@ -53,7 +53,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 		return nil, err
 	}
 	if c := report.Condition; c != nil && inst.Fingerprint.Has(registry.NodeCondition) {
-		return report.Usage, s.judged(ctx, st.volume.VolumeKey(), *c)
+		return report.Usage, s.judged(ctx, st.volume.VolumeKey(), *c, true)
 	}
 	return report.Usage, nil
 }
@@ -85,8 +85,8 @@ func (s *Stager) statsRequest(inst registry.Instance, st state, at registry.Tree
 		VolumeID: st.volume.External, Path: pathAt(inst, at),
 		Private: func(ctx context.Context) csi.Private { return s.private(ctx, st.volume.VolumeKey()) },
 	}
-	if inst.Fingerprint.Has(registry.StageUnstage) && st.place.Stage != registry.MarkNone {
-		r.StagingPath = pathAt(inst, st.place.StagedAt)
+	if inst.Fingerprint.Has(registry.StageUnstage) && st.staging.State != registry.MarkNone {
+		r.StagingPath = pathAt(inst, st.staging.Path)
 	}
 	return r
 }
@@ -145,9 +145,9 @@ func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 	if sick != "" {
 		return at, false, registry.Errorf(registry.ErrUnavailable, "volume %s cannot be measured: %s", st.volume.VolumeName(), sick)
 	}
-	if p := st.place; p.Stage == registry.MarkDone && p.Boot == s.kernel.Boot() {
-		if there, err := s.isThere(p.StagedAt, true); err != nil || there {
-			return p.StagedAt, true, err
+	if p := st.staging; p.State == registry.MarkDone && p.Boot == s.kernel.Boot() {
+		if there, err := s.isThere(p.Path, true); err != nil || there {
+			return p.Path, true, err
 		}
 	}
 	return at, false, conflict("volume %s is not mounted here: only what is mounted on this node can be measured", st.volume.VolumeName())

@@ -45,8 +45,10 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 				use.Expansion = vol.Expansion
 			}
 		}
-		if p, ok := v.Placement(c.Volume); ok {
-			use.Attach, use.Stage = p.Attach, p.Stage
+		at, _ := v.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node})
+		use.Attach = at.State
+		if p, ok := v.Staging(c.Volume); ok {
+			use.Stage, use.Health.Node, use.Expansion = p.State, p.Condition, use.Expansion.On(p.Expanded)
 		}
 		if in, ok := registry.OpenIntent(v, c.Volume); ok {
 			use.Intent = &in
@@ -169,7 +171,9 @@ func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
 
 func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) registry.VolumeStatus {
 	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
-	out.Placement, _ = v.Placement(vol.VolumeKey())
+	out.Attachments = v.Attachments(vol.VolumeKey())
+	out.Staging, _ = v.Staging(vol.VolumeKey())
+	out.Health.Node, out.Expansion = out.Staging.Condition, vol.Expansion.On(out.Staging.Expanded)
 	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}

@@ -111,15 +111,17 @@ func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID
 	var at registry.Tree
 	err = w.steps(ctx,
 		func(ctx context.Context) error { return w.settled(ctx, key, registry.NodePublishRPC) },
-		func(ctx context.Context) error { return w.mediator.Attach(ctx, call, v, c.Usage, "i-1") },
+		func(ctx context.Context) error {
+			return w.mediator.Attach(ctx, call, v, c.Usage, w.here(v.VolumeKey(), "i-1"))
+		},
 		func(ctx context.Context) error { return w.stager.Stage(ctx, call, v, c.Usage) },
-		func(ctx context.Context) error { return w.stager.Grow(ctx, call, key.Volume) },
+		func(ctx context.Context) error { return w.grow(ctx, call, key.Volume) },
 		func(ctx context.Context) (err error) {
 			published, err := w.stager.Publish(ctx, call, v, key, c.Usage)
 			at = published.Target
 			return err
 		},
-		func(ctx context.Context) error { return w.stager.Grow(ctx, call, key.Volume) },
+		func(ctx context.Context) error { return w.grow(ctx, call, key.Volume) },
 		func(ctx context.Context) error {
 			_, err := w.stager.MountParts(ctx, key, w.wanted)
 			return err
@@ -137,9 +139,9 @@ func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.Alloc
 		},
 		func(ctx context.Context) error { return w.stager.Unpublish(ctx, call, key) },
 		func(ctx context.Context) error { return w.stager.Unstage(ctx, call, key.Volume) },
-		func(ctx context.Context) error { return w.mediator.Detach(ctx, call, key.Volume) },
+		func(ctx context.Context) error { return w.mediator.Detach(ctx, call, key.Volume, "n1") },
 		func(ctx context.Context) error {
-			_, err := w.ledger.Unclaim(ctx, key)
+			_, err := w.unclaim(ctx, key)
 			return err
 		},
 	)
@@ -212,8 +214,8 @@ func (w *world) empty() {
 		}
 	}
 	w.view(func(v registry.View) {
-		if n := len(v.AllClaims()) + len(v.Placements()) + len(v.AllRefs()) + len(v.Intents()); n > 0 {
-			w.errorf("still recorded: %+v %+v %+v %+v", v.AllClaims(), v.Placements(), v.AllRefs(), v.Intents())
+		if n := len(v.AllClaims()) + len(v.Stagings()) + len(v.AllAttachments()) + len(v.AllRefs()) + len(v.Intents()); n > 0 {
+			w.errorf("still recorded: %+v %+v %+v %+v", v.AllClaims(), v.Stagings(), v.AllRefs(), v.Intents())
 		}
 	})
 }
@@ -222,9 +224,36 @@ func (w *world) empty() {
 func (w *world) noSecret() {
 	w.view(func(v registry.View) {
 		events, _ := v.Events(0, 10000)
-		text, err := json.Marshal([]any{v.Volumes(), v.Placements(), v.AllRefs(), v.Intents(), events})
+		text, err := json.Marshal([]any{v.Volumes(), v.Stagings(), v.AllAttachments(), v.AllRefs(), v.Intents(), events})
 		if err != nil || strings.Contains(string(text), "canary") {
 			w.errorf("a secret is stored (%v): %s", err, text)
 		}
 	})
+}
+
+// here is the node of the tests, as the plugin calls it.
+func (w *world) here(v registry.VolumeKey, id registry.NodeID) (to intent.AttachTo) {
+	to = intent.AttachTo{Node: "n1", ID: id}
+	w.view(func(view registry.View) {
+		p, _ := view.Staging(v)
+		to.Used = p.State != registry.MarkNone || len(view.Refs(v)) > 0
+	})
+	return to
+}
+
+// grow makes what is pending of an expansion, and records it in the volume.
+func (w *world) grow(ctx context.Context, by intent.Caller, v registry.VolumeKey) error {
+	done, err := w.stager.Grow(ctx, by, v, false)
+	if err != nil {
+		return err
+	}
+	return w.mediator.NodeExpanded(ctx, v, done)
+}
+
+// unclaim gives the claim up, once its volume is down.
+func (w *world) unclaim(ctx context.Context, key registry.ClaimKey) (existed bool, err error) {
+	if err := w.stager.Down(ctx, key); err != nil {
+		return false, err
+	}
+	return w.ledger.Unclaim(ctx, key, true)
 }

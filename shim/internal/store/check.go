@@ -113,7 +113,6 @@ func (c *checker) records() {
 	walk(c, registry.BucketVolumes, c.volume)
 	walk(c, registry.BucketInlineVolumes, c.volume)
 	walk(c, registry.BucketClaims, c.claim)
-	walk(c, registry.BucketPlacements, func(registry.Placement) {})
 	walk(c, registry.BucketAttachments, func(registry.Attachment) {})
 	walk(c, registry.BucketStagings, func(registry.Staging) {})
 	walk(c, registry.BucketRefs, c.ref)

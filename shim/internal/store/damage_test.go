@@ -38,7 +38,7 @@ func sample(t testing.TB) []byte {
 		c.Put = append(c.Put,
 			sampleVolume(n, key),
 			registry.Claim{Volume: key, Alloc: "a", Request: "r"}, registry.Ref{Volume: key, Alloc: "a", Request: "r"},
-			registry.Placement{Volume: key, Publish: map[string]string{"device": strings.Repeat("x", 2500*n)}}, registry.Intent{Volume: key},
+			registry.Attachment{Volume: key, PublishContext: map[string]string{"device": strings.Repeat("x", 2500*n)}}, registry.Intent{Volume: key},
 			registry.Operation{ID: registry.OperationID(fmt.Sprint("op", n))},
 			registry.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "p", Alloc: "a", Task: registry.TaskName(fmt.Sprint(n))}},
 			registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: registry.TaskName(fmt.Sprint(n))}})
@@ -81,7 +81,7 @@ func inspect(t testing.TB, path string, read func(*bolt.Tx)) {
 func everything(t testing.TB, s *Store) string {
 	var all strings.Builder
 	err := s.View(t.Context(), func(v registry.View) error {
-		fmt.Fprintln(&all, v.AllInstances(), v.Tasks(), v.Allocs(), v.Volumes(), v.AllClaims(), v.Placements(), v.AllRefs(), v.Intents(), v.Index())
+		fmt.Fprintln(&all, v.AllInstances(), v.Tasks(), v.Allocs(), v.Volumes(), v.AllClaims(), v.AllAttachments(), v.AllRefs(), v.Intents(), v.Index())
 		events, floor := v.Events(0, 1e6)
 		fmt.Fprintln(&all, events, floor)
 		for n := range 4 {

@@ -50,7 +50,6 @@ var drawn = map[string]struct {
 	"volumes":         {"controller", []string{"namespace", "volume"}},
 	"inline_volumes":  {"node", []string{"namespace", "volume"}},
 	"claims":          {"controller", []string{"plugin", "external id", "alloc", "request"}},
-	"placements":      {"node", []string{"plugin", "external id"}},
 	"attachments":     {"controller", []string{"plugin", "external id", "node"}},
 	"stagings":        {"node", []string{"plugin", "external id"}},
 	"refs":            {"node", []string{"plugin", "external id", "alloc", "request"}},

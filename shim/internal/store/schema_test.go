@@ -64,7 +64,7 @@ func full(t testing.TB) registry.Change {
 	c := puts(filled, inline, claim, ref, onNode,
 		registrytest.Filled[registry.Attachment](t, 11), registrytest.Filled[registry.Staging](t, 12),
 		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2), registrytest.Filled[registry.Alloc](t, 3),
-		registrytest.Filled[registry.Placement](t, 6), registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
+		registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
 	event := registrytest.Filled[registry.Event](t, 10)
 	event.Snapshot = nil // never stored
 	c.Events = []registry.Event{event}
@@ -174,7 +174,7 @@ func strict(t *testing.T, key registry.Key, record object) {
 	into := map[registry.Bucket]any{
 		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{}, registry.BucketAllocs: &registry.Alloc{},
 		registry.BucketVolumes: &registry.Volume{}, registry.BucketInlineVolumes: &registry.Volume{}, registry.BucketClaims: &registry.Claim{},
-		registry.BucketPlacements: &registry.Placement{}, registry.BucketAttachments: &registry.Attachment{}, registry.BucketStagings: &registry.Staging{},
+		registry.BucketAttachments: &registry.Attachment{}, registry.BucketStagings: &registry.Staging{},
 		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{}, registry.BucketNodeIntents: &registry.Intent{},
 		registry.BucketRequests: &registry.Operation{},
 	}[key.Bucket]

@@ -49,7 +49,6 @@ var anyOf = map[registry.Bucket]func(view, registry.Key) (registry.Record, bool)
 	registry.BucketVolumes:       some[registry.Volume],
 	registry.BucketInlineVolumes: some[registry.Volume],
 	registry.BucketClaims:        some[registry.Claim],
-	registry.BucketPlacements:    some[registry.Placement],
 	registry.BucketAttachments:   some[registry.Attachment],
 	registry.BucketStagings:      some[registry.Staging],
 	registry.BucketRefs:          some[registry.Ref],
@@ -231,13 +230,6 @@ func (v view) ClaimsOf(id registry.AllocID) []registry.Claim {
 }
 func (v view) AllClaims() []registry.Claim {
 	return list[registry.Claim](v, registry.BucketClaims, "", nil)
-}
-
-func (v view) Placement(k registry.VolumeKey) (registry.Placement, bool) {
-	return one[registry.Placement](v, k.PlacementRecord())
-}
-func (v view) Placements() []registry.Placement {
-	return list[registry.Placement](v, registry.BucketPlacements, "", nil)
 }
 
 func (v view) Attachment(k registry.AttachmentKey) (registry.Attachment, bool) {
