@@ -92,7 +92,8 @@ func (b *batch) draftPut(record registry.Record) (p put, isNew bool, err error) 
 	p = put{key: record.Key(), entries: listEntries(record)}
 	for _, e := range p.entries {
 		if len(e.key) > bolt.MaxKeySize {
-			return p, false, registry.Errorf(registry.ErrInternal, "%s %.200q is too long for %s", p.key.Bucket, p.key.Path, e.list)
+			return p, false, registry.Errorf(registry.ErrInternal,
+				"%s %.200q is too long for %s", p.key.Bucket, p.key.Path, e.list)
 		}
 	}
 	text, err := json.Marshal(record)
@@ -260,8 +261,8 @@ func listEntries(record registry.Record) (entries []entry) {
 	return entries
 }
 
-// nameListKey returns the key in volumes_by_name of the volume at a path. Of a name longer than CSI allows ("Size Limits")
-// it has the beginning, so a reader compares the whole name.
+// nameListKey returns the key in volumes_by_name of the volume at a path. Of a name longer than CSI allows ("Size
+// Limits") it has the beginning, so a reader compares the whole name.
 func nameListKey(plugin registry.PluginID, name, path string) []byte {
 	return []byte(registry.PathOf(plugin, name[:min(len(name), registry.MaxID)]) + path)
 }

@@ -93,7 +93,8 @@ func TestLyingListIsFound(t *testing.T) {
 	}
 }
 
-// TestListsStayWhereNothingOfThemChanges: a commit that changes neither key nor name of a volume writes no page of the lists.
+// TestListsStayWhereNothingOfThemChanges: a commit that changes neither key nor name of a volume writes no page of
+// the lists.
 func TestListsStayWhereNothingOfThemChanges(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)

@@ -27,8 +27,8 @@ func (s *Store) Check() iter.Seq[error] {
 	}
 }
 
-// CheckRecords is Check for a file that was just opened and migrated. It leaves out what verification has shown (C1), and
-// events and answers, which no migration changes.
+// CheckRecords is Check for a file that was just opened and migrated. It leaves out what verification has shown (C1),
+// and events and answers, which no migration changes.
 func (s *Store) CheckRecords() []error {
 	p, err := s.readers.acquire()
 	if err != nil {
@@ -53,7 +53,8 @@ func (s *Store) check() []error {
 	if err := checkMetas(s.file); err != nil {
 		return []error{registry.Errorf(registry.ErrDamaged, "%w", err)}
 	}
-	tx, err := s.db.Begin(false) // of its own: bbolt checks against its list of free pages, which is that of the last commit
+	// Of its own: bbolt checks against its list of free pages, which is that of the last commit
+	tx, err := s.db.Begin(false)
 	if err != nil {
 		return []error{registry.Errorf(registry.ErrUnavailable, "begin: %w", err)}
 	}

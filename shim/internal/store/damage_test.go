@@ -32,7 +32,8 @@ func sample(t testing.TB) []byte {
 	for n := range 4 {
 		c := registry.Change{Events: make([]registry.Event, 5)}
 		for i := range 16 {
-			c.Put = append(c.Put, registry.Alloc{ID: registry.AllocID(fmt.Sprintf("alloc-%03d", 16*n+i)), Job: strings.Repeat("job", 60)})
+			c.Put = append(c.Put, registry.Alloc{ID: registry.AllocID(fmt.Sprintf(
+				"alloc-%03d", 16*n+i)), Job: strings.Repeat("job", 60)})
 		}
 		key := registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("vol", n))}
 		c.Put = append(c.Put,
@@ -97,8 +98,8 @@ func everything(t testing.TB, s *Store) string {
 	return all.String()
 }
 
-// damaged opens a file of these bytes and says whether it was refused. If it was, it must be untouched and copied; if not, nothing of
-// it may be wrong, now or after a write.
+// damaged opens a file of these bytes and says whether it was refused. If it was, it must be untouched and copied; if
+// not, nothing of it may be wrong, now or after a write.
 func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	t.Helper()
 	c.n++
@@ -165,8 +166,8 @@ func (c *corpus) refused(t *testing.T, what, path string, file []byte, err error
 	}
 }
 
-// TestDamage holds that whatever is done to a file, opening it neither crashes nor begins anew nor gives back anything else than was
-// stored.
+// TestDamage holds that whatever is done to a file, opening it neither crashes nor begins anew nor gives back
+// anything else than was stored.
 func TestDamage(t *testing.T) {
 	file := sample(t)
 	c := newCorpus(t, file)
@@ -234,8 +235,8 @@ func TestDamageIsCopiedOnce(t *testing.T) {
 	}
 }
 
-// TestDirectedDamage does what a random bit hardly hits: what bbolt's own check does not see and bbolt would pay for with
-// its next write, and what crashes or stalls a reader.
+// TestDirectedDamage does what a random bit hardly hits: what bbolt's own check does not see and bbolt would pay for
+// with its next write, and what crashes or stalls a reader.
 func TestDirectedDamage(t *testing.T) {
 	file := sample(t)
 	path := statePath(t)
@@ -281,8 +282,8 @@ func TestDirectedDamage(t *testing.T) {
 	}
 }
 
-// TestDamageBetweenTwoShims: the file was damaged after its shim released it. The next shim does not verify it, and still
-// neither crashes nor changes it: the damage is reported and a copy is kept.
+// TestDamageBetweenTwoShims: the file was damaged after its shim released it. The next shim does not verify it, and
+// still neither crashes nor changes it: the damage is reported and a copy is kept.
 func TestDamageBetweenTwoShims(t *testing.T) {
 	file := sample(t)
 	path := statePath(t)

@@ -33,7 +33,8 @@ func (s *Store) reserve(used int64) error {
 	}
 	switch {
 	case outOfSpace(err):
-		return registry.Errorf(registry.ErrExhausted, "%s: the disk is full: %w; volumes can still be released, free some space for anything new", s.path, err)
+		return registry.Errorf(registry.ErrExhausted,
+			"%s: the disk is full: %w; volumes can still be released, free some space for anything new", s.path, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 	case err != nil:
 		return registry.Errorf(registry.ErrExhausted, "make room in %s: %w", s.path, err)
@@ -74,11 +75,13 @@ func (s *Store) checkOwnership(tx *bolt.Tx) error {
 		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
 	}
 	if info.Size() < tx.Size() {
-		return registry.Errorf(registry.ErrDamaged, "%s was cut off while it was in use: %d bytes of %d", s.path, info.Size(), tx.Size())
+		return registry.Errorf(registry.ErrDamaged,
+			"%s was cut off while it was in use: %d bytes of %d", s.path, info.Size(), tx.Size())
 	}
 	var owner registry.Generation
 	if getMeta(tx, metaGeneration, &owner); owner != s.generation {
-		return registry.Errorf(registry.ErrFenced, "generation %d may not write %s: generation %d owns it", s.generation, s.path, owner)
+		return registry.Errorf(registry.ErrFenced,
+			"generation %d may not write %s: generation %d owns it", s.generation, s.path, owner)
 	}
 	return nil
 }
@@ -94,9 +97,9 @@ func (s *Store) metas() (both [2][headerSize + metaSize]byte, err error) {
 	return both, nil
 }
 
-// commitError returns the error of a failed transaction. ErrExhausted says that nothing was written: the disk refused a
-// write for lack of space, and no meta page has changed. Anything else is ErrUncertain. After a failed sync the kernel may
-// have dropped pages that it reports as written, so a second try would prove nothing.
+// commitError returns the error of a failed transaction. ErrExhausted says that nothing was written: the disk refused
+// a write for lack of space, and no meta page has changed. Anything else is ErrUncertain. After a failed sync the
+// kernel may have dropped pages that it reports as written, so a second try would prove nothing.
 func (s *Store) commitError(before [2][headerSize + metaSize]byte, err error) error {
 	after, unreadable := s.metas()
 	if unreadable == nil && after == before && wroteNothing(err) {

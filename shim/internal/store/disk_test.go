@@ -56,8 +56,9 @@ func fill(t *testing.T, dir string) (release func()) {
 	}
 }
 
-// TestFullDisk: on a full disk what is new is refused, cleanly and each time; what winds down goes on, hundreds of steps of it, with
-// intents, changed records, events and answers, also after a new start; and once there is room all goes on without a new start.
+// TestFullDisk: on a full disk what is new is refused, cleanly and each time; what winds down goes on, hundreds of
+// steps of it, with intents, changed records, events and answers, also after a new start; and once there is room all
+// goes on without a new start.
 func TestFullDisk(t *testing.T) {
 	dir := tmpfs(t, 8<<20)
 	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
@@ -131,8 +132,9 @@ func TestNoRoomAtAll(t *testing.T) {
 	start(t, Options{Path: filepath.Join(dir, "shim.db")}).stop(t)
 }
 
-// TestReadOnlyFileSystem: a generation that comes back to its own file reads it and refuses what is to be written, cleanly and each time. A new
-// generation cannot be noted, so there is none. Once the file can be written to, the store stops, for a shim that starts over.
+// TestReadOnlyFileSystem: a generation that comes back to its own file reads it and refuses what is to be written,
+// cleanly and each time. A new generation cannot be noted, so there is none. Once the file can be written to, the
+// store stops, for a shim that starts over.
 func TestReadOnlyFileSystem(t *testing.T) {
 	path := statePath(t)
 	dir := filepath.Dir(path)
@@ -233,7 +235,9 @@ func TestSnapshot(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 100 {
-			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc(fmt.Sprint("b", i))), nil })
+			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+				return puts(alloc(fmt.Sprint("b", i))), nil
+			})
 			if err != nil {
 				t.Error(err)
 			}

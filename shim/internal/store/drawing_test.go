@@ -81,9 +81,11 @@ func TestBucketsHaveOwners(t *testing.T) {
 // drawing is read from the file with bbolt alone.
 func drawing(t *testing.T, path string) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "shim.db, schema %d: bbolt, one level of buckets. Printed by code (shim/internal/store, TestDrawing) from a file in which every\n", Newest)
-	out.WriteString("field is set. A value is its CRC-32C over bucket, key and text, 4 bytes big-endian, then the text, JSON. Unless it is said\n")
-	out.WriteString("otherwise, each part of a key is prefixed by its length, 2 bytes big-endian.\n")
+	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestDrawing in shim/internal/store prints this\n", Newest)
+	out.WriteString("page from a file in which every field is set. For each bucket it names the package that writes the records, and\n")
+	out.WriteString("whether the nodes of a cluster share them. A value is the CRC-32C of bucket, key and text, 4 bytes big-endian,\n")
+	out.WriteString("followed by the text, which is JSON. A part of a key is prefixed by its length, 2 bytes big-endian, unless its\n")
+	out.WriteString("size is named here.\n")
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,8 @@ const (
 	// lockRetry is the time between two attempts to lock the file, as flock(2) has no deadline.
 	lockRetry = 2 * time.Millisecond
 
-	// mapSize bounds the file, in bytes of address space. bbolt would wait for all views to end before it maps the file anew.
+	// mapSize bounds the file, in bytes of address space. bbolt would wait for all views to end before it maps the
+	// file anew.
 	mapSize = 1 << 30
 	// growStep is the number of bytes by which bbolt extends the file where reserve has not done so.
 	growStep = 1 << 20
@@ -61,7 +62,8 @@ func Usable(path string) error {
 func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy string) error {
 	stat := info.Sys().(*syscall.Stat_t)
 	if int(stat.Uid) != os.Geteuid() {
-		return registry.Errorf(registry.ErrDenied, "%s belongs to uid %d, and the shim runs as uid %d", path, stat.Uid, os.Geteuid())
+		return registry.Errorf(registry.ErrDenied,
+			"%s belongs to uid %d, and the shim runs as uid %d", path, stat.Uid, os.Geteuid())
 	}
 	if info.Mode().Perm()&forbidden != 0 {
 		return registry.Errorf(registry.ErrDenied, "%s has mode %#o, so other users may use it; find out why, then run %s %s",
@@ -70,8 +72,8 @@ func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy str
 	return nil
 }
 
-// openFile opens the file for reading and writing. It follows no link, does not wait at a FIFO, and refuses a file that no
-// store has created. If readable is set, a file on a read-only file system is opened for reading.
+// openFile opens the file for reading and writing. It follows no link, does not wait at a FIFO, and refuses a file
+// that no store has created. If readable is set, a file on a read-only file system is opened for reading.
 func openFile(path string, readable bool) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if readable && errors.Is(err, unix.EROFS) {
@@ -79,7 +81,8 @@ func openFile(path string, readable bool) (*os.File, error) {
 	}
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return nil, registry.Errorf(registry.ErrDenied, "%s is a symbolic link; the state file must be a file of its own", path)
+		return nil, registry.Errorf(registry.ErrDenied,
+			"%s is a symbolic link; the state file must be a file of its own", path)
 	case errors.Is(err, fs.ErrPermission):
 		return nil, registry.Errorf(registry.ErrDenied, "state file: %w", err)
 	case errors.Is(err, unix.EROFS):
@@ -106,7 +109,8 @@ func checkFile(path string, file *os.File) error {
 		return registry.Errorf(registry.ErrDenied, "%s is not a regular file (%s)", path, info.Mode().Type())
 	}
 	if links := info.Sys().(*syscall.Stat_t).Nlink; links != 1 {
-		return registry.Errorf(registry.ErrDenied, "%s has %d hard links; the state file must have one name only", path, links)
+		return registry.Errorf(registry.ErrDenied,
+			"%s has %d hard links; the state file must have one name only", path, links)
 	}
 	return checkOwner(path, info, 0o177, fmt.Sprintf("chmod %o", fileMode))
 }
@@ -200,8 +204,8 @@ func openLocked(ctx context.Context, path string, s schema, readable bool) (file
 	}
 }
 
-// create puts an empty state file at path, unless one exists by now. A crash leaves no file or a whole one. The lock of the
-// directory keeps two processes that start at once from replacing each other's file.
+// create puts an empty state file at path, unless one exists by now. A crash leaves no file or a whole one. The lock
+// of the directory keeps two processes that start at once from replacing each other's file.
 func create(ctx context.Context, path string, s schema) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -242,7 +246,9 @@ func writeEmpty(temp string, s schema) error {
 	opened := func(name string, flag int, mode os.FileMode) (*os.File, error) {
 		return os.OpenFile(name, flag|os.O_EXCL|unix.O_NOFOLLOW, mode)
 	}
-	db, err := bolt.Open(temp, fileMode, &bolt.Options{OpenFile: opened, FreelistType: bolt.FreelistMapType, NoStatistics: true})
+	db, err := bolt.Open(temp, fileMode, &bolt.Options{
+		OpenFile: opened, FreelistType: bolt.FreelistMapType, NoStatistics: true,
+	})
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,8 @@ func foreignFile(_ *testing.T, path string) error {
 	return db.Close()
 }
 
-// TestFirstCreation: whatever an interrupted creation has left is no state, and openers that start at once get one file after the other.
+// TestFirstCreation: whatever an interrupted creation has left is no state, and openers that start at once get one
+// file after the other.
 func TestFirstCreation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "shim.db")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -115,8 +116,8 @@ func TestFirstCreation(t *testing.T) {
 	}
 }
 
-// TestGenerations: a lower generation may not open the file, the same one opens it without a write, and one that lost the file while it
-// had it open cannot write.
+// TestGenerations: a lower generation may not open the file, the same one opens it without a write, and one that lost
+// the file while it had it open cannot write.
 func TestGenerations(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path, Generation: 7, Boot: "boot"})
@@ -174,8 +175,8 @@ func raiseBehindItsBack(t *testing.T, s *Store) {
 	}
 }
 
-// TestFileChangedUnderUs: a file that is removed, replaced or cut off while it is open stops the store before or at the next commit, and
-// reading it is an error, not a crash.
+// TestFileChangedUnderUs: a file that is removed, replaced or cut off while it is open stops the store before or at
+// the next commit, and reading it is an error, not a crash.
 func TestFileChangedUnderUs(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"removed": os.Remove,

@@ -16,7 +16,8 @@ import (
 	"holdfast/registry"
 )
 
-// childPath makes the test binary a process that commits to the store at that path until it is killed or told what it was asked.
+// childPath makes the test binary a process that commits to the store at that path until it is killed or told what it
+// was asked.
 const childPath = "HOLDFAST_TEST_STORE"
 
 // childCommits is how many commits the child makes; 0: without end.
@@ -35,8 +36,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// childMain prints a line for each commit: "acked N", or the kind of its error and N. All file operations of the writer happen on
-// one thread, as strace counts by thread.
+// childMain prints a line for each commit: "acked N", or the kind of its error and N. All file operations of the
+// writer happen on one thread, as strace counts by thread.
 func childMain(path string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -97,7 +98,8 @@ func child(t *testing.T, path string, commits int, wrap ...string) (*exec.Cmd, *
 	t.Helper()
 	args := append(wrap, os.Args[0])
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childPath+"="+path, fmt.Sprintf("%s=%d", childCommits, commits))
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childPath+"="+path, fmt.Sprintf(
+		"%s=%d", childCommits, commits))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -248,7 +248,9 @@ func (m *model) compare(t *rapid.T) {
 // compareNames asks for volumes by the names that they were created under.
 func (m *model) compareNames(t *rapid.T, s *Store) {
 	want := map[string][]string{}
-	for _, key := range slices.SortedFunc(maps.Keys(m.records), func(a, b registry.Key) int { return strings.Compare(a.Path, b.Path) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(m.records), func(a, b registry.Key) int {
+		return strings.Compare(a.Path, b.Path)
+	}) {
 		if v := m.records[key]; key.Bucket == registry.BucketVolumes && v["created"] == true {
 			name := v["name"].(string)
 			want[name] = append(want[name], v["id"].(string))

@@ -9,8 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// TestNextReleaseIsRead: a file of the next release is opened, each of its records is read, and what this release does not know outlives a
-// rewrite of the record. The file is then one of this release, so that the next one migrates it again.
+// TestNextReleaseIsRead: a file of the next release is opened, each of its records is read, and what this release
+// does not know outlives a rewrite of the record. The file is then one of this release, so that the next one migrates
+// it again.
 func TestNextReleaseIsRead(t *testing.T) {
 	path := goldenCopy(t, Newest+1)
 	was := onDisk(t, path)

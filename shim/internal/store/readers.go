@@ -10,11 +10,11 @@ import (
 	"holdfast/registry"
 )
 
-// readers gives all views one read transaction: the one opened after the last acknowledged commit. A transaction of its
-// own could show a view a commit whose sync may yet fail.
+// readers gives all views one read transaction: the one opened after the last acknowledged commit. A transaction of
+// its own could show a view a commit whose sync may yet fail.
 //
-// bbolt does not allow several goroutines to use a transaction. Reading changes nothing in a read-only one, as its bucket
-// and node caches are nil. TestConcurrentViews holds that under the race detector.
+// bbolt does not allow several goroutines to use a transaction. Reading changes nothing in a read-only one, as its
+// bucket and node caches are nil. TestConcurrentViews holds that under the race detector.
 type readers struct {
 	mu      sync.Mutex
 	current *pin
@@ -113,8 +113,8 @@ type broken struct{ error }
 
 func (b broken) Unwrap() []error { return []error{b.error, errBroken} }
 
-// caught turns damage, and a fault of the mapped file, into an error. Other panics continue. A file that was cut off faults
-// where it is read.
+// caught turns damage, and a fault of the mapped file, into an error. Other panics continue. A file that was cut off
+// faults where it is read.
 func caught(err *error) {
 	switch r := recover().(type) {
 	case nil:

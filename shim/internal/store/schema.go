@@ -72,7 +72,8 @@ func (s schema) accepts(path string, w window) error {
 			path, w.Number, w.Readable, s.oldest, s.newest)
 	case w.Number < s.oldest:
 		return registry.Errorf(registry.ErrUnsupported,
-			"%s has schema %d; this shim knows %d to %d: open it once with a shim that knows both", path, w.Number, s.oldest, s.newest)
+			"%s has schema %d; this shim knows %d to %d: open it once with a shim that knows both",
+			path, w.Number, s.oldest, s.newest)
 	}
 	return nil
 }
@@ -160,8 +161,8 @@ func reshaped(text json.RawMessage, change func(fields) error) (json.RawMessage,
 	return encode(record), nil
 }
 
-// intoForm returns the migration that brings the records of a bucket into a form. Run over its own result, it changes only
-// records that an older build, which knows only the old place, has rewritten since.
+// intoForm returns the migration that brings the records of a bucket into a form. Run over its own result, it changes
+// only records that an older build, which knows only the old place, has rewritten since.
 func intoForm(name string, bucket registry.Bucket, f form) migration {
 	return migration{name, func(t *transaction) error { return t.rewrite(string(bucket), f.write) }}
 }

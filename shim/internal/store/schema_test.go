@@ -76,8 +76,8 @@ func golden(n int) string { return filepath.Join("testdata", fmt.Sprintf("schema
 // goldenRecords is what the golden files hold, as the newest schema has it.
 var goldenRecords = fmt.Sprintf("testdata/records%d.json", Newest)
 
-// writeGolden writes the file of the newest schema, or what before makes of it, cut to the pages in use. Its records are those of the
-// schema before it, if there is one.
+// writeGolden writes the file of the newest schema, or what before makes of it, cut to the pages in use. Its records
+// are those of the schema before it, if there is one.
 func writeGolden(t *testing.T, name string, before func(*transaction) error) {
 	t.Helper()
 	path := statePath(t)
@@ -135,8 +135,8 @@ func text(t *testing.T, path string) string {
 	return string(out) + "\n"
 }
 
-// TestGoldens: there is a file of each schema that this build opens; opened, its records are what was written then, each field of which
-// this build still knows.
+// TestGoldens: there is a file of each schema that this build opens; opened, its records are what was written then,
+// each field of which this build still knows.
 func TestGoldens(t *testing.T) {
 	if *update {
 		if _, err := os.Stat(golden(0)); err != nil {
@@ -168,7 +168,8 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// strict fails on a field of a record that this build does not know: one that was renamed would be forgotten without a word.
+// strict fails on a field of a record that this build does not know: one that was renamed would be forgotten without
+// a word.
 func strict(t *testing.T, key registry.Key, record object) {
 	t.Helper()
 	into := map[registry.Bucket]any{
@@ -216,8 +217,8 @@ func setWindow(t *testing.T, path string, w window) {
 	s.stop(t)
 }
 
-// TestSchemaWindow: a file that this build cannot read is refused with both numbers and stays as it is, byte by byte; a newer one that
-// says it can be read is opened.
+// TestSchemaWindow: a file that this build cannot read is refused with both numbers and stays as it is, byte by byte;
+// a newer one that says it can be read is opened.
 func TestSchemaWindow(t *testing.T) {
 	for _, w := range []window{{Newest + 2, Newest + 1}, {Oldest - 1, Oldest - 1}} {
 		path := statePath(t)
@@ -237,7 +238,8 @@ func TestSchemaWindow(t *testing.T) {
 	start(t, Options{Path: path}).stop(t)
 }
 
-// TestReadable: an open file tells who can read it once it is migrated: a build before the one that migrates it, or no longer.
+// TestReadable: an open file tells who can read it once it is migrated: a build before the one that migrates it, or
+// no longer.
 func TestReadable(t *testing.T) {
 	nothing := migration{"changes nothing", func(*transaction) error { return nil }}
 	for _, readable := range []int{Newest, Newest + 1} {
@@ -277,8 +279,8 @@ func TestFailedMigration(t *testing.T) {
 	}
 }
 
-// TestUpAndDown swaps between this build and a later one within the window, both of which commit: what the later one alone knows
-// outlives this one, and nothing drifts.
+// TestUpAndDown swaps between this build and a later one within the window, both of which commit: what the later one
+// alone knows outlives this one, and nothing drifts.
 func TestUpAndDown(t *testing.T) {
 	later := released
 	later.newest++
@@ -331,8 +333,8 @@ var labelled = form{
 	},
 }
 
-// TestForm: a build that stores a field elsewhere, and one that does not know of that, take a file from each other. Each reads what was
-// written last, by whomever, and Check finds nothing.
+// TestForm: a build that stores a field elsewhere, and one that does not know of that, take a file from each other.
+// Each reads what was written last, by whomever, and Check finds nothing.
 func TestForm(t *testing.T) {
 	later := schema{
 		oldest: released.oldest, newest: released.newest + 1, readable: released.readable,

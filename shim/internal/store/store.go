@@ -19,16 +19,17 @@ import (
 // Options of Open.
 type Options struct {
 	Path string // of the file; its directory is the state directory
-	// Generation to write under. 0 takes the next one. One higher than the file's is stored; a lower one is fenced. With the
-	// file's own generation, the file may be on a read-only file system.
+	// Generation to write under. 0 takes the next one. One higher than the file's is stored; a lower one is fenced.
+	// With the file's own generation, the file may be on a read-only file system.
 	Generation registry.Generation
-	// ReleasedAt is where the previous shim says that it left the file. A file that is there is not verified again: that shim has
-	// verified it, and every commit since was its own. The zero value: the previous shim has not released the file.
+	// ReleasedAt is where the previous shim says that it left the file. A file that is there is not verified again:
+	// that shim has verified it, and every commit since was its own. The zero value: the previous shim has not
+	// released the file.
 	ReleasedAt registry.Revision
 	Boot       string // boot id, /proc/sys/kernel/random/boot_id
 	Now        func() time.Time
-	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not block, as
-	// nothing else is committed meanwhile, and must not call Commit.
+	// Applied is called with each change that is on disk, in commit order, before its Commit returns. It must not
+	// block, as nothing else is committed meanwhile, and must not call Commit.
 	Applied    func(registry.Applied)
 	EventLimit int // events kept; 0: registry.MaxEvents
 	Logger     hclog.Logger
@@ -78,9 +79,9 @@ type Store struct {
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies and opens the file. It waits for the file's lock until ctx ends. A missing file is created. A damaged one
-// stays as it is; the error is ErrDamaged. Migrations and the new generation are one transaction. Open starts no goroutine:
-// commits wait for Run.
+// Open verifies and opens the file. It waits for the file's lock until ctx ends. A missing file is created. A damaged
+// one stays as it is; the error is ErrDamaged. Migrations and the new generation are one transaction. Open starts no
+// goroutine: commits wait for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	options = options.withDefaults()
 	path, err := filepath.Abs(options.Path)
@@ -95,8 +96,8 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, window: found.window, queue: newQueue(),
-		stopped: make(chan struct{}),
+		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, window: found.window,
+		queue: newQueue(), stopped: make(chan struct{}),
 	}
 	if err := s.takeOver(found); err != nil {
 		_ = db.Close()
@@ -105,8 +106,8 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// openVerified opens the file after it was verified, unless the file was just created or is as the previous shim left it
-// (Options.ReleasedAt).
+// openVerified opens the file after it was verified, unless the file was just created or is as the previous shim left
+// it (Options.ReleasedAt).
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
 	for vouched := options.ReleasedAt != (registry.Revision{}); ; vouched = false {
 		file, created, err := openLocked(ctx, path, *options.schema, options.Generation != 0)
@@ -158,7 +159,8 @@ func (s state) revision() registry.Revision {
 
 func stateOf(tx *bolt.Tx) (s state) {
 	for name, into := range map[string]any{
-		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq, metaFloor: new(registry.Seq),
+		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq,
+		metaFloor: new(registry.Seq),
 	} {
 		getMeta(tx, name, into)
 	}
@@ -186,7 +188,8 @@ func (s *Store) takeOver(found state) (err error) {
 		s.generation = found.generation + 1
 	}
 	if s.readOnly && (s.generation != found.generation || !s.options.schema.isCurrent(found.window)) {
-		return registry.Errorf(registry.ErrUnavailable, "%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing", s.path)
+		return registry.Errorf(registry.ErrUnavailable,
+			"%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing", s.path)
 	}
 	if s.readOnly {
 		return s.readers.publish(s.db)
@@ -259,7 +262,8 @@ func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, er
 	return records, p.seq, err
 }
 
-// View runs read against the last committed state. It waits for nothing. While a view runs, the file grows with each commit.
+// View runs read against the last committed state. It waits for nothing. While a view runs, the file grows with each
+// commit.
 func (s *Store) View(ctx context.Context, read func(registry.View) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -126,7 +126,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestCheckRecordsFindsWhatDangles: a file that was opened a moment ago is whole, and what was written into it is looked at all the same.
+// TestCheckRecordsFindsWhatDangles: a file that was opened a moment ago is whole, and what was written into it is
+// looked at all the same.
 func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.Store.Close()

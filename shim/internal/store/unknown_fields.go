@@ -80,8 +80,8 @@ func (s *shape) knows(name string) bool {
 	return false
 }
 
-// merge returns text with the parts of old that the shape does not know, which a later build has written. Parts that the
-// shape knows are as in text, even if absent there.
+// merge returns text with the parts of old that the shape does not know, which a later build has written. Parts that
+// the shape knows are as in text, even if absent there.
 func merge(s *shape, old, text json.RawMessage) json.RawMessage {
 	switch {
 	case s == nil || len(old) == 0:
@@ -120,8 +120,8 @@ func (s *shape) member(name string) (*shape, bool) {
 	return s.fields[name], s.knows(name)
 }
 
-// mergeList keeps the unknown parts of elements that are otherwise unchanged and at their old position. A moved or changed
-// element cannot be recognized.
+// mergeList keeps the unknown parts of elements that are otherwise unchanged and at their old position. A moved or
+// changed element cannot be recognized.
 func mergeList(s *shape, old, text json.RawMessage) json.RawMessage {
 	var was, is []json.RawMessage
 	if json.Unmarshal(old, &was) != nil || json.Unmarshal(text, &is) != nil {

@@ -130,8 +130,8 @@ const (
 
 var order = binary.NativeEndian
 
-// checkMetas checks that both meta pages are whole and that the file is as long as they say. bbolt opens a file with one
-// whole meta page, and so could forget the last commit.
+// checkMetas checks that both meta pages are whole and that the file is as long as they say. bbolt opens a file with
+// one whole meta page, and so could forget the last commit.
 func checkMetas(file *os.File) error {
 	info, err := file.Stat()
 	if err != nil {
@@ -162,8 +162,8 @@ func checkMetas(file *os.File) error {
 }
 
 // checkPages checks what bbolt's own check relies on or leaves out: that no page is longer than the file, and that a
-// branch names each page by the first key of the page. bbolt replaces a page in its branch by that key: with another one,
-// the branch would keep a page that is free.
+// branch names each page by the first key of the page. bbolt replaces a page in its branch by that key: with another
+// one, the branch would keep a page that is free.
 func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 	pageSize := int64(tx.DB().Info().PageSize)
 	for id, end := int64(2), tx.Size()/pageSize; id < end; id++ {
@@ -286,8 +286,8 @@ func metaEntry(meta *bolt.Bucket, name string, into any) error {
 }
 
 // Sound returns nil if the file at path is whole: its pages, each checksum, and that no record is missing. It writes
-// nothing. An ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound means
-// that there is no file.
+// nothing. An ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound
+// means that there is no file.
 func Sound(ctx context.Context, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -304,20 +304,20 @@ func Sound(ctx context.Context, path string) error {
 	return err
 }
 
-const remedy = "Put a good copy in its place. Only if no volume is in use on this node, move it away: the shim then starts " +
-	"with an empty state"
+const remedy = "Put a good copy in its place. Only if no volume is in use on this node, move it away: the shim then " +
+	"starts with an empty state"
 
-// quarantine keeps a copy of a damaged file beside it and returns the error to report. The file itself stays in place: if
-// it were moved away, the next start would begin with an empty state and forget volumes in use. The same damage is copied
-// once, however often the shim is started.
+// quarantine keeps a copy of a damaged file beside it and returns the error to report. The file itself stays in
+// place: if it were moved away, the next start would begin with an empty state and forget volumes in use. The same
+// damage is copied once, however often the shim is started.
 func quarantine(path string, file *os.File, now time.Time, damaged error) error {
 	kept, err := keepCopy(path, file, now)
 	where := "A copy is " + kept + "."
 	if err != nil {
 		where = fmt.Sprintf("It could not be copied: %v.", err)
 	}
-	return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s Run `holdfast doctor`. %s",
-		path, damaged, where, remedy)
+	return registry.Errorf(registry.ErrDamaged,
+		"%s is damaged: %w. Nothing was changed in it. %s Run `holdfast doctor`. %s", path, damaged, where, remedy)
 }
 
 func keepCopy(path string, file *os.File, now time.Time) (string, error) {

@@ -83,7 +83,10 @@ func (v view) decode(k registry.Key, text json.RawMessage, into any) error {
 // list returns the records whose path begins with prefix and passes, in key order. A nil pass passes all.
 func list[T registry.Record](v view, bucket registry.Bucket, prefix string, pass func(path []byte) bool) (records []T) {
 	cursor := bucketOf(v.tx, string(bucket)).Cursor()
-	for key, value := cursor.Seek([]byte(prefix)); bytes.HasPrefix(key, []byte(prefix)) && key != nil; key, value = cursor.Next() {
+	for key, value := cursor.Seek([]byte(prefix)); key != nil; key, value = cursor.Next() {
+		if !bytes.HasPrefix(key, []byte(prefix)) {
+			break
+		}
 		if pass != nil && !pass(key) {
 			continue
 		}
@@ -140,7 +143,10 @@ func (v view) AllInstances() []registry.Instance {
 }
 
 func (v view) Task(k registry.TaskKey) (registry.Task, bool) { return one[registry.Task](v, k.Key()) }
-func (v view) Tasks() []registry.Task                        { return list[registry.Task](v, registry.BucketTasks, "", nil) }
+
+func (v view) Tasks() []registry.Task {
+	return list[registry.Task](v, registry.BucketTasks, "", nil)
+}
 
 func (v view) Alloc(id registry.AllocID) (registry.Alloc, bool) {
 	return one[registry.Alloc](v, registry.AllocRecord(id))
@@ -191,7 +197,8 @@ func (v view) VolumesNamed(plugin registry.PluginID, name string) (volumes []reg
 	prefix := nameListKey(plugin, name, "")
 	cursor := bucketOf(v.tx, bucketVolumeNames).Cursor()
 	for key, _ := cursor.Seek(prefix); bytes.HasPrefix(key, prefix); key, _ = cursor.Next() {
-		if volume := v.volumeListed(bucketVolumeNames, key, len(prefix)); volume.CreatedAs(plugin, name) { // otherwise only the beginning of its name is the same
+		// Otherwise only the beginning of its name is the same
+		if volume := v.volumeListed(bucketVolumeNames, key, len(prefix)); volume.CreatedAs(plugin, name) {
 			volumes = append(volumes, volume)
 		}
 	}
@@ -208,7 +215,8 @@ func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume 
 }
 
 func (v view) Volumes() []registry.Volume {
-	return byPath(list[registry.Volume](v, registry.BucketVolumes, "", nil), list[registry.Volume](v, registry.BucketInlineVolumes, "", nil))
+	return byPath(
+		list[registry.Volume](v, registry.BucketVolumes, "", nil), list[registry.Volume](v, registry.BucketInlineVolumes, "", nil))
 }
 
 func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
@@ -218,7 +226,9 @@ func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {
 // VolumesOf decodes only volumes whose id, the end of the path, is that of an inline volume of the alloc.
 func (v view) VolumesOf(id registry.AllocID) []registry.Volume {
 	ending := []byte(registry.InlineID(id, ""))
-	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path []byte) bool { return bytes.HasSuffix(path, ending) })
+	found := list[registry.Volume](v, registry.BucketInlineVolumes, "", func(path []byte) bool {
+		return bytes.HasSuffix(path, ending)
+	})
 	return slices.DeleteFunc(found, func(r registry.Volume) bool { return !r.InlineOf(id) })
 }
 
@@ -261,7 +271,8 @@ func (v view) NodeIntent(k registry.VolumeKey) (registry.Intent, bool) {
 	return one[registry.Intent](v, k.NodeIntentRecord())
 }
 func (v view) Intents() []registry.Intent {
-	return append(list[registry.Intent](v, registry.BucketIntents, "", nil), list[registry.Intent](v, registry.BucketNodeIntents, "", nil)...)
+	intents := list[registry.Intent](v, registry.BucketIntents, "", nil)
+	return append(intents, list[registry.Intent](v, registry.BucketNodeIntents, "", nil)...)
 }
 
 func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {

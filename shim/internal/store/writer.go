@@ -79,8 +79,8 @@ func (q *queue) refuse(err error) {
 	}
 }
 
-// Commit implements registry.State. It waits for Run to be called. If ctx ends while the change is being written, Commit
-// returns ErrUncertain.
+// Commit implements registry.State. It waits for Run to be called. If ctx ends while the change is being written,
+// Commit returns ErrUncertain.
 func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -105,8 +105,8 @@ func (s *Store) Commit(ctx context.Context, decide func(registry.View) (registry
 	}
 }
 
-// Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After an error other
-// than that of ctx the process must not continue with this state.
+// Run writes commits until ctx ends, the store is closed or the file fails, and returns the reason. After an error
+// other than that of ctx the process must not continue with this state.
 func (s *Store) Run(ctx context.Context) error {
 	for {
 		select {

@@ -44,7 +44,8 @@ func commitFrom(t testing.TB, s *Store, name string, callers, each int) time.Dur
 	return time.Since(begin)
 }
 
-// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits; one caller alone shares none.
+// TestGroupCommit: 64 callers share transactions, of which there are at most a quarter as many as commits; one caller
+// alone shares none.
 func TestGroupCommit(t *testing.T) {
 	s := start(t, Options{Path: statePath(t)})
 	defer s.stop(t)
@@ -74,7 +75,9 @@ func BenchmarkCommit(b *testing.B) {
 					n++
 					id := fmt.Sprint("a", n)
 					mu.Unlock()
-					if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) { return puts(alloc(id)), nil }); err != nil {
+					if _, err := s.Commit(b.Context(), func(registry.View) (registry.Change, error) {
+						return puts(alloc(id)), nil
+					}); err != nil {
 						b.Error(err)
 					}
 				}
@@ -88,8 +91,8 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-// TestBatchSharesItsFate: when a batch finds no room, everybody in it who decided on what others had changed hears of that, whatever
-// they had decided; who came before the first change has an answer of their own. The store goes on.
+// TestBatchSharesItsFate: when a batch finds no room, everybody in it who decided on what others had changed hears of
+// that, whatever they had decided; who came before the first change has an answer of their own. The store goes on.
 func TestBatchSharesItsFate(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
@@ -147,8 +150,8 @@ func TestBatchSharesItsFate(t *testing.T) {
 	}
 }
 
-// TestCallerGivesUp: a caller whose context ends before the writer came to it has changed nothing; one whose change is being written is
-// told that the outcome is not known.
+// TestCallerGivesUp: a caller whose context ends before the writer came to it has changed nothing; one whose change
+// is being written is told that the outcome is not known.
 func TestCallerGivesUp(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
