@@ -51,10 +51,10 @@ type taskConfig struct {
 
 // restartBlock is a restart block of a group or task.
 type restartBlock struct {
-	Attempts *number   `json:"attempts"`
-	Interval *duration `json:"interval"`
-	Delay    *duration `json:"delay"`
-	Mode     *Mode     `json:"mode"`
+	Attempts *number      `json:"attempts"`
+	Interval *duration    `json:"interval"`
+	Delay    *duration    `json:"delay"`
+	Mode     *restartMode `json:"mode"`
 }
 
 // value is a scalar as text.
@@ -113,7 +113,7 @@ type taskSpec struct {
 	config    taskConfig
 	user      string
 	grace     time.Duration
-	policy    Policy
+	policy    restartPolicy
 	leader    bool
 	prestart  bool // starts before the others, which wait for its end unless it is a sidecar
 	sidecar   bool // is stopped when the others have ended
@@ -252,21 +252,21 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// Policy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after
+// restartPolicy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after
 // Delay. After that, mode fail gives up, and mode delay waits for the end of the interval.
-type Policy struct {
+type restartPolicy struct {
 	Attempts int
 	Interval time.Duration
 	Delay    time.Duration
-	Mode     Mode
+	Mode     restartMode
 }
 
-// Mode is what happens when the attempts are used up.
-type Mode string
+// restartMode is what happens when the attempts are used up.
+type restartMode string
 
 const (
-	ModeFail  Mode = "fail"
-	ModeDelay Mode = "delay"
+	modeFail  restartMode = "fail"
+	modeDelay restartMode = "delay"
 )
 
 // Restarts counts restarts within an interval.
@@ -277,15 +277,15 @@ type Restarts struct {
 }
 
 // defaultPolicy is Nomad's.
-func defaultPolicy(jobType string) Policy {
+func defaultPolicy(jobType string) restartPolicy {
 	if isBatch(jobType) {
-		return Policy{Attempts: 3, Interval: 24 * time.Hour, Delay: 15 * time.Second, Mode: ModeFail}
+		return restartPolicy{Attempts: 3, Interval: 24 * time.Hour, Delay: 15 * time.Second, Mode: modeFail}
 	}
-	return Policy{Attempts: 2, Interval: 30 * time.Minute, Delay: 15 * time.Second, Mode: ModeFail}
+	return restartPolicy{Attempts: 2, Interval: 30 * time.Minute, Delay: 15 * time.Second, Mode: modeFail}
 }
 
 // with returns the policy with the attributes that the blocks set.
-func (p Policy) with(blocks []restartBlock) (Policy, error) {
+func (p restartPolicy) with(blocks []restartBlock) (restartPolicy, error) {
 	for _, b := range blocks {
 		if b.Attempts != nil {
 			p.Attempts = int(*b.Attempts)
@@ -301,8 +301,8 @@ func (p Policy) with(blocks []restartBlock) (Policy, error) {
 		}
 	}
 	switch {
-	case p.Mode != ModeFail && p.Mode != ModeDelay:
-		return p, registry.Invalid("unknown restart mode %q; use %q or %q", p.Mode, ModeFail, ModeDelay)
+	case p.Mode != modeFail && p.Mode != modeDelay:
+		return p, registry.Invalid("unknown restart mode %q; use %q or %q", p.Mode, modeFail, modeDelay)
 	case p.Attempts < 0 || p.Interval < 0 || p.Delay < 0:
 		return p, registry.Invalid("restart: attempts, interval and delay must not be negative")
 	}
@@ -310,7 +310,7 @@ func (p Policy) with(blocks []restartBlock) (Policy, error) {
 }
 
 // next decides what follows the end of an attempt that did not succeed. If again is false, why is the reason.
-func (p Policy) next(r Restarts, now time.Time) (after Restarts, delay time.Duration, again bool, why string) {
+func (p restartPolicy) next(r Restarts, now time.Time) (after Restarts, delay time.Duration, again bool, why string) {
 	if r.Since.IsZero() || now.Before(r.Since) || now.Sub(r.Since) >= p.Interval {
 		r.Since, r.Count = now, 0
 	}
@@ -318,7 +318,7 @@ func (p Policy) next(r Restarts, now time.Time) (after Restarts, delay time.Dura
 	case r.Count < p.Attempts:
 		r.Count, r.Total = r.Count+1, r.Total+1
 		return r, p.Delay, true, ""
-	case p.Mode == ModeDelay && p.Attempts > 0:
+	case p.Mode == modeDelay && p.Attempts > 0:
 		rest := r.Since.Add(p.Interval).Sub(now)
 		r.Since, r.Count, r.Total = now.Add(rest), 1, r.Total+1
 		return r, max(rest, p.Delay), true, ""

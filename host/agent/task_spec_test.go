@@ -104,17 +104,6 @@ func TestLogsBlockBoundsLogs(t *testing.T) {
 	}
 }
 
-func TestAllocIDsAreUnique(t *testing.T) {
-	seen := map[string]bool{}
-	for range 1000 {
-		id := newID()
-		if _, err := registry.ParseAllocID(id); err != nil || len(id) != 36 || seen[id] {
-			t.Fatalf("%q: %v", id, err)
-		}
-		seen[id] = true
-	}
-}
-
 func TestRestartPolicy(t *testing.T) {
 	type failure struct {
 		after time.Duration // since the last one
@@ -123,22 +112,22 @@ func TestRestartPolicy(t *testing.T) {
 	}
 	second, minute := time.Second, time.Minute
 	for name, c := range map[string]struct {
-		policy   Policy
+		policy   restartPolicy
 		failures []failure
 	}{
-		"fail after the attempts are used up": {Policy{2, minute, second, ModeFail}, []failure{
+		"fail after the attempts are used up": {restartPolicy{2, minute, second, modeFail}, []failure{
 			{0, true, second}, {second, true, second}, {second, false, 0},
 		}},
-		"a new interval has all attempts again": {Policy{1, minute, second, ModeFail}, []failure{
+		"a new interval has all attempts again": {restartPolicy{1, minute, second, modeFail}, []failure{
 			{0, true, second}, {minute, true, second}, {second, false, 0},
 		}},
-		"delay waits for the end of the interval": {Policy{1, minute, second, ModeDelay}, []failure{
+		"delay waits for the end of the interval": {restartPolicy{1, minute, second, modeDelay}, []failure{
 			{0, true, second}, {10 * second, true, 50 * second}, {50 * second, true, minute},
 		}},
-		"never less than the delay": {Policy{1, minute, second, ModeDelay},
+		"never less than the delay": {restartPolicy{1, minute, second, modeDelay},
 			[]failure{{0, true, second}, {minute - 1, true, second}}},
-		"no attempts, mode fail":  {Policy{0, minute, second, ModeFail}, []failure{{0, false, 0}}},
-		"no attempts, mode delay": {Policy{0, minute, second, ModeDelay}, []failure{{0, false, 0}}},
+		"no attempts, mode fail":  {restartPolicy{0, minute, second, modeFail}, []failure{{0, false, 0}}},
+		"no attempts, mode delay": {restartPolicy{0, minute, second, modeDelay}, []failure{{0, false, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var restarts Restarts
@@ -160,14 +149,14 @@ func TestRestartPolicyOfTask(t *testing.T) {
 	group := `{"restart":[{"attempts":7,"delay":"2s"}]}`
 	for _, c := range []struct {
 		kind, group, task string
-		want              Policy
+		want              restartPolicy
 	}{
-		{"service", "", "", Policy{2, 30 * time.Minute, 15 * time.Second, ModeFail}},
-		{"system", "", "", Policy{2, 30 * time.Minute, 15 * time.Second, ModeFail}},
-		{"batch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
-		{"sysbatch", "", "", Policy{3, 24 * time.Hour, 15 * time.Second, ModeFail}},
+		{"service", "", "", restartPolicy{2, 30 * time.Minute, 15 * time.Second, modeFail}},
+		{"system", "", "", restartPolicy{2, 30 * time.Minute, 15 * time.Second, modeFail}},
+		{"batch", "", "", restartPolicy{3, 24 * time.Hour, 15 * time.Second, modeFail}},
+		{"sysbatch", "", "", restartPolicy{3, 24 * time.Hour, 15 * time.Second, modeFail}},
 		{"service", group, `{"restart":[{"attempts":"4","mode":"delay"}]}`,
-			Policy{4, 30 * time.Minute, 2 * time.Second, ModeDelay}},
+			restartPolicy{4, 30 * time.Minute, 2 * time.Second, modeDelay}},
 	} {
 		s, err := newTaskSpec(c.kind, hooks.Group{Name: "g", Rest: json.RawMessage(c.group)}, task("t", c.task))
 		if err != nil || s.policy != c.want {
