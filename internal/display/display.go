@@ -1,4 +1,4 @@
-// Package display prepares text for people: it escapes what a terminal would act on, and quotes arguments of commands that people copy.
+// Package display prepares text for terminals: it escapes control characters, and quotes arguments of commands.
 package display
 
 import (
@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Escape replaces control and bidirectional formatting characters by \uXXXX, and bytes that are no UTF-8 by \xXX. Newlines and tabs stay.
+// Escape replaces control and bidirectional formatting characters by \uXXXX, and invalid UTF-8 by \xXX. Newlines and
+// tabs stay.
 func Escape(s string) string {
 	if strings.IndexFunc(s, acts) < 0 && utf8.ValidString(s) {
 		return s
@@ -22,7 +23,7 @@ func Escape(s string) string {
 	return string(escape(nil, []byte(s)))
 }
 
-// acts says whether a terminal may act on r instead of showing it.
+// acts reports whether a terminal may interpret r instead of showing it.
 func acts(r rune) bool {
 	switch r {
 	case '\n', '\t':
@@ -49,18 +50,18 @@ func escape(to, text []byte) []byte {
 	return to
 }
 
-// Writer escapes all that is written to it as Escape does. JSON stays what it is: \uXXXX means the same character in its strings.
+// Writer escapes its input like Escape. JSON keeps its meaning, because \uXXXX is the same character in its strings.
 type Writer struct {
 	to io.Writer
 
 	mu   sync.Mutex
-	part []byte // of a character whose rest has not been written yet
+	part []byte // incomplete character at the end
 }
 
-// NewWriter makes a writer to one whose reader may be a terminal.
+// NewWriter returns a Writer to an output that may be a terminal.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
-// Write writes p escaped. A character that p ends in the middle of is written with its rest.
+// Write writes p escaped. It keeps an incomplete character at the end of p for the next call.
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,7 +77,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// partial is the number of bytes at the end that may become a character.
+// partial returns the number of bytes at the end that may become a character.
 func partial(text []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
@@ -89,7 +90,7 @@ func partial(text []byte) int {
 	return 0
 }
 
-// Exact is where data goes that has to arrive as it is: the writer behind to, unless that is a terminal.
+// Exact returns the writer behind to, for data that must stay unchanged; to itself if that is a terminal.
 func Exact(to io.Writer) io.Writer {
 	w, is := to.(*Writer)
 	if !is {
@@ -103,7 +104,7 @@ func Exact(to io.Writer) io.Writer {
 	return w.to
 }
 
-// File is the file behind to, if there is one: for what a terminal says of itself.
+// File returns the file behind to, if there is one.
 func File(to io.Writer) (*os.File, bool) {
 	if w, is := to.(*Writer); is {
 		to = w.to
@@ -112,7 +113,7 @@ func File(to io.Writer) (*os.File, bool) {
 	return f, is
 }
 
-// Quote is an argument as a POSIX shell takes it.
+// Quote quotes an argument for a POSIX shell.
 func Quote(arg string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
 	if arg != "" && arg[0] != '=' && strings.Trim(arg, plain) == "" {
@@ -121,7 +122,7 @@ func Quote(arg string) string {
 	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
 }
 
-// Command is a command for people to copy: trusted words, and arguments that may be anything. None of the arguments is taken for a flag.
+// Command returns a command to copy: trusted words and untrusted arguments. No argument is taken for a flag.
 func Command(words string, args ...string) string {
 	for _, arg := range args {
 		if strings.HasPrefix(arg, "-") {

@@ -15,7 +15,8 @@ import (
 func TestEscapeShowsWhatTerminalsActOn(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain\n\ttext": "plain\n\ttext", "\x1b[31mred": `\u001b[31mred`, "a\rb": `a\u000db`, "\u009b31m": `\u009b31m`,
-		"abc\u202egpj.exe": `abc\u202egpj.exe`, "\xff\x9b": `\xff\x9b`, "\x7f": `\u007f`, "größer 你": "größer 你", "\ufffd": "\ufffd",
+		"abc\u202egpj.exe": `abc\u202egpj.exe`, "\xff\x9b": `\xff\x9b`, "\x7f": `\u007f`, "größer 你": "größer 你",
+		"\ufffd": "\ufffd",
 	} {
 		if got := Escape(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -23,7 +24,7 @@ func TestEscapeShowsWhatTerminalsActOn(t *testing.T) {
 	}
 }
 
-// Whatever is written, in whatever parts, no terminal acts on it.
+// No input, in any parts, leaves a control character in the output.
 func TestNoControlCharacterReachesATerminal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
@@ -67,7 +68,8 @@ func TestEscapedJSONMeansTheSame(t *testing.T) {
 }
 
 func TestQuotedArgumentIsOneWordOfAShell(t *testing.T) {
-	args := []string{"", "db", "x; touch pwned", "it's", "$(id)", "`id`", "a\nb", "~", "=ls", "a=b", "*", "--", "-n", "ü", `\`, "!x", "a&b|c>d"}
+	args := []string{"", "db", "x; touch pwned", "it's", "$(id)", "`id`", "a\nb", "~", "=ls", "a=b", "*", "--", "-n",
+		"ü", `\`, "!x", "a&b|c>d"}
 	for _, arg := range args {
 		out, err := exec.Command("sh", "-c", "printf '%s.' "+Quote(arg)).Output()
 		if err != nil || string(out) != arg+"." {
@@ -77,7 +79,8 @@ func TestQuotedArgumentIsOneWordOfAShell(t *testing.T) {
 	if got := Command("holdfast job stop", "-x"); got != "holdfast job stop -- -x" {
 		t.Errorf("an id like a flag: %s", got)
 	}
-	if got := Command("holdfast alloc logs", "0a1b", "t; id"); got != "holdfast alloc logs 0a1b 't; id'" || strings.Contains(got, "--") {
+	if got := Command("holdfast alloc logs", "0a1b",
+		"t; id"); got != "holdfast alloc logs 0a1b 't; id'" || strings.Contains(got, "--") {
 		t.Errorf("two arguments: %s", got)
 	}
 }

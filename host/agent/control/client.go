@@ -19,13 +19,13 @@ import (
 
 // Client calls the agent behind a socket.
 type Client struct {
-	Wait time.Duration // bounds calls that need a volume's plugin; 0: as long as the context lasts
+	Wait time.Duration // bounds calls that need a volume's plugin; 0 means no bound
 
 	socket string
 	web    *http.Client
 }
 
-// ErrNoAgent: nobody answers at the socket.
+// ErrNoAgent means that no agent answers at the socket.
 var ErrNoAgent = errors.New("no agent is running")
 
 // NewClient makes a client; it connects with the first call.
@@ -36,7 +36,7 @@ func NewClient(socket string) *Client {
 	return &Client{socket: socket, web: &http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
-// segment is an id as a part of a path: one that is all dots would be taken for a step.
+// segment escapes an ID for a URL path. An ID of dots alone would be a relative path.
 func segment(id string) string {
 	if strings.Trim(id, ".") == "" {
 		return strings.ReplaceAll(id, ".", "%2E")
@@ -61,7 +61,7 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	return nil
 }
 
-// open makes a request; the answer is the caller's to close.
+// open sends a request. The caller closes the body.
 func (c *Client) open(ctx context.Context, method, path string, in any) (io.ReadCloser, error) {
 	var body io.Reader
 	if in != nil {
@@ -89,7 +89,7 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 	return reply.Body, nil
 }
 
-// reason is what is below the decorations of net/http.
+// reason unwraps the error of net/http.
 func reason(err error) error {
 	if e, is := errors.AsType[*url.Error](err); is {
 		return e.Err
@@ -105,7 +105,7 @@ func problem(reply *http.Response) error {
 	return p.err()
 }
 
-// err is the error that was answered, with its kind.
+// err returns the error with its kind.
 func (p Problem) err() error {
 	for _, kind := range registry.Kinds {
 		if kind.Error() == p.Kind {
@@ -115,16 +115,16 @@ func (p Problem) err() error {
 	return errors.New(p.Error)
 }
 
-// Self asks who answers.
+// Self describes the agent.
 func (c *Client) Self(ctx context.Context) (Self, error) { return get[Self](ctx, c, "/agent/self") }
 
-// Shim asks for the shim.
+// Shim describes the shim.
 func (c *Client) Shim(ctx context.Context) (Shim, error) { return get[Shim](ctx, c, "/shim") }
 
 // Jobs lists jobs, without their allocs.
 func (c *Client) Jobs(ctx context.Context) ([]Job, error) { return get[[]Job](ctx, c, "/jobs") }
 
-// Job is one job with its allocs.
+// Job returns a job with its allocs.
 func (c *Client) Job(ctx context.Context, id string) (Job, error) {
 	return get[Job](ctx, c, "/job/"+segment(id))
 }
@@ -135,14 +135,14 @@ func (c *Client) RunJob(ctx context.Context, src Submission, force bool) (out Jo
 	return out, err
 }
 
-// RerunJob is RunJob, and has batch allocs that are complete run again.
+// RerunJob is RunJob; it also runs complete batch allocs again.
 func (c *Client) RerunJob(ctx context.Context, src Submission, force bool) (out Job, err error) {
 	q := url.Values{"force": {fmt.Sprint(force)}, "rerun": {"true"}}
 	err = c.do(ctx, http.MethodPost, "/jobs?"+q.Encode(), src, &out)
 	return out, err
 }
 
-// StopJob has a job end.
+// StopJob stops a job.
 func (c *Client) StopJob(ctx context.Context, id string, purge, force bool) error {
 	q := url.Values{"purge": {fmt.Sprint(purge)}, "force": {fmt.Sprint(force)}}
 	return c.do(ctx, http.MethodDelete, "/job/"+segment(id)+"?"+q.Encode(), nil, &struct{}{})
@@ -153,12 +153,12 @@ func (c *Client) Allocs(ctx context.Context) ([]Alloc, error) {
 	return get[[]Alloc](ctx, c, "/allocs")
 }
 
-// Alloc is the one whose id begins so, with its volumes.
+// Alloc returns the alloc whose ID starts with prefix, with its volumes.
 func (c *Client) Alloc(ctx context.Context, prefix string) (Alloc, error) {
 	return get[Alloc](ctx, c, "/alloc/"+segment(prefix))
 }
 
-// Logs copies what a task wrote.
+// Logs copies the logs of a task.
 func (c *Client) Logs(ctx context.Context, alloc, task, stream string, follow bool, to io.Writer) error {
 	q := url.Values{"stream": {stream}, "follow": {fmt.Sprint(follow)}}
 	body, err := c.open(ctx, http.MethodGet, "/alloc/"+segment(alloc)+"/logs/"+segment(task)+"?"+q.Encode(), nil)
@@ -175,7 +175,7 @@ func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
 	return get[[]Plugin](ctx, c, "/plugins")
 }
 
-// Plugin is one of them.
+// Plugin returns a plugin.
 func (c *Client) Plugin(ctx context.Context, id string) (Plugin, error) {
 	return get[Plugin](ctx, c, "/plugin/"+segment(id))
 }
@@ -193,17 +193,17 @@ func volumePath(n host.VolumeName, below string, more url.Values) string {
 	return "/volume/" + segment(string(n.ID)) + below + "?" + q.Encode()
 }
 
-// Volume is one of them.
+// Volume returns a volume.
 func (c *Client) Volume(ctx context.Context, n host.VolumeName) (Volume, error) {
 	return get[Volume](ctx, c, volumePath(n, "", nil))
 }
 
-// VolumeStats asks a volume's plugin how full it is, unit by unit.
+// VolumeStats returns the usage of a volume in each unit.
 func (c *Client) VolumeStats(ctx context.Context, n host.VolumeName) ([]Usage, error) {
 	return get[[]Usage](ctx, c, volumePath(n, "/stats", c.wait()))
 }
 
-// Doctor has the shim examine what it recorded, or repair it by the plan of that digest.
+// Doctor inspects the records, or carries out the repair plan with the digest of ask.
 func (c *Client) Doctor(ctx context.Context, ask Consultation) (out host.Diagnosis, err error) {
 	err = c.do(ctx, http.MethodPost, "/doctor?"+c.wait().Encode(), ask, &out)
 	return out, err
@@ -211,38 +211,38 @@ func (c *Client) Doctor(ctx context.Context, ask Consultation) (out host.Diagnos
 
 func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}} }
 
-// CreateVolume has a plugin make a volume.
+// CreateVolume creates a volume.
 func (c *Client) CreateVolume(ctx context.Context, src Submission) (out Volume, err error) {
 	err = c.do(ctx, http.MethodPost, "/volumes/create?"+c.wait().Encode(), src, &out)
 	return out, err
 }
 
-// RegisterVolume makes an existing volume known.
+// RegisterVolume registers an existing volume.
 func (c *Client) RegisterVolume(ctx context.Context, src Submission) (out Volume, err error) {
 	err = c.do(ctx, http.MethodPost, "/volumes/register?"+c.wait().Encode(), src, &out)
 	return out, err
 }
 
-// ExpandVolume makes a volume larger.
+// ExpandVolume expands a volume.
 func (c *Client) ExpandVolume(ctx context.Context, n host.VolumeName, want host.CapacityRange) (out Volume, err error) {
 	err = c.do(ctx, http.MethodPost, volumePath(n, "/expand", c.wait()), want, &out)
 	return out, err
 }
 
-// DeleteVolume has the plugin delete a volume; DeregisterVolume only forgets it.
+// DeleteVolume deletes a volume at its plugin.
 func (c *Client) DeleteVolume(ctx context.Context, n host.VolumeName) error {
 	return c.do(ctx, http.MethodDelete, volumePath(n, "", c.wait()), nil, &struct{}{})
 }
 
-// DeregisterVolume forgets a volume, which its plugin keeps.
+// DeregisterVolume deletes the record of a volume. The plugin keeps the volume.
 func (c *Client) DeregisterVolume(ctx context.Context, n host.VolumeName) error {
 	q := c.wait()
 	q.Set("deregister", "true")
 	return c.do(ctx, http.MethodDelete, volumePath(n, "", q), nil, &struct{}{})
 }
 
-// Events calls fn with each event after a number, until all are told that had happened when it was called or, if it follows, ctx or the agent
-// ends. An error means that not all are told.
+// Events calls fn with each event after a number. It returns after the past events or, if it follows, when ctx or the
+// agent ends. An error means that events are missing.
 func (c *Client) Events(ctx context.Context, after uint64, follow bool, fn func(host.Event) error) error {
 	q := url.Values{"after": {fmt.Sprint(after)}, "follow": {fmt.Sprint(follow)}}
 	body, err := c.open(ctx, http.MethodGet, "/events?"+q.Encode(), nil)

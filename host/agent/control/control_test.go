@@ -68,8 +68,10 @@ func (s *shim) Restarts(ctx context.Context, _ func([]host.PendingRestart) error
 	return context.Cause(ctx)
 }
 
-func (s *shim) Fingerprints(ctx context.Context, _ host.PluginQuery, fn func([]host.PluginFingerprint, bool) error) error {
-	if err := fn([]host.PluginFingerprint{{Role: "csi-node", Plugin: "loopfs", Healthy: 1, Expected: 2}}, true); err != nil {
+func (s *shim) Fingerprints(ctx context.Context, _ host.PluginQuery,
+	fn func([]host.PluginFingerprint, bool) error) error {
+	if err := fn([]host.PluginFingerprint{{Role: "csi-node", Plugin: "loopfs", Healthy: 1, Expected: 2}},
+		true); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -78,12 +80,14 @@ func (s *shim) Fingerprints(ctx context.Context, _ host.PluginQuery, fn func([]h
 
 func (s *shim) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
 	i := host.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "loopfs", Alloc: "a", Task: "t"}}
-	i.Fingerprint = registry.Fingerprint{Provider: "loopfs.example", Version: "2", NodeID: "n1", Capabilities: []registry.Capability{registry.StageUnstage}}
+	i.Fingerprint = registry.Fingerprint{Provider: "loopfs.example", Version: "2", NodeID: "n1",
+		Capabilities: []registry.Capability{registry.StageUnstage}}
 	i.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
 	restart := &registry.RestartRequest{Attempt: 2, Cause: registry.CauseMissed}
 	return host.PluginList{
 		Instances: []host.Instance{i}, Active: map[registry.InstanceKey]bool{i.InstanceKey: true},
-		Tasks: []host.PluginTask{{TaskKey: i.TaskKey(), Plugin: "loopfs", Type: "node", Restart: restart}, {TaskKey: i.TaskKey(), Plugin: "other", Type: "node"}},
+		Tasks: []host.PluginTask{{TaskKey: i.TaskKey(), Plugin: "loopfs", Type: "node", Restart: restart},
+			{TaskKey: i.TaskKey(), Plugin: "other", Type: "node"}},
 	}, 1, nil
 }
 
@@ -98,9 +102,11 @@ func (s *shim) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.S
 func (s *shim) DeleteVolume(_ context.Context, n host.VolumeName) error { return s.refuse }
 
 func (s *shim) ExpandVolume(_ context.Context, n host.VolumeName, want host.CapacityRange) (host.VolumeStatus, error) {
-	v := registry.Volume{VolumeSpec: host.VolumeSpec{Namespace: n.Namespace, ID: n.ID, Plugin: "loopfs"}, Capacity: want.Required}
+	v := registry.Volume{VolumeSpec: host.VolumeSpec{Namespace: n.Namespace, ID: n.ID, Plugin: "loopfs"},
+		Capacity: want.Required}
 	v.Expansion = registry.Expansion{
-		Node: want, Since: noon, Refused: "FAILED_PRECONDITION", RPC: registry.NodeExpandRPC, Code: "FAILED_PRECONDITION", Detail: "not now",
+		Node: want, Since: noon, Refused: "FAILED_PRECONDITION", RPC: registry.NodeExpandRPC,
+		Code: "FAILED_PRECONDITION", Detail: "not now",
 	}
 	return host.VolumeStatus{Volume: v}, s.refuse
 }
@@ -109,8 +115,10 @@ func (s *shim) Parse(_ context.Context, src host.Source, o host.ParseOptions) (*
 	if len(src.Text) == 0 {
 		return nil, nil, registry.Invalid("%s:1:1: error: it is empty", src.Name)
 	}
-	t := hooks.Task{Name: "main", Driver: "raw_exec", Config: []byte(`{"command":"/bin/echo","args":["` + o.Variables["words"] + `"]}`)}
-	return &host.Job{ID: "echo", Namespace: "default", Type: "batch", Groups: []hooks.Group{{Name: "g", Count: 1, Tasks: []hooks.Task{t}}}}, nil, nil
+	t := hooks.Task{Name: "main", Driver: "raw_exec",
+		Config: []byte(`{"command":"/bin/echo","args":["` + o.Variables["words"] + `"]}`)}
+	return &host.Job{ID: "echo", Namespace: "default", Type: "batch",
+		Groups: []hooks.Group{{Name: "g", Count: 1, Tasks: []hooks.Task{t}}}}, nil, nil
 }
 
 func (s *shim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
@@ -152,7 +160,8 @@ func serve(t *testing.T, s Host) (socket string, c *Client) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"), Drivers: []taskdriver.Driver{taskdriver.NewRawExec()}})
+	a, err := agent.New(agent.Config{StateDir: filepath.Join(dir, "s"),
+		Drivers: []taskdriver.Driver{taskdriver.NewRawExec()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,10 +233,13 @@ func TestTheSocketIsPrivateAndOnlyOne(t *testing.T) {
 // The run directory is swept while the agent runs, once and again: it answers at the same path afterwards.
 func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 	for name, sweep := range map[string]func(socket string) error{
-		"socket":            os.Remove,
-		"directory":         func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) },
-		"another dead one":  func(socket string) error { return errors.Join(os.Remove(socket), deadSocket(socket)) },
-		"renamed directory": func(socket string) error { return os.Rename(filepath.Dir(socket), filepath.Dir(socket)+".old") },
+		"socket":           os.Remove,
+		"directory":        func(socket string) error { return os.RemoveAll(filepath.Dir(socket)) },
+		"another dead one": func(socket string) error { return errors.Join(os.Remove(socket), deadSocket(socket)) },
+		"renamed directory": func(socket string) error {
+			return os.Rename(filepath.Dir(socket),
+				filepath.Dir(socket)+".old")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "h-")
@@ -322,7 +334,8 @@ func TestADeadAgentsSocketIsReplaced(t *testing.T) {
 
 func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
 	_, c := serve(t, &shim{})
-	job, err := c.RunJob(t.Context(), Submission{Name: "echo.hcl", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, false)
+	job, err := c.RunJob(t.Context(),
+		Submission{Name: "echo.hcl", Text: []byte("x"), Variables: map[string]string{"words": "hello"}}, false)
 	if err != nil || job.ID != "echo" || job.Version != 1 {
 		t.Fatalf("%+v, %v", job, err)
 	}
@@ -358,7 +371,8 @@ func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
 func TestKindsOfErrorsSurvive(t *testing.T) {
 	s := &shim{}
 	_, c := serve(t, s)
-	if _, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}, false); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
+	if _, err := c.RunJob(t.Context(), Submission{Name: "none.hcl"}, false); !errors.Is(err,
+		registry.ErrInvalid) || !strings.Contains(err.Error(), "none.hcl:1:1") {
 		t.Errorf("%v", err)
 	}
 	for _, kind := range registry.Kinds {
@@ -368,7 +382,8 @@ func TestKindsOfErrorsSurvive(t *testing.T) {
 			t.Errorf("%v: %v", kind, err)
 		}
 	}
-	for path, want := range map[string]error{"/job/nope": registry.ErrNotFound, "/volume/x?namespace=y": registry.ErrInternal, "/events?after=x": registry.ErrInvalid} {
+	for path, want := range map[string]error{"/job/nope": registry.ErrNotFound,
+		"/volume/x?namespace=y": registry.ErrInternal, "/events?after=x": registry.ErrInvalid} {
 		if _, err := get[any](t.Context(), c, path); !errors.Is(err, want) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -395,12 +410,14 @@ func TestStatsOfAVolume(t *testing.T) {
 		t.Errorf("%+v, %v", usage, err)
 	}
 	s.refuse = registry.Errorf(registry.ErrUnsupported, "the plugin cannot say")
-	if _, err := c.VolumeStats(t.Context(), name); !errors.Is(err, registry.ErrUnsupported) || err.Error() != "the plugin cannot say" {
+	if _, err := c.VolumeStats(t.Context(), name); !errors.Is(err,
+		registry.ErrUnsupported) || err.Error() != "the plugin cannot say" {
 		t.Errorf("%v", err)
 	}
 	c.Wait = 50 * time.Millisecond
 	_, err = c.VolumeStats(t.Context(), host.VolumeName{ID: "slow"})
-	if !errors.Is(err, registry.ErrUnavailable) || err.Error() != "waited 50ms: no answer from the plugin (see holdfast plugin status)" {
+	if !errors.Is(err,
+		registry.ErrUnavailable) || err.Error() != "waited 50ms: no answer from the plugin (see holdfast plugin status)" {
 		t.Errorf("%v", err)
 	}
 }
@@ -425,7 +442,8 @@ func TestDoctorLooksAndRepairs(t *testing.T) {
 		}
 	}
 	s.refuse = registry.Errorf(registry.ErrConflict, "the plan is another one by now")
-	if _, err := c.Doctor(t.Context(), Consultation{Repair: true, Digest: "d0"}); !errors.Is(err, registry.ErrConflict) {
+	if _, err := c.Doctor(t.Context(), Consultation{Repair: true, Digest: "d0"}); !errors.Is(err,
+		registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 	if err := c.do(t.Context(), "POST", "/doctor", "no object", &struct{}{}); !errors.Is(err, registry.ErrInvalid) {
@@ -497,19 +515,22 @@ func TestEventsAreToldHoweverSlowly(t *testing.T) {
 
 // Who is not told all events is told so, and why; what was told before that stays.
 func TestEventsThatEndEarlySayWhy(t *testing.T) {
-	s := &shim{early: registry.Errorf(registry.ErrUnavailable, "no shim is active"), events: []host.Event{{Seq: 1, Kind: registry.EventHealthy}}}
+	s := &shim{early: registry.Errorf(registry.ErrUnavailable, "no shim is active"),
+		events: []host.Event{{Seq: 1, Kind: registry.EventHealthy}}}
 	_, c := serve(t, s)
 	for _, follow := range []bool{false, true} {
 		told := 0
 		err := c.Events(t.Context(), 0, follow, func(host.Event) error { told++; return nil })
-		if told != 1 || !errors.Is(err, registry.ErrUnavailable) || err.Error() != "event stream ended early: no shim is active" {
+		if told != 1 || !errors.Is(err,
+			registry.ErrUnavailable) || err.Error() != "event stream ended early: no shim is active" {
 			t.Errorf("follows %v: %d events, %v", follow, told, err)
 		}
 	}
 	s.early, s.lull = nil, time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := c.Events(ctx, 0, false, func(host.Event) error { return nil }); !errors.Is(err, context.DeadlineExceeded) {
+	if err := c.Events(ctx, 0, false, func(host.Event) error { return nil }); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("beyond the caller's time: %v", err)
 	}
 }
@@ -542,15 +563,19 @@ func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
 func TestExpandAVolume(t *testing.T) {
 	s := &shim{}
 	_, c := serve(t, s)
-	v, err := c.ExpandVolume(t.Context(), host.VolumeName{Namespace: "ns", ID: "v"}, host.CapacityRange{Required: 9, Limit: 10})
-	if err != nil || v.Capacity != 9 || v.VolumeName() != (host.VolumeName{Namespace: "ns", ID: "v"}) || v.Expansion.Node.Limit != 10 {
+	v, err := c.ExpandVolume(t.Context(), host.VolumeName{Namespace: "ns", ID: "v"},
+		host.CapacityRange{Required: 9, Limit: 10})
+	if err != nil || v.Capacity != 9 || v.VolumeName() != (host.VolumeName{Namespace: "ns",
+		ID: "v"}) || v.Expansion.Node.Limit != 10 {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if g := v.Growth; g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION: not now" || !commands(g.Help, "holdfast volume status --namespace=ns v") {
+	if g := v.Growth; g == nil || g.Found != "NodeExpandVolume: FAILED_PRECONDITION: not now" || !commands(g.Help,
+		"holdfast volume status --namespace=ns v") {
 		t.Errorf("what it waits for: %+v", g)
 	}
 	s.refuse = registry.Errorf(registry.ErrConflict, "it is used")
-	if _, err := c.ExpandVolume(t.Context(), host.VolumeName{ID: "v"}, host.CapacityRange{}); !errors.Is(err, registry.ErrConflict) || err.Error() != "it is used" {
+	if _, err := c.ExpandVolume(t.Context(), host.VolumeName{ID: "v"}, host.CapacityRange{}); !errors.Is(err,
+		registry.ErrConflict) || err.Error() != "it is used" {
 		t.Errorf("%v", err)
 	}
 }
@@ -574,11 +599,15 @@ func TestGrowth(t *testing.T) {
 		says  string // empty: nothing
 		again bool
 	}{
-		"none": {registry.Expansion{Done: 9}, "", false}, "under way": {asked, "", false}, "pending": {half, "not on this node yet", false},
-		"refused": {refused, "not on this node yet", true}, "refused for as long as it is mounted": {untold, "not on this node yet", false}, "vague": {vague, "may or may not have been", true},
+		"none": {registry.Expansion{Done: 9}, "", false}, "under way": {asked, "", false},
+		"pending":                              {half, "not on this node yet", false},
+		"refused":                              {refused, "not on this node yet", true},
+		"refused for as long as it is mounted": {untold, "not on this node yet", false},
+		"vague":                                {vague, "may or may not have been", true},
 	} {
 		g := growth(name, c.e)
-		if (g == nil) != (c.says == "") || g != nil && (!strings.Contains(g.Help.What, c.says) || commands(g.Help, again) != c.again) {
+		if (g == nil) != (c.says == "") || g != nil && (!strings.Contains(g.Help.What, c.says) || commands(g.Help,
+			again) != c.again) {
 			t.Errorf("%s: %+v", what, g)
 		}
 	}

@@ -1,9 +1,8 @@
-// Package control is how a running agent is looked at and told what to do: HTTP with JSON over a unix socket, under /v1/.
+// Package control is the API of a running agent: HTTP with JSON over a unix socket, under /v1/.
 //
-// The socket has mode 0600 in a directory of mode 0700, and the kernel says who is at its other end: root and the agent's own user are let
-// in, everybody else's connection is closed. There is no other authentication, and no way in over a network.
+// The socket has mode 0600 in a directory of mode 0700, and SO_PEERCRED identifies the client: only root and the
+// agent's own user are accepted. There is no other authentication and no network access.
 //
-// The structures of this package are what the API speaks: their JSON names stay, fields are only added. Answers that go on (events, notes,
-// logs) are streams of lines, each written when it happens. An error is a status and {"error", "kind"}; errors.Is against package registry's
-// kinds holds at the client too.
+// JSON names of this package stay, and fields are only added. Events and logs are streams of lines. An error is an
+// HTTP status with {"error", "kind"}; the client restores the kind for errors.Is.
 package control

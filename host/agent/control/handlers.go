@@ -28,7 +28,8 @@ func (s *Server) postJob(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, err := s.agent.Submit(r.Context(), job, src, s.host, agent.SubmitOptions{Force: truth(r, "force"), Rerun: truth(r, "rerun")})
+	rec, err := s.agent.Submit(r.Context(), job, src, s.host,
+		agent.SubmitOptions{Force: truth(r, "force"), Rerun: truth(r, "rerun")})
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +59,8 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 
 func (s *Server) deleteJob(r *http.Request) (any, error) {
 	id := r.PathValue("id")
-	err := s.agent.StopJob(r.Context(), id, s.host, agent.StopOptions{Purge: truth(r, "purge"), Force: truth(r, "force")})
+	err := s.agent.StopJob(r.Context(), id, s.host,
+		agent.StopOptions{Purge: truth(r, "purge"), Force: truth(r, "force")})
 	return struct{}{}, err
 }
 
@@ -71,7 +73,7 @@ func (s *Server) getAllocs(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// getAlloc is an alloc with what the shim knows of its volumes. A shim that cannot be asked takes only those away.
+// getAlloc returns an alloc with its volumes. Without an answer from the shim the volumes are left out.
 func (s *Server) getAlloc(r *http.Request) (any, error) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
@@ -100,7 +102,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// plugins puts together what the shim knows of them.
+// plugins returns the plugins that the shim knows.
 func (s *Server) plugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
 	list, _, err := s.host.Plugins(ctx, q)
 	if err != nil {
@@ -121,7 +123,7 @@ func (s *Server) plugins(ctx context.Context, q host.PluginQuery) ([]Plugin, err
 	return pluginViews(list, prints), nil
 }
 
-// shownPlugins is plugins with what jobs are to serve and no task does.
+// shownPlugins returns plugins with the roles that jobs define and no task serves.
 func (s *Server) shownPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin, error) {
 	list, err := s.plugins(ctx, q)
 	if err != nil {
@@ -182,14 +184,15 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 }
 
 func volumeName(r *http.Request) host.VolumeName {
-	n := host.VolumeName{Namespace: registry.Namespace(r.URL.Query().Get("namespace")), ID: registry.VolumeID(r.PathValue("id"))}
+	n := host.VolumeName{Namespace: registry.Namespace(r.URL.Query().Get("namespace")),
+		ID: registry.VolumeID(r.PathValue("id"))}
 	if n.Namespace == "" {
 		n.Namespace = registry.DefaultNamespace
 	}
 	return n
 }
 
-// register refuses what cannot be known to the plugin, with what to do.
+// register refuses a volume without an external ID.
 func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid(
@@ -199,7 +202,8 @@ func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.Volum
 }
 
 // postVolume creates or registers a volume from its text.
-func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus, error)) func(*http.Request) (any, error) {
+func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.VolumeStatus,
+	error)) func(*http.Request) (any, error) {
 	return func(r *http.Request) (any, error) {
 		var src Submission
 		if err := readBody(r, &src); err != nil {
@@ -222,7 +226,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 	}
 }
 
-// expandVolume answers when the volume is larger. Its node may have it left to do.
+// expandVolume answers after the controller call. The node call may still be pending.
 func (s *Server) expandVolume(r *http.Request) (any, error) {
 	var want host.CapacityRange
 	if err := readBody(r, &want); err != nil {
@@ -244,7 +248,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 	return struct{}{}, s.inTime(r, volumeName(r), "", func(ctx context.Context) error { return do(ctx, volumeName(r)) })
 }
 
-// getStats is how full a volume is. Nothing goes on behind a question that was not answered in time.
+// getStats returns the usage of a volume.
 func (s *Server) getStats(r *http.Request) (any, error) {
 	out := []Usage{}
 	wait, late, err := limited(r, func(ctx context.Context) error {
@@ -255,12 +259,13 @@ func (s *Server) getStats(r *http.Request) (any, error) {
 		return err
 	})
 	if late {
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait, s.unanswered(r.Context(), volumeName(r), ""))
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait,
+			s.unanswered(r.Context(), volumeName(r), ""))
 	}
 	return out, err
 }
 
-// postDoctor examines or repairs. What waits is tried again after a repair.
+// postDoctor inspects or repairs. After a repair the agent retries what waits.
 func (s *Server) postDoctor(r *http.Request) (any, error) {
 	var ask Consultation
 	if err := readBody(r, &ask); err != nil {
@@ -277,20 +282,22 @@ func (s *Server) postDoctor(r *http.Request) (any, error) {
 	return found, err
 }
 
-// skew is how much earlier than ours the shim's timer for a call's deadline may go off.
+// skew is how much earlier than ours the shim's deadline timer may fire.
 const skew = 100 * time.Millisecond
 
-// inTime does what needs a plugin within the time that the request sets. What was begun by then stays begun: the same request goes on with it.
-func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.PluginID, do func(context.Context) error) error {
+// inTime calls do within the time of the request. Work that has started continues, and the same request resumes it.
+func (s *Server) inTime(r *http.Request, name host.VolumeName, plugin host.PluginID,
+	do func(context.Context) error) error {
 	wait, late, err := limited(r, func(ctx context.Context) error { return s.whileItMayCome(ctx, name, plugin, do) })
 	if !late {
 		return s.withFailures(r.Context(), err, name, plugin)
 	}
 	then := cmp.Or(s.goesOn(r.Context(), name), "run the command again to resume")
-	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", wait, s.unanswered(r.Context(), name, plugin), then)
+	return registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", wait,
+		s.unanswered(r.Context(), name, plugin), then)
 }
 
-// goesOn returns a sentence if the volume's creation or deletion continues in the background.
+// goesOn returns a text if the volume's creation or deletion continues in the background.
 func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
 	v := s.explainer().volume(ctx, name)
 	switch {
@@ -305,15 +312,15 @@ func (s *Server) goesOn(ctx context.Context, name host.VolumeName) string {
 	return ""
 }
 
-// fateEvery is how often it is looked whether the plugin that a request needs may still come.
+// fateEvery is the interval of checks whether the plugin of a request may still start.
 const fateEvery = 500 * time.Millisecond
 
-// errEnded ends a wait for a plugin all of whose jobs have ended.
+// errEnded ends a wait for a plugin whose jobs have all ended.
 type errEnded struct{ error }
 
 func (e errEnded) Unwrap() error { return e.error }
 
-// whileItMayCome does what needs a plugin, and gives up as soon as the plugin does not run and each job that is to run it has ended.
+// whileItMayCome calls do, and gives up when the plugin is not running and all its jobs have ended.
 func (s *Server) whileItMayCome(
 	asked context.Context, name host.VolumeName, plugin host.PluginID, do func(context.Context) error,
 ) error {
@@ -349,7 +356,7 @@ func (s *Server) whileItMayCome(
 	return ended
 }
 
-// pluginFor is the plugin, or that of the volume where it is not given; empty: that is not known.
+// pluginFor returns the plugin, or else the plugin of the volume; empty if unknown.
 func (s *Server) pluginFor(ctx context.Context, name host.VolumeName, plugin host.PluginID) host.PluginID {
 	if plugin != "" {
 		return plugin
@@ -360,7 +367,7 @@ func (s *Server) pluginFor(ctx context.Context, name host.VolumeName, plugin hos
 	return ""
 }
 
-// withFailures adds to an ErrUnavailable why no task serves the plugin in a role: the shim knows nothing of a task that has failed.
+// withFailures adds the failures of a plugin's jobs to an ErrUnavailable. The shim does not know failed tasks.
 func (s *Server) withFailures(ctx context.Context, err error, name host.VolumeName, plugin host.PluginID) error {
 	if !errors.Is(err, registry.ErrUnavailable) || errors.As(err, new(errEnded)) {
 		return err
@@ -375,7 +382,7 @@ func (s *Server) withFailures(ctx context.Context, err error, name host.VolumeNa
 	return err
 }
 
-// ended is an ErrUnavailable if nothing of the plugin runs, and each job that is to run it has ended; nil also where that is not known.
+// ended returns ErrUnavailable if the plugin is not running and all its jobs have ended; nil if not, or if unknown.
 func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.PluginID) error {
 	plugin = s.pluginFor(ctx, name, plugin)
 	p := &Plugin{ID: string(plugin), Jobs: s.runners(plugin)}
@@ -393,7 +400,7 @@ func (s *Server) ended(ctx context.Context, name host.VolumeName, plugin host.Pl
 	return registry.Errorf(registry.ErrUnavailable, "%s", text)
 }
 
-// limited does something within the time that the request sets, if it sets one. late: that time was over first.
+// limited calls do within the time of the request, if it has one. late means that the time ran out.
 func limited(r *http.Request, do func(context.Context) error) (wait time.Duration, late bool, err error) {
 	wait, err = time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
@@ -409,7 +416,7 @@ func limited(r *http.Request, do func(context.Context) error) (wait time.Duratio
 	return wait, err != nil && time.Until(until) <= skew && r.Context().Err() == nil, err
 }
 
-// unanswered says to a person what it is that has not been answered, as far as it is known.
+// unanswered describes the call that has no answer yet.
 func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
 	e := s.explainer()
 	if v := e.volume(ctx, name); v != nil {

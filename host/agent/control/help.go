@@ -11,21 +11,21 @@ import (
 	"holdfast/registry"
 )
 
-// Help is what something means to a person.
+// Help explains a condition to a person.
 type Help struct {
-	What  string `json:"what"`            // is not so
-	Means string `json:"means,omitempty"` // whose move it is
-	Then  string `json:"then"`            // what happens by itself
-	Do    []Do   `json:"do,omitempty"`    // what a person may do
+	What  string `json:"what"`            // the condition
+	Means string `json:"means,omitempty"` // its cause
+	Then  string `json:"then"`            // what Holdfast does next
+	Do    []Do   `json:"do,omitempty"`    // commands that help
 }
 
-// Do is something that a person may type.
+// Do is a command for a person to type.
 type Do struct {
 	Why     string `json:"why"`
 	Command string `json:"command"`
 }
 
-// help is what a wait means. It tells no times: who prints it does.
+// help explains a wait, without times.
 func help(w Wait) Help {
 	switch {
 	case w.Step == registry.StepClaim && w.Leaving:
@@ -42,7 +42,7 @@ func help(w Wait) Help {
 	return stepHelp(w)
 }
 
-// name is the volume as a sentence begins with it.
+// name names the volume at the start of a sentence.
 func (w Wait) name() string {
 	if w.Volume.ID == "" {
 		return fmt.Sprintf("the volume of request %q", w.Request)
@@ -50,7 +50,7 @@ func (w Wait) name() string {
 	return "volume " + w.Volume.String()
 }
 
-// end is how to end the wait. A release has no end but its own.
+// end returns the command that ends the wait. A release cannot be ended.
 func (w Wait) end() []Do {
 	if w.Leaving || w.Job == "" {
 		return nil
@@ -76,7 +76,7 @@ func claimHelp(w Wait) Help {
 	return h
 }
 
-// whoHolds names the jobs, and the allocs of none.
+// whoHolds names the jobs, or the allocs that belong to no job.
 func whoHolds(list []Holder) string {
 	var names []string
 	for _, h := range list {
@@ -114,11 +114,12 @@ func add(list []Do, d Do) []Do {
 	return append(list, d)
 }
 
-// claimHeldUp is a claim that cannot be given up.
+// claimHeldUp explains a claim that cannot be released.
 func claimHeldUp(w Wait) Help {
 	return Help{
-		What: w.name() + " is not released yet", Then: "Holdfast retries until it succeeds. Until then the volume stays claimed.",
-		Do: []Do{{"find inconsistencies", "holdfast doctor"}},
+		What: w.name() + " is not released yet",
+		Then: "Holdfast retries until it succeeds. Until then the volume stays claimed.",
+		Do:   []Do{{"find inconsistencies", "holdfast doctor"}},
 	}
 }
 
@@ -140,7 +141,7 @@ func pluginHelp(w Wait) Help {
 	return h
 }
 
-// lacks says what is wrong with a plugin that is waited for in the role.
+// lacks describes what is wrong with a plugin in the role.
 func (p *Plugin) lacks(role registry.Role) string {
 	serves := func(i Instance) bool { return i.Role == string(role) }
 	switch {
@@ -156,7 +157,7 @@ func (p *Plugin) lacks(role registry.Role) string {
 	return "is not healthy"
 }
 
-// sick is the active instance that is not healthy; nil: all are.
+// sick returns an active instance that is not healthy; nil if there is none.
 func (p *Plugin) sick() *Instance {
 	for i := range p.Instances {
 		if p.Instances[i].Active && p.Instances[i].Health != string(registry.Healthy) {
@@ -166,12 +167,12 @@ func (p *Plugin) sick() *Instance {
 	return nil
 }
 
-// restarts says whether a restart of a task of the plugin is asked for.
+// restarts reports whether a restart of a task of the plugin is requested.
 func (p *Plugin) restarts() bool {
 	return slices.ContainsFunc(p.Tasks, func(t PluginTask) bool { return t.Restart != nil })
 }
 
-// fate says which job is to run the plugin, and how it does.
+// fate describes the jobs that run the plugin.
 func (p *Plugin) fate() string {
 	if len(p.Jobs) == 0 {
 		return fmt.Sprintf("no job has a csi_plugin block with id = %q", p.ID)
@@ -190,7 +191,7 @@ func (p *Plugin) fate() string {
 	return strings.Join(says, "; ")
 }
 
-// start is how to have the plugin run.
+// start returns the commands that start the plugin.
 func (p *Plugin) start() (do []Do) {
 	if len(p.Jobs) == 0 {
 		return []Do{{"run it", "holdfast job run FILE"}}
@@ -203,7 +204,7 @@ func (p *Plugin) start() (do []Do) {
 	return do
 }
 
-// look is how to see what is wrong with the plugin in a role.
+// look returns the commands that inspect the plugin in a role.
 func (p *Plugin) look(role registry.Role) []Do {
 	var do []Do
 	if alloc, task := p.voice(role); alloc != "" {
@@ -215,7 +216,7 @@ func (p *Plugin) look(role registry.Role) []Do {
 	return do
 }
 
-// voice is the task that serves, or last served, the plugin in a role: its log tells most. It is empty if there is none.
+// voice returns the task that serves, or last served, the plugin in a role; empty if there is none.
 func (p *Plugin) voice(role registry.Role) (alloc, task string) {
 	for _, r := range p.Jobs {
 		if serves(r.Type, role) {
@@ -236,12 +237,12 @@ func (p *Plugin) voice(role registry.Role) (alloc, task string) {
 	return alloc, task
 }
 
-// serves says whether a plugin of the type has the role. One of unknown type, from an older record, may have it.
+// serves reports whether a plugin of the type has the role. An unknown type, from an older record, may have it.
 func serves(kind string, role registry.Role) bool {
 	return kind == "" || slices.Contains(hooks.PluginType(kind).Roles(), role)
 }
 
-// role is who serves the call, or is waited for.
+// role returns the role of the call, or the role that is waited for.
 func (w Wait) role() registry.Role {
 	switch {
 	case w.RPC == "" && w.Role != "":
@@ -258,14 +259,15 @@ func turnHelp(w Wait) Help {
 	}
 	for _, other := range w.Others {
 		if other.Step != registry.StepTurn && other.Alloc != "" {
-			h.Do = add(h.Do, Do{"inspect the other alloc", display.Command("holdfast alloc status", short(string(other.Alloc)))})
+			h.Do = add(h.Do, Do{"inspect the other alloc", display.Command("holdfast alloc status",
+				short(string(other.Alloc)))})
 		}
 	}
 	h.Do = append(h.Do, w.end()...)
 	return h
 }
 
-// stepHelp is for what a plugin has to do.
+// stepHelp explains a step that a plugin has to do.
 func stepHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
 	h.Then = "Holdfast retries until it succeeds; then the alloc continues."
@@ -274,7 +276,8 @@ func stepHelp(w Wait) Help {
 	}
 	if p := w.Plugin; p != nil && w.RPC != "" {
 		if i := p.sick(); i != nil || len(p.Instances) == 0 {
-			h.Then = fmt.Sprintf("Plugin %s %s: %s. Holdfast continues when the plugin is healthy.", p.ID, p.lacks(w.role()), p.fate())
+			h.Then = fmt.Sprintf("Plugin %s %s: %s. Holdfast continues when the plugin is healthy.", p.ID,
+				p.lacks(w.role()), p.fate())
 			h.Do = p.start()
 		}
 		h.Do = append(h.Do, p.look(w.role())...)
@@ -289,7 +292,7 @@ func stepHelp(w Wait) Help {
 	return h
 }
 
-// makingHelp is for a volume that is being created, deleted or made larger.
+// makingHelp explains a creation, deletion or expansion.
 func makingHelp(w Wait) Help {
 	h := Help{What: fmt.Sprintf("%s is not %s yet", w.name(), w.Participle()), Means: sentence(w.Advice)}
 	h.Then = "Holdfast repeats the call until the plugin reports a definite outcome."
@@ -299,17 +302,19 @@ func makingHelp(w Wait) Help {
 	if w.RPC == registry.CreateVolumeRPC {
 		h.Do = append(h.Do, Do{"cancel, and delete it if it was created", volumeCommand("delete", w.Volume)})
 	}
-	if !w.RPC.Expands() { // the volume is there, whatever its size
-		h.Do = append(h.Do, Do{"remove the record only; the plugin may keep the volume", volumeCommand("deregister", w.Volume)})
+	if !w.RPC.Expands() { // the volume exists
+		h.Do = append(h.Do, Do{"remove the record only; the plugin may keep the volume",
+			volumeCommand("deregister", w.Volume)})
 	}
 	return h
 }
 
-// mountHelp is for a mount that does not work. The job is the one that uses it, with the file that it came from.
+// mountHelp explains a mount that does not work. job uses it and was submitted from file.
 func mountHelp(name registry.VolumeName, plugin registry.PluginID, job, file string) Help {
 	h := Help{
-		What: "the mount of volume " + name.String() + " does not work", Means: "Tasks that use the volume get errors or hang.",
-		Then: "Holdfast leaves a mount in use alone. The next alloc mounts the volume again.",
+		What:  "the mount of volume " + name.String() + " does not work",
+		Means: "Tasks that use the volume get errors or hang.",
+		Then:  "Holdfast leaves a mount in use alone. The next alloc mounts the volume again.",
 	}
 	if job != "" {
 		h.Do = []Do{
@@ -335,7 +340,7 @@ func expandCommand(n registry.VolumeName, bytes int64) string {
 	return volumeCommand(fmt.Sprintf("expand --size %d", bytes), n)
 }
 
-// sentence is a text with a capital and a full stop.
+// sentence adds a capital and a full stop.
 func sentence(s string) string {
 	if s == "" {
 		return ""
@@ -343,5 +348,5 @@ func sentence(s string) string {
 	return strings.ToUpper(s[:1]) + strings.TrimSuffix(s[1:], ".") + "."
 }
 
-// short is an id as people see it: enough for holdfast alloc.
+// short abbreviates an ID; holdfast alloc accepts the result.
 func short(id string) string { return id[:min(8, len(id))] }

@@ -12,13 +12,13 @@ import (
 	"holdfast/registry"
 )
 
-// wantedRole is a role of a plugin that jobs which are not stopped are to serve.
+// wantedRole is a role of a plugin that a job defines and that is not stopped.
 type wantedRole struct {
 	plugin host.PluginID
 	role   registry.Role
 }
 
-// withWanted adds what jobs are to serve and no task does: the shim forgets a task that has failed.
+// withWanted adds the roles that jobs define and no task serves. The shim forgets failed tasks.
 func withWanted(list []Plugin, q host.PluginQuery, jobs []*agent.JobRecord, allocs []*agent.AllocRecord) []Plugin {
 	expected, reasons := map[wantedRole]int{}, map[wantedRole]string{}
 	for _, j := range jobs {
@@ -52,7 +52,7 @@ func withWanted(list []Plugin, q host.PluginQuery, jobs []*agent.JobRecord, allo
 	return list
 }
 
-// failure is why the newest alloc of a group has failed; empty: it has not.
+// failure returns why the newest alloc of a group failed; empty if it did not.
 func failure(allocs []*agent.AllocRecord, job, group string) (reason string) {
 	for _, rec := range allocs { // the newest last
 		if rec.Job == job && rec.Group.Name == group {
@@ -65,13 +65,14 @@ func failure(allocs []*agent.AllocRecord, job, group string) (reason string) {
 	return reason
 }
 
-// roleFailures says of each role that no task serves why the newest task that was to serve it has failed; empty: there is none.
+// roleFailures describes the failures of roles that no task serves; empty if there are none.
 func roleFailures(list []Plugin) string {
 	var says []string
 	for _, p := range list {
 		for _, r := range p.Roles {
 			if r.Healthy == 0 && r.Reason != "" {
-				says = append(says, fmt.Sprintf("the job that runs plugin %[2]s as %[1]s failed: %[3]s (see %[4]s)", r.Role, p.ID, r.Reason,
+				says = append(says, fmt.Sprintf("the job that runs plugin %[2]s as %[1]s failed: %[3]s (see %[4]s)",
+					r.Role, p.ID, r.Reason,
 					display.Command("holdfast plugin status", p.ID)))
 			}
 		}

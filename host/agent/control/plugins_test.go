@@ -27,7 +27,8 @@ func TestFailedControllerKeepsItsRow(t *testing.T) {
 	}
 	node := Plugin{ID: "p", Roles: []Role{{Role: "csi-node", Healthy: 1, Expected: 1}}}
 	got := withWanted([]Plugin{node}, host.PluginQuery{}, []*agent.JobRecord{job}, allocs)
-	want := []Role{{Role: "csi-controller", Expected: 1, Reason: "exit code 3"}, {Role: "csi-node", Healthy: 1, Expected: 1}}
+	want := []Role{{Role: "csi-controller", Expected: 1, Reason: "exit code 3"},
+		{Role: "csi-node", Healthy: 1, Expected: 1}}
 	if len(got) != 1 || !reflect.DeepEqual(got[0].Roles, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -36,7 +37,8 @@ func TestFailedControllerKeepsItsRow(t *testing.T) {
 		t.Errorf("%q, want %q", got, says)
 	}
 	// Nothing of the plugin is left, and another one was asked for.
-	if got := withWanted(nil, host.PluginQuery{}, []*agent.JobRecord{job}, allocs); len(got) != 1 || len(got[0].Roles) != 2 {
+	if got := withWanted(nil, host.PluginQuery{}, []*agent.JobRecord{job},
+		allocs); len(got) != 1 || len(got[0].Roles) != 2 {
 		t.Errorf("no task is left: %+v", got)
 	}
 	if got := withWanted(nil, host.PluginQuery{Plugin: "other"}, []*agent.JobRecord{job}, allocs); len(got) != 0 {
@@ -56,7 +58,8 @@ func (s *halved) Parse(_ context.Context, src host.Source, _ host.ParseOptions) 
 		Name: "c", Driver: "raw_exec", Plugin: "loopfs", PluginType: hooks.TypeController, Sealed: hooks.Sealed("s"),
 		Config: []byte(`{"command":"/bin/true"}`),
 	}
-	return &host.Job{ID: src.Name, Namespace: "default", Type: "service", Groups: []hooks.Group{{Name: "g", Count: 1, Tasks: []hooks.Task{t}}}}, nil, nil
+	return &host.Job{ID: src.Name, Namespace: "default", Type: "service",
+		Groups: []hooks.Group{{Name: "g", Count: 1, Tasks: []hooks.Task{t}}}}, nil, nil
 }
 
 func (s *halved) TaskStarting(context.Context, host.AllocTask) (host.Plan, error) {
@@ -85,7 +88,8 @@ func TestFailureOfAMissingRolesJobIsTold(t *testing.T) {
 		status = job.Status
 	}
 	_, err := c.ExpandVolume(t.Context(), disk, host.CapacityRange{Required: 1})
-	for _, says := range []string{"serves only csi-node here", "plugin loopfs as csi-controller failed", "its stanza is wrong"} {
+	for _, says := range []string{"serves only csi-node here", "plugin loopfs as csi-controller failed",
+		"its stanza is wrong"} {
 		if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v does not say %q", err, says)
 		}

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// Texts reads what people write.
+// Texts parses jobs and volumes.
 type Texts interface {
 	Parse(ctx context.Context, src host.Source, o host.ParseOptions) (*host.Job, host.Diagnostics, error)
 	ParseVolume(ctx context.Context, src host.Source, o host.ParseOptions) (host.VolumeSpec, host.Diagnostics, error)
@@ -34,18 +34,19 @@ type Volumes interface {
 	DeregisterVolume(ctx context.Context, n host.VolumeName) error
 }
 
-// States says what is.
+// States reads the state of the shim.
 type States interface {
 	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
 	Allocs(ctx context.Context, only host.AllocID) ([]host.AllocStatus, host.Seq, error)
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
-	Fingerprints(ctx context.Context, q host.PluginQuery, fn func(changed []host.PluginFingerprint, complete bool) error) error
+	Fingerprints(ctx context.Context, q host.PluginQuery,
+		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error
 	Status(ctx context.Context) (host.ShimStatus, error)
 	VolumeStats(ctx context.Context, n host.VolumeName) ([]host.VolumeUsage, host.Seq, error)
 }
 
-// Doctors compares what is recorded with what is.
+// Doctors finds and repairs inconsistencies.
 type Doctors interface {
 	Doctor(ctx context.Context, repair bool, digest string) (host.Diagnosis, error)
 }
@@ -77,17 +78,18 @@ type Server struct {
 	log   hclog.Logger
 }
 
-// NewServer makes the API.
+// NewServer returns the API server of an agent.
 func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 	self.Version, self.PID, self.Node, self.Drivers = host.Version, os.Getpid(), a.Node(), a.DriverNames()
 	return &Server{a, h, self, log}
 }
 
-// Serve answers on l until ctx ends; then it gives calls under way a moment, and closes l.
+// Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	life, cancel := context.WithCancel(ctx)
 	defer cancel()
-	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return life }}
+	web := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return life }}
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -145,14 +147,16 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// statuses of the kinds of error; the others are the server's fault.
+// statuses maps kinds of errors to HTTP statuses; all others are internal errors.
 var statuses = map[error]int{
-	registry.ErrInvalid: http.StatusBadRequest, registry.ErrNotFound: http.StatusNotFound, registry.ErrConflict: http.StatusConflict,
-	registry.ErrExists: http.StatusConflict, registry.ErrUnavailable: http.StatusServiceUnavailable, registry.ErrDenied: http.StatusForbidden,
+	registry.ErrInvalid: http.StatusBadRequest, registry.ErrNotFound: http.StatusNotFound,
+	registry.ErrConflict: http.StatusConflict,
+	registry.ErrExists:   http.StatusConflict, registry.ErrUnavailable: http.StatusServiceUnavailable,
+	registry.ErrDenied:      http.StatusForbidden,
 	registry.ErrUnsupported: http.StatusUnprocessableEntity, registry.ErrExhausted: http.StatusInsufficientStorage,
 }
 
-// problemOf is an error as it is answered, with its status.
+// problemOf returns the answer for an error, with its HTTP status.
 func problemOf(err error) (p Problem, status int) {
 	p, status = Problem{Error: err.Error()}, http.StatusInternalServerError
 	for _, kind := range registry.Kinds {
@@ -174,7 +178,7 @@ func refuse(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-// maxBody bounds a request: the shim takes texts of 64 KiB.
+// maxBody bounds a request. The shim accepts texts of 64 KiB.
 const maxBody = 1 << 20
 
 func readBody(r *http.Request, into any) error {
@@ -187,7 +191,7 @@ func readBody(r *http.Request, into any) error {
 
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
-// getShim asks the shim what it is, if there is one; else it does not wait for one.
+// getShim describes the shim. It does not wait for a shim that is not serving.
 func (s *Server) getShim(r *http.Request) (any, error) {
 	out := Shim{ShimState: s.host.ShimState()}
 	if !out.Serving {
@@ -200,7 +204,7 @@ func (s *Server) getShim(r *http.Request) (any, error) {
 	return out, err
 }
 
-// lines writes a stream, each line when it happens.
+// lines flushes each write of a stream.
 type lines struct {
 	w http.ResponseWriter
 }
@@ -227,7 +231,8 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if err := s.agent.Logs(r.Context(), rec.ID, task, stream, truth(r, "follow"), lines{w}); err != nil && r.Context().Err() == nil {
+	if err := s.agent.Logs(r.Context(), rec.ID, task, stream, truth(r, "follow"),
+		lines{w}); err != nil && r.Context().Err() == nil {
 		s.log.Warn("logs end early", "alloc", rec.ID, "task", task, "error", err)
 	}
 }
@@ -247,9 +252,10 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 	out := json.NewEncoder(lines{w})
 	_ = http.NewResponseController(w).Flush()
 	follow := truth(r, "follow")
-	err := s.host.Watch(r.Context(), host.WatchOptions{After: host.Seq(after), Past: !follow}, func(e host.Event) error {
-		return out.Encode(Told{Event: e})
-	})
+	err := s.host.Watch(r.Context(), host.WatchOptions{After: host.Seq(after), Past: !follow},
+		func(e host.Event) error {
+			return out.Encode(Told{Event: e})
+		})
 	if err == nil || follow && r.Context().Err() != nil {
 		return
 	}
@@ -262,10 +268,10 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 type Replacement struct {
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256,omitempty"`
-	By     string `json:"by,omitempty"` // who wants it, for the history
+	By     string `json:"by,omitempty"` // the operator, for the history
 }
 
-// postSwap replaces the shim. What it has come to is in the history as well, where it failed.
+// postSwap replaces the shim. The history has the report of a failed swap, too.
 func (s *Server) postSwap(r *http.Request) (any, error) {
 	var ask Replacement
 	if err := readBody(r, &ask); err != nil {
@@ -282,13 +288,13 @@ func (s *Server) getSwaps(*http.Request) (any, error) {
 	return list, nil
 }
 
-// Swap replaces the shim, and returns when the new one serves.
+// Swap replaces the shim and returns when the new shim serves.
 func (c *Client) Swap(ctx context.Context, ask Replacement) (out host.SwapReport, err error) {
 	err = c.do(ctx, http.MethodPost, "/shim/swap", ask, &out)
 	return out, err
 }
 
-// Swaps is what earlier swaps came to, the newest first.
+// Swaps lists earlier swaps, newest first.
 func (c *Client) Swaps(ctx context.Context) ([]host.SwapReport, error) {
 	return get[[]host.SwapReport](ctx, c, "/shim/history")
 }

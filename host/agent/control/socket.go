@@ -16,10 +16,10 @@ import (
 	"holdfast/registry"
 )
 
-// socketInterval is how often it is looked whether the socket is there.
+// socketInterval is the interval of checks whether the socket exists.
 const socketInterval = time.Second
 
-// socket is a listener that survives the removal of its file: a run directory may be swept by what cleans up temporary files.
+// socket is a listener that survives the removal of its file, for example by a cleaner of temporary files.
 type socket struct {
 	path     string
 	log      hclog.Logger
@@ -32,7 +32,7 @@ type socket struct {
 	file    os.FileInfo // of current
 }
 
-// open makes the file and its directory. The listener before it ends without touching the new file.
+// open creates the file and its directory. The earlier listener closes without removing the new file.
 func (s *socket) open() error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
 		return fmt.Errorf("directory of the control socket: %w", err)
@@ -57,7 +57,7 @@ func (s *socket) open() error {
 	return nil
 }
 
-// watch makes the file again when it is missing or another one.
+// watch creates the file again when it is missing or was replaced.
 func (s *socket) watch() {
 	tick := time.NewTicker(socketInterval)
 	defer tick.Stop()
@@ -98,7 +98,7 @@ func (s *socket) Accept() (net.Conn, error) {
 	}
 }
 
-// Close removes the file, unless it is another one by now.
+// Close removes the file unless it was replaced.
 func (s *socket) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	s.watching.Wait()
@@ -110,11 +110,11 @@ func (s *socket) Close() error {
 
 func (s *socket) Addr() net.Addr { return s.listener().Addr() }
 
-// Socket is where the agent of a run directory listens.
+// Socket returns the control socket of a run directory.
 func Socket(runDir string) string { return filepath.Join(runDir, "agent.sock") }
 
-// Listen makes the socket, and makes it again, with its directory, whenever it is removed. One that a dead agent left behind is
-// replaced; one that answers is a conflict.
+// Listen creates the socket, and creates it again with its directory whenever it is removed. It replaces the socket of
+// a dead agent. A socket that answers is a conflict.
 func Listen(path string, log hclog.Logger) (net.Listener, error) {
 	s := &socket{path: path, log: log, closed: make(chan struct{})}
 	if err := s.open(); err != nil {
@@ -125,7 +125,7 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 	return &peers{Listener: s, log: log, allowed: allowed}, nil
 }
 
-// listen makes the socket once.
+// listen creates the socket once.
 func listen(path string) (*net.UnixListener, error) {
 	answers, err := mount.RemoveStaleSocket(path)
 	if err != nil {
@@ -138,13 +138,13 @@ func listen(path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil { // its directory is closed to others already
+	if err := os.Chmod(path, 0o600); err != nil { // its directory excludes other users already
 		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close())
 	}
 	return l.(*net.UnixListener), nil
 }
 
-// peers lets in only connections whose other end may control the agent.
+// peers accepts only connections of users that may control the agent.
 type peers struct {
 	net.Listener
 	log     hclog.Logger

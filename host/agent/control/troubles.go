@@ -8,9 +8,9 @@ import (
 	"holdfast/registry"
 )
 
-// growth is what an expansion waits for; nil: there is none, or it has come to its end.
+// growth explains a pending or uncertain expansion; nil if there is none.
 func growth(name registry.VolumeName, e registry.Expansion) *Trouble {
-	if !e.Pending() && (!e.Open() || e.RPC == "") { // one that is under way is told as an open call
+	if !e.Pending() && (!e.Open() || e.RPC == "") { // a running expansion is shown as an open call
 		return nil
 	}
 	t := &Trouble{Since: e.Since}
@@ -28,7 +28,7 @@ func growth(name registry.VolumeName, e registry.Expansion) *Trouble {
 	return t
 }
 
-// vagueHelp is for an expansion of which a controller's plugin has not said what became of it.
+// vagueHelp explains an expansion whose controller call has an unknown outcome.
 func vagueHelp(name registry.VolumeName, e registry.Expansion) Help {
 	return Help{
 		What:  fmt.Sprintf("volume %s may or may not have been expanded to %d bytes", name, e.Asked.Required),
@@ -41,7 +41,7 @@ func vagueHelp(name registry.VolumeName, e registry.Expansion) Help {
 	}
 }
 
-// pendingHelp is for an expansion that the node has still to see to.
+// pendingHelp explains an expansion whose node call is pending.
 func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
 	h := Help{
 		What: fmt.Sprintf("volume %s is expanded to %d bytes, but not on this node yet", name, e.Node.Required),
@@ -60,7 +60,7 @@ func pendingHelp(name registry.VolumeName, e registry.Expansion) Help {
 	return h
 }
 
-// unusable returns why a creation gave no usable volume; nil: it did, or it is being retried.
+// unusable explains a creation without a usable volume; nil if it succeeded or is being retried.
 func unusable(v host.VolumeStatus) *Trouble {
 	f := v.Failure
 	if v.State != registry.VolumeUncertain || v.Intent != nil {
@@ -84,7 +84,7 @@ func unusable(v host.VolumeStatus) *Trouble {
 	return t
 }
 
-// unhealthy is what the volume's plugin says is wrong with it, one entry for each role in which it says so.
+// unhealthy explains the health reports of a volume's plugin, one per role.
 func unhealthy(name registry.VolumeName, plugin registry.PluginID, h registry.VolumeHealth) (list []*Trouble) {
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		c := h.Of(role)

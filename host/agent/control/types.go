@@ -8,7 +8,7 @@ import (
 	"holdfast/registry"
 )
 
-// Self is the agent that answers.
+// Self describes an agent.
 type Self struct {
 	Version  string     `json:"version"`
 	PID      int        `json:"pid"`
@@ -18,7 +18,7 @@ type Self struct {
 	Drivers  string     `json:"drivers"`
 }
 
-// Submission is a text with the values of its variables.
+// Submission is a job or volume file with the values of its variables.
 type Submission = agent.Source
 
 // Job is a job and its allocs.
@@ -26,17 +26,17 @@ type Job struct {
 	ID        string    `json:"id"`
 	Namespace string    `json:"namespace"`
 	Type      string    `json:"type"`
-	Status    string    `json:"status"` // of the most telling alloc
+	Status    string    `json:"status"` // of its most significant alloc
 	Version   uint64    `json:"version"`
 	Stopped   bool      `json:"stopped"`
 	Submitted time.Time `json:"submitted"`
 	Warnings  []string  `json:"warnings,omitempty"`
-	Waits     string    `json:"waits,omitempty"` // why nothing new is begun, if the job is pending
+	Waits     string    `json:"waits,omitempty"` // why no alloc is placed, if the job is pending
 	Groups    []Group   `json:"groups"`
 	Allocs    []Alloc   `json:"allocs,omitempty"`
 }
 
-// Group is a group of a job, and how many of its allocs are in which state.
+// Group is a group of a job with the number of its allocs by state.
 type Group struct {
 	Name    string         `json:"name"`
 	Count   int            `json:"count"`
@@ -52,14 +52,14 @@ type Alloc struct {
 	Group     string `json:"group"`
 	Index     uint64 `json:"index"`
 	Version   uint64 `json:"version"`            // of the job, as it was placed
-	Replaced  bool   `json:"replaced,omitempty"` // the job, as it was submitted last, does not want it; told with the job
+	Replaced  bool   `json:"replaced,omitempty"` // by a newer version of the job; set only in a job's list
 	Namespace string `json:"namespace"`
 	State     string `json:"state"`
 	Reason    string `json:"reason,omitempty"`
-	Waits     string `json:"waits,omitempty"` // what the shim says that its volumes wait for, in one line
+	Waits     string `json:"waits,omitempty"` // what its volumes wait for, in one line
 
-	Waiting []Wait       `json:"waiting,omitempty"` // the same, volume by volume, with whom it concerns and what it means
-	Next    time.Time    `json:"next,omitzero"`     // when the shim is asked for its volumes again, where it has refused them
+	Waiting []Wait       `json:"waiting,omitempty"` // the same for each volume, with explanations
+	Next    time.Time    `json:"next,omitzero"`     // when the agent asks the shim for its volumes again
 	Created time.Time    `json:"created"`
 	Ended   time.Time    `json:"ended,omitzero"`
 	Tasks   []Task       `json:"tasks"`
@@ -84,7 +84,7 @@ type Task struct {
 	Notes    []string  `json:"driver_notes,omitempty"`
 }
 
-// Use is an alloc's use of a volume, step by step: each of the marks is "", "sent" or "done".
+// Use is an alloc's use of a volume. Each mark is "", "sent" or "done".
 type Use struct {
 	Request   string           `json:"request"`
 	Volume    string           `json:"volume"`
@@ -96,13 +96,13 @@ type Use struct {
 	Staged    string           `json:"stage"`
 	Published string           `json:"publish"`
 	Target    string           `json:"target,omitempty"`
-	Intent    *registry.Intent `json:"intent,omitempty"` // the CSI call that is open or uncertain
+	Intent    *registry.Intent `json:"intent,omitempty"` // the open or uncertain CSI call
 	Trouble   *Trouble         `json:"trouble,omitempty"`
-	Growth    *Trouble         `json:"growth,omitempty"` // an expansion of the volume that has not come to its end
+	Growth    *Trouble         `json:"growth,omitempty"` // a pending or uncertain expansion
 	Unhealthy []*Trouble       `json:"unhealthy,omitempty"`
 }
 
-// Plugin is a plugin with all that serves it.
+// Plugin is a plugin with its instances, tasks and jobs.
 type Plugin struct {
 	ID        string       `json:"id"`
 	Provider  string       `json:"provider"`
@@ -110,15 +110,15 @@ type Plugin struct {
 	Roles     []Role       `json:"roles"`
 	Instances []Instance   `json:"instances"`
 	Tasks     []PluginTask `json:"tasks"`
-	Jobs      []Runner     `json:"jobs,omitempty"` // of this agent, that run it
+	Jobs      []Runner     `json:"jobs,omitempty"` // of this agent that run it
 }
 
-// Role is how many instances serve a plugin in a role.
+// Role counts the instances that serve a plugin in a role.
 type Role struct {
 	Role     string `json:"role"`
 	Healthy  int    `json:"healthy"`
-	Expected int    `json:"expected"`         // of tasks that run, and of jobs that are not stopped
-	Reason   string `json:"reason,omitempty"` // of the newest alloc that was to serve it and has failed
+	Expected int    `json:"expected"`         // from running tasks and from jobs that are not stopped
+	Reason   string `json:"reason,omitempty"` // of the newest failed alloc
 }
 
 // Instance is one running task in one role of a plugin.
@@ -147,29 +147,29 @@ type PluginTask struct {
 	Type    string                   `json:"type"`
 	Phase   string                   `json:"phase"`
 	Attempt uint64                   `json:"attempt"`
-	Restart *registry.RestartRequest `json:"restart,omitempty"` // asked for, and not happened yet
+	Restart *registry.RestartRequest `json:"restart,omitempty"` // requested, not done yet
 }
 
-// Volume is a volume and who uses it.
+// Volume is a volume with its holders and waits.
 type Volume struct {
 	registry.Volume
 	Attached string           `json:"attach"`
 	Staged   string           `json:"stage"`
 	StagedAt string           `json:"staged_at,omitempty"`
 	Holders  []Holder         `json:"holders"`
-	Waiting  []Wait           `json:"waiting,omitempty"` // allocs that wait for it, or to be rid of it; its creation; its deletion
+	Waiting  []Wait           `json:"waiting,omitempty"` // of allocs, of its creation, or of its deletion
 	Intent   *registry.Intent `json:"intent,omitempty"`
-	Growth   *Trouble         `json:"growth,omitempty"`   // what an expansion waits for that has not come to its end
-	Unusable *Trouble         `json:"unusable,omitempty"` // why its creation gave no volume that can be used
+	Growth   *Trouble         `json:"growth,omitempty"`   // a pending or uncertain expansion
+	Unusable *Trouble         `json:"unusable,omitempty"` // why its creation gave no usable volume
 
-	Unhealthy []*Trouble `json:"unhealthy,omitempty"` // what its plugin says is wrong with it
+	Unhealthy []*Trouble `json:"unhealthy,omitempty"` // reports of its plugin
 
-	// Usage is how full it is, and Unmeasured why that is not known. Both are empty where nobody asked.
+	// Unmeasured says why Usage is unknown. Both are empty if usage was not requested.
 	Usage      []Usage `json:"usage,omitempty"`
 	Unmeasured string  `json:"unmeasured,omitempty"`
 }
 
-// Usage is how full a volume is, in one unit: "bytes" or "inodes". A plugin may leave out what is used and available.
+// Usage is the usage of a volume in one unit, "bytes" or "inodes". Plugins may leave out Used and Available.
 type Usage struct {
 	Unit      string `json:"unit"`
 	Total     int64  `json:"total"`
@@ -191,13 +191,13 @@ type Holder struct {
 	Trouble   *Trouble  `json:"trouble,omitempty"`
 }
 
-// Consultation asks a doctor: to look only, or to carry out the plan of that digest; an empty one means the plan of now.
+// Consultation asks for an inspection, or for the repair plan with the digest. An empty digest means the present plan.
 type Consultation struct {
 	Repair bool   `json:"repair"`
 	Digest string `json:"digest,omitempty"`
 }
 
-// Shim is the shim of the agent, and how it stands. What only the shim itself knows is there if it serves.
+// Shim describes the shim. The fields below ShimState are set only while it serves.
 type Shim struct {
 	host.ShimState
 	Version     string   `json:"version,omitempty"`
@@ -210,13 +210,13 @@ type Shim struct {
 	Protocol    int      `json:"protocol,omitempty"`
 }
 
-// Problem is an answer that is an error.
+// Problem is an error as an answer.
 type Problem struct {
 	Error string `json:"error"`
 	Kind  string `json:"kind,omitempty"` // one of package registry's kinds, by its text
 }
 
-// Told is a line of what has happened: an event, or, as the last line, why not all of them are told.
+// Told is a line of the event stream: an event or, as the last line, why the stream ended early.
 type Told struct {
 	host.Event
 	Problem *Problem `json:"problem,omitempty"`

@@ -11,8 +11,9 @@ import (
 
 func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 	out := Job{
-		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped, Submitted: j.Submitted,
-		Warnings: j.Warnings, Status: jobStatus(j, all),
+		ID: j.Job.ID, Namespace: string(j.Job.Namespace), Type: j.Job.Type, Version: j.Version, Stopped: j.Stopped,
+		Submitted: j.Submitted,
+		Warnings:  j.Warnings, Status: jobStatus(j, all),
 	}
 	if out.Status == string(agent.AllocPending) {
 		out.Waits = s.agent.Shortage()
@@ -45,13 +46,15 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 
 func allocView(r *agent.AllocRecord) Alloc {
 	out := Alloc{
-		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace, State: string(r.State),
+		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace,
+		State:  string(r.State),
 		Reason: r.Reason, Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
 	}
 	for _, t := range r.Group.Tasks {
 		rec := r.Tasks[t.Name]
 		v := Task{
-			Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), State: string(rec.State), Failed: rec.Failed, Attempt: rec.Attempt,
+			Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), State: string(rec.State),
+			Failed: rec.Failed, Attempt: rec.Attempt,
 			Restarts: rec.Restarts.Total, Since: rec.Since, Reason: rec.Reason,
 		}
 		if rec.Handle != nil {
@@ -70,8 +73,10 @@ func allocView(r *agent.AllocRecord) Alloc {
 
 func useView(u registry.Use) Use {
 	return Use{
-		Request: string(u.Request), Volume: string(u.Name.ID), Namespace: string(u.Name.Namespace), Plugin: string(u.Volume.Plugin),
-		External: string(u.Volume.External), Access: string(u.Usage.Access), Attached: string(u.Attach), Staged: string(u.Stage),
+		Request: string(u.Request), Volume: string(u.Name.ID), Namespace: string(u.Name.Namespace),
+		Plugin:   string(u.Volume.Plugin),
+		External: string(u.Volume.External), Access: string(u.Usage.Access), Attached: string(u.Attach),
+		Staged:    string(u.Stage),
 		Published: string(u.Publish), Target: u.Target.Host, Intent: u.Intent,
 	}
 }
@@ -89,7 +94,7 @@ func volumeView(v host.VolumeStatus, e *explainer) Volume {
 	return out
 }
 
-// pluginViews puts together what is there and what is expected, by id.
+// pluginViews joins instances, tasks and fingerprints by plugin, sorted by ID.
 func pluginViews(list host.PluginList, prints []host.PluginFingerprint) []Plugin {
 	found := map[host.PluginID]*Plugin{}
 	at := func(id host.PluginID) *Plugin {
@@ -112,7 +117,8 @@ func pluginViews(list host.PluginList, prints []host.PluginFingerprint) []Plugin
 	for _, t := range list.Tasks {
 		p := at(t.Plugin)
 		p.Tasks = append(p.Tasks, PluginTask{
-			Alloc: string(t.Alloc), Task: string(t.Task), Job: t.Job, Type: t.Type, Phase: string(t.Phase), Attempt: t.Attempt, Restart: t.Restart,
+			Alloc: string(t.Alloc), Task: string(t.Task), Job: t.Job, Type: t.Type, Phase: string(t.Phase),
+			Attempt: t.Attempt, Restart: t.Restart,
 		})
 	}
 	out := []Plugin{}
@@ -126,8 +132,10 @@ func pluginViews(list host.PluginList, prints []host.PluginFingerprint) []Plugin
 
 func instanceView(i host.Instance, active bool) Instance {
 	out := Instance{
-		Role: string(i.Role), Alloc: string(i.Alloc), Task: string(i.Task), Attempt: i.Attempt, Active: active, Health: string(i.Health.State),
-		Cause: string(i.Health.Cause), Detail: i.Health.Detail, Since: i.Health.Since, NodeID: string(i.Fingerprint.NodeID),
+		Role: string(i.Role), Alloc: string(i.Alloc), Task: string(i.Task), Attempt: i.Attempt, Active: active,
+		Health: string(i.Health.State),
+		Cause:  string(i.Health.Cause), Detail: i.Health.Detail, Since: i.Health.Since,
+		NodeID:     string(i.Fingerprint.NodeID),
 		MaxVolumes: i.Fingerprint.MaxVolumes, Topology: i.Fingerprint.Topology, Endpoint: i.Endpoint.Host,
 	}
 	for _, c := range i.Fingerprint.Capabilities {
@@ -136,11 +144,12 @@ func instanceView(i host.Instance, active bool) Instance {
 	return out
 }
 
-// jobStatus is the most telling of the allocs' states: one that runs, waits or ends, then a failed one, then the rest. A job that wants more
-// than has ended is pending.
+// jobStatus returns the most significant state of the allocs: live states first, then failed, then the rest. A job
+// that lacks allocs is pending.
 func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) string {
 	order := []agent.AllocState{
-		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping, agent.AllocPending, agent.AllocRunning,
+		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping,
+		agent.AllocPending, agent.AllocRunning,
 	}
 	wanted, stands := j.Slots()
 	most, have := -1, 0

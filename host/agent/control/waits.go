@@ -10,20 +10,20 @@ import (
 	"holdfast/registry"
 )
 
-// Wait is what one request of an alloc waits for, or a volume's creation or deletion: with whom that concerns, and what it means.
+// Wait is what a request of an alloc, or a creation or deletion of a volume, waits for, with an explanation.
 type Wait struct {
 	registry.Wait
 	Job     string           `json:"job,omitempty"`     // of the alloc
-	Leaving bool             `json:"leaving,omitempty"` // the alloc gives its volumes back
+	Leaving bool             `json:"leaving,omitempty"` // the alloc releases its volumes
 	Holders []Holder         `json:"holders,omitempty"` // of the volume, other than the alloc
-	Others  []Other          `json:"others,omitempty"`  // that wait for the volume, or to be rid of it
-	Open    *registry.Intent `json:"open,omitempty"`    // the volume's call that is under way, where this waits for its turn
+	Others  []Other          `json:"others,omitempty"`  // that wait for the volume or for its release
+	Open    *registry.Intent `json:"open,omitempty"`    // the running call of the volume, with StepTurn
 	Plugin  *Plugin          `json:"plugin,omitempty"`  // of the volume
-	Mounted string           `json:"mounted,omitempty"` // what the plugin has left mounted: it answered NOT_FOUND or OK
+	Mounted string           `json:"mounted,omitempty"` // left mounted although the plugin answered NOT_FOUND or OK
 	Help    Help             `json:"help"`
 }
 
-// Other is what another alloc waits for.
+// Other is a wait of another alloc.
 type Other struct {
 	registry.Wait
 	Job string `json:"job,omitempty"`
@@ -40,21 +40,21 @@ type Runner struct {
 	File   string `json:"file,omitempty"`   // that it was submitted from
 }
 
-// Trouble is what is wrong with a mount that was confirmed, or what an expansion waits for.
+// Trouble is a condition of a mount, a volume or an expansion, with an explanation.
 type Trouble struct {
 	Found string    `json:"found"`
 	Since time.Time `json:"since,omitzero"`
 	Help  Help      `json:"help"`
 }
 
-// waits is what the shim says that the alloc waits for; it knows it better than the agent, which has asked some time ago.
+// waits sets what the alloc waits for. The shim's answer is newer than the agent's record.
 func (a *Alloc) waits(text string) {
 	if a.Waits = text; text != "" && a.Ended.IsZero() {
 		a.Reason = a.Waits
 	}
 }
 
-// reasons has the allocs say what they wait for now. A shim that cannot be asked leaves what the agent knows.
+// reasons sets what the allocs wait for. Without an answer from the shim the agent's records stay.
 func (s *Server) reasons(ctx context.Context, allocs []Alloc) {
 	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
 		return a.State == string(agent.AllocPending) || a.State == string(agent.AllocReleasing)
@@ -74,7 +74,7 @@ func (s *Server) reasons(ctx context.Context, allocs []Alloc) {
 	}
 }
 
-// explainer answers for one request of the API. What it has looked up stays as it was then.
+// explainer explains waits for one request. It caches lookups.
 type explainer struct {
 	s       *Server
 	allocs  map[string]*agent.AllocRecord
@@ -83,14 +83,15 @@ type explainer struct {
 }
 
 func (s *Server) explainer() *explainer {
-	e := &explainer{s, map[string]*agent.AllocRecord{}, map[host.VolumeName]*host.VolumeStatus{}, map[host.PluginID]*Plugin{}}
+	e := &explainer{s, map[string]*agent.AllocRecord{}, map[host.VolumeName]*host.VolumeStatus{},
+		map[host.PluginID]*Plugin{}}
 	for _, rec := range s.agent.Allocs() {
 		e.allocs[string(rec.ID)] = rec
 	}
 	return e
 }
 
-// waits is the waits with all that is known of them. What the shim cannot be asked for is left out.
+// waits explains waits. Lookups that fail are left out.
 func (e *explainer) waits(ctx context.Context, list []registry.Wait) (out []Wait) {
 	for _, w := range list {
 		out = append(out, e.wait(ctx, w))
@@ -132,8 +133,7 @@ func (e *explainer) wait(ctx context.Context, w registry.Wait) Wait {
 	return out
 }
 
-// leftMounted is the mount that a call has left, though its answer says that there is nothing to do; empty: it says
-// something else.
+// leftMounted returns the mount that a call left although its answer was NOT_FOUND or OK; else empty.
 func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
 	if w.Code != "NOT_FOUND" && w.Code != "OK" {
 		return ""
@@ -168,7 +168,7 @@ func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.Volu
 	return e.volumes[name]
 }
 
-// plugin is what there is of it, with the jobs that run it.
+// plugin returns a plugin with the jobs that run it.
 func (e *explainer) plugin(ctx context.Context, id host.PluginID) *Plugin {
 	if p, known := e.plugins[id]; known {
 		return p
@@ -186,7 +186,7 @@ func (e *explainer) plugin(ctx context.Context, id host.PluginID) *Plugin {
 	return p
 }
 
-// runners are the jobs that run the plugin.
+// runners returns the jobs that run the plugin.
 func (s *Server) runners(id host.PluginID) (out []Runner) {
 	all := s.agent.Allocs()
 	for _, j := range s.agent.Jobs() {
@@ -195,7 +195,8 @@ func (s *Server) runners(id host.PluginID) (out []Runner) {
 				if t.Plugin != id {
 					continue
 				}
-				r := Runner{Job: j.Job.ID, Status: jobStatus(j, all), Task: string(t.Name), Type: string(t.PluginType), File: j.Source.Name}
+				r := Runner{Job: j.Job.ID, Status: jobStatus(j, all), Task: string(t.Name),
+					Type: string(t.PluginType), File: j.Source.Name}
 				for _, rec := range all { // the newest last
 					if rec.Job == r.Job && rec.Group.Name == g.Name {
 						r.Alloc, r.Reason = string(rec.ID), rec.Reason
@@ -208,13 +209,14 @@ func (s *Server) runners(id host.PluginID) (out []Runner) {
 	return out
 }
 
-// earlier orders who holds a volume by how long.
+// earlier orders holders by the time of their claims.
 func earlier(x, y Holder) int { return x.Since.Compare(y.Since) }
 
-// holder is a claim with what is known of its alloc.
+// holder describes a claim with its alloc.
 func (e *explainer) holder(h registry.Holder) Holder {
 	out := Holder{
-		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Access: string(h.Claim.Usage.Access), ReadOnly: h.Claim.Usage.ReadOnly,
+		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Access: string(h.Claim.Usage.Access),
+		ReadOnly:  h.Claim.Usage.ReadOnly,
 		Published: string(h.Publish), Target: h.Target.Host, Since: h.Claim.Since,
 	}
 	if rec := e.allocs[out.Alloc]; rec != nil {
@@ -224,8 +226,9 @@ func (e *explainer) holder(h registry.Holder) Holder {
 	return out
 }
 
-// trouble is what is wrong with an alloc's mount; nil: nothing is known to be.
-func (e *explainer) trouble(found string, since time.Time, name host.VolumeName, plugin host.PluginID, alloc host.AllocID) *Trouble {
+// trouble explains a mount that does not work; nil if none is known.
+func (e *explainer) trouble(found string, since time.Time, name host.VolumeName, plugin host.PluginID,
+	alloc host.AllocID) *Trouble {
 	if found == "" {
 		return nil
 	}

@@ -44,26 +44,32 @@ func (s *held) ReleaseAlloc(context.Context, host.AllocID) error { return nil }
 func (s *held) waits() (mine, theirs registry.Wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return registry.Wait{Alloc: s.mine, Request: "data", Volume: disk, Step: registry.StepClaim, Detail: "volume disk is held by alloc other-alloc", Since: noon},
-		registry.Wait{Alloc: "other-alloc", Volume: disk, Step: registry.StepUnpublish, For: "plugin loopfs", RPC: registry.NodeUnpublishRPC, Code: "INTERNAL", Detail: "busy"}
+	return registry.Wait{Alloc: s.mine, Request: "data", Volume: disk, Step: registry.StepClaim,
+			Detail: "volume disk is held by alloc other-alloc", Since: noon},
+		registry.Wait{Alloc: "other-alloc", Volume: disk, Step: registry.StepUnpublish, For: "plugin loopfs",
+			RPC: registry.NodeUnpublishRPC, Code: "INTERNAL", Detail: "busy"}
 }
 
 func (s *held) Allocs(context.Context, host.AllocID) ([]host.AllocStatus, host.Seq, error) {
 	mine, _ := s.waits()
 	use := registry.Use{Request: "data", Name: disk, Trouble: "its server is gone", Troubled: noon}
-	return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine.Alloc, Waiting: []registry.Wait{mine}}, Uses: []registry.Use{use}}}, 1, nil
+	return []host.AllocStatus{{Alloc: registry.Alloc{ID: mine.Alloc, Waiting: []registry.Wait{mine}},
+		Uses: []registry.Use{use}}}, 1, nil
 }
 
 func (s *held) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
 	mine, theirs := s.waits()
 	v := host.VolumeStatus{Waiting: []registry.Wait{mine, theirs}, Holders: []registry.Holder{
-		{Claim: registry.Claim{Name: disk, Alloc: "other-alloc", Usage: registry.Usage{Access: registry.SingleNodeWriter}, Since: noon}, Trouble: "it hangs", Troubled: noon},
+		{Claim: registry.Claim{Name: disk, Alloc: "other-alloc",
+			Usage: registry.Usage{Access: registry.SingleNodeWriter}, Since: noon}, Trouble: "it hangs",
+			Troubled: noon},
 	}}
 	v.Namespace, v.ID, v.Plugin = disk.Namespace, disk.ID, "loopfs"
 	return []host.VolumeStatus{v}, 1, nil
 }
 
-// What an alloc waits for is told with who holds it and what they wait for themselves, what there is of the plugin, and the next try.
+// What an alloc waits for is told with who holds it and what they wait for themselves, what there is of the plugin, and
+// the next try.
 func TestWaitsAreExplained(t *testing.T) {
 	_, c := serve(t, &held{shim: &shim{}})
 	job, err := c.RunJob(t.Context(), Submission{Name: "user", Text: []byte("x")}, false)
@@ -121,9 +127,11 @@ func commands(h Help, want ...string) bool {
 // What people are told of what the stories in e2e do not come to.
 func TestHelp(t *testing.T) {
 	at := func(step registry.Step, rpc registry.RPC) registry.Wait {
-		return registry.Wait{Alloc: "mine-alloc", Volume: disk, Step: step, RPC: rpc, Advice: "somebody is to do something"}
+		return registry.Wait{Alloc: "mine-alloc", Volume: disk, Step: step, RPC: rpc,
+			Advice: "somebody is to do something"}
 	}
-	sick := &Plugin{ID: "p", Instances: []Instance{{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c", Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "unhealthy"}}}
+	sick := &Plugin{ID: "p", Instances: []Instance{{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c",
+		Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "unhealthy"}}}
 	mine := host.VolumeName{Namespace: "mine", ID: "disk"}
 	other := at(registry.StepStage, "")
 	other.Alloc = "other-alloc"
@@ -134,78 +142,105 @@ func TestHelp(t *testing.T) {
 		do   []string
 	}{
 		"two jobs hold it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
-			"volume disk is held by job a and job b", "continues when", []string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick,
+				Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
+			"volume disk is held by job a and job b", "continues when",
+			[]string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
 		},
 		"an older alloc of the job holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick, Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick,
+				Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
 			"volume disk is held by job j", "continues when", []string{"holdfast alloc status 12345678"},
 		},
 		"an alloc of another agent holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}}, "volume disk is held by alloc x", "continues when", []string{"holdfast alloc status x"},
+			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}},
+			"volume disk is held by alloc x", "continues when", []string{"holdfast alloc status x"},
 		},
 		"nobody holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed", "retries", []string{"holdfast volume status disk", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed",
+			"retries", []string{"holdfast volume status disk", "holdfast job stop j"},
 		},
-		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true}, "volume disk is not released yet", "retries", []string{"holdfast doctor"}},
+		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true},
+			"volume disk is not released yet", "retries", []string{"holdfast doctor"}},
 		"the plugin is sick during a call": {
-			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick}, "volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
+			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick},
+			"volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
 			[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
 		},
 		"a controller's log for a controller's call": {
-			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick}, "volume disk is not attached yet", "", []string{"holdfast alloc logs ctrl-all c"},
+			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick},
+			"volume disk is not attached yet", "", []string{"holdfast alloc logs ctrl-all c"},
 		},
 		"a detach waits for a controller that has failed": {
-			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleController}, Leaving: true, Plugin: &Plugin{
-				ID: "p", Instances: []Instance{{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "healthy"}},
-				Tasks: []PluginTask{{Alloc: "node-alloc", Task: "n", Type: "node"}},
-				Jobs: []Runner{
-					{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed"},
-					{Job: "pn", Alloc: "node-alloc", Task: "n", Type: "node", Status: "running"},
-				},
-			}},
-			"volume disk waits for plugin p, which serves only csi-node here", "only the plugin can undo", []string{"holdfast alloc logs ctrl-all c"},
+			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleController},
+				Leaving: true, Plugin: &Plugin{
+					ID: "p", Instances: []Instance{{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true,
+						Health: "healthy"}},
+					Tasks: []PluginTask{{Alloc: "node-alloc", Task: "n", Type: "node"}},
+					Jobs: []Runner{
+						{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed"},
+						{Job: "pn", Alloc: "node-alloc", Task: "n", Type: "node", Status: "running"},
+					},
+				}},
+			"volume disk waits for plugin p, which serves only csi-node here", "only the plugin can undo",
+			[]string{"holdfast alloc logs ctrl-all c"},
 		},
 		"the plugin is gone while all is given back": {
-			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j", Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
-			"volume disk waits for plugin p, which is not running", "only the plugin can undo", []string{"holdfast job run p.hcl"},
+			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j",
+				Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
+			"volume disk waits for plugin p, which is not running", "only the plugin can undo",
+			[]string{"holdfast job run p.hcl"},
 		},
 		"the plugin has not said anything": {
-			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
-			"volume disk waits for plugin p, which has not answered yet", "continues when", []string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepPlugin, ""), Job: "j",
+				Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
+			"volume disk waits for plugin p, which has not answered yet", "continues when",
+			[]string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
 		},
 		"the plugin lacks the role": {
 			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{
-				ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
+				ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a",
+					Task: "t"}},
 			}},
 			"volume disk waits for plugin p, which serves only csi-controller here", "continues when",
 			[]string{"holdfast job run FILE", "holdfast plugin status p", "holdfast job stop j"},
 		},
 		"the plugin has become healthy meanwhile": {
-			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j", Plugin: &Plugin{
-				ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a", Task: "t"}},
-			}},
-			"volume disk waits for plugin p, which was not healthy", "continues when", []string{"holdfast plugin status p"},
+			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j",
+				Plugin: &Plugin{
+					ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a",
+						Task: "t"}},
+				}},
+			"volume disk waits for plugin p, which was not healthy", "continues when",
+			[]string{"holdfast plugin status p"},
 		},
-		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"}, "volume disk waits for its plugin", "continues when", []string{"holdfast job stop j"}},
+		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"},
+			"volume disk waits for its plugin", "continues when", []string{"holdfast job stop j"}},
 		"its turn": {
-			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}}, "volume disk has another operation in progress", "continues after", []string{"holdfast alloc status other-al", "holdfast job stop j"},
+			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}},
+			"volume disk has another operation in progress", "continues after",
+			[]string{"holdfast alloc status other-al", "holdfast job stop j"},
 		},
 		"a deletion in a namespace": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}}, "volume mine/disk is not deleted yet", "definite outcome", []string{"holdfast volume deregister --namespace=mine disk"},
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}},
+			"volume mine/disk is not deleted yet", "definite outcome",
+			[]string{"holdfast volume deregister --namespace=mine disk"},
 		},
 		"an expansion": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}}, "volume mine/disk is not expanded yet", "definite outcome", nil,
+			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}},
+			"volume mine/disk is not expanded yet", "definite outcome", nil,
 		},
 	} {
 		h := help(c.w)
 		if h.What != c.what || !strings.Contains(h.Then, c.then) || !commands(h, c.do...) {
 			t.Errorf("%s: %+v", name, h)
 		}
-		if c.w.RPC.Expands() && slices.ContainsFunc(h.Do, func(d Do) bool { return strings.Contains(d.Command, "deregister") }) {
+		if c.w.RPC.Expands() && slices.ContainsFunc(h.Do,
+			func(d Do) bool { return strings.Contains(d.Command, "deregister") }) {
 			t.Errorf("%s: the volume is to be forgotten: %+v", name, h)
 		}
-		if c.w.Leaving && slices.ContainsFunc(h.Do, func(d Do) bool { return strings.Contains(d.Command, "job stop") }) {
+		if c.w.Leaving && slices.ContainsFunc(h.Do,
+			func(d Do) bool { return strings.Contains(d.Command, "job stop") }) {
 			t.Errorf("%s: what is being stopped is to be stopped: %+v", name, h)
 		}
 	}

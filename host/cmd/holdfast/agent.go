@@ -44,7 +44,8 @@ A systemd unit needs KillMode=process, or systemd kills the tasks with the agent
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name, st.socket)
+			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
+				st.socket)
 			err = errors.Join(serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
 			if err == nil && stopTasks {
 				err = removeSelfMounts(st.layout)
@@ -90,7 +91,7 @@ func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout
 	return errors.Join(err, <-served)
 }
 
-// stopMessage says why the agent ends, and what becomes of its tasks.
+// stopMessage returns the log line for the end of the agent.
 func stopMessage(why error, all []*agent.AllocRecord, stopTasks bool) string {
 	tasks := 0
 	for _, r := range all {

@@ -50,7 +50,7 @@ func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// logs is where the streams of a task go, by name.
+// logs returns the destination of each stream of a task.
 func (io streams) logs(stdout, stderr bool) map[string]writer {
 	out, errs := display.Exact(io.out), display.Exact(io.err)
 	switch {
@@ -62,11 +62,12 @@ func (io streams) logs(stdout, stderr bool) map[string]writer {
 	return map[string]writer{"stdout": out, "stderr": errs}
 }
 
-// copyLogs copies streams of a task: one after the other, or, if it follows, at the same time.
-func copyLogs(ctx context.Context, client *control.Client, alloc, task string, follow bool, streams map[string]writer) error {
+// copyLogs copies streams of a task, one after the other, or concurrently if it follows.
+func copyLogs(ctx context.Context, client *control.Client, alloc, task string, follow bool,
+	streams map[string]writer) error {
 	errs := make([]error, 0, len(streams))
 	if !follow {
-		for _, name := range slices.Sorted(maps.Keys(streams)) { // "stderr" is short as a rule, and stdout then ends the screen
+		for _, name := range slices.Sorted(maps.Keys(streams)) { // stderr first: it is usually short
 			errs = append(errs, client.Logs(ctx, alloc, task, name, false, streams[name]))
 			if errs[len(errs)-1] != nil {
 				break
@@ -94,7 +95,7 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 
 func writeAlloc(to io.Writer, a control.Alloc) error {
 	about := []any{"ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State}
-	if len(a.Waiting) == 0 { // else it is said below, with all that is known
+	if len(a.Waiting) == 0 { // otherwise notices say it below
 		about = append(about, "Reason", a.Reason)
 		if a.Waits != "" {
 			about = append(about, "Waits for", a.Waits)
@@ -153,7 +154,7 @@ func exitText(t control.Task) string {
 	return fmt.Sprintf("code %d", *t.ExitCode)
 }
 
-// number is one that means nothing when it is 0.
+// number formats n; 0 means unknown.
 func number[T int | int64](n T) string {
 	if n == 0 {
 		return ""

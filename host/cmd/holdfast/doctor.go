@@ -22,7 +22,7 @@ import (
 	"holdfast/registry"
 )
 
-// inspectError: doctor could not look, or not repair.
+// inspectError means that inspection or repair failed.
 type inspectError struct{ error }
 
 func (e inspectError) Unwrap() error { return e.error }
@@ -51,7 +51,8 @@ Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 		},
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "carry out the repairs that are printed")
-	c.Flags().StringVar(&shim, "shim", "", "shim binary to use if no agent is running (default holdfast-shim beside this program or in PATH)")
+	c.Flags().StringVar(&shim, "shim", "",
+		"shim binary to use if no agent is running (default holdfast-shim beside this program or in PATH)")
 	return c
 }
 
@@ -74,7 +75,8 @@ func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error
 	}
 	binary, err := findShim(shim)
 	if err != nil {
-		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w", state, err)
+		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w",
+			state, err)
 	}
 	v := inspect{shim: binary.Path, state: state, run: p.socketDir(state)}
 	ask := func(ctx context.Context, c control.Consultation) (host.Diagnosis, error) {
@@ -103,7 +105,7 @@ func (p *globalFlags) socketDir(state string) string {
 // inspect is a look by the shim's binary.
 type inspect struct{ shim, state, run string }
 
-// inspectGrace is how long a shim may take to end that was told so.
+// inspectGrace is how long a shim may take to end after SIGTERM.
 const inspectGrace = 5 * time.Second
 
 func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Diagnosis, err error) {
@@ -132,7 +134,7 @@ func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Di
 	return found, nil
 }
 
-// inspect looks, and repairs if it is to. The error says how it is.
+// inspect inspects, and repairs if asked to. The error gives the exit code.
 func (d doctor) inspect(ctx context.Context, io streams, asJSON, repair bool) error {
 	found, err := d.await(ctx, io, control.Consultation{})
 	if err != nil {
@@ -179,7 +181,7 @@ func jsonDiagnosis(d host.Diagnosis) any {
 // reportEvery is the interval between progress messages of a long doctor run.
 var reportEvery = 5 * time.Second
 
-// await asks, and says every few seconds that the answer is not there yet.
+// await asks, and prints every few seconds that the inspection is still running.
 func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (found host.Diagnosis, err error) {
 	began, done := time.Now(), make(chan struct{})
 	go func() {
@@ -199,7 +201,7 @@ func (d doctor) await(ctx context.Context, io streams, c control.Consultation) (
 	}
 }
 
-// repairs say what repair does.
+// repairs describes the actions of repair.
 var repairs = map[registry.FindingAction]string{
 	registry.ActNothing: "none",
 	registry.ActMark:    "mark the record as uncertain; Holdfast repeats or undoes the call",
@@ -225,7 +227,8 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	}
 	for _, f := range d.Findings {
 		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+where(f))))
-		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)}, {"repair", repairText(f.Action)}, {"advice", f.Advice}} {
+		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)},
+			{"repair", repairText(f.Action)}, {"advice", f.Advice}} {
 			if line[1] != "" {
 				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
 			}
@@ -246,7 +249,7 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	fmt.Fprintln(to, "to repair: holdfast doctor --repair")
 }
 
-// where is what a finding is about: a path, or else a volume.
+// where returns the path or the volume of a finding.
 func where(f host.Finding) string {
 	switch {
 	case f.Path != "":
@@ -278,7 +281,7 @@ func allocOf(f host.Finding) string {
 	return fmt.Sprintf("%s (request %q)", f.Alloc, f.Request)
 }
 
-// writeRepair writes what became of each finding that something was to be done about, a line each.
+// writeRepair writes the result of each repair, one per line.
 func writeRepair(to io.Writer, d host.Diagnosis) {
 	fmt.Fprintln(to, "\nresults:")
 	t := newTable("FINDING", "ACTION", "WHERE", "RESULT")

@@ -14,7 +14,7 @@ import (
 	"holdfast/host/agent"
 )
 
-// variables are the flags that give a text's variables their values.
+// variables are the flags for values of variables.
 type variables struct {
 	values []string
 	files  []string
@@ -50,7 +50,7 @@ type file struct {
 	volume bool
 }
 
-// maxFile is far more than the shim takes.
+// maxFile bounds the read; the shim accepts less.
 const maxFile = 512 << 10
 
 // readFile reads a file; "-" is the standard input.
@@ -82,7 +82,7 @@ var (
 	pluginField = regexp.MustCompile(`(?m)^\s*"?plugin_id"?\s*[=:]`)
 )
 
-// isVolume tells a volume file by its name, else by what stands at the begin of its lines. Whether it is a good one, the shim says.
+// isVolume recognizes a volume file by its name, or by the fields that begin its lines. The shim validates it.
 func isVolume(path string, text []byte) bool {
 	if strings.HasSuffix(path, ".volume.hcl") || strings.HasSuffix(path, ".volume.json") {
 		return true
@@ -90,8 +90,8 @@ func isVolume(path string, text []byte) bool {
 	return !jobHead.Match(text) && pluginField.Match(text)
 }
 
-// readFiles reads files that share their variables: each is given those that it declares. One that cannot be read is given to unread, whose
-// error ends it.
+// readFiles reads files that share variables; each gets those that it declares. It passes an unreadable file to unread
+// and stops if unread returns an error.
 func (v *variables) readFiles(paths []string, unread func(path string, err error) error) ([]file, error) {
 	values, varFiles, err := v.read()
 	if err != nil {
@@ -123,7 +123,7 @@ func (v *variables) readFiles(paths []string, unread func(path string, err error
 	return out, nil
 }
 
-// failOnUnread has the first file that cannot be read be the end.
+// failOnUnread stops at the first unreadable file.
 func failOnUnread(_ string, err error) error { return err }
 
 func declares(text []byte, name string) bool {

@@ -65,7 +65,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// single reads the one file of a command, which is for a volume or for a job; all variables are its own.
+// single reads the only file of a command, a volume or a job. All variables belong to it.
 func (v *variables) single(path string, volume bool) (control.Submission, error) {
 	values, files, err := v.read()
 	if err != nil {
@@ -84,7 +84,7 @@ func (v *variables) single(path string, volume bool) (control.Submission, error)
 	return f.Source, nil
 }
 
-// awaitJob waits until the job's allocs of its version run or have ended.
+// awaitJob waits until the allocs of the job's version are running or have ended.
 func awaitJob(ctx context.Context, c *control.Client, job control.Job) (control.Job, error) {
 	for {
 		now, err := c.Job(ctx, job.ID)
@@ -118,9 +118,10 @@ func jobSettled(j control.Job) bool {
 	return have >= want || j.Stopped
 }
 
-// allStarted says whether each task of an alloc has been started.
+// allStarted reports whether each task of an alloc was started.
 func allStarted(a control.Alloc) bool {
-	return !slices.ContainsFunc(a.Tasks, func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
+	return !slices.ContainsFunc(a.Tasks,
+		func(t control.Task) bool { return t.State == "pending" || t.State == "starting" })
 }
 
 func failedAllocs(j control.Job, waited bool) error {
@@ -164,11 +165,12 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// ended waits until no alloc of the job is left that runs or holds something.
+// ended waits until all allocs of the job have ended and released their volumes.
 func ended(ctx context.Context, c *control.Client, job string) error {
 	for {
 		all, err := c.Allocs(ctx)
-		if err != nil || !slices.ContainsFunc(all, func(a control.Alloc) bool { return a.Job == job && a.Ended.IsZero() }) {
+		if err != nil || !slices.ContainsFunc(all,
+			func(a control.Alloc) bool { return a.Job == job && a.Ended.IsZero() }) {
 			return err
 		}
 		select {
@@ -194,7 +196,7 @@ func newJobStatus(io streams, p *globalFlags) *cobra.Command {
 	}
 }
 
-// show writes an answer as JSON or for people.
+// show writes an answer as JSON or as text.
 func show[T any](io streams, p *globalFlags, err error, v T, write func(io.Writer, T) error) error {
 	switch {
 	case err != nil:
@@ -214,7 +216,8 @@ func writeJobs(to io.Writer, jobs []control.Job) error {
 }
 
 func writeJob(to io.Writer, j control.Job) error {
-	about := []any{"ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version, "Stopped", yes(j.Stopped),
+	about := []any{"ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version,
+		"Stopped", yes(j.Stopped),
 		"Submitted", when(j.Submitted)}
 	if j.Waits != "" {
 		about = append(about, "Waits", j.Waits)
@@ -230,7 +233,7 @@ func writeJob(to io.Writer, j control.Job) error {
 	return errors.Join(err, writeAllocs(to, j.Allocs))
 }
 
-// counts are numbers by name, in one order.
+// counts formats numbers by name, sorted.
 func counts(m map[string]int) string {
 	var parts []string
 	for name, n := range m {

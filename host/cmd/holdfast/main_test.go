@@ -49,57 +49,70 @@ func golden(t *testing.T, name string, write func(io.Writer) error) {
 var (
 	noon   = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 	code   = 3
-	intent = &registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Attempt: 2, Detail: "deadline exceeded"}
-	alloc  = control.Alloc{
-		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default", State: "pending", Created: noon,
+	intent = &registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Attempt: 2,
+		Detail: "deadline exceeded"}
+	alloc = control.Alloc{
+		ID: "0a1b2c3d-0000-4000-8000-000000000001", Job: "db", Group: "pg", Index: 1, Namespace: "default",
+		State: "pending", Created: noon,
 		Reason: "volume data is held by alloc 99", Waits: "volume data: alloc 99 holds it",
 		Tasks: []control.Task{
-			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code, Reason: "exit code 3"},
+			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code,
+				Reason: "exit code 3"},
 			{Name: "csi", Driver: "exec", Plugin: "loopfs", State: "running", Attempt: 1, PID: 77},
 			{Name: "gone", Driver: "raw_exec", State: "dead", Failed: true, Attempt: 1, ExitCode: &code, Signal: 9},
 		},
 		Volumes: []control.Use{
-			{Request: "data", Volume: "pg[1]", Plugin: "loopfs", Access: "single-node-writer", Attached: "done", Staged: "sent", Intent: intent},
+			{Request: "data", Volume: "pg[1]", Plugin: "loopfs", Access: "single-node-writer", Attached: "done",
+				Staged: "sent", Intent: intent},
 		},
 		Notes: []agent.Note{{At: noon, Task: "main", Text: "has said\na second line\x1b[31m"}},
 	}
 	plugin = control.Plugin{
 		ID: "loopfs", Provider: "loopfs.example", Version: "1.0",
-		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1}, {Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1, Reason: "exit code 3"}},
+		Roles: []control.Role{{Role: "csi-controller", Healthy: 1, Expected: 1},
+			{Role: "csi-node", Healthy: 1, Expected: 2}, {Role: "csi-later", Expected: 1, Reason: "exit code 3"}},
 		Instances: []control.Instance{
-			{Role: "csi-node", Alloc: alloc.ID, Task: "csi", Attempt: 1, Active: true, Health: "healthy", Cause: "probed", Since: noon, NodeID: "n1", MaxVolumes: 8,
-				Capabilities: []string{"node.STAGE_UNSTAGE_VOLUME", "node.99"}, Topology: map[string]string{"zone": "a"}},
-			{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi", Attempt: 4, Health: "unhealthy", Cause: "missed", Detail: "no answer in 1s", Since: noon},
+			{Role: "csi-node", Alloc: alloc.ID, Task: "csi", Attempt: 1, Active: true, Health: "healthy",
+				Cause: "probed", Since: noon, NodeID: "n1", MaxVolumes: 8,
+				Capabilities: []string{"node.STAGE_UNSTAGE_VOLUME", "node.99"},
+				Topology:     map[string]string{"zone": "a"}},
+			{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi", Attempt: 4, Health: "unhealthy", Cause: "missed",
+				Detail: "no answer in 1s", Since: noon},
 		},
-		Tasks: []control.PluginTask{{Alloc: "ffffffff-0000", Task: "csi", Job: "loopfs", Type: "monolith", Phase: "running", Attempt: 4,
+		Tasks: []control.PluginTask{{Alloc: "ffffffff-0000", Task: "csi", Job: "loopfs", Type: "monolith",
+			Phase: "running", Attempt: 4,
 			Restart: &registry.RestartRequest{Attempt: 4, Cause: registry.CauseMissed}}},
 	}
 	job = control.Job{
 		ID: "db", Namespace: "default", Type: "service", Status: "pending", Version: 2, Submitted: noon,
-		Groups: []control.Group{{Name: "pg", Count: 2, Volumes: []string{"data"}, Allocs: map[string]int{"pending": 1, "running": 1}}, {Name: "csi", Count: 1, Plugins: []string{"loopfs"}}},
+		Groups: []control.Group{{Name: "pg", Count: 2, Volumes: []string{"data"},
+			Allocs: map[string]int{"pending": 1, "running": 1}}, {Name: "csi", Count: 1, Plugins: []string{"loopfs"}}},
 		Allocs: []control.Alloc{alloc},
 	}
 )
 
 func volume() control.Volume {
 	v := control.Volume{Attached: "", Staged: "done", StagedAt: "/s/mnt/x", Intent: intent, Holders: []control.Holder{
-		{Alloc: alloc.ID, Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done", Since: noon},
+		{Alloc: alloc.ID, Job: "db", Request: "data", Access: "single-node-writer", ReadOnly: true, Published: "done",
+			Since: noon},
 	}}
 	v.ID, v.Namespace, v.Name, v.Plugin, v.External, v.State, v.Capacity, v.Since = "data", "default", "data", "loopfs", "vol-1", "ready", 1<<25, noon
 	v.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}}
 	v.Usage = []control.Usage{
-		{Unit: "bytes", Total: 1 << 25, Used: 5 << 20, Available: 27 << 20}, {Unit: "inodes", Total: 1000, Used: 11, Available: 989},
+		{Unit: "bytes", Total: 1 << 25, Used: 5 << 20, Available: 27 << 20},
+		{Unit: "inodes", Total: 1000, Used: 11, Available: 989},
 	}
 	return v
 }
 
-// uncertainVolume is one whose plugin has not filled it from its source, as far as it says.
+// uncertainVolume is a volume whose creation has no definite outcome.
 func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
 	v.Unusable = &control.Trouble{Found: "CreateVolume: the plugin's answer cannot be used", Help: control.Help{
-		What: "volume data may or may not have been created, and cannot be used", Then: "Holdfast does not retry the creation.",
-		Do: []control.Do{{Why: "forget it here", Command: "holdfast volume deregister data"}},
+		What: "volume data may or may not have been created, and cannot be used",
+		Then: "Holdfast does not retry the creation.",
+		Do:   []control.Do{{Why: "forget it here", Command: "holdfast volume deregister data"}},
 	}}
 	return v
 }
@@ -126,11 +139,13 @@ func TestTables(t *testing.T) {
 	golden(t, "shim_swapping", func(w io.Writer) error {
 		swapping := serving
 		swapping.Bakes = noon
-		swapping.Swap = &host.SwapRunning{By: "root (uid 0)", Path: "/opt/shim", Began: noon, Step: host.SwapPrepare, Since: noon}
+		swapping.Swap = &host.SwapRunning{By: "root (uid 0)", Path: "/opt/shim", Began: noon, Step: host.SwapPrepare,
+			Since: noon}
 		return writeShim(w, control.Shim{ShimState: swapping, Version: "1", Generation: 3})
 	})
 	golden(t, "shim_gone", func(w io.Writer) error {
-		return writeShim(w, control.Shim{ShimState: host.ShimState{Since: noon, SHA256: "ab", Failures: 7, Reason: "it exited with code 3", Next: noon}})
+		return writeShim(w, control.Shim{ShimState: host.ShimState{Since: noon, SHA256: "ab", Failures: 7,
+			Reason: "it exited with code 3", Next: noon}})
 	})
 	golden(t, "nothing", func(w io.Writer) error { return writePlugins(w, nil) })
 	golden(t, "json", func(w io.Writer) error { return writeJSON(w, []any{job, plugin, volume()}) })
@@ -139,15 +154,19 @@ func TestTables(t *testing.T) {
 func TestEventLines(t *testing.T) {
 	for want, e := range map[string]host.Event{
 		"plugin loopfs unhealthy as csi-node: missed: no answer": {
-			Kind: registry.EventUnhealthy, Plugin: "loopfs", Role: "csi-node", Alloc: "a", Cause: registry.CauseMissed, Detail: "no answer",
+			Kind: registry.EventUnhealthy, Plugin: "loopfs", Role: "csi-node", Alloc: "a",
+			Cause: registry.CauseMissed, Detail: "no answer",
 		},
 		"volume data published as csi-node for alloc 0a1b2c3d": {
-			Kind: registry.EventPublished, Role: "csi-node", Alloc: host.AllocID(alloc.ID), Volume: host.VolumeName{ID: "data"},
+			Kind: registry.EventPublished, Role: "csi-node", Alloc: host.AllocID(alloc.ID),
+			Volume: host.VolumeName{ID: "data"},
 		},
 		"node reconciled: orphan: /s is mounted": {Kind: registry.EventReconciled, Detail: "orphan: /s is mounted"},
-		"volume mine/data deleted":               {Kind: registry.EventVolumeDeleted, Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
+		"volume mine/data deleted": {Kind: registry.EventVolumeDeleted,
+			Volume: host.VolumeName{Namespace: "mine", ID: "data"}},
 		"volume data deregistered: its plugin was not asked to delete it": {
-			Kind: registry.EventVolumeDeregistered, Volume: host.VolumeName{ID: "data"}, Detail: "its plugin was not asked to delete it",
+			Kind: registry.EventVolumeDeregistered, Volume: host.VolumeName{ID: "data"},
+			Detail: "its plugin was not asked to delete it",
 		},
 	} {
 		if got := eventLine(e); got != want {
@@ -210,22 +229,26 @@ func TestExitCodes(t *testing.T) {
 func TestVersionAsJSON(t *testing.T) {
 	var out bytes.Buffer
 	var v map[string]string
-	if code := run([]string{"version", "--json"}, &out, io.Discard); code != 0 || json.Unmarshal(out.Bytes(), &v) != nil || v["version"] != host.Version {
+	if code := run([]string{"version", "--json"}, &out, io.Discard); code != 0 || json.Unmarshal(out.Bytes(),
+		&v) != nil || v["version"] != host.Version {
 		t.Errorf("%d %s", code, out.String())
 	}
 }
 
 func TestJobsAndVolumesAreToldApart(t *testing.T) {
 	for path, want := range map[string]bool{
-		"../../../examples/hcl/demo/notes.volume.hcl": true, "../../../examples/hcl/volumes/notes.hcl": true, "../../../examples/hcl/volumes/nfs-share.hcl": true,
-		"../../../examples/hcl/demo/loopfs.hcl": false, "../../../examples/hcl/jobs/bare-task.hcl": false, "../../../examples/hcl/jobs/database.hcl": false,
+		"../../../examples/hcl/demo/notes.volume.hcl": true, "../../../examples/hcl/volumes/notes.hcl": true,
+		"../../../examples/hcl/volumes/nfs-share.hcl": true,
+		"../../../examples/hcl/demo/loopfs.hcl":       false, "../../../examples/hcl/jobs/bare-task.hcl": false,
+		"../../../examples/hcl/jobs/database.hcl": false,
 	} {
 		f, err := readFile(path)
 		if err != nil || f.volume != want {
 			t.Errorf("%s: volume %v, %v", path, f.volume, err)
 		}
 	}
-	for text, want := range map[string]bool{`{"job": {"x": {}}}`: false, `{"id": "a", ` + "\n" + `"plugin_id": "x"}`: true, "": false, "\tjob \"x\" {\n plugin_id = 1\n}": false} {
+	for text, want := range map[string]bool{`{"job": {"x": {}}}`: false,
+		`{"id": "a", ` + "\n" + `"plugin_id": "x"}`: true, "": false, "\tjob \"x\" {\n plugin_id = 1\n}": false} {
 		if got := isVolume("x", []byte(text)); got != want {
 			t.Errorf("%q: volume %v", text, got)
 		}
@@ -235,7 +258,8 @@ func TestJobsAndVolumesAreToldApart(t *testing.T) {
 func TestFilesAreGivenTheVariablesThatTheyDeclare(t *testing.T) {
 	dir := t.TempDir()
 	first, second := filepath.Join(dir, "a.hcl"), filepath.Join(dir, "b.hcl")
-	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}", second: "variable \"both\" {}"} {
+	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}",
+		second: "variable \"both\" {}"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

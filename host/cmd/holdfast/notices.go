@@ -192,7 +192,8 @@ func (n *notice) running(w control.Wait) {
 	name := "Running"
 	for _, o := range w.Others {
 		if o.Step != registry.StepTurn {
-			n.add(name, fmt.Sprintf("for alloc %s: %s, since %s", allocName(string(o.Alloc), o.Job), o.String(), since(o.Since)))
+			n.add(name, fmt.Sprintf("for alloc %s: %s, since %s", allocName(string(o.Alloc), o.Job), o.String(),
+				since(o.Since)))
 			name = ""
 		}
 	}
@@ -221,7 +222,8 @@ func (n *notice) plugin(w control.Wait) {
 		if i.Detail != "" {
 			cause += ": " + i.Detail
 		}
-		n.add(name, fmt.Sprintf("%s, task %s of alloc %s: %s since %s: %s", i.Role, i.Task, short(i.Alloc), i.Health, since(i.Since), cause))
+		n.add(name, fmt.Sprintf("%s, task %s of alloc %s: %s since %s: %s", i.Role, i.Task, short(i.Alloc), i.Health,
+			since(i.Since), cause))
 		name = ""
 	}
 	for _, t := range p.Tasks {
@@ -229,7 +231,8 @@ func (n *notice) plugin(w control.Wait) {
 			why := strings.TrimSuffix(fmt.Sprintf("%s: %s", t.Restart.Cause, t.Restart.Detail), ": ")
 			n.add(name, fmt.Sprintf("task %s of alloc %s: restart requested: %s", t.Task, short(t.Alloc), why))
 		} else if len(p.Instances) == 0 {
-			n.add(name, fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc), t.Job, t.Phase, t.Attempt))
+			n.add(name, fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc), t.Job,
+				t.Phase, t.Attempt))
 		}
 		name = ""
 	}

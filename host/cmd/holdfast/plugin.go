@@ -23,7 +23,8 @@ func newPlugin(io streams, p *globalFlags) *cobra.Command {
 			RunE: func(c *cobra.Command, _ []string) error { return list(c) },
 		},
 		&cobra.Command{
-			Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks", Args: counted(cobra.MaximumNArgs(1)),
+			Use: "status [ID]", Short: "List plugins, or show one with its instances and tasks",
+			Args: counted(cobra.MaximumNArgs(1)),
 			RunE: func(c *cobra.Command, args []string) error {
 				if len(args) == 0 {
 					return list(c)
@@ -34,7 +35,7 @@ func newPlugin(io streams, p *globalFlags) *cobra.Command {
 		})
 }
 
-// health is healthy/expected of a role.
+// health formats a role as healthy/expected.
 func health(p control.Plugin, role string) string {
 	for _, r := range p.Roles {
 		if r.Role == role {
@@ -64,13 +65,15 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	for _, r := range p.Roles {
 		roles.add(r.Role, r.Healthy, r.Expected, r.Reason)
 	}
-	instances := newTable("ROLE", "ALLOC", "TASK", "ATTEMPT", "ACTIVE", "HEALTH", "CAUSE", "SINCE", "NODE ID", "MAX VOLUMES")
+	instances := newTable("ROLE", "ALLOC", "TASK", "ATTEMPT", "ACTIVE", "HEALTH", "CAUSE", "SINCE", "NODE ID",
+		"MAX VOLUMES")
 	for _, i := range p.Instances {
 		cause := i.Cause
 		if i.Detail != "" {
 			cause += ": " + i.Detail
 		}
-		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health, cause, when(i.Since), i.NodeID, number(i.MaxVolumes))
+		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yes(i.Active), i.Health, cause, when(i.Since),
+			i.NodeID, number(i.MaxVolumes))
 	}
 	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "RESTART REQUESTED")
 	for _, t := range p.Tasks {
@@ -93,7 +96,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	return errors.Join(err, writeCapabilities(to, p))
 }
 
-// writeCapabilities lists what the active instances say that they can do.
+// writeCapabilities lists the capabilities and the topology of all instances.
 func writeCapabilities(to io.Writer, p control.Plugin) error {
 	able, topology := map[string]bool{}, map[string]bool{}
 	for _, i := range p.Instances {

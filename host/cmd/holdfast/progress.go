@@ -71,7 +71,7 @@ func noteLine(n agent.Note) string {
 	return who + " of " + n.Job + n.Place + " " + n.Text
 }
 
-// event says what the shim tells.
+// event writes an event of the shim.
 func (l *lines) event(e host.Event) error {
 	switch e.Kind {
 	case registry.EventResync, registry.EventBookmark:
@@ -112,17 +112,18 @@ func eventLine(e host.Event) string {
 
 func short(id string) string { return id[:min(8, len(id))] }
 
-// eventFollower says every event after a number, once and in order.
+// eventFollower passes each event after a number to say, once and in order.
 type eventFollower struct {
 	watch func(context.Context, host.WatchOptions, func(host.Event) error) error
 	say   func(host.Event) error
 	at    host.Seq // of the last that was said
 }
 
-// drainTimeout bounds how long is waited for what has happened and is not said yet.
+// drainTimeout bounds the wait for past events at the end.
 const drainTimeout = 5 * time.Second
 
-// follow says events as they happen. It is to be finished before ctx ends: that says those that have happened by then and were not said yet.
+// follow passes on events as they happen. The caller calls finish before ctx ends; it passes on the remaining past
+// events.
 func (c *eventFollower) follow(ctx context.Context) (finish func() error) {
 	following, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -11,11 +11,11 @@ import (
 	"holdfast/host"
 )
 
-// tardy is a feed that gets to writeVerdicts the newest events only when somebody waits for it.
+// tardy is a feed that delivers its newest events only to a caller that asks for past events.
 type tardy struct {
 	events []host.Event
 	takes  time.Duration // for each event
-	newest host.Seq      // that who follows is told of
+	newest host.Seq      // delivered to followers
 }
 
 func (f *tardy) watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
@@ -39,7 +39,7 @@ func (f *tardy) watch(ctx context.Context, o host.WatchOptions, fn func(host.Eve
 	return context.Cause(ctx)
 }
 
-// The last events of a run are said, however late they are told, and none is said checkDuplicates; who never tells them is not waited for.
+// The last events of a run are printed once, also late ones; a feed that never delivers them does not block the end.
 func TestRunSaysItsLastEvents(t *testing.T) {
 	for what, c := range map[string]struct {
 		takes time.Duration
@@ -56,7 +56,8 @@ func TestRunSaysItsLastEvents(t *testing.T) {
 				f.events = append(f.events, host.Event{Seq: host.Seq(i + 1)})
 			}
 			var said []host.Seq
-			finish := (&eventFollower{watch: f.watch, at: 2, say: func(e host.Event) error { said = append(said, e.Seq); return nil }}).follow(t.Context())
+			finish := (&eventFollower{watch: f.watch, at: 2,
+				say: func(e host.Event) error { said = append(said, e.Seq); return nil }}).follow(t.Context())
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
 			if err := finish(); !errors.Is(err, c.err) || !slices.Equal(said, c.want) {

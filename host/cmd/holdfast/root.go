@@ -24,28 +24,28 @@ const (
 	exitOK         = 0
 	exitFailed     = 1 // it failed, was refused, or left something behind
 	exitUsage      = 2 // the command line is wrong
-	exitNoAgent    = 3 // nobody answers at the control socket
-	exitInspect    = 4 // doctor could not look, or not repair
-	exitIncomplete = 5 // doctor could not look at everything, and the rest is well
+	exitNoAgent    = 3 // no agent answers at the control socket
+	exitInspect    = 4 // doctor: inspection or repair failed
+	exitIncomplete = 5 // doctor: inspection incomplete, no inconsistencies found
 	// 128 and the signal's number: ended by that signal
 )
 
-// usageError is a mistake in the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
-// errForced: a second signal cut the taking down short.
+// errForced means that a second signal forced the end.
 var errForced = errors.New("forced by a second signal")
 
-// errReported: what is wrong has been printed already.
+// errReported means that the failure has been printed already.
 var errReported = errors.New("failed")
 
-// errIncomplete: what was examined is well, and what was not has been printed already.
+// errIncomplete means that an inspection without findings was incomplete, which has been printed already.
 var errIncomplete = errors.New("the inspection is incomplete")
 
-// streams are where a command writes.
+// streams are the outputs of a command.
 type streams struct{ out, err io.Writer }
 
-// globalFlags are flags that say where an agent is.
+// globalFlags are the flags of all commands.
 type globalFlags struct {
 	state, run, address string
 	json                bool
@@ -54,7 +54,7 @@ type globalFlags struct {
 
 const defaultState = "/var/lib/holdfast"
 
-// run is the whole program. All that it writes passes display.Writer: texts of jobs, plugins and files may hold anything.
+// run runs the program. All output passes through display.Writer, because texts of jobs and plugins are untrusted.
 func run(args []string, out, errs io.Writer) int {
 	out, errs = display.NewWriter(out), display.NewWriter(errs)
 	p := &globalFlags{}
@@ -62,20 +62,21 @@ func run(args []string, out, errs io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errs)
-	err := root.ExecuteContext(context.Background()) // the root of everything
+	err := root.ExecuteContext(context.Background()) // the root context
 	if err != nil && !errors.Is(err, errReported) && !errors.Is(err, errIncomplete) {
 		fmt.Fprintln(errs, "holdfast:", err)
 	}
 	switch {
 	case errors.Is(err, control.ErrNoAgent) && errors.Is(err, os.ErrPermission):
-		fmt.Fprintln(errs, "the socket belongs to another user: run the command as root or as the user that runs the agent")
+		fmt.Fprintln(errs,
+			"the socket belongs to another user: run the command as root or as the user that runs the agent")
 	case errors.Is(err, control.ErrNoAgent):
 		fmt.Fprintln(errs, p.adviseNoAgent())
 	}
 	return exitCode(err)
 }
 
-// adviseNoAgent returns what to do when no agent answers. It does not advise to start an agent that is running.
+// adviseNoAgent returns what to do when no agent answers. It does not advise starting an agent that is running.
 func (p *globalFlags) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
@@ -108,7 +109,7 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// isCobraUsage knows the one mistake that cobra gives no type.
+// isCobraUsage recognizes the usage error for which cobra has no type.
 func isCobraUsage(err error) bool { return strings.HasPrefix(err.Error(), "unknown command ") }
 
 func newRoot(io streams, p *globalFlags) *cobra.Command {
@@ -130,33 +131,39 @@ Exit codes:
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return p.checkLevel() }
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := root.PersistentFlags()
-	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"), "state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
-	flags.StringVar(&p.run, "run-dir", "", "directory for sockets (default /run/holdfast/<digest of the state directory>)")
-	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"), "control socket of the agent (env HOLDFAST_ADDR; default agent.sock in the run directory)")
+	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
+		"state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
+	flags.StringVar(&p.run, "run-dir", "",
+		"directory for sockets (default /run/holdfast/<digest of the state directory>)")
+	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"),
+		"control socket of the agent (env HOLDFAST_ADDR; default agent.sock in the run directory)")
 	flags.BoolVar(&p.json, "json", false, "print JSON")
-	flags.StringVar(&p.logLevel, "log-level", "", "log level: trace, debug, info, warn or error (default warn; agent: info)")
+	flags.StringVar(&p.logLevel, "log-level", "",
+		"log level: trace, debug, info, warn or error (default warn; agent: info)")
 	root.AddCommand(
-		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p), newAlloc(io, p),
+		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
+		newAlloc(io, p),
 		newEvents(io, p), newShim(io, p), newDoctor(io, p), newVersion(io, p),
 	)
 	root.CompletionOptions.DisableDefaultCmd = true
 	return root
 }
 
-// group is a command that only has others.
+// group is a command that only has subcommands.
 func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		return usageError{fmt.Errorf("unknown command %q for holdfast %s; see holdfast %s --help", args[0], c.Name(), c.Name())}
+		return usageError{fmt.Errorf("unknown command %q for holdfast %s; see holdfast %s --help", args[0], c.Name(),
+			c.Name())}
 	}
 	c.AddCommand(sub...)
 	return c
 }
 
-// counted has a wrong number of arguments be a usage error.
+// counted makes a wrong number of arguments a usage error.
 func counted(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
@@ -176,7 +183,7 @@ func (p *globalFlags) stateDir() string {
 	return resolved(p.state)
 }
 
-// resolved is the path as the kernel's mount table shows it, as far as it exists already.
+// resolved returns the path with symbolic links resolved, as in the kernel's mount table.
 func resolved(path string) string {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -191,13 +198,13 @@ func resolved(path string) string {
 	return path
 }
 
-// runDirs are where a state directory's sockets may be: the second where the first cannot be made.
+// runDirs returns the possible run directories of a state directory, the preferred one first.
 func runDirs(state string) []string {
 	first := hooks.DefaultRun(state, os.Getuid(), os.Getenv("XDG_RUNTIME_DIR"))
 	return []string{first, state + "/run"}
 }
 
-// runDir is the one that can be made.
+// runDir returns the first of runDirs that can be created.
 func (p *globalFlags) runDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
@@ -210,7 +217,7 @@ func (p *globalFlags) runDir(state string) string {
 	return runDirs(state)[0]
 }
 
-// client is for the agent that the flags name.
+// client returns a client for the agent that the flags name.
 func (p *globalFlags) client() *control.Client {
 	switch {
 	case p.address != "":
@@ -244,11 +251,12 @@ func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
 }
 
 func newVersion(io streams, p *globalFlags) *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: counted(cobra.NoArgs), RunE: func(*cobra.Command, []string) error {
-		if p.json {
-			return writeJSON(io.out, map[string]string{"version": host.Version})
-		}
-		fmt.Fprintln(io.out, "holdfast", host.Version)
-		return nil
-	}}
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: counted(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			if p.json {
+				return writeJSON(io.out, map[string]string{"version": host.Version})
+			}
+			fmt.Fprintln(io.out, "holdfast", host.Version)
+			return nil
+		}}
 }

@@ -57,7 +57,7 @@ other commands work with the --address that is printed first.`,
 	return c
 }
 
-// runForeground prepares the directories, and removes them afterwards if they were made for this run.
+// runForeground prepares the directories, and removes a temporary state directory at the end.
 func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags, paths []string) error {
 	files, err := f.readFiles(paths, failOnUnread)
 	if err != nil {
@@ -96,7 +96,7 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 	return o.end(err)
 }
 
-// end is how the command ends. An interruption is its error only if nothing else went wrong.
+// end returns the error of the command. An interruption counts only if nothing else failed.
 func (o *foreground) end(err error) error {
 	if err == nil && o.first.by != nil || o.service == nil && o.first.by != nil {
 		return o.first
@@ -104,7 +104,7 @@ func (o *foreground) end(err error) error {
 	return err
 }
 
-// foreground is one run.
+// foreground is one run of the command.
 type foreground struct {
 	*service
 	flags     *runFlags
@@ -112,14 +112,14 @@ type foreground struct {
 	lines     *lines
 	jobs      []planned
 	volumes   []host.VolumeSpec
-	made      []host.VolumeSpec // created by this run, and not deleted
-	uncertain []host.VolumeSpec // whose creation by this run has no certain end
+	made      []host.VolumeSpec // created by this run and not deleted
+	uncertain []host.VolumeSpec // created by this run with an unknown outcome
 	signals   chan os.Signal
 	first     interrupted // the first signal
-	left      bool        // not everything was taken down
+	left      bool        // something was left behind
 }
 
-// planned is a job with its text.
+// planned is a parsed job with its source.
 type planned struct {
 	job *host.Job
 	src agent.Source
@@ -141,7 +141,7 @@ func (o *foreground) removeState(state string, fresh bool) error {
 	return nil
 }
 
-// run serves while the work is done, takes everything down, and says whether anything failed.
+// run serves during the work and then stops everything.
 func (o *foreground) run(ctx context.Context) error {
 	if err := o.parse(ctx); err != nil {
 		return err
@@ -177,7 +177,7 @@ func (o *foreground) run(ctx context.Context) error {
 	return err
 }
 
-// parse reads all files; all that is wrong is said at once.
+// parse parses all files and reports all errors at once.
 func (o *foreground) parse(ctx context.Context) error {
 	var errs []error
 	for _, f := range o.files {
@@ -210,7 +210,7 @@ func (o *foreground) parse(ctx context.Context) error {
 	return o.checkDuplicates()
 }
 
-// checkDuplicates refuses two files for one thing: the second would replace the first.
+// checkDuplicates refuses two files for one job or volume, because the second would replace the first.
 func (o *foreground) checkDuplicates() error {
 	seen := map[string]string{}
 	for _, p := range o.jobs {
@@ -229,7 +229,7 @@ func (o *foreground) checkDuplicates() error {
 	return nil
 }
 
-// work submits everything and waits for the end: the last batch job's, or a signal.
+// work submits everything and waits for the last batch job or a signal.
 func (o *foreground) work(life context.Context, served chan error) error {
 	ctx, cancel := context.WithCancelCause(life)
 	defer cancel(nil)
@@ -252,7 +252,7 @@ func (o *foreground) work(life context.Context, served chan error) error {
 	}
 }
 
-// interrupt notes the first signal.
+// interrupt records the first signal.
 func (o *foreground) interrupt(s os.Signal) {
 	o.first = interrupted{by: s}
 	o.lines.say("%v: stopping all tasks; a second signal forces the exit", s)
@@ -260,7 +260,7 @@ func (o *foreground) interrupt(s os.Signal) {
 
 var errSignal = errors.New("interrupted by a signal")
 
-// runJobs is plugins, volumes, users, and the wait for those that end by themselves. A plugin that has failed for good ends it.
+// runJobs starts plugins, volumes and users, and waits for batch jobs. It ends when a plugin has failed for good.
 func (o *foreground) runJobs(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -296,7 +296,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	return o.failures()
 }
 
-// startVolumesThenUsers goes on when the plugins have been submitted.
+// startVolumesThenUsers continues after the plugins have been submitted.
 func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		if !o.runs(spec.Plugin) {
@@ -310,7 +310,7 @@ func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	return o.submit(ctx, func(p planned) bool { return !p.plugin() })
 }
 
-// runs says whether one of the files runs the plugin.
+// runs reports whether one of the files runs the plugin.
 func (o *foreground) runs(id host.PluginID) bool {
 	return slices.ContainsFunc(o.jobs, func(p planned) bool {
 		return slices.ContainsFunc(p.job.Groups, func(g hooks.Group) bool {
@@ -319,7 +319,7 @@ func (o *foreground) runs(id host.PluginID) bool {
 	})
 }
 
-// current leaves out what has ended before the job was submitted by this run.
+// current leaves out allocs of earlier job versions that have ended.
 func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 	stands := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
@@ -332,9 +332,10 @@ func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 	})
 }
 
-// pluginFailed says whether a plugin will not come any more.
+// pluginFailed reports whether a plugin has failed for good.
 func (o *foreground) pluginFailed(all []*agent.AllocRecord) bool {
-	return slices.ContainsFunc(o.current(all), func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
+	return slices.ContainsFunc(o.current(all),
+		func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
 func (o *foreground) submit(ctx context.Context, which func(planned) bool) error {
@@ -349,7 +350,7 @@ func (o *foreground) submit(ctx context.Context, which func(planned) bool) error
 	return nil
 }
 
-// users counts the allocs that run no plugin, and says whether all of them end by themselves.
+// users counts the allocs that run no plugin. batch means that all of them are of batch jobs.
 func (o *foreground) users() (n int, batch bool) {
 	batch = true
 	for _, p := range o.jobs {
@@ -364,7 +365,7 @@ func (o *foreground) users() (n int, batch bool) {
 	return n, batch
 }
 
-// createVolume waits for the volume's plugin for as long as it takes.
+// createVolume creates or registers a volume, and waits for its plugin without a limit.
 func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) error {
 	if spec.External != "" {
 		return o.retry(ctx, spec, "registered", func() error {
@@ -379,13 +380,13 @@ func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) err
 	switch {
 	case err == nil:
 		o.made = append(o.made, spec)
-	case !errors.Is(err, registry.ErrExists): // else it is an earlier volume
+	case !errors.Is(err, registry.ErrExists): // otherwise it is an earlier volume
 		o.uncertain = append(o.uncertain, spec)
 	}
 	return err
 }
 
-// retry calls do until it succeeds, fails for certain, or ctx ends.
+// retry calls do until it succeeds, fails definitely, or ctx ends.
 func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
 	said := ""
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
@@ -395,7 +396,8 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err, registry.ErrUncertain):
+		case !errors.Is(err, registry.ErrUnavailable) && !errors.Is(err, registry.ErrNotFound) && !errors.Is(err,
+			registry.ErrUncertain):
 			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
 		case err.Error() != said:
 			said = err.Error()
@@ -409,13 +411,13 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 	}
 }
 
-// settleVolume finds out by the same call again what became of a creation, and reports whether it is this run's volume.
+// settleVolume repeats a creation to learn its outcome, and reports whether the volume belongs to this run.
 func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
 	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
-	if err != nil || len(known) == 0 { // none: the plugin was never called, or has refused
+	if err != nil || len(known) == 0 { // the plugin was never called, or refused
 		return false, err
 	}
-	if known[0].State == registry.VolumeUncertain { // DeleteVolume asks itself
+	if known[0].State == registry.VolumeUncertain { // DeleteVolume learns the outcome
 		return true, nil
 	}
 	o.lines.say("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
@@ -426,10 +428,10 @@ func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ou
 	if errors.Is(err, registry.ErrExists) {
 		return false, nil
 	}
-	return true, nil // a creation that failed may have left a record; DeleteVolume knows
+	return true, nil // a failed creation may have left a record for DeleteVolume
 }
 
-// forgetCertain leaves those creations in uncertain that were sent and have no certain end.
+// forgetCertain keeps only the creations with an unknown outcome.
 func (o *foreground) forgetCertain(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
@@ -440,7 +442,7 @@ func (o *foreground) forgetCertain(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// deleteVolumes deletes the volumes of this run, and forgets each that is gone.
+// deleteVolumes deletes the volumes of this run.
 func (o *foreground) deleteVolumes(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
@@ -469,7 +471,7 @@ func (o *foreground) deleteVolume(ctx context.Context, spec host.VolumeSpec) err
 	})
 }
 
-// reportVolumes says which volumes may be left at their plugins, though they were to be deleted, or nobody knows whether they were created.
+// reportVolumes prints the volumes that may be left at their plugins.
 func (o *foreground) reportVolumes() {
 	for _, spec := range o.uncertain {
 		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
@@ -481,7 +483,7 @@ func (o *foreground) reportVolumes() {
 	}
 }
 
-// failures is an error if any alloc has failed.
+// failures returns an error if an alloc has failed.
 func (o *foreground) failures() error {
 	var errs []error
 	for _, r := range o.current(o.agent.Allocs()) {
@@ -492,9 +494,10 @@ func (o *foreground) failures() error {
 	return errors.Join(errs...)
 }
 
-// down takes everything down in order; a second signal, or too long a time, does it without an order.
+// down stops everything in order; after a second signal or the time limit it kills all tasks.
 func (o *foreground) down(life context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout, fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
+	ctx, cancel := context.WithTimeoutCause(life, o.flags.stopTimeout,
+		fmt.Errorf("the shutdown took longer than %v", o.flags.stopTimeout))
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)
 	defer force(nil)
@@ -519,7 +522,8 @@ func (o *foreground) down(life context.Context) error {
 	return err
 }
 
-// awaitStop waits for the end of taking down. A second SIGINT or SIGTERM forces it; a second SIGHUP does not: shells repeat that of the kernel.
+// awaitStop waits until everything is stopped. A second SIGINT or SIGTERM forces the end. A second SIGHUP does not,
+// because shells repeat the SIGHUP of the kernel.
 func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc) error {
 	for {
 		select {
@@ -552,7 +556,7 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 	return errors.Join(append(errs, o.forget(ctx, nil))...)
 }
 
-// forget stops and forgets the jobs of the state directory that are none of these: an earlier run may have left some.
+// forget stops and deletes all jobs except these. An earlier run may have left some.
 func (o *foreground) forget(ctx context.Context, keep []planned) error {
 	var errs []error
 	for _, j := range o.agent.Jobs() {

@@ -30,7 +30,8 @@ func TestOneJobInTwoFilesIsRefused(t *testing.T) {
 }
 
 func TestWhoRunsAPluginIsSeenInItsFiles(t *testing.T) {
-	j := &host.Job{ID: "j", Groups: []hooks.Group{{Tasks: []hooks.Task{{Name: "t", Plugin: "disk", Sealed: []byte("x")}}}}}
+	j := &host.Job{ID: "j", Groups: []hooks.Group{{Tasks: []hooks.Task{{Name: "t", Plugin: "disk",
+		Sealed: []byte("x")}}}}}
 	o := &foreground{jobs: []planned{{job: j}}}
 	if !o.runs("disk") || o.runs("other") {
 		t.Errorf("disk %v, other %v", o.runs("disk"), o.runs("other"))
@@ -46,13 +47,15 @@ func TestProgressIsLinesOrJSON(t *testing.T) {
 		t.Errorf("for people: %q", people.String())
 	}
 	var got line
-	if err := json.Unmarshal(programs.Bytes(), &got); err != nil || got.Note == nil || got.Note.Alloc != n.Alloc || got.Text != "task main of db[1] started" {
+	if err := json.Unmarshal(programs.Bytes(),
+		&got); err != nil || got.Note == nil || got.Note.Alloc != n.Alloc || got.Text != "task main of db[1] started" {
 		t.Errorf("for programs: %q, %v", programs.String(), err)
 	}
 }
 
 func TestSizes(t *testing.T) {
-	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB", 3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
+	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB",
+		3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
 		if got := size(bytes); got != want {
 			t.Errorf("%d: %q, want %q", bytes, got, want)
 		}
@@ -62,7 +65,8 @@ func TestSizes(t *testing.T) {
 func TestFilesThatCannotBeJobs(t *testing.T) {
 	dir := t.TempDir()
 	job, volume, huge := filepath.Join(dir, "j.hcl"), filepath.Join(dir, "v.hcl"), filepath.Join(dir, "huge.hcl")
-	for path, text := range map[string]string{job: `job "j" {}`, volume: "id = \"v\"\nplugin_id = \"p\"\n", huge: strings.Repeat("#", maxFile+1)} {
+	for path, text := range map[string]string{job: `job "j" {}`, volume: "id = \"v\"\nplugin_id = \"p\"\n",
+		huge: strings.Repeat("#", maxFile+1)} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +76,8 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 		volume bool
 		want   string
 	}{
-		{job, false, ""}, {volume, true, ""}, {job, true, "holdfast job run"}, {volume, false, "holdfast volume create"},
+		{job, false, ""}, {volume, true, ""}, {job, true, "holdfast job run"},
+		{volume, false, "holdfast volume create"},
 		{huge, false, "is larger than 512 KiB"}, {dir, false, "is a directory"},
 	} {
 		_, err := (&variables{}).single(c.path, c.volume)
@@ -80,7 +85,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 			t.Errorf("%s as a volume %v: %v", c.path, c.volume, err)
 		}
 	}
-	// One that cannot be read keeps nobody from hearing of the others.
+	// An unreadable file does not hide the verdicts of the others.
 	var unread []string
 	files, err := (&variables{}).readFiles([]string{dir, job}, func(path string, err error) error {
 		unread = append(unread, path)
@@ -90,7 +95,8 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 		t.Errorf("%v, %v, %v", files, unread, err)
 	}
 	stop := errors.New("stop")
-	if _, err := (&variables{}).readFiles([]string{dir}, func(string, error) error { return stop }); !errors.Is(err, stop) {
+	if _, err := (&variables{}).readFiles([]string{dir}, func(string, error) error { return stop }); !errors.Is(err,
+		stop) {
 		t.Errorf("not ended: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"holdfast/registry"
 )
 
-// agentFlags are the flags of an agent.
+// agentFlags are the flags of commands that run an agent.
 type agentFlags struct {
 	shim   string
 	node   string
@@ -40,9 +40,12 @@ type agentFlags struct {
 func (e *agentFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&e.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 	c.Flags().StringVar(&e.node, "node", "", "name of this node (default: the host name)")
-	c.Flags().StringVar(&e.driver, "driver", "default", "task driver for all tasks: exec, raw_exec, or default (set by the job)")
-	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second, "how long the previous shim stays on standby after a swap")
-	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond, "how long a swap may hold calls before it is rolled back")
+	c.Flags().StringVar(&e.driver, "driver", "default",
+		"task driver for all tasks: exec, raw_exec, or default (set by the job)")
+	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second,
+		"how long the previous shim stays on standby after a swap")
+	c.Flags().DurationVar(&e.budget, "shim-swap-budget", 500*time.Millisecond,
+		"how long a swap may hold calls before it is rolled back")
 	c.Flags().DurationVar(&e.hold, "shim-max-hold", 30*time.Second, "how long calls wait for a shim to start")
 }
 
@@ -56,9 +59,10 @@ func (e *agentFlags) override() (string, error) {
 	return "", usageError{fmt.Errorf("--driver %q: use exec, raw_exec or default", e.driver)}
 }
 
-// checkTimes refuses times that are none. What no flag has set is 0, and the host's default.
+// checkTimes refuses negative durations. 0 means the host's default.
 func (e *agentFlags) checkTimes() error {
-	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget, "shim-max-hold": e.hold} {
+	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget,
+		"shim-max-hold": e.hold} {
 		if d < 0 {
 			return usageError{fmt.Errorf("--%s=%s: the duration is negative; use one like 10s or 500ms", flag, d)}
 		}
@@ -66,7 +70,7 @@ func (e *agentFlags) checkTimes() error {
 	return nil
 }
 
-// service is an agent with its shim and its control socket, in this process.
+// service is an agent in this process with its shim and its control socket.
 type service struct {
 	agent  *agent.Agent
 	host   *host.Host
@@ -76,7 +80,7 @@ type service struct {
 	layout hooks.Layout
 }
 
-// openService opens everything, in the order in which each needs the other. ctx bounds that only.
+// openService opens the agent, the host and the socket. ctx bounds only the opening.
 func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
 	override, err := e.override()
 	if err = errors.Join(err, e.checkTimes()); err != nil {
@@ -91,7 +95,8 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	}
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	st.agent, err = agent.New(agent.Config{
-		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}, Override: override, Logger: log.Named("agent"),
+		StateDir: state, Name: e.node, Drivers: []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()},
+		Override: override, Logger: log.Named("agent"),
 		Recover: e.recover,
 	})
 	if err != nil {
@@ -106,7 +111,8 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	living, err := st.agent.Workload(ctx)
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
-			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log, File: readForJob,
+			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log,
+			File: readForJob,
 			Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
 	}
@@ -121,7 +127,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	return st, nil
 }
 
-// readForJob serves file() of a job: whoever may control this agent may read what it can read.
+// readForJob serves file() of a job. Users of the control socket may read all files that the agent can read.
 func readForJob(_ context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -133,7 +139,7 @@ func readForJob(_ context.Context, path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// findShim is the shim's binary.
+// findShim finds the shim binary.
 func findShim(flag string) (host.Binary, error) {
 	if flag != "" {
 		return host.Binary{Path: flag}, nil
@@ -184,7 +190,7 @@ func (st *service) serve(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// close closes what is open. Tasks and mounts stay.
+// close closes the agent, the host and the socket. Tasks and mounts stay.
 func (st *service) close() error {
 	var errs []error
 	if st.listen != nil {
@@ -198,8 +204,8 @@ func (st *service) close() error {
 	return errors.Join(append(errs, st.agent.Close())...)
 }
 
-// removeSelfMounts unmounts the self-binds that a shim made at the mount root and the run directory, so that the state directory can be removed. It refuses
-// while anything else is mounted below them. Mounts that the operator made at one of these directories, or at the state directory, stay.
+// removeSelfMounts unmounts the self-binds of a shim at the mount root and the run directory, so that the state
+// directory can be removed. It refuses while there are other mounts below. Mounts of the operator stay.
 func removeSelfMounts(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
 	if inner := runDirs(l.State)[1]; inner != l.Run { // of an earlier run
@@ -225,10 +231,10 @@ func removeSelfMounts(l hooks.Layout) error {
 	return nil
 }
 
-// interrupted is the end by a signal, of a command that had nothing left to clean up.
+// interrupted means that a signal ended a command that had nothing left to clean up.
 type interrupted struct {
 	by   os.Signal
-	text string // empty: it has been printed
+	text string // empty if it was printed already
 }
 
 func (e interrupted) Error() string {
@@ -238,10 +244,10 @@ func (e interrupted) Error() string {
 	return e.text
 }
 
-// Is has an interruption that has been printed not be printed again.
+// Is keeps an interruption that was printed from being printed again.
 func (e interrupted) Is(target error) bool { return target == errReported && e.text == "" }
 
-// code is the exit code of a shell for a program that a signal ended.
+// code returns the exit code that shells use for a program ended by this signal.
 func (e interrupted) code() int {
 	if s, is := e.by.(unix.Signal); is {
 		return 128 + int(s)
@@ -249,8 +255,8 @@ func (e interrupted) code() int {
 	return exitFailed
 }
 
-// endSignals delivers the signals that end a command in order. A closed terminal (SIGHUP) is one of them unless nohup has ignored it. Until stop is
-// called, a write to a closed pipe fails and does not end the process.
+// endSignals delivers the signals that end a command in order. SIGHUP is one of them unless nohup ignores it. Until
+// stop is called, a write to a closed pipe fails instead of ending the process.
 func endSignals() (received chan os.Signal, stop func()) {
 	received = make(chan os.Signal, 4)
 	signal.Notify(received, unix.SIGINT, unix.SIGTERM)
@@ -266,8 +272,8 @@ func endSignals() (received chan os.Signal, stop func()) {
 	}
 }
 
-// untilSignal is ctx until the first signal, which is its cause as interrupted. stop waits for the goroutine; a signal that comes later stays in
-// the channel.
+// untilSignal returns a context that the first signal ends, with cause interrupted. Later signals stay in the channel.
+// stop waits for the goroutine.
 func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -284,7 +290,7 @@ func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Conte
 	}
 }
 
-// untilEndSignal is ctx until a signal ends the command.
+// untilEndSignal returns a context that ends with the first signal.
 func untilEndSignal(ctx context.Context) (context.Context, func()) {
 	signals, ignore := endSignals()
 	ctx, stop := untilSignal(ctx, signals)

@@ -17,7 +17,8 @@ import (
 )
 
 func newShim(io streams, p *globalFlags) *cobra.Command {
-	return group("shim", "Inspect or replace the shim", newShimStatus(io, p), newShimSwap(io, p), newShimRollback(io, p),
+	return group("shim", "Inspect or replace the shim", newShimStatus(io, p), newShimSwap(io, p),
+		newShimRollback(io, p),
 		newShimHistory(io, p))
 }
 
@@ -34,13 +35,14 @@ func newShimStatus(io streams, p *globalFlags) *cobra.Command {
 func writeShim(to writer, s control.Shim) error {
 	list := shimFacts(s.ShimState)
 	if s.Serving {
-		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol", s.Protocol,
+		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index,
+			"Protocol", s.Protocol,
 			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
 	}
 	return facts(to, list...)
 }
 
-// shimFacts is how the shim stands, as names and values.
+// shimFacts returns the state of the shim as names and values.
 func shimFacts(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
@@ -57,7 +59,8 @@ func shimFacts(s host.ShimState) []any {
 		list = append(list, "Previous shim", "standby until "+when(s.Bakes))
 	}
 	if swap := s.Swap; swap != nil {
-		list = append(list, "Swap", fmt.Sprintf("to %s, by %s, started %s", cmp.Or(swap.Path, "a stored binary"), swap.By, when(swap.Began)),
+		list = append(list, "Swap", fmt.Sprintf("to %s, by %s, started %s", cmp.Or(swap.Path, "a stored binary"),
+			swap.By, when(swap.Began)),
 			"Swap step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
 	}
 	return list
@@ -103,7 +106,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 	}
 }
 
-// beforeLast is the digest of the binary that the last swap that came to something has replaced. The list begins with the newest.
+// beforeLast returns the digest of the binary that the last successful swap replaced. The list starts with the newest.
 func beforeLast(list []host.SwapReport) (string, error) {
 	for _, s := range list {
 		if s.Outcome == host.SwapBaking || s.Outcome == host.SwapCommitted {
@@ -113,7 +116,7 @@ func beforeLast(list []host.SwapReport) (string, error) {
 	return "", errors.New("no swap to roll back; to run another binary: holdfast shim swap PATH")
 }
 
-// operator is who runs this command.
+// operator names the user who runs this command.
 func operator() string {
 	name := fmt.Sprintf("uid %d", os.Getuid())
 	if u, err := user.Current(); err == nil {
@@ -133,7 +136,8 @@ func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 }
 
 func writeSwapped(to writer, s host.SwapReport) error {
-	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol, "Generation", s.Generation,
+	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
+		"Generation", s.Generation,
 		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
 }
 
@@ -148,7 +152,8 @@ func stepsText(steps []host.SwapStepTime) string {
 func writeSwaps(to writer, list []host.SwapReport) error {
 	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
 	for _, s := range list {
-		t.add(when(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held), s.Hold.Round(100*time.Microsecond),
+		t.add(when(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held),
+			s.Hold.Round(100*time.Microsecond),
 			s.Failed, s.Reason, stepsText(s.Steps))
 	}
 	return t.write(to, "no swaps")

@@ -13,12 +13,12 @@ import (
 	"holdfast/internal/mount"
 )
 
-// verdict is what validate says of a file.
+// verdict is the result of validate for a file.
 type verdict struct {
 	File        string           `json:"file"`
 	Kind        string           `json:"kind,omitempty"` // "job" or "volume"; empty if the file cannot be read
 	Valid       bool             `json:"valid"`
-	Error       string           `json:"error,omitempty"` // if it is not about a place in the text
+	Error       string           `json:"error,omitempty"` // an error without a position in the text
 	Diagnostics host.Diagnostics `json:"diagnostics"`
 }
 
@@ -50,7 +50,7 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// validate asks a shim of its own, which knows nothing else.
+// validate starts a shim with an empty state and parses the files.
 func validate(ctx context.Context, shim string, files []file, log logger) (out []verdict, err error) {
 	binary, err := findShim(shim)
 	if err != nil {
@@ -61,7 +61,8 @@ func validate(ctx context.Context, shim string, files []file, log logger) (out [
 		return nil, err
 	}
 	dir = resolved(dir)
-	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob, Logger: log})
+	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob,
+		Logger: log})
 	if err != nil {
 		return nil, errors.Join(err, mount.RemoveTree(dir))
 	}

@@ -25,7 +25,8 @@ func newVolume(io streams, p *globalFlags) *cobra.Command {
 		newVolumeCreate(io, p, "register", "Register an existing volume", (*control.Client).RegisterVolume),
 		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p),
 		newVolumeDelete(io, p, "delete", "Delete an unused volume", (*control.Client).DeleteVolume),
-		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume", (*control.Client).DeregisterVolume))
+		newVolumeDelete(io, p, "deregister", "Remove the record of an unused volume; the plugin keeps the volume",
+			(*control.Client).DeregisterVolume))
 }
 
 type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
@@ -48,7 +49,8 @@ func newVolumeCreate(io streams, p *globalFlags, verb, what string, do createVol
 				by.text = makingInterrupted(verb, args[0], src.Text)
 				return by
 			}
-			return show(io, p, err, vol, writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
+			return show(io, p, err, vol,
+				writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 		},
 	}
 	v.flags(c)
@@ -56,11 +58,11 @@ func newVolumeCreate(io streams, p *globalFlags, verb, what string, do createVol
 	return c
 }
 
-// nameField is a line of a volume file that gives the volume's id or namespace, or such a field of a block in it.
+// nameField matches a line with an id or namespace field, of the file or of a block.
 var nameField = regexp.MustCompile(`(?m)^([ \t]*)"?(id|namespace)"?[ \t]*[=:][ \t]*("[^"$%\\]+")?`)
 
-// writtenName is the volume's id and namespace as its file has them; known: they stand there as plain text. Only the agent reads a file
-// in full. A block's fields are indented further than the file's own.
+// writtenName returns the id and namespace in a volume file; known means that both are plain text. Only the agent
+// parses a file in full. Fields of blocks are indented more than fields of the file.
 func writtenName(text []byte) (id, namespace string, known bool) {
 	indents, found := map[string]int{}, map[string]string{"namespace": `""`}
 	for _, m := range nameField.FindAllSubmatch(text, -1) {
@@ -73,7 +75,7 @@ func writtenName(text []byte) (id, namespace string, known bool) {
 	return strings.Trim(found["id"], `"`), strings.Trim(found["namespace"], `"`), known
 }
 
-// makingInterrupted says what may be left of a volume's creation or registration, and how to go on.
+// makingInterrupted describes an interrupted creation or registration and how to resume or cancel it.
 func makingInterrupted(verb, path string, text []byte) string {
 	again, forget := "the command again", "holdfast volume deregister ID"
 	if path != "-" {
@@ -90,7 +92,8 @@ func makingInterrupted(verb, path string, text []byte) string {
 	if verb == "create" {
 		what = "the plugin may still create the volume"
 	}
-	return fmt.Sprintf("interrupted: %s; to resume, run with the same flags: %s; to remove it from the records: %s", what, again, forget)
+	return fmt.Sprintf("interrupted: %s; to resume, run with the same flags: %s; to remove it from the records: %s",
+		what, again, forget)
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
@@ -100,7 +103,8 @@ func waitFlag(c *cobra.Command, to *time.Duration) {
 // writeCreated returns the writer of what a command has made. The verb is "created by" or "registered with".
 func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
-		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin, v.External)
+		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin,
+			v.External)
 		return err
 	}
 }
@@ -123,10 +127,12 @@ func newVolumeDelete(io streams, p *globalFlags, verb, what string, do deleteVol
 					display.Command("holdfast volume status --namespace="+display.Quote(namespace), args[0]))
 				return by
 			}
-			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]}, func(to writer, _ map[string]string) error {
-				_, err := fmt.Fprintf(to, "volume %s %s\n", name, map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
-				return err
-			})
+			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
+				func(to writer, _ map[string]string) error {
+					_, err := fmt.Fprintf(to, "volume %s %s\n", name,
+						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
+					return err
+				})
 		},
 	}
 	namespaceFlag(c, &namespace)
@@ -161,7 +167,8 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 				return show(io, p, err, list, writeVolumes)
 			}
 			client := p.client()
-			v, err := client.Volume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
+			v, err := client.Volume(c.Context(),
+				host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])})
 			if err == nil {
 				v = withUsage(c.Context(), client, v, measureLimit)
 			}
@@ -175,14 +182,14 @@ func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
 // measureLimit is how long a volume's status waits for its plugin.
 const measureLimit = 2 * time.Second
 
-// withUsage is the volume with how full it is, or why that is not known. One that is not mounted here nobody can measure.
+// withUsage adds the usage of the volume, or why it is unknown. Only a volume mounted here has usage.
 func withUsage(ctx context.Context, client *control.Client, v control.Volume, limit time.Duration) control.Volume {
 	if !mounted(v) {
 		return v
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer from the agent within %v", limit))
 	defer cancel()
-	client.Wait = limit - limit/10 // who has not answered is told before our own time is up
+	client.Wait = limit - limit/10 // so that the agent's error arrives before our own timeout
 	usage, err := client.VolumeStats(ctx, v.VolumeName())
 	switch {
 	case err != nil:
@@ -191,7 +198,7 @@ func withUsage(ctx context.Context, client *control.Client, v control.Volume, li
 		v.Unmeasured = "the plugin reports no usage"
 	}
 	if now, again := client.Volume(ctx, v.VolumeName()); err == nil && again == nil {
-		v, now.Unmeasured = now, v.Unmeasured // with what the plugin has just said of its health
+		v, now.Unmeasured = now, v.Unmeasured // with the health that the plugin has just reported
 	}
 	v.Usage = usage
 	return v
@@ -223,10 +230,13 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		}
 	}
 	err := facts(to, slices.Concat(
-		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID", string(v.External), "State", v.State},
+		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
+			string(v.External), "State", v.State},
 		filledFrom(v), []any{"Capacity", size(v.Capacity)}, used(v),
-		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since", when(v.Since)})...)
-	err = errors.Join(err, writeWaits(to, v.Waiting), writeReported(to, "PENDING", v.Growth), writeReported(to, "UNHEALTHY", v.Unhealthy...),
+		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
+			when(v.Since)})...)
+	err = errors.Join(err, writeWaits(to, v.Waiting), writeReported(to, "PENDING", v.Growth),
+		writeReported(to, "UNHEALTHY", v.Unhealthy...),
 		writeReported(to, "UNCERTAIN", v.Unusable))
 	for _, h := range v.Holders {
 		err = errors.Join(err, writeTrouble(to, h.Alloc, h.Job, h.Request, h.Trouble))
@@ -245,7 +255,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	return errors.Join(err, users.write(to, "not in use"))
 }
 
-// filledFrom is the fact of what a volume was made of, if it was made of something.
+// filledFrom returns the fact about the source of a volume, if it has one.
 func filledFrom(v control.Volume) []any {
 	if v.Source == (registry.Source{}) {
 		return nil
@@ -253,7 +263,7 @@ func filledFrom(v control.Volume) []any {
 	return []any{"Filled from", v.Source.String()}
 }
 
-// used is the facts of how full a volume is.
+// used returns the facts about the usage of a volume.
 func used(v control.Volume) (facts []any) {
 	names := map[string]string{"bytes": "Used", "inodes": "Inodes used"}
 	for _, u := range v.Usage {
@@ -265,7 +275,7 @@ func used(v control.Volume) (facts []any) {
 	return facts
 }
 
-// share says how much of a unit is used.
+// share formats the usage of a unit.
 func share(u control.Usage) string {
 	amount := func(n int64) string { return fmt.Sprint(n) }
 	if u.Unit == "bytes" {
@@ -293,7 +303,8 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 			}
 			client := p.client()
 			client.Wait = wait
-			v, err := client.ExpandVolume(c.Context(), host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}, want)
+			v, err := client.ExpandVolume(c.Context(),
+				host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(args[0])}, want)
 			return show(io, p, err, v, writeExpanded)
 		},
 	}
@@ -304,7 +315,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-// rangeOf is the sizes as a person writes them.
+// rangeOf parses the flags --size and --limit.
 func rangeOf(size, limit string) (want host.CapacityRange, err error) {
 	if size == "" {
 		return want, usageError{errors.New("--size is required, for example --size 2GiB")}

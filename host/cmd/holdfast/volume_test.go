@@ -55,9 +55,10 @@ func TestStatusIsMeasured(t *testing.T) {
 		"told": {func(*control.Volume) {}, func(w http.ResponseWriter, _ *http.Request) {
 			_ = json.NewEncoder(w).Encode([]control.Usage{{Unit: "bytes", Total: 9}})
 		}, ""},
-		"not staged, published": {func(v *control.Volume) { v.Staged = "" }, func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write([]byte(`[]`))
-		}, "the plugin reports no usage"},
+		"not staged, published": {func(v *control.Volume) { v.Staged = "" },
+			func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write([]byte(`[]`))
+			}, "the plugin reports no usage"},
 		"refused": {func(*control.Volume) {}, func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			_, _ = w.Write([]byte(`{"error":"the plugin cannot say","kind":"not supported"}`))
@@ -90,7 +91,8 @@ func TestStatusIsMeasured(t *testing.T) {
 	}
 }
 
-// An interrupted creation names the volume to be forgotten, with its namespace, or none where the file does not say it plainly.
+// An interrupted creation names the volume to be forgotten, with its namespace, or none where the file does not say it
+// plainly.
 func TestInterruptedCreationNamesItsVolume(t *testing.T) {
 	for text, want := range map[string]string{
 		"id = \"disk\"\ncapability {}\n":                                       "deregister disk",
