@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	flag.Parse()
 	if at := flag.Lookup("test.parallel"); at.Value.String() == at.DefValue {
-		_ = flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))) // most wait for processes and timers
+		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))) // most wait for processes and timers
 	}
 	dir, err := testbin.Build(testbin.Shim("shim"), testbin.FaultyShim("faulty"))
 	if err != nil {
@@ -46,7 +46,7 @@ func run(m *testing.M) int {
 }
 
 // patience bounds every wait. No test measures it.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // logText is a log that a test can read.
 type logText struct {
@@ -83,7 +83,7 @@ func newEnv(t *testing.T) *env {
 	w := &env{t: t, dir: dir, log: &logText{}}
 	w.config = host.Config{
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Node: "node-1",
-		MaxHold: patience, SwapBudget: patience, StartTimeout: patience / 2,
+		MaxHold: patience, SwapBudget: patience, StartTimeout: patience / 4,
 		Shim: host.Binary{Path: shimBinary}, Logger: hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Debug}),
 	}
 	t.Cleanup(w.leave)

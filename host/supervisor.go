@@ -277,7 +277,7 @@ func (s *supervisor) noteUnkillable(shims ...peer) {
 	for _, p := range shims {
 		if !isDead(p) {
 			s.unkillable = append(s.unkillable, p)
-			s.config.Logger.Error("a killed shim does not die; none is started before it does", "pid", p.pid())
+			s.config.Logger.Error("a killed shim does not exit; none is started before it does", "pid", p.pid())
 		}
 	}
 }

@@ -128,7 +128,7 @@ type swap struct {
 }
 
 // errUnkillable is why no shim is active: the active one was killed and does not exit.
-var errUnkillable = errors.New("a killed shim does not die, so no other may take over: it hangs in the kernel; " +
+var errUnkillable = errors.New("a killed shim does not exit, so no other may take over: it hangs in the kernel; " +
 	"bring back the disk or the server that it waits for, or reboot the node: everything else follows by itself")
 
 // step runs one step and notes how long it took. Its error names the step.
