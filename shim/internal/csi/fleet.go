@@ -28,7 +28,8 @@ type Fleet struct {
 // Dial connects to a socket by its path.
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
-// New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until SetInstances.
+// New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until
+// SetInstances.
 func New(instances Instances) *Fleet { return NewDialing(instances, dial) }
 
 // NewDialing returns a fleet that connects by d.
@@ -87,8 +88,8 @@ func (f *Fleet) Close(t registry.TaskKey) {
 	}
 }
 
-// SetInstances sets where instances are found, and closes the connections of tasks without an instance. Call it before the
-// first call.
+// SetInstances sets where instances are found, and closes the connections of tasks without an instance. Call it before
+// the first call.
 func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,8 +102,8 @@ func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) 
 	}
 }
 
-// Preconnect connects to a task's plugin before it is needed, and has it say what it is in the roles of the given instances.
-// A plugin that is not what they say keeps no connection.
+// Preconnect connects to a task's plugin before it is needed, and has it say what it is in the roles of the given
+// instances. A plugin that is not what they say keeps no connection.
 func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {

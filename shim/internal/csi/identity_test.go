@@ -93,9 +93,12 @@ func TestOddDescriptionsAreRefusedOrTolerated(t *testing.T) {
 		want      string // of the error; empty: tolerated
 	}{
 		{"empty info", "GetPluginInfo", &csi.GetPluginInfoResponse{}, nil, "invalid plugin name \"\""},
-		{"name with a slash", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "../../etc"}, nil, "invalid plugin name"},
-		{"name with a line break", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a\nb"}, nil, "invalid plugin name"},
-		{"name that ends in a dot", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b."}, nil, "invalid plugin name"},
+		{"name with a slash", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "../../etc"}, nil,
+			"invalid plugin name"},
+		{"name with a line break", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a\nb"}, nil,
+			"invalid plugin name"},
+		{"name that ends in a dot", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b."}, nil,
+			"invalid plugin name"},
 		{"name of 64", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:64]}, nil, "invalid plugin name"},
 		{"name of 63", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: long[:63]}, nil, ""},
 		{"long version", "GetPluginInfo", &csi.GetPluginInfoResponse{Name: "a.b", VendorVersion: long}, nil,
