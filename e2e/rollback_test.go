@@ -54,54 +54,54 @@ var refused = []rollbackCase{
 	{name: "another digest", binary: digest(strings.Repeat("0", 64)), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
 	{name: "no digest", binary: digest("green"), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a SHA-256"},
 	{name: "another digest beside it", binary: beside, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
-	{name: "no program", binary: file("hello, world", 0o700), step: host.SwapPrepare, kind: host.ErrUnsupported, says: "it is no ELF executable"},
-	{name: "another architecture", binary: foreign, step: host.SwapPrepare, kind: host.ErrUnsupported, says: "it is an ELF executable for S390"},
-	{name: "another program", binary: file("#!/bin/sh\nexec sleep 0\n", 0o700), step: host.SwapPrepare, kind: host.ErrUnavailable, says: "exited with code 0"},
-	{name: "another protocol", fresh: "start protocol 7", step: host.SwapPrepare, kind: host.ErrUnsupported, says: "no common protocol version: the shim offers 7"},
-	{name: "a state too new for it", fresh: "Rehearse before schema 99", step: host.SwapPrepare, kind: host.ErrUnsupported, says: "has schema 99"},
-	{name: "rubbish", fresh: "start rubbish", step: host.SwapPrepare, kind: host.ErrInternal, says: `is no handshake: "hello, world"`},
-	{name: "exits at start", fresh: "start exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "died at its start: it " + dead},
-	{name: "panics at start", fresh: "start panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "killed at start", fresh: "start kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
-	{name: "exits when greeted", fresh: "Hello before exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: dead},
-	{name: "killed after it was greeted", fresh: "Hello after kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
-	{name: "panics when greeted", fresh: "Hello before panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "refuses the greeting", fresh: "Hello before error unavailable", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "a fault: error unavailable"},
-	{name: "exits in rehearsal", fresh: "Rehearse before exit", step: host.SwapPrepare, kind: host.ErrUnavailable, says: dead},
-	{name: "panics in rehearsal", fresh: "Rehearse after panic", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "killed in rehearsal", fresh: "Rehearse before kill-self", step: host.SwapPrepare, kind: host.ErrUnavailable, says: killed},
-	{name: "finds the state damaged", fresh: "Rehearse before error damaged", step: host.SwapPrepare, kind: host.ErrDamaged, says: "a fault: error damaged"},
-	{name: "fails in rehearsal", fresh: "Rehearse after error", step: host.SwapPrepare, kind: host.ErrInternal, says: "a fault: error"},
+	{name: "no program", binary: file("hello, world", 0o700), kind: host.ErrUnsupported, says: "it is no ELF executable"},
+	{name: "another architecture", binary: foreign, kind: host.ErrUnsupported, says: "it is an ELF executable for S390"},
+	{name: "another program", binary: file("#!/bin/sh\nexec sleep 0\n", 0o700), says: "exited with code 0"},
+	{name: "another protocol", fresh: "start protocol 7", kind: host.ErrUnsupported, says: "no common protocol version: the shim offers 7"},
+	{name: "a state too new for it", fresh: "Rehearse before schema 99", kind: host.ErrUnsupported, says: "has schema 99"},
+	{name: "rubbish", fresh: "start rubbish", kind: host.ErrInternal, says: `is no handshake: "hello, world"`},
+	{name: "exits at start", fresh: "start exit", says: "died at its start: it " + dead},
+	{name: "panics at start", fresh: "start panic", says: "panic: a fault"},
+	{name: "killed at start", fresh: "start kill-self", says: killed},
+	{name: "exits when greeted", fresh: "Hello before exit", says: dead},
+	{name: "killed after it was greeted", fresh: "Hello after kill-self", says: killed},
+	{name: "panics when greeted", fresh: "Hello before panic", says: "panic: a fault"},
+	{name: "refuses the greeting", fresh: "Hello before error unavailable", says: "a fault: error unavailable"},
+	{name: "exits in rehearsal", fresh: "Rehearse before exit", says: dead},
+	{name: "panics in rehearsal", fresh: "Rehearse after panic", says: "panic: a fault"},
+	{name: "killed in rehearsal", fresh: "Rehearse before kill-self", says: killed},
+	{name: "finds the state damaged", fresh: "Rehearse before error damaged", kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "fails in rehearsal", fresh: "Rehearse after error", kind: host.ErrInternal, says: "a fault: error"},
 }
 
 // unresponsive are candidates that answer nothing. They are given up after Config.StartTimeout.
 var unresponsive = []rollbackCase{
-	{name: "hangs at start", fresh: "start hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
-	{name: "frozen at start", fresh: "start freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "sent no handshake"},
-	{name: "hangs when greeted", fresh: "Hello before hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "greet the shim: there was no answer within 3s"},
-	{name: "frozen when greeted", fresh: "Hello after freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "greet the shim: there was no answer within 3s"},
-	{name: "hangs in rehearsal", fresh: "Rehearse before hang", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "there was no answer within 3s"},
-	{name: "frozen in rehearsal", fresh: "Rehearse after freeze", step: host.SwapPrepare, kind: host.ErrUnavailable, says: "there was no answer within 3s"},
+	{name: "hangs at start", fresh: "start hang", says: "sent no handshake"},
+	{name: "frozen at start", fresh: "start freeze", says: "sent no handshake"},
+	{name: "hangs when greeted", fresh: "Hello before hang", says: "greet the shim: there was no answer within 3s"},
+	{name: "frozen when greeted", fresh: "Hello after freeze", says: "greet the shim: there was no answer within 3s"},
+	{name: "hangs in rehearsal", fresh: "Rehearse before hang", says: "there was no answer within 3s"},
+	{name: "frozen in rehearsal", fresh: "Rehearse after freeze", says: "there was no answer within 3s"},
 }
 
 // notActivated are faults while the new shim takes the state, before and after it has begun its generation. The old
 // shim takes it back.
 var notActivated = []rollbackCase{
-	{name: "exits before", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
-	{name: "exits after", fresh: "Activate after exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
-	{name: "panics before", fresh: "Activate before panic", step: host.SwapActivate, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "panics after", fresh: "Activate after panic", step: host.SwapActivate, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "killed before", fresh: "Activate before kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
-	{name: "killed after", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
-	{name: "hangs before", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
-	{name: "hangs after", fresh: "Activate after hang", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
-	{name: "frozen before", fresh: "Activate before freeze", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
-	{name: "frozen after", fresh: "Activate after freeze", step: host.SwapActivate, kind: host.ErrUnavailable, says: "there was no answer within"},
-	{name: "refuses before", fresh: "Activate before error exhausted", step: host.SwapActivate, kind: host.ErrExhausted, says: "a fault: error exhausted"},
-	{name: "refuses after", fresh: "Activate after error damaged", step: host.SwapActivate, kind: host.ErrDamaged, says: "a fault: error damaged"},
-	{name: "fails after", fresh: "Activate after error", step: host.SwapActivate, kind: host.ErrInternal, says: "a fault: error"},
-	{name: "dies in quiesce", old: "Quiesce before kill-other", step: host.SwapActivate, or: host.SwapQuiesce, kind: host.ErrUnavailable, says: killed},
-	{name: "dies after the fence", old: "Release after kill-other", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "exits before", fresh: "Activate before exit", says: dead},
+	{name: "exits after", fresh: "Activate after exit", says: dead},
+	{name: "panics before", fresh: "Activate before panic", says: "panic: a fault"},
+	{name: "panics after", fresh: "Activate after panic", says: "panic: a fault"},
+	{name: "killed before", fresh: "Activate before kill-self", says: killed},
+	{name: "killed after", fresh: "Activate after kill-self", says: killed},
+	{name: "hangs before", fresh: "Activate before hang", says: "there was no answer within"},
+	{name: "hangs after", fresh: "Activate after hang", says: "there was no answer within"},
+	{name: "frozen before", fresh: "Activate before freeze", says: "there was no answer within"},
+	{name: "frozen after", fresh: "Activate after freeze", says: "there was no answer within"},
+	{name: "refuses before", fresh: "Activate before error exhausted", kind: host.ErrExhausted, says: "a fault: error exhausted"},
+	{name: "refuses after", fresh: "Activate after error damaged", kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "fails after", fresh: "Activate after error", kind: host.ErrInternal, says: "a fault: error"},
+	{name: "dies in quiesce", old: "Quiesce before kill-other", or: host.SwapQuiesce, says: killed},
+	{name: "dies after the fence", old: "Release after kill-other", says: killed},
 }
 
 // failingOld are faults of the old shim. From the fence on it is not needed: it is killed, and the new shim is active.
@@ -132,23 +132,22 @@ var failingOld = []rollbackCase{
 // failingBoth are faults of both shims. The old one does not release the state and is killed; the new one fails. The
 // old binary is started again.
 var failingBoth = []rollbackCase{
-	{name: "does not release, and the new one dies", old: "Release before hang", fresh: "Activate before exit", step: host.SwapActivate, kind: host.ErrUnavailable, says: dead},
-	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", step: host.SwapActivate, kind: host.ErrUnavailable,
-		says: "there was no answer within 10s"},
-	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", step: host.SwapActivate, kind: host.ErrUnavailable, says: killed},
+	{name: "does not release, and the new one dies", old: "Release before hang", fresh: "Activate before exit", says: dead},
+	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", says: "there was no answer within 10s"},
+	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", says: killed},
 }
 
 // failingYoung are faults of a new shim that was active. The old one stands by and takes over. Callbacks.Serve is what
 // a host calls first at an active shim.
 var failingYoung = []rollbackCase{
-	{name: "exits at once", fresh: "Callbacks.Serve before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
-	{name: "panics at once", fresh: "Callbacks.Serve before panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "killed soon", fresh: "serving 200ms kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
-	{name: "frozen soon", fresh: "serving 100ms freeze", step: host.SwapBake, kind: host.ErrUnavailable, says: "it gave no answer for"},
-	{name: "errs", fresh: "Status before error internal", step: host.SwapBake, kind: host.ErrUnavailable, says: "it gave no answer for"},
-	{name: "exits before a call", fresh: "Volumes.Create before exit", step: host.SwapBake, kind: host.ErrUnavailable, says: dead},
-	{name: "panics after a call", fresh: "Volumes.Create after panic", step: host.SwapBake, kind: host.ErrUnavailable, says: "panic: a fault"},
-	{name: "killed after a call", fresh: "Volumes.Delete after kill-self", step: host.SwapBake, kind: host.ErrUnavailable, says: killed},
+	{name: "exits at once", fresh: "Callbacks.Serve before exit", says: dead},
+	{name: "panics at once", fresh: "Callbacks.Serve before panic", says: "panic: a fault"},
+	{name: "killed soon", fresh: "serving 200ms kill-self", says: killed},
+	{name: "frozen soon", fresh: "serving 100ms freeze", says: "it gave no answer for"},
+	{name: "errs", fresh: "Status before error internal", says: "it gave no answer for"},
+	{name: "exits before a call", fresh: "Volumes.Create before exit", says: dead},
+	{name: "panics after a call", fresh: "Volumes.Create after panic", says: "panic: a fault"},
+	{name: "killed after a call", fresh: "Volumes.Delete after kill-self", says: killed},
 }
 
 // Whatever fails before the commit, a working shim is active: the old process, its binary started again, or, if the old
@@ -156,24 +155,40 @@ var failingYoung = []rollbackCase{
 // left, and the next swap succeeds.
 func TestRollback(t *testing.T) {
 	slow(t)
-	all := func(cases []rollbackCase, serves activeAfter, more func(*host.Config)) func(t *testing.T) {
+	all := func(cases []rollbackCase, usual rollbackCase, change func(*host.Config)) func(t *testing.T) {
 		return func(t *testing.T) {
-			s := newLoadedEnv(t, more)
+			l := newLoadedEnv(t, change)
 			for _, c := range cases {
-				if c.serves == "" {
-					c.serves = serves
+				if c.step == "" {
+					c.step = usual.step
 				}
-				t.Run(c.name, func(t *testing.T) { s.checkRollback(t, c) })
+				if c.kind == nil {
+					c.kind = usual.kind
+				}
+				if c.serves == "" {
+					c.serves = usual.serves
+				}
+				t.Run(c.name, func(t *testing.T) { l.checkRollback(t, c) })
 			}
 		}
 	}
-	t.Run("refused", all(refused, oldOne, func(c *host.Config) { c.SwapBudget = waitLimit }))
-	t.Run("mute", all(unresponsive, oldOne, func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = limit, limit }))
-	t.Run("not activated", all(notActivated, oldOne, func(*host.Config) {}))
-	t.Run("a bad old one", all(failingOld, newOne, func(*host.Config) {}))
-	t.Run("neither", all(failingBoth, oldAnew, func(*host.Config) {}))
-	t.Run("young", all(failingYoung, oldOne, func(c *host.Config) { c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*limit, limit }))
-	t.Run("mute late", all(of(failingYoung, "frozen soon", "errs"), oldOne, func(c *host.Config) { c.Bake, c.AnswerTimeout = limit, limit })) // as the defaults are
+	keepsOld := func(step host.SwapStep) rollbackCase {
+		return rollbackCase{step: step, kind: host.ErrUnavailable, serves: oldOne}
+	}
+	anew := rollbackCase{step: host.SwapActivate, kind: host.ErrUnavailable, serves: oldAnew}
+	t.Run("refused", all(refused, keepsOld(host.SwapPrepare), func(c *host.Config) { c.SwapBudget = waitLimit }))
+	t.Run("unresponsive", all(unresponsive, keepsOld(host.SwapPrepare), func(c *host.Config) {
+		c.StartTimeout, c.PrepareTimeout = limit, limit
+	}))
+	t.Run("not activated", all(notActivated, keepsOld(host.SwapActivate), func(*host.Config) {}))
+	t.Run("the old one fails", all(failingOld, rollbackCase{serves: newOne}, func(*host.Config) {}))
+	t.Run("both fail", all(failingBoth, anew, func(*host.Config) {}))
+	t.Run("young", all(failingYoung, keepsOld(host.SwapBake), func(c *host.Config) {
+		c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*limit, limit
+	}))
+	t.Run("unresponsive late", all(of(failingYoung, "frozen soon", "errs"), keepsOld(host.SwapBake), func(c *host.Config) {
+		c.Bake, c.AnswerTimeout = limit, limit // the same, as by default
+	}))
 }
 
 // of returns the cases of those names.

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"holdfast/internal/fault"
 	"holdfast/internal/nextrelease"
+	"holdfast/internal/testbin"
 )
 
-// roles are what this program is as another process.
+// roles are what this program does as another process.
 var roles = map[string]func() error{"plugins": servePlugins, "writer": write}
 
-// roleVariable says in the environment which.
+// roleVariable is the environment variable that names the role.
 const roleVariable = "HOLDFAST_BENCHSWAP_ROLE"
 
 func TestMain(m *testing.M) {
@@ -30,37 +30,28 @@ func TestMain(m *testing.M) {
 
 var (
 	binaries [2]string // both builds of the shim
-	faulty   string    // the shim that fails on purpose: see package fault
+	faulty   string    // the program that package fault gives faults to
 )
 
 func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "h-bin-")
+	cache, err := filepath.Abs("../../.cache")
+	if err == nil {
+		err = os.MkdirAll(cache, 0o755)
+	}
+	overlay := ""
+	if err == nil {
+		overlay, err = nextrelease.Flag(cache)
+	}
+	dir := ""
+	if err == nil { // the next release has another protocol number and another schema
+		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay), testbin.FaultyShim("shim-faulty"))
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	overlay, err := nextrelease.Flag(dir)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	for i, release := range []string{"", overlay} { // the second one has another protocol number and another schema
-		binaries[i] = filepath.Join(dir, fmt.Sprint("shim-", i+1))
-		args := append([]string{"build"}, raceFlag...)
-		if release != "" {
-			args = append(args, release)
-		}
-		cmd := exec.Command("go", append(args, "-o", binaries[i], "../../shim")...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build the shim: %v\n%s", err, out)
-			return 1
-		}
-	}
-	if faulty, err = fault.Build(dir, raceFlag...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
+	binaries = [2]string{filepath.Join(dir, "shim"), filepath.Join(dir, "shim-next")}
+	faulty = filepath.Join(dir, "shim-faulty")
 	return m.Run()
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,28 +15,28 @@ import (
 	"time"
 )
 
-// Fault is one line.
+// Fault is one line of faults.
 type Fault struct {
-	At     string        // "start", "serving" or a method
+	At     string        // "start", "serving" or a method of a service
 	Later  time.Duration // with "serving"
 	After  bool          // with a method: its work is done
 	Do     string        // the action
-	With   string        // what the action needs
-	Times  int           // at most so often in one process; 0: always
-	Once   string        // only by the process that makes this file
+	With   string        // the argument of the action
+	Times  int           // at most so often per process; 0: always
+	Once   string        // only in the process that creates this file
 	During time.Duration // With, of "slow"
 }
 
-// actions says what follows each action.
+// actions maps each action to the kind of its argument.
 var actions = map[string]string{
 	"hang": "", "slow": "time", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind", "kill-host": "", "kill-other": "",
 	"touch": "path", "wait-for": "path", "arrivals": "path", "rubbish": "", "noise": "", "fork": "", "protocol": "number", "schema": "number",
 }
 
-// Kinds are what may follow "error".
+// Kinds are the arguments of "error".
 var Kinds = []string{"invalid", "conflict", "unavailable", "fenced", "exhausted", "damaged", "internal"}
 
-// Parse reads lines. An empty one, and one that begins with #, says nothing.
+// Parse parses lines of faults. Empty lines and lines that begin with # are ignored.
 func Parse(lines ...string) (all []Fault, err error) {
 	for _, line := range lines {
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -74,7 +73,7 @@ func parse(words []string) (f Fault, err error) {
 	f.Do = take()
 	what, known := actions[f.Do]
 	if !known {
-		return f, errors.New("no such action")
+		return f, errors.New("unknown action")
 	}
 	if what != "" && len(words) > 0 && words[0] != "times" && words[0] != "once" {
 		f.With = take()
@@ -89,7 +88,7 @@ func parse(words []string) (f Fault, err error) {
 		f.Once = take()
 	case "":
 	default:
-		err = fmt.Errorf("what is %q", word)
+		err = fmt.Errorf("unexpected word %q", word)
 	}
 	return f, err
 }
@@ -102,20 +101,20 @@ func (f *Fault) checkWith(what string) (err error) {
 		_, err = strconv.Atoi(f.With)
 	case "path":
 		if !filepath.IsAbs(f.With) {
-			return errors.New("no absolute path")
+			return errors.New("not an absolute path")
 		}
 	case "kind":
 		if f.With != "" && !slices.Contains(Kinds, f.With) {
-			return fmt.Errorf("no kind; there are %v", Kinds)
+			return fmt.Errorf("unknown kind; the kinds are %v", Kinds)
 		}
 	}
 	return err
 }
 
-// magic ends a program with faults; before it stands how long they are, in 8 bytes.
+// magic ends a program with faults. The 8 bytes before it are the length of the faults.
 const magic = "holdfast-faults\n"
 
-// Read gives the faults behind a program.
+// Read returns the faults at the end of a program.
 func Read(program string) ([]Fault, error) {
 	f, err := os.Open(program)
 	if err != nil {
@@ -140,18 +139,7 @@ func Read(program string) ([]Fault, error) {
 	return Parse(strings.Split(string(text), "\n")...)
 }
 
-// Build builds the program for Binary into dir and returns its path, without what a debugger needs: it is copied often. flags are those of go
-// build: -race where the test has it.
-func Build(dir string, flags ...string) (string, error) {
-	path := filepath.Join(dir, "holdfast-shim-faulty")
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-ldflags=-s -w", "-o", path, "holdfast/shim/internal/faulty")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the faulty shim: %w\n%s", err, out)
-	}
-	return path, nil
-}
-
-// Binary is a shim with the faults that lines say: the program that Build has built, in dir under name. Each name is another digest.
+// Binary copies the program, which testbin.FaultyShim builds, to dir/name and appends faults. Each name has another digest.
 func Binary(t testing.TB, program, dir, name string, lines ...string) (path string) {
 	t.Helper()
 	if _, err := Parse(lines...); err != nil {

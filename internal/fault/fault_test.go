@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// What Binary puts behind a program, Read finds there; the program is as it was. Another name is another digest.
+// Read finds the faults that Binary appends to a program.
 func TestBinaryCarriesItsFaults(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "program")
@@ -34,8 +34,8 @@ func TestBinaryCarriesItsFaults(t *testing.T) {
 	}
 }
 
-// A line that means nothing is an error: a test would see a good shim.
-func TestParseRefuses(t *testing.T) {
+// A line without a meaning is an error: the shim would be a good one.
+func TestParseRefusesUnknownFaults(t *testing.T) {
 	for _, line := range []string{
 		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch", "start touch x", "Activate before error green",
 		"start slow", "start exit now", "start protocol x", "start exit times x",

@@ -1,4 +1,4 @@
-// Package installed is what tests ask for programs that are no part of Go, and that a machine may lack.
+// Package installed skips tests that need programs which a machine may lack.
 package installed
 
 import (
@@ -7,21 +7,21 @@ import (
 	"testing"
 )
 
-// Tool skips a test that needs a program which this machine does not have, and says which Debian package has it. Where CI is set, what is
-// needed has been installed, and a test that would be skipped fails.
+// Tool skips a test that needs a program which is not installed, and names the Debian package. If CI is set, the test fails
+// instead.
 func Tool(t testing.TB, name, pkg string) {
 	t.Helper()
 	_, err := exec.LookPath(name)
 	switch {
 	case err == nil:
 	case os.Getenv("CI") != "":
-		t.Fatalf("%s is not here: .ci/run has to install %s", name, pkg)
+		t.Fatalf("%s is not installed: .ci/run has to install %s", name, pkg)
 	default:
-		t.Skipf("%s is not here: apt-get install %s", name, pkg)
+		t.Skipf("%s is not installed: apt-get install %s", name, pkg)
 	}
 }
 
-// FileSystem skips a test that needs a file system which nothing here can make.
+// FileSystem skips a test that needs a file system which no installed program can make.
 func FileSystem(t testing.TB, kind string) {
 	t.Helper()
 	pkg := "e2fsprogs"

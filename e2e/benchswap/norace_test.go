@@ -1,5 +1,0 @@
-//go:build !race
-
-package benchswap
-
-var raceFlag []string
