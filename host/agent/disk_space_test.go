@@ -175,12 +175,13 @@ func TestChangesWaitForSpace(t *testing.T) {
 		ends, _ := e.awaitRunning("ends"), e.awaitRunning("stays")
 		full.Store(true)
 		e.exit(ends, "main", 0)
+		synctest.Wait()
+		if e.agent.Shortage() == "" {
+			t.Error("the shortage is not reported")
+		}
 		time.Sleep(time.Minute)
 		if r := e.agent.record(ends.ID); r.State != AllocRunning {
 			t.Errorf("published before it is on disk: %s", r.State)
-		}
-		if e.agent.Shortage() == "" {
-			t.Error("the shortage is not reported")
 		}
 		e.hasError(e.agent.StopJob(e.Context(), "stays", e.shim, StopOptions{}), registry.ErrExhausted)
 		full.Store(false)
