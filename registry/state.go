@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"slices"
+	"strings"
 )
 
 // State is durable state as everybody who changes it needs it. The store implements it on disk, package registrytest in memory;
@@ -129,15 +130,31 @@ func (c Change) Split() (shared, node Change) {
 	return shared, node
 }
 
-// Unmixed returns an ErrInternal if the change writes both records that nodes share and records of one node. Every State
-// refuses such a change.
-func (c Change) Unmixed() error {
-	if !c.Mixed() {
-		return nil
+// Unmixed returns state as use cases get it: a commit of both records that nodes share and records of one node is an
+// ErrInternal. In a cluster the two are not stored in one place.
+func Unmixed(state State) State { return unmixed{state} }
+
+type unmixed struct{ State }
+
+func (u unmixed) Commit(ctx context.Context, decide func(View) (Change, error)) (Seq, error) {
+	return u.State.Commit(ctx, func(v View) (Change, error) {
+		change, err := decide(v)
+		if err == nil && change.Mixed() {
+			return Change{}, Errorf(ErrInternal, "commit mixes shared and node records: %s", strings.Join(change.buckets(), ", "))
+		}
+		return change, err
+	})
+}
+
+// buckets lists the buckets that the change writes to, in the order of the change.
+func (c Change) buckets() (names []string) {
+	for _, r := range c.Put {
+		names = append(names, string(r.Key().Bucket))
 	}
-	shared, node := c.Split()
-	return Errorf(ErrInternal, "commit mixes shared and node records: %v %v and %v %v",
-		shared.Put, shared.Delete, node.Put, node.Delete)
+	for _, k := range c.Delete {
+		names = append(names, string(k.Bucket))
+	}
+	return names
 }
 
 // Mixed reports whether the change writes both records that nodes share and records of one node.

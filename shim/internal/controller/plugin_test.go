@@ -196,7 +196,7 @@ func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *des
 // build returns a controller over the desk's state.
 func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller {
 	return New(intent.Calls{
-		Sender: intent.Sender{State: d.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
+		Sender: intent.Sender{State: registry.Unmixed(d.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
 		Locks: &intent.Locks{}, Expected: serves,
 	}, d.plugin, nil, hclog.NewNullLogger())
 }

@@ -286,7 +286,7 @@ func (w *env) build(o Options) {
 	if o.Live {
 		o.Undo = func(context.Context) error { w.undo(); return nil }
 	}
-	w.Doctor = New(w.log, w.machine, o)
+	w.Doctor = New(registry.Unmixed(w.log), w.machine, o)
 }
 
 func (w *env) put(records ...registry.Record) {

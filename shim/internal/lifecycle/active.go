@@ -152,9 +152,10 @@ func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m
 	r.fleet = in.fleet(r.table)
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
-	supervisor := task.New(r.store, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, p.log.Named("tasks"))
+	state := registry.Unmixed(r.store)
+	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, p.log.Named("tasks"))
 	calls := intent.Calls{
-		Sender:  intent.Sender{State: r.store, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
+		Sender:  intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
@@ -165,13 +166,13 @@ func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m
 	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
-	r.doctor = doctor.New(r.store, m, doctor.Options{
+	r.doctor = doctor.New(state, m, doctor.Options{
 		Node:   hello.Node,
 		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },
 	})
-	r.mounts = doctor.NewWatch(r.store, m, layout, time.Now, p.log.Named("mounts"))
+	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection
 	return nil
 }
@@ -256,7 +257,7 @@ func (r *activeState) release() (rest func(), err error) {
 // served returns the active state as package rpc serves it.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), Log: r.store, Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
+		Node: r.node, Generation: r.store.Generation(), Log: registry.Unmixed(r.store), Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
 	}
 }

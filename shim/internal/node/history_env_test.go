@@ -228,7 +228,7 @@ func (n *historyEnv) startShim() {
 		return n.plugin.Load().listener.DialContext(ctx)
 	})
 	calls := intent.Calls{
-		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
+		Sender:  intent.Sender{State: registry.Unmixed(n.log), Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: noSecrets{}, Locks: &intent.Locks{},
 	}
 	stager := node.NewStager(calls, s.fleet, kernel{n.boot, n.mounts}, node.Options{Layout: layout, Check: n.mounts != nil})

@@ -53,7 +53,7 @@ func (w *world) build() {
 // calls is what the use cases share.
 func (w *world) calls(plugins intent.Plugins, secrets intent.Secrets) intent.Calls {
 	return intent.Calls{
-		Sender: intent.Sender{State: w.log, Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
+		Sender: intent.Sender{State: registry.Unmixed(w.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
 	}
 }
 
