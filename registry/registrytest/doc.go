@@ -1,3 +1,3 @@
-// Package registrytest holds what tests need around package registry: an in-memory registry.Log that can be made to fail (NewLog),
-// and the suite that every Log passes (TestLog). Nothing outside tests imports it.
+// Package registrytest has a registry.State in memory that can be made to fail (NewLog), and the suite that every
+// registry.State passes (TestLog). Only tests import it.
 package registrytest

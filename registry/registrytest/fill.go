@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Filled is a value of type T with every field set to something else than zero, lists and maps having one element each. The seed
-// makes values differ. Tests use it so that a field added later is covered without being named.
+// Filled returns a value of type T whose fields are all set, with one element in each list and map. Values of different
+// seeds differ. With it, tests cover fields that are added later.
 func Filled[T any](t testing.TB, seed int) T {
 	t.Helper()
 	var v T
@@ -56,7 +56,7 @@ func fill(t testing.TB, v reflect.Value, n *int) {
 	}
 }
 
-// Zeros lists the paths of fields that are zero somewhere in v.
+// Zeros returns the paths of all zero fields in v.
 func Zeros(v any) []string { return zeros("", reflect.ValueOf(v)) }
 
 func zeros(path string, v reflect.Value) []string {

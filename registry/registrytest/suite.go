@@ -13,11 +13,12 @@ import (
 	"holdfast/registry"
 )
 
-// Open makes an empty log and cleans up after itself. reopen closes the log that was opened last, as the end of its process does, and
-// opens what it left. If the log has the method OnApplied(func(registry.Applied)), what it tells is tested as well.
+// Open returns an empty state and cleans up after the test. reopen closes the state opened last, as the end of its
+// process would, and opens it again. If the state has a method OnApplied(func(registry.Applied)), the suite tests
+// that as well.
 type Open func(t *testing.T) (log registry.State, reopen func() registry.State)
 
-// TestLog holds a registry.Log to what its comments say.
+// TestLog tests that a registry.State does what its comments say.
 func TestLog(t *testing.T, open Open) {
 	for _, c := range []struct {
 		name string
@@ -78,7 +79,7 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// kind is how one type of record is made and read.
+// kind says how to make and read records of one type.
 type kind struct {
 	make func(t testing.TB, seed int) registry.Record
 	get  func(registry.View, registry.Record) (registry.Record, bool)
@@ -112,7 +113,8 @@ func only[T any](list []T, holds func(T) bool) (T, bool) {
 	return none, false
 }
 
-// in limits a kind to the records of one bucket, for a type whose records lie in two. set makes a record one of the bucket.
+// in limits a kind to the records of one bucket, for a type whose records lie in two. set makes a record one of the
+// bucket.
 func in[T registry.Record](b registry.Bucket, k kind, set func(*T)) kind {
 	return kind{
 		make: func(t testing.TB, seed int) registry.Record {
@@ -137,7 +139,7 @@ var intents = kindOf(func(v registry.View, r registry.Intent) (registry.Intent, 
 	return v.Intent(r.Volume)
 }, registry.View.Intents)
 
-// kinds is every bucket, and how its records are read.
+// kinds has every bucket.
 var kinds = map[registry.Bucket]kind{
 	registry.BucketInstances: kindOf(
 		func(v registry.View, r registry.Instance) (registry.Instance, bool) { return v.Instance(r.InstanceKey) }, registry.View.AllInstances),
@@ -145,8 +147,10 @@ var kinds = map[registry.Bucket]kind{
 		func(v registry.View, r registry.Task) (registry.Task, bool) { return v.Task(r.TaskKey) }, registry.View.Tasks),
 	registry.BucketAllocs: kindOf(
 		func(v registry.View, r registry.Alloc) (registry.Alloc, bool) { return v.Alloc(r.ID) }, registry.View.Allocs),
-	registry.BucketVolumes:       in(registry.BucketVolumes, volumes, func(r *registry.Volume) { r.Ephemeral = false }),
-	registry.BucketInlineVolumes: in(registry.BucketInlineVolumes, volumes, func(r *registry.Volume) { r.Created = false }),
+	registry.BucketVolumes: in(registry.BucketVolumes, volumes, func(r *registry.Volume) { r.Ephemeral = false }),
+	registry.BucketInlineVolumes: in(registry.BucketInlineVolumes, volumes, func(r *registry.Volume) {
+		r.Created = false
+	}),
 	registry.BucketClaims: kindOf(func(v registry.View, r registry.Claim) (registry.Claim, bool) {
 		return only(v.Claims(r.Volume), func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() })
 	}, registry.View.AllClaims),
@@ -160,8 +164,12 @@ var kinds = map[registry.Bucket]kind{
 	registry.BucketRefs: kindOf(func(v registry.View, r registry.Ref) (registry.Ref, bool) {
 		return only(v.Refs(r.Volume), func(c registry.Ref) bool { return c.ClaimKey() == r.ClaimKey() })
 	}, registry.View.AllRefs),
-	registry.BucketIntents:     in(registry.BucketIntents, intents, func(r *registry.Intent) { r.RPC = registry.CreateVolumeRPC }),
-	registry.BucketNodeIntents: in(registry.BucketNodeIntents, intents, func(r *registry.Intent) { r.RPC = registry.NodeStageRPC }),
+	registry.BucketIntents: in(registry.BucketIntents, intents, func(r *registry.Intent) {
+		r.RPC = registry.CreateVolumeRPC
+	}),
+	registry.BucketNodeIntents: in(registry.BucketNodeIntents, intents, func(r *registry.Intent) {
+		r.RPC = registry.NodeStageRPC
+	}),
 	registry.BucketRequests: kindOf(
 		func(v registry.View, r registry.Operation) (registry.Operation, bool) { return v.Operation(r.ID) }, nil),
 }
@@ -203,7 +211,7 @@ func testRoundTrip(t *testing.T, open Open) {
 	look(t, log, func(v registry.View) { checkOtherReads(t, v, written) })
 }
 
-// checkOtherReads finds records by what is not their key.
+// checkOtherReads finds records by other fields than their key.
 func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 	for _, r := range written {
 		var got []registry.Record
@@ -212,7 +220,9 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			if found, ok := v.VolumeByKey(r.VolumeKey()); ok {
 				got = append(got, found)
 			}
-			if same := v.VolumesWhere(func(o registry.Volume) bool { return o.VolumeName() == r.VolumeName() }); len(same) != 1 || !among(same, r) {
+			if same := v.VolumesWhere(func(o registry.Volume) bool {
+				return o.VolumeName() == r.VolumeName()
+			}); len(same) != 1 || !among(same, r) {
 				t.Errorf("by the name of volume %s %d are found: %v", r.ID, len(same), same)
 			}
 			if same := v.VolumesNamed(r.Plugin, r.Name); r.Created && (len(same) != 1 || !among(same, r)) {
@@ -224,11 +234,15 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 			}
 			continue
 		case registry.Attachment:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Attachment { return v.Attachments(r.Volume) }).all(v)...)
+			got = append(got, kindOf(nil, func(v registry.View) []registry.Attachment {
+				return v.Attachments(r.Volume)
+			}).all(v)...)
 		case registry.Claim:
 			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim { return v.ClaimsOf(r.Alloc) }).all(v)...)
 		case registry.Instance:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Instance { return v.Instances(r.Role, r.Plugin) }).all(v)...)
+			got = append(got, kindOf(nil, func(v registry.View) []registry.Instance {
+				return v.Instances(r.Role, r.Plugin)
+			}).all(v)...)
 		default:
 			continue
 		}
@@ -299,7 +313,9 @@ func testDecideError(t *testing.T, open Open) {
 	log, _ := open(t)
 	before := at(t, log, puts(registry.Alloc{ID: "a"}))
 	reason := errors.New("no")
-	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(registry.Alloc{ID: "b"}), reason })
+	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return puts(registry.Alloc{ID: "b"}), reason
+	})
 	if err != reason {
 		t.Errorf("error %v is not what decide returned", err)
 	}

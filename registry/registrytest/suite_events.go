@@ -126,7 +126,9 @@ func testApplied(t *testing.T, open Open) {
 				seq, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
 					return registry.Change{Put: []registry.Record{registry.Alloc{ID: id}}, Events: make([]registry.Event, n%3)}, nil
 				})
-				if err != nil || !slices.ContainsFunc(applied(), func(a registry.Applied) bool { return a.Index == seq && a.Change.Put[0].(registry.Alloc).ID == id }) {
+				if err != nil || !slices.ContainsFunc(applied(), func(a registry.Applied) bool {
+					return a.Index == seq && a.Change.Put[0].(registry.Alloc).ID == id
+				}) {
 					t.Errorf("commit %s at %d was not told before it returned; %v", id, seq, err)
 				}
 			}

@@ -27,7 +27,8 @@ func register(v *registry.Volume)   { v.Created, v.External = false, "x" }
 func makeInline(v *registry.Volume) { v.Created, v.Ephemeral, v.Owner = false, true, "alloc" }
 func rename(v *registry.Volume)     { v.Name = "new" }
 
-// naming is steps that give volumes a name at their plugin, or take it from them, and who has which name then: at plugin p, and at pn.
+// naming is steps that give volumes a name at their plugin, or take it from them, and who has which name then: at
+// plugin p, and at pn.
 var naming = []struct {
 	what   string
 	change registry.Change
@@ -35,7 +36,9 @@ var naming = []struct {
 }{
 	{"creations", puts(named("b", "p", "name"), named("a", "p", "name"), named("c", "p", "nam"), named("d", "pn", "ame"), named("e", "p", "")),
 		"name:a,b nam:c :e | ame:d"},
-	{"an answer", puts(but(named("a", "p", "name"), func(v *registry.Volume) { v.State, v.External = registry.VolumeReady, "vol" })),
+	{"an answer", puts(but(named("a", "p", "name"), func(v *registry.Volume) {
+		v.State, v.External = registry.VolumeReady, "vol"
+	})),
 		"name:a,b nam:c :e | ame:d"},
 	{"others", puts(but(named("f", "p", "name"), register), but(named("g", "p", "name"), makeInline)), "name:a,b nam:c :e | ame:d"},
 	{"another name", puts(but(named("a", "p", "name"), rename)), "name:b nam:c new:a :e | ame:d"},

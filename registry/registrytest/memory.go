@@ -9,35 +9,36 @@ import (
 	"holdfast/registry"
 )
 
-// Log is a registry.Log in memory. Reopen is what a restart of the process is to one on disk.
+// Log is a registry.State in memory. Reopen stands for a restart of the process.
 type Log struct {
 	now       func() time.Time
-	committed atomic.Pointer[state] // what Views see: never waits for a commit
+	committed atomic.Pointer[state] // what views see
 	keep      int
 
 	mu        sync.Mutex // held by one commit at a time
 	listeners []func(registry.Applied)
 	fault     *fault
-	durable   *state // what Reopen finds; another one than committed after Lose
-	dead      error  // why no further commit is taken
+	durable   *state // what Reopen finds; differs from committed after Lose
+	dead      error  // the error of all further commits; nil: none
 	hold      chan struct{}
 }
 
-// fault is what happens to the next commit.
+// fault describes how the next commit fails.
 type fault struct {
 	err     error
-	written bool // though it reports err
-	fatal   bool // the log takes no commit after it
+	written bool // the commit is written all the same
+	fatal   bool // later commits fail as well
 }
 
-// NewLog is an empty log, of generation 1. now stamps events that have no time of their own.
+// NewLog returns an empty state of generation 1. now stamps events that have no time.
 func NewLog(now func() time.Time) *Log {
 	l := &Log{now: now, keep: registry.MaxEvents}
 	l.publish(&state{generation: 1})
 	return l
 }
 
-// OnApplied has f called with each change after its commit, in commit order, before Commit returns. f neither blocks nor commits.
+// OnApplied has f called with each change after its commit, in commit order, before Commit returns. f must not block or
+// commit.
 func (l *Log) OnApplied(f func(registry.Applied)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,10 +55,13 @@ func (l *Log) KeepEvents(n int) {
 // Fail makes the next commit that would write something write nothing and return err.
 func (l *Log) Fail(err error) { l.setFault(fault{err: err}) }
 
-// Lose makes the outcome of the next commit that would write something unknown: it returns ErrUncertain, and Reopen finds it written
-// or not. Nobody is told of it, and the log takes no commit after it.
+// Lose makes the next commit that would write something return ErrUncertain. Reopen finds it written or not. No
+// listener is called, and later commits fail.
 func (l *Log) Lose(written bool) {
-	l.setFault(fault{err: registry.Errorf(registry.ErrUncertain, "injected: the outcome of the commit is not known"), written: written, fatal: true})
+	l.setFault(fault{
+		err: registry.Errorf(registry.ErrUncertain,
+			"injected: the outcome of the commit is unknown"), written: written, fatal: true,
+	})
 }
 
 func (l *Log) publish(s *state) {
@@ -65,7 +69,7 @@ func (l *Log) publish(s *state) {
 	l.committed.Store(s)
 }
 
-// Heal takes back a Fail or Lose that no commit has met.
+// Heal takes back a Fail or Lose that has not happened yet.
 func (l *Log) Heal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,7 +82,7 @@ func (l *Log) setFault(f fault) {
 	l.fault = &f
 }
 
-// Hold makes commits wait, after they were decided and before they are durable, until release is called.
+// Hold makes commits wait between their decision and their storage until release is called.
 func (l *Log) Hold() (release func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +91,7 @@ func (l *Log) Hold() (release func()) {
 	return sync.OnceFunc(func() { close(held) })
 }
 
-// Reopen fences l and returns its successor, which holds what was durable, under the next generation, and has no listeners.
+// Reopen fences l and returns its successor: what was durable, under the next generation, without listeners.
 func (l *Log) Reopen() *Log {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +103,7 @@ func (l *Log) Reopen() *Log {
 	return successor
 }
 
-// Commit implements registry.Log.
+// Commit implements registry.State.
 func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +140,7 @@ func (l *Log) Commit(ctx context.Context, decide func(registry.View) (registry.C
 	return applied.Index, nil
 }
 
-// fail lets the next commit meet its fault. l.mu is held.
+// fail makes the commit fail as f says. l.mu is held.
 func (l *Log) fail(f fault, after *state) error {
 	l.fault = nil
 	if f.fatal {
@@ -148,7 +152,7 @@ func (l *Log) fail(f fault, after *state) error {
 	return f.err
 }
 
-// View implements registry.Log.
+// View implements registry.State.
 func (l *Log) View(ctx context.Context, read func(registry.View) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -19,7 +19,9 @@ func TestLogInMemory(t *testing.T) {
 }
 
 func commit(log *Log, id registry.AllocID) error {
-	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return puts(registry.Alloc{ID: id}), nil })
+	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return puts(registry.Alloc{ID: id}), nil
+	})
 	return err
 }
 

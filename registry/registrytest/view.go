@@ -11,8 +11,9 @@ import (
 	"holdfast/registry"
 )
 
-// state is everything that was committed up to one index. It is immutable. Records are kept as JSON, so that what is read shares
-// nothing with what was written, and as decoded from it, which all readers share: one that changes it in place is found out by the next.
+// state holds everything that was committed up to an index. It is immutable. A record is kept as JSON, so a reader
+// shares nothing with the writer, and as decoded from it. Readers share the decoded record; a change in place panics
+// at the next read.
 type state struct {
 	index      registry.Seq
 	generation registry.Generation
@@ -21,11 +22,11 @@ type state struct {
 	floor      registry.Seq
 }
 
-// entry is one record of a bucket, which are sorted by path.
+// entry is one record of a bucket. A bucket is sorted by path.
 type entry struct {
 	path   string
 	text   []byte
-	record any // decoded from text, and shared by all who read it
+	record any // decoded from text, and shared by all readers
 }
 
 func position(entries []entry, path string) (int, bool) {
@@ -33,7 +34,7 @@ func position(entries []entry, path string) (int, bool) {
 	return at, at < len(entries) && entries[at].path == path
 }
 
-// with is the state after a change, and the change as it was written.
+// with returns the state after a change, and the change as it was written.
 func (s *state) with(c registry.Change, keep int) (*state, registry.Applied) {
 	at := s.index + 1
 	a := registry.Applied{Index: at, Change: c.Stamped(at, s.generation, s.created)}
@@ -84,7 +85,7 @@ func (s *state) put(r registry.Record) {
 	s.buckets[k.Bucket] = slices.Insert(entries, at, e)
 }
 
-// created is the CreateIndex of the record that a key names, 0 if there is none.
+// created returns the CreateIndex of the record at k, or 0 if there is none.
 func (s *state) created(k registry.Key) registry.Seq {
 	at, found := position(s.buckets[k.Bucket], k.Path)
 	if !found {
@@ -94,11 +95,11 @@ func (s *state) created(k registry.Key) registry.Seq {
 	return created
 }
 
-// recordOf is the entry's record, if nobody has changed it in place.
+// recordOf returns the entry's record. It panics if a reader has changed the record in place.
 func recordOf[T any](e entry) T {
 	var again T
 	if err := json.Unmarshal(e.text, &again); err != nil || !reflect.DeepEqual(e.record, any(again)) {
-		panic(fmt.Sprintf("record %s was changed in place, to %+v: clone what is to be changed", e.text, e.record))
+		panic(fmt.Sprintf("record %s was changed in place to %+v: clone a record before changing it", e.text, e.record))
 	}
 	return e.record.(T)
 }
@@ -114,7 +115,7 @@ func copyEvents(events []registry.Event) []registry.Event {
 	return out
 }
 
-// view is a state as one transaction sees it.
+// view implements registry.View.
 type view struct{ *state }
 
 func one[T any](v view, k registry.Key) (T, bool) {
@@ -126,7 +127,7 @@ func one[T any](v view, k registry.Key) (T, bool) {
 	return recordOf[T](v.buckets[k.Bucket][at]), true
 }
 
-// many is the records whose path begins with prefix, in key order.
+// many returns the records whose path begins with prefix, in key order.
 func many[T any](v view, b registry.Bucket, prefix string) []T {
 	entries := v.buckets[b]
 	at, _ := position(entries, prefix)
