@@ -177,7 +177,7 @@ func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 	}
 	object, ok := expr.(*hclsyntax.ObjectConsExpr)
 	if !ok {
-		d.errorf(at, "write it as name = value lines", "this is no map")
+		d.errorf(at, "write it as name = value lines", "not a map")
 		return false
 	}
 	name := d.rangeOf(m.at+shift, m.at+shift+len(m.word))

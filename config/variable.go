@@ -128,7 +128,7 @@ func (d *decoder) assign(declared map[string]*variable) {
 		}
 		for _, attr := range body.Attributes {
 			if v := declared[attr.Name]; v == nil {
-				d.errorf(attr.NameRange, didYouMean(attr.Name, names), "there is no variable %q", attr.Name)
+				d.errorf(attr.NameRange, didYouMean(attr.Name, names), "unknown variable %q", attr.Name)
 			} else if value, ok := d.value(attr.Expr, d.scope); !ok || !d.set(v, value, attr.Expr.Range()) {
 				v.bad = true
 			}
@@ -137,7 +137,7 @@ func (d *decoder) assign(declared map[string]*variable) {
 	for name, s := range d.opts.Variables {
 		at := hcl.Range{Filename: "-var " + name}
 		if v := declared[name]; v == nil {
-			d.errorf(at, didYouMean(name, names), "there is no variable %q", name)
+			d.errorf(at, didYouMean(name, names), "unknown variable %q", name)
 		} else if value, ok := d.commandLine(v, s, at); !ok || !d.set(v, value, at) {
 			v.bad = true
 		}

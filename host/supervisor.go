@@ -113,7 +113,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		case <-c.startDue:
 			s.start(ctx)
 		case <-c.standbyExited:
-			s.config.Logger.Warn("the shim that stands by has died; a rollback would start its binary anew")
+			s.config.Logger.Warn("the standby shim has died; a rollback would start its binary again")
 			s.cleanUp(ctx, s.baking.standby)
 			s.baking.standby = nil
 		case <-c.bakeOver:

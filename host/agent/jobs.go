@@ -321,7 +321,7 @@ func (a *Agent) remainingError(err error) error {
 	case len(names) == 0:
 		return err
 	case err == nil:
-		return registry.Errorf(registry.ErrUncertain, "not everything was taken down: %s", strings.Join(names, "; "))
+		return registry.Errorf(registry.ErrUncertain, "shutdown incomplete: %s", strings.Join(names, "; "))
 	}
-	return fmt.Errorf("not everything was taken down: %s: %w", strings.Join(names, "; "), err)
+	return fmt.Errorf("shutdown incomplete: %s: %w", strings.Join(names, "; "), err)
 }

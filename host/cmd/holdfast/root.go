@@ -82,7 +82,7 @@ func (p *globalFlags) adviseNoAgent() string {
 		if pid, held := host.LockHolder(p.stateDir()); held {
 			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new one within a few "+
 				"seconds: try again. If it was started with another --run-dir, name that one. "+
-				"Else end it with kill %s, and start it again: tasks go on meanwhile", pid, p.stateDir(), pid)
+				"Otherwise end it with kill %s and start it again: tasks keep running", pid, p.stateDir(), pid)
 		}
 	}
 	return "start one with holdfast agent, or set --state-dir, --run-dir or --address (HOLDFAST_ADDR)"

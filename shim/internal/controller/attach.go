@@ -275,7 +275,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerExpandRPC:
 		err = m.enlarge(ctx, by, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
 	default:
-		return registry.Errorf(registry.ErrInternal, "%s is no call of a controller for a volume in use", open.RPC)
+		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}
 	return intent.Settled(err)
 }

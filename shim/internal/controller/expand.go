@@ -45,7 +45,7 @@ func (m *Controller) Expand(
 func meaningful(want registry.CapacityRange) error {
 	switch {
 	case want.Required <= 0:
-		return registry.Invalid("an expansion says how large the volume is to be: %d bytes is no size", want.Required)
+		return registry.Invalid("%d bytes is not a valid size for an expansion", want.Required)
 	case want.Limit < 0 || want.Limit > 0 && want.Limit < want.Required:
 		return registry.Invalid("the limit of %d bytes is below the size of %d bytes", want.Limit, want.Required)
 	}
@@ -305,7 +305,7 @@ func offline(view registry.View, v registry.Volume, local []string, w way) error
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands volumes only while nobody uses them (it declares %s and not %s): "+
+	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands only unused volumes (it declares %s and not %s): "+
 		"stop the jobs of these allocs, expand the volume, and run them again",
 		idle(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }

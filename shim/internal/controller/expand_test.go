@@ -66,7 +66,7 @@ func TestExpandRefused(t *testing.T) {
 		kind    error
 		says    string
 	}{
-		"no size":       {expands(), madeOf(1 << 20), upTo(0, 0), registry.ErrInvalid, "how large"},
+		"no size":       {expands(), madeOf(1 << 20), upTo(0, 0), registry.ErrInvalid, "not a valid size"},
 		"a limit below": {expands(), madeOf(1 << 20), upTo(large, 1), registry.ErrInvalid, "limit"},
 		"smaller":       {expands(), madeOf(large), upTo(1<<19, 0), registry.ErrInvalid, "cannot be made smaller"},
 		"at most less":  {expands(), madeOf(larger), upTo(large, large), registry.ErrInvalid, "cannot be made smaller"},

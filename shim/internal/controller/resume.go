@@ -99,7 +99,7 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 	if err := m.comes(ctx, v); err != nil {
 		return false, err
 	}
-	leave, err := m.Locks.Lock(ctx, name, "what nobody waits for any more")
+	leave, err := m.Locks.Lock(ctx, name, "an operation without a caller")
 	if err != nil {
 		return false, err
 	}

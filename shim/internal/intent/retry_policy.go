@@ -123,7 +123,7 @@ var unknownRPC = Policy{5 * time.Minute, cautious()}
 func cautious() map[string]Row {
 	table := map[string]Row{}
 	for code := range common {
-		table[code] = Row{registry.OutcomeUncertain, 1, slow, "this shim does not know the call: go on with the newer one that began it"}
+		table[code] = Row{registry.OutcomeUncertain, 1, slow, "this shim does not know the call; continue with the newer shim that sent it"}
 	}
 	return table
 }

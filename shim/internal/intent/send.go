@@ -260,7 +260,7 @@ func (d *delivery) owns(view registry.View) bool {
 
 // forgotten is the error of a call whose intent another operation has closed.
 func (d *delivery) forgotten() error {
-	return registry.Errorf(registry.ErrConflict, "%s of %s was under way, and the volume was forgotten meanwhile: "+
+	return registry.Errorf(registry.ErrConflict, "%s of %s was running when the volume was deregistered: "+
 		"the call is not sent again, and what it may have done is not recorded", d.Intent.RPC, d.Intent.Name)
 }
 

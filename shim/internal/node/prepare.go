@@ -91,7 +91,7 @@ func (a *Allocs) lookAround(ctx context.Context) {
 	persist(ctx, func(pause time.Duration) error {
 		err := a.TakeDownUnclaimed(ctx)
 		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("what nobody claims cannot be looked for yet", "again_in", pause, "error", err)
+			a.logger.Warn("cannot list unclaimed volumes yet", "again_in", pause, "error", err)
 		}
 		return err
 	})
@@ -410,7 +410,7 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 		old, known := v.Volume(h.name)
 		switch {
 		case known && old.Owner != g.Alloc:
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s is no inline volume of alloc %s, and has the name of one; give it another",
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s has the name of an inline volume of alloc %s; rename it",
 				h.name, g.Alloc)
 		case known:
 			vol = old

@@ -390,7 +390,7 @@ func (a *Allocs) untilDown(ctx context.Context, l leftover) {
 		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 		err := h.clear(ctx)
 		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("a volume without a claim cannot be taken down yet", "volume", l.name, "again_in", pause, "error", err)
+			a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause, "error", err)
 		}
 		return err
 	})
@@ -398,7 +398,7 @@ func (a *Allocs) untilDown(ctx context.Context, l leftover) {
 
 // clear unstages and detaches a volume that has no claim.
 func (h *hold) clear(ctx context.Context) (err error) {
-	leave, err := h.turn(ctx, "the end of what nobody claims")
+	leave, err := h.turn(ctx, "the release of an unclaimed volume")
 	if err != nil {
 		return err
 	}

@@ -131,7 +131,7 @@ func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) boo
 	if store != nil || !left {
 		return errors.Join(err, store)
 	}
-	h.logger.Warn("an expansion is not waited for any more, as its volume is given back", "volume", h.name, "error", err)
+	h.logger.Warn("stopped waiting for an expansion: its volume is being released", "volume", h.name, "error", err)
 	h.waited(ctx)
 	return nil
 }

@@ -250,7 +250,7 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 		}
 		return s.publishAgain(ctx, by, open, st, r, inst)
 	}
-	return registry.Errorf(registry.ErrInternal, "%s is no call of a node", open.RPC)
+	return registry.Errorf(registry.ErrInternal, "%s is not a node call", open.RPC)
 }
 
 func (s *Stager) publishAgain(

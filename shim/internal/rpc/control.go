@@ -118,7 +118,7 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 		return registry.Invalid("the file that a copy of the state is to be written to: %w", err)
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return registry.Invalid("a copy of the state is to be written to %s, which is no file: %w", path, errors.Join(err, file.Close()))
+		return registry.Invalid("cannot write a copy of the state to %s: not a file: %w", path, errors.Join(err, file.Close()))
 	}
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
