@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
+	"holdfast/shim/internal/node"
 )
 
 // expanding is a world with one volume, whose plugin expands at its controller and on the node, and what is made of it first.
@@ -505,4 +507,52 @@ func TestRefusalEndsWithTheBoot(t *testing.T) {
 	w.crash()
 	w.mustUp("a2", shared())
 	w.asked(t, "after", "NodeExpandVolume ext-one 5 at target")
+}
+
+// A process may die after the node has stored what it has done of an expansion, and before the volume records that. The
+// next process records it, whatever happens to the volume first, and asks the plugin nothing again.
+func TestNodesResultIsReportedAfterADeath(t *testing.T) {
+	for what, next := range map[string]func(*testing.T, *world){
+		"in the background":     func(t *testing.T, w *world) { w.runs(t) },
+		"by the next expansion": func(t *testing.T, w *world) { _ = w.expand(t.Context(), 5) },
+		"by the next user":      func(_ *testing.T, w *world) { w.mustUp("a2", shared()) },
+	} {
+		for _, alone := range []bool{false, true} { // the plugin expands on the node alone
+			synctest.Test(t, func(t *testing.T) {
+				w := expanding(t, func(w *world) { w.expands = !alone })
+				w.mustUp("a1", shared())
+				died := errors.New("died")
+				w.mediator = w.newController(dies{w.stager, died})
+				if err := w.expand(t.Context(), 5); !errors.Is(err, died) || !w.expansion().Pending() {
+					t.Errorf("%s: %v, %+v", what, err, w.expansion())
+				}
+				w.crash()
+				w.sizes()
+				next(t, w)
+				w.asked(t, what)
+				w.view(func(view registry.View) {
+					v, _ := view.VolumeByKey(volumeOf("one").VolumeKey())
+					if v.Expansion.Pending() || v.Expansion.Done != 5 || v.Capacity < 5 {
+						t.Errorf("%s: %d bytes, %+v", what, v.Capacity, v.Expansion)
+					}
+				})
+			})
+		}
+	}
+}
+
+// dies is a node that dies after it has stored what it has done.
+type dies struct {
+	*node.Stager
+	why error
+}
+
+func (d dies) Grow(
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
+) (registry.NodeExpansion, error) {
+	n, err := d.Stager.Grow(ctx, by, key, again)
+	if err == nil && n.Done > 0 {
+		err = d.why
+	}
+	return n, err
 }

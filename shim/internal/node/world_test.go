@@ -44,10 +44,15 @@ func newWorld(report errorf) *world {
 // build makes the use cases anew, as a process that starts does.
 func (w *world) build() {
 	w.stager = w.newStager(w.plugin, w.machine, vault{})
+	w.mediator = w.newController(w.stager)
+	w.ledger = w.mediator.Claims
+}
+
+// newController returns a controller that knows the node.
+func (w *world) newController(n controller.Node) *controller.Controller {
 	calls := w.calls(w.plugin, vault{})
 	calls.Locks = &intent.Locks{}
-	w.mediator = controller.New(calls, w.plugin, w.stager, hclog.NewNullLogger())
-	w.ledger = w.mediator.Claims
+	return controller.New(calls, w.plugin, n, hclog.NewNullLogger())
 }
 
 // calls is what the use cases share.
