@@ -95,7 +95,8 @@ func TestAgentKilledInTheMiddle(t *testing.T) {
 				a.killAgent()
 				a.must(a.startAgent())
 				if a.pid("fake") != plugin || a.pid("user") != user || !alive(plugin) || !alive(user) {
-					t.Errorf("plugin and user were processes %d and %d, and are %d and %d", plugin, user, a.pid("fake"), a.pid("user"))
+					t.Errorf("plugin and user were processes %d and %d, and are %d and %d",
+						plugin, user, a.pid("fake"), a.pid("user"))
 				}
 			})
 		})
@@ -179,8 +180,8 @@ func (a *agentEnv) swap(path string) (report host.SwapReport) {
 	return report
 }
 
-// While shims are replaced, tasks stay the same processes, all mounts stay, no plugin gets a call, and each synced write
-// through a volume succeeds.
+// While shims are replaced, tasks stay the same processes, all mounts stay, no plugin gets a call, and each synced
+// write through a volume succeeds.
 func TestDataPathUntouched(t *testing.T) {
 	a := newAgentEnv(t)
 	a.must(a.runJob("fake.hcl"))
@@ -258,7 +259,8 @@ func (a *agentEnv) loseRecords(damage func(path string) error) {
 	}
 }
 
-// checkLines fails the test unless the writer's lines are 1, 2, 3 and so on, and returns their number. The last may be cut.
+// checkLines fails the test unless the writer's lines are 1, 2, 3 and so on, and returns their number. The last may be
+// cut.
 func (a *agentEnv) checkLines() int {
 	a.t.Helper()
 	lines := strings.Split(a.volumeFile("line", "1\n"), "\n")
@@ -280,8 +282,8 @@ func (a *agentEnv) waitLines() {
 	a.waitUntil("the writer still writes", func() bool { return a.checkLines() > was })
 }
 
-// An agent that has lost its records refuses to start while a writer runs. With --recover=adopt it touches neither writer,
-// plugin nor volume.
+// An agent that has lost its records refuses to start while a writer runs. With --recover=adopt it touches neither
+// writer, plugin nor volume.
 func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
 	for name, damage := range recordLosses {
 		t.Run(name, func(t *testing.T) {
@@ -289,7 +291,8 @@ func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
 			before := a.startWriter()
 			a.loseRecords(damage)
 			a.must(a.startAgent("--recover=adopt"))
-			if before.mounts == "" || strings.Contains(before.calls, "Unpublish") || strings.Contains(before.calls, "Unstage") {
+			if before.mounts == "" || strings.Contains(before.calls, "Unpublish") ||
+				strings.Contains(before.calls, "Unstage") {
 				t.Fatalf("the volume was taken away: %+v", before)
 			}
 			a.waitLines()
@@ -328,8 +331,8 @@ func TestTasksOfLostRecordsAreStoppedInOrder(t *testing.T) {
 	a.must(a.stopJob("fake"))
 }
 
-// The agent's whole directory is removed while a writer runs. No agent starts before the tasks have ended; then it releases
-// the volume.
+// The agent's whole directory is removed while a writer runs. No agent starts before the tasks have ended; then it
+// releases the volume.
 func TestTasksOfRemovedRecordsKeepTheirVolumes(t *testing.T) {
 	a := newAgentEnv(t)
 	before := a.startWriter()

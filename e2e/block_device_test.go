@@ -72,8 +72,8 @@ mv $out $1.results
 until [ -e $1.finish ]; do sleep 0.05; done
 `
 
-// A task can use the block device that it mounts, with the access that it requested, and no other task's device, though it
-// is root.
+// A task can use the block device that it mounts, with the access that it requested, and no other task's device,
+// though it is root.
 func TestDefectV10BlockDeviceIsAllowedToItsTaskAlone(t *testing.T) {
 	a := newAgentEnv(t)
 	if out, err := exec.Command("losetup", "--find").CombinedOutput(); err != nil {

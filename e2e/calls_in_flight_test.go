@@ -30,9 +30,9 @@ type heldCall struct {
 	next   func(plugin *csifake.Plugin) // has the plugin stop in the next call
 }
 
-// inTheMiddleOfEachCall runs a scenario and calls disturb while the plugin is in the middle of each mutating call, before
-// or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent at least
-// twice, with the same fields.
+// inTheMiddleOfEachCall runs a scenario and calls disturb while the plugin is in the middle of each mutating call,
+// before or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent
+// at least twice, with the same fields.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 	halves := map[string][]string{"up": mutatingCalls[:5], "down": mutatingCalls[5:]}
 	for _, when := range []string{"before", "after"} {
@@ -70,8 +70,8 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 	}
 }
 
-// The shim is killed in the middle of each call. The caller gets what it asked for, the claim does not change, and nothing
-// is lost or left.
+// The shim is killed in the middle of each call. The caller gets what it asked for, the claim does not change, and
+// nothing is lost or left.
 func TestShimKilledInTheMiddle(t *testing.T) {
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
 		gate, claim := h.gate, h.claims()["alloc-1"]
@@ -95,8 +95,8 @@ func TestPluginKilledInTheMiddle(t *testing.T) {
 	})
 }
 
-// The shim is replaced in the middle of each call. The swap does not wait for the call, the next shim sends it again, and
-// no mount changes.
+// The shim is replaced in the middle of each call. The swap does not wait for the call, the next shim sends it again,
+// and no mount changes.
 func TestLongCallsSurvive(t *testing.T) {
 	const noWait = 1500 * time.Millisecond // more than the steps take on a slow machine, less than a step waits for a call
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
@@ -129,7 +129,9 @@ func TestOneCallSurvivesManyShims(t *testing.T) {
 	p.On("NodeStageVolume").Times(4).Hang() // until its caller is gone
 	done := background(e.scenario)
 	waitSent := func(n int) {
-		e.waitUntil(fmt.Sprintf("the call is sent %d times", n), func() bool { return len(e.calls("NodeStageVolume")) == n })
+		e.waitUntil(fmt.Sprintf("the call is sent %d times", n), func() bool {
+			return len(e.calls("NodeStageVolume")) == n
+		})
 	}
 	waitSent(1)
 	for n := range 3 {
@@ -193,9 +195,9 @@ func TestThawedShimIsDead(t *testing.T) {
 // maxTries bounds how often a test repeats what may fail on a busy machine.
 const maxTries = 20
 
-// Two calls are at the driver when their shim has to release the state. The short one ends there; the long one is cut off
-// and the next shim sends it again. A call counts as short for ten milliseconds, so on a busy machine some tries fail and
-// must repeat the call properly. No other test runs meanwhile.
+// Two calls are at the driver when their shim has to release the state. The short one ends there; the long one is cut
+// off and the next shim sends it again. A call counts as short for ten milliseconds, so on a busy machine some tries
+// fail and must repeat the call properly. No other test runs meanwhile.
 func TestShortCallsEndAtTheirShim(t *testing.T) {
 	s := newShortCalls(t)
 	for _, c := range []struct {
@@ -252,8 +254,8 @@ func (s *shortCalls) secret(context.Context, string) (string, error) {
 	return "secret", nil
 }
 
-// endsAtItsShim swaps while a long call is at the driver and a short one begins, which is answered as the long one is cut
-// off. It reports whether the short call ended at the old shim.
+// endsAtItsShim swaps while a long call is at the driver and a short one begins, which is answered as the long one is
+// cut off. It reports whether the short call ended at the old shim.
 func (s *shortCalls) endsAtItsShim(rpc string, after int) bool {
 	s.t.Helper()
 	s.volumes++
@@ -313,7 +315,9 @@ func (s *shortCalls) startLongCall(volume string) (done <-chan error, cut chan s
 // sentAgain reports whether a call of the last shim but one was cut off and sent again by the last one.
 func (s *shortCalls) sentAgain(rpc, volume string) bool {
 	s.t.Helper()
-	calls := slices.DeleteFunc(s.calls(rpc), func(c journal.Call) bool { return volumeOf(c) != csifake.VolumeID(volume) })
+	calls := slices.DeleteFunc(s.calls(rpc), func(c journal.Call) bool {
+		return volumeOf(c) != csifake.VolumeID(volume)
+	})
 	old, next := s.pids[len(s.pids)-2], s.pids[len(s.pids)-1]
 	first, last := calls[0], calls[len(calls)-1]
 	again := len(calls) > 1
@@ -369,7 +373,8 @@ func TestShimKilledAmongParts(t *testing.T) {
 			e.must(os.WriteFile(filepath.Join(b.Source, "name"), []byte(b.Target), 0o600))
 			want := fmt.Sprintf("/parts/%s/%d", alloc, i)
 			info, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(b.Source))
-			if err != nil || len(info) != 1 || !strings.HasSuffix(info[0].Root, want) || b.Target != fmt.Sprintf("/data/%d", i) {
+			if err != nil || len(info) != 1 || !strings.HasSuffix(info[0].Root, want) ||
+				b.Target != fmt.Sprintf("/data/%d", i) {
 				t.Errorf("%s is of %v, want %s: %v", b.Target, info, want, err)
 			}
 		}

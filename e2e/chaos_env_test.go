@@ -210,7 +210,9 @@ func (w *worker) end(kill, final bool) {
 	if final {
 		w.c.locked(func() { delete(w.c.tasks, task.Key()) })
 	}
-	w.report("exited", func(h *host.Host) error { return h.TaskExited(w.c.ctx(), task.Key(), task.Attempt, 0, 9, final) })
+	w.report("exited", func(h *host.Host) error {
+		return h.TaskExited(w.c.ctx(), task.Key(), task.Attempt, 0, 9, final)
+	})
 }
 
 // restartIfDead starts a task again that has died.
@@ -280,10 +282,13 @@ func (c *chaosEnv) createVolume(v volumeSlot, limit time.Duration) error {
 }
 
 func (c *chaosEnv) deleteVolume(v volumeSlot, limit time.Duration) error {
-	return c.within(limit, func(ctx context.Context, h *host.Host) error { return h.DeleteVolume(ctx, volumeName(v.id)) })
+	return c.within(limit, func(ctx context.Context, h *host.Host) error {
+		return h.DeleteVolume(ctx, volumeName(v.id))
+	})
 }
 
-// watch follows events from host to host until ctx ends. If on returns errLeave, it continues only if again returns true.
+// watch follows events from host to host until ctx ends. If on returns errLeave, it continues only if again returns
+// true.
 func (c *chaosEnv) watch(ctx context.Context, name string, o func() host.WatchOptions, on func(host.Event) error, again func() bool) {
 	for ctx.Err() == nil {
 		s := c.current()

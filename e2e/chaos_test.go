@@ -27,9 +27,9 @@ import (
 	"holdfast/registry"
 )
 
-// TestChaos has allocs come and go on shared volumes while plugins fail, hang, crash and are replaced, shims are killed and
-// hosts are reopened. Then the faults end, everything is released, and nothing may be left. HOLDFAST_CHAOS=10m continues
-// with new seeds for that long; HOLDFAST_CHAOS_SEED=7 runs that seed.
+// TestChaos has allocs come and go on shared volumes while plugins fail, hang, crash and are replaced, shims are
+// killed and hosts are reopened. Then the faults end, everything is released, and nothing may be left.
+// HOLDFAST_CHAOS=10m continues with new seeds for that long; HOLDFAST_CHAOS_SEED=7 runs that seed.
 func TestChaos(t *testing.T) {
 	goroutines, files := runtime.NumGoroutine(), len(openFiles(os.Getpid()))
 	t.Run("run", func(t *testing.T) {
@@ -216,8 +216,8 @@ func (c *chaosEnv) injectFaults(ctx context.Context) {
 	}
 }
 
-// RPCs that ask only, and codes by what they say. A plugin that answers "not found" for an existing volume, refuses what
-// it has created, or refuses a deletion that it has made, would lose volumes by itself.
+// RPCs that ask only, and codes by what they say. A plugin that answers "not found" for an existing volume, refuses
+// what it has created, or refuses a deletion that it has made, would lose volumes by itself.
 var (
 	queryRPCs = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}
 	uncertain = []codes.Code{codes.Internal, codes.Unavailable, codes.Aborted, codes.Unknown, codes.DeadlineExceeded, codes.DataLoss, codes.Canceled}
@@ -405,7 +405,9 @@ func (c *chaosEnv) mountAndCheck(ctx context.Context, rng *rand.Rand, group host
 // releaseAlloc reports whether the alloc was released in time. The shim continues a release that was not.
 func (c *chaosEnv) releaseAlloc(id string, limit time.Duration) bool {
 	c.locked(func() { delete(c.allocs, host.AllocID(id)); c.unreleased[id] = true })
-	err := c.within(limit, func(ctx context.Context, h *host.Host) error { return h.ReleaseAlloc(ctx, host.AllocID(id)) })
+	err := c.within(limit, func(ctx context.Context, h *host.Host) error {
+		return h.ReleaseAlloc(ctx, host.AllocID(id))
+	})
 	if err != nil {
 		c.checkError("release "+id, err)
 		return false
@@ -467,7 +469,8 @@ func (c *chaosEnv) logState() {
 	}
 	volumes, _, _ := c.host.Volumes(c.ctx(), host.VolumeQuery{})
 	for _, v := range volumes {
-		c.t.Logf("volume %s %s attachments %+v staging %+v holders %+v intent %+v", v.ID, v.State, v.Attachments, v.Staging, v.Holders, v.Intent)
+		c.t.Logf("volume %s %s attachments %+v staging %+v holders %+v intent %+v",
+			v.ID, v.State, v.Attachments, v.Staging, v.Holders, v.Intent)
 	}
 }
 
@@ -545,7 +548,8 @@ func (c *chaosEnv) wantNoRecords() {
 	plugins, _, err4 := c.host.Plugins(c.ctx(), host.PluginQuery{})
 	st, err5 := c.host.Status(c.ctx())
 	err := errors.Join(err1, err2, err3, err4, err5)
-	if err != nil || len(volumes)+len(claims)+len(allocs)+len(plugins.Instances)+len(plugins.Tasks) > 0 || st.OpenIntents > 0 {
+	if err != nil || len(volumes)+len(claims)+len(allocs)+len(plugins.Instances)+len(plugins.Tasks) > 0 ||
+		st.OpenIntents > 0 {
 		c.t.Errorf("left are the volumes %+v, claims %+v, allocs %+v, plugins %+v and %d intents: %v",
 			volumes, claims, allocs, plugins, st.OpenIntents, err)
 	}
@@ -558,7 +562,8 @@ func isLast(event host.Event) bool {
 	return event.Kind == registry.EventTaskRemoved && event.Alloc == lastAlloc
 }
 
-// wantEventsReplay checks that the watcher got the same events that a new watcher gets, and that they add up to nothing.
+// wantEventsReplay checks that the watcher got the same events that a new watcher gets, and that they add up to
+// nothing.
 func (c *chaosEnv) wantEventsReplay() {
 	w := c.newWorker(&pluginService{id: "end", backend: csifake.NewBackend("")}, csifake.Monolith, 0)
 	w.newAlloc()
@@ -600,7 +605,9 @@ func TestChaosIsJudged(t *testing.T) {
 	e.stopPlugin(p)
 	lines, err := journal.Read(e.journal)
 	e.must(err)
-	without := slices.DeleteFunc(slices.Clone(lines), func(l journal.Line) bool { return l.RPC == "NodeUnpublishVolume" })
+	without := slices.DeleteFunc(slices.Clone(lines), func(l journal.Line) bool {
+		return l.RPC == "NodeUnpublishVolume"
+	})
 	if len(without) == len(lines) || len(journal.Check(without, journal.Options{Settled: true})) == 0 {
 		t.Error("a journal without its NodeUnpublishVolume is found legal")
 	}

@@ -22,8 +22,8 @@ import (
 
 // The tests of this file are named after the rows of docs/defects.md.
 
-// A call that fails for a moment is sent again, with the same fields, over one connection. Each try has a deadline of its
-// own, though the caller has none.
+// A call that fails for a moment is sent again, with the same fields, over one connection. Each try has a deadline of
+// its own, though the caller has none.
 func TestDefectG1RetriesAreReal(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
@@ -143,8 +143,8 @@ func (e *env) giveUp(alloc, status string, call func(context.Context) error) err
 	return e.result("a cancelled call", done)
 }
 
-// A caller that gives up while another alloc is served gets an error: neither a mount nor an unmount that never ran is a
-// success. A caller without any time gets one at once. Nothing was sent for them.
+// A caller that gives up while another alloc is served gets an error: neither a mount nor an unmount that never ran is
+// a success. A caller without any time gets one at once. Nothing was sent for them.
 func TestDefectV3WaitingInVainIsAnError(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
@@ -267,8 +267,8 @@ func (e *env) cpuUse(long time.Duration) float64 {
 	return float64(ticks()-used) * float64(time.Second/100) / float64(time.Since(began))
 }
 
-// A mount at a volume's path proves nothing: one without a record is neither used nor touched, and a recorded one that is
-// gone is made again.
+// A mount at a volume's path proves nothing: one without a record is neither used nor touched, and a recorded one that
+// is gone is made again.
 func TestDefectV7NoMountIsTrustedForBeingThere(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
@@ -334,7 +334,8 @@ func TestDefectV11NamespacesDoNotCollide(t *testing.T) {
 	spec, err := parseVolume(e.ctx(), e.host, in("green", "alias"))
 	e.must(err)
 	spec.External, spec.Context = registry.ExternalID(csifake.VolumeID("red-vol")), map[string]string{"csifake/name": "red-vol", "pool": "p"}
-	if err := errOf(e.host.RegisterVolume(e.ctx(), spec)); !errors.Is(err, host.ErrExists) || !strings.Contains(err.Error(), "red/vol") {
+	if err := errOf(e.host.RegisterVolume(e.ctx(), spec)); !errors.Is(err, host.ErrExists) ||
+		!strings.Contains(err.Error(), "red/vol") {
 		t.Errorf("one volume got a second name: %v", err)
 	}
 	e.must(e.release("alloc-red"))

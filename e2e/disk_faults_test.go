@@ -42,7 +42,8 @@ func newActivation(t *testing.T, program string, first func(*activation)) *activ
 	}
 	here := filepath.Join(a.dir, "here")
 	a.resumeFile = filepath.Join(a.dir, "go-on")
-	path := fault.Binary(t, program, a.dir, "waits", "Activate before touch "+here+" times 1", "Activate before wait-for "+a.resumeFile)
+	path := fault.Binary(t, program, a.dir, "waits",
+		"Activate before touch "+here+" times 1", "Activate before wait-for "+a.resumeFile)
 	a.swapped = background(func() (err error) {
 		a.report, err = a.host.Swap(a.ctx(), host.Binary{Path: path})
 		return err
@@ -173,11 +174,13 @@ func TestSwapOnAFullDisk(t *testing.T) {
 	for step, b := range map[string]host.Binary{"verify": host.Binary{Path: fault.Binary(t, faulty, w.dir, "new")}, "prepare": stored} {
 		report, err := w.host.Swap(w.ctx(), b)
 		t.Logf("%s: %v", step, err)
-		if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: "+step) || !strings.Contains(err.Error(), "room") || report.Hold != 0 {
+		if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: "+step) ||
+			!strings.Contains(err.Error(), "room") || report.Hold != 0 {
 			t.Errorf("a swap that fails at %s: %v, calls held %s", step, err, report.Hold)
 		}
 	}
-	if after, err := w.host.Status(w.ctx()); err != nil || after.PID != before.PID || after.Generation != before.Generation {
+	if after, err := w.host.Status(w.ctx()); err != nil || after.PID != before.PID ||
+		after.Generation != before.Generation {
 		t.Errorf("the shim was %+v and is %+v, %v", before, after, err)
 	}
 	free()
@@ -204,7 +207,8 @@ func TestDiskReadOnlyAtActivation(t *testing.T) {
 	a.must(err)
 	writable := a.disk.readOnly(a.config.StateDir)
 	err = a.resume()
-	if err == nil || !strings.Contains(err.Error(), "swap: activate: ") || !strings.Contains(err.Error(), unix.EROFS.Error()) {
+	if err == nil || !strings.Contains(err.Error(), "swap: activate: ") ||
+		!strings.Contains(err.Error(), unix.EROFS.Error()) {
 		t.Errorf("the error does not say where and why: %v", err)
 	}
 	a.wantReads()

@@ -82,8 +82,8 @@ func (e *env) wantOneRequest(rpc string, least int) []journal.Call {
 	return calls
 }
 
-// wantOneSuccessEach fails the test unless the plugin got n different requests of the RPC, each of which succeeded. Only
-// a later shim, which does not know the answer, may repeat a request that succeeded.
+// wantOneSuccessEach fails the test unless the plugin got n different requests of the RPC, each of which succeeded.
+// Only a later shim, which does not know the answer, may repeat a request that succeeded.
 func (e *env) wantOneSuccessEach(rpc string, n int) {
 	e.t.Helper()
 	last := map[string]journal.Call{} // by request
@@ -147,8 +147,8 @@ func volumeOf(c journal.Call) string {
 	return c.Volume
 }
 
-// overlapErrors finds calls of a shim after its successor's first, and calls of two shims for one volume that were under
-// way at once and are not the same call.
+// overlapErrors finds calls of a shim after its successor's first, and calls of two shims for one volume that were
+// under way at once and are not the same call.
 func overlapErrors(calls []journal.Call, shims []int) (problems []string) {
 	calls = slices.SortedFunc(slices.Values(calls), func(x, y journal.Call) int { return cmp.Compare(x.Mono, y.Mono) })
 	newest := 0
@@ -206,9 +206,9 @@ var eventOf = map[string]host.EventKind{
 // effect is a call that a volume needs at most once.
 type effect struct{ volume, rpc string }
 
-// effectErrors compares a journal with the events, for volumes that are created, used once and deleted. Each effect has
-// one event. All calls of it have the same fields. Only a later shim repeats a call that succeeded, and no shim does after
-// the event.
+// effectErrors compares a journal with the events, for volumes that are created, used once and deleted. Each effect
+// has one event. All calls of it have the same fields. Only a later shim repeats a call that succeeded, and no shim
+// does after the event.
 func effectErrors(calls []journal.Call, events []host.Event) (problems []string) {
 	add := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	recorded := map[effect]time.Time{}

@@ -106,7 +106,8 @@ func (e *env) running(task host.AllocTask) host.WorkloadTask {
 	return host.WorkloadTask{AllocTask: task, Running: true, Started: host.BootTime{Boot: boot}}
 }
 
-// close closes the host and checks that nothing is left: no mount but our two roots, no directory of a volume, no socket.
+// close closes the host and checks that nothing is left: no mount but our two roots, no directory of a volume, no
+// socket.
 func (e *env) close() {
 	if e.host == nil {
 		return

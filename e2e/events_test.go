@@ -99,8 +99,8 @@ func replayErrors(events []host.Event) (problems []string) {
 	return problems
 }
 
-// healthErrors compares the reported health of instances with what happened: each of the killed allocs died once and was
-// then stopped in order, and no other died.
+// healthErrors compares the reported health of instances with what happened: each of the killed allocs died once and
+// was then stopped in order, and no other died.
 func healthErrors(history []host.Event, killed []host.AllocID) (problems []string) {
 	got := map[string][]string{}
 	for _, event := range history {
@@ -153,8 +153,9 @@ func (l *eventListener) listen(ctx context.Context, c *chaosEnv) {
 	}, func() bool { return true })
 }
 
-// Each watcher gets exactly the events after its cursor, in order, while shims are replaced and killed, hosts are reopened
-// and plugins start, fail and stop. A plugin's death is reported once; a plugin that stays healthy is reported as such.
+// Each watcher gets exactly the events after its cursor, in order, while shims are replaced and killed, hosts are
+// reopened and plugins start, fail and stop. A plugin's death is reported once; a plugin that stays healthy is
+// reported as such.
 func TestEventContinuity(t *testing.T) {
 	t.Parallel()
 	c := newChaosEnv(t, 1)
@@ -198,7 +199,9 @@ func TestEventContinuity(t *testing.T) {
 	stopHealthy()
 	c.must(c.host.TaskStopping(c.ctx(), p.task.Key(), 1))
 	c.stopPlugin(p)
-	history := c.eventsUntil(func(event host.Event) bool { return event.Kind == "task deregistered" && event.Alloc == "alloc-p" })
+	history := c.eventsUntil(func(event host.Event) bool {
+		return event.Kind == "task deregistered" && event.Alloc == "alloc-p"
+	})
 	for _, l := range listeners {
 		want := slices.DeleteFunc(slices.Clone(history), func(event host.Event) bool { return !l.wants(event) })
 		c.waitUntil("the watcher "+l.name+" has all events", func() bool { return len(l.all()) >= len(want) })
@@ -249,7 +252,8 @@ func (c *chaosEnv) churnVolume(ctx context.Context, v volumeSlot) {
 	}
 }
 
-// wantHealthy follows the fingerprint of a plugin that stays. No new watch, at whichever shim, may report less than there is.
+// wantHealthy follows the fingerprint of a plugin that stays. No new watch, at whichever shim, may report less than
+// there is.
 func (c *chaosEnv) wantHealthy(ctx context.Context, id host.PluginID) {
 	for ctx.Err() == nil {
 		s := c.current()
@@ -270,8 +274,8 @@ func (c *chaosEnv) wantHealthy(ctx context.Context, id host.PluginID) {
 	}
 }
 
-// Events between two shims are not lost. A plugin that dies then is reported unhealthy once, one that starts then becomes
-// healthy, one that was being stopped is never reported unhealthy, and a pending restart request stays.
+// Events between two shims are not lost. A plugin that dies then is reported unhealthy once, one that starts then
+// becomes healthy, one that was being stopped is never reported unhealthy, and a pending restart request stays.
 func TestEventsOfTheGap(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)

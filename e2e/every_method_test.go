@@ -21,9 +21,9 @@ import (
 	"holdfast/registry"
 )
 
-// Many callers call each method of a host all the time, while shims are replaced and killed. Each call ends as with one
-// shim: what it asks for is done once, and what must be refused is refused. Streams continue. Each mutating method is held
-// by a swap at least once, and cut off by a kill.
+// Many callers call each method of a host all the time, while shims are replaced and killed. Each call ends as with
+// one shim: what it asks for is done once, and what must be refused is refused. Streams continue. Each mutating method
+// is held by a swap at least once, and cut off by a kill.
 func TestNoFailedCall(t *testing.T) {
 	for name, c := range map[string]struct {
 		disturb func(tr *traffic) func(methods []string) (missed []string)
@@ -117,8 +117,8 @@ func (tr *traffic) swapDuring() func([]string) []string {
 	}
 }
 
-// killDuring kills shims that have done what calls of some methods ask for and have not answered. missed are the methods
-// whose call was another one.
+// killDuring kills shims that have done what calls of some methods ask for and have not answered. missed are the
+// methods whose call was another one.
 func (tr *traffic) killDuring() func([]string) []string {
 	dir := filepath.Join(tr.dir, "hang")
 	tr.must(os.Mkdir(dir, 0o700))
@@ -156,7 +156,9 @@ func (tr *traffic) verify() {
 		hurried[volumeOf(c)] = strings.HasPrefix(c.Name, "hurried-")
 	}
 	calls := slices.DeleteFunc(tr.calls(), func(c journal.Call) bool { return hurried[volumeOf(c)] })
-	events = slices.DeleteFunc(events, func(event host.Event) bool { return strings.HasPrefix(string(event.Volume.ID), "hurried-") })
+	events = slices.DeleteFunc(events, func(event host.Event) bool {
+		return strings.HasPrefix(string(event.Volume.ID), "hurried-")
+	})
 	for _, problem := range effectErrors(calls, events) {
 		tr.t.Error(problem)
 	}
@@ -386,7 +388,10 @@ func (tr *traffic) volumeLife(id string) {
 			group, err = parseGroup(ctx, h, "user-"+id, groupText(request{source: id}))
 			return err
 		}},
-		{"PrepareAlloc", nil, func(ctx context.Context) (err error) { plans, err = h.PrepareAlloc(ctx, group); return err }},
+		{"PrepareAlloc", nil, func(ctx context.Context) (err error) {
+			plans, err = h.PrepareAlloc(ctx, group)
+			return err
+		}},
 		{"", nil, func(context.Context) error {
 			return os.WriteFile(filepath.Join(planEnv(plans["t"], "HOLDFAST_VOLUME_DATA"), "f"), []byte("x"), 0o600)
 		}},
@@ -437,7 +442,9 @@ func (tr *traffic) registerAndForget(id string) {
 	}
 	spec.External, spec.Context = registry.ExternalID(csifake.VolumeID("kept")), map[string]string{"csifake/name": "kept", "pool": "p"}
 	tr.call("RegisterVolume", nil, func(ctx context.Context) error { return errOf(tr.host.RegisterVolume(ctx, spec)) })
-	tr.call("DeregisterVolume", nil, func(ctx context.Context) error { return tr.host.DeregisterVolume(ctx, volumeName(id)) })
+	tr.call("DeregisterVolume", nil, func(ctx context.Context) error {
+		return tr.host.DeregisterVolume(ctx, volumeName(id))
+	})
 }
 
 // pluginLife is a plugin's task that starts, becomes healthy and is stopped.
@@ -454,7 +461,10 @@ func (tr *traffic) pluginLife(id string) {
 			task.Sealed = job.Groups[0].Tasks[0].Sealed
 		}
 		return err
-	}) && tr.call("TaskStarting", nil, func(ctx context.Context) (err error) { plan, err = h.TaskStarting(ctx, task); return err })
+	}) && tr.call("TaskStarting", nil, func(ctx context.Context) (err error) {
+		plan, err = h.TaskStarting(ctx, task)
+		return err
+	})
 	if !ok {
 		return
 	}
@@ -493,7 +503,8 @@ func (tr *traffic) hurried(id string, limit time.Duration) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(tr.stopped), limit)
 	defer cancel()
-	if _, err := tr.host.CreateVolume(ctx, spec); err != nil && (!errors.Is(err, context.DeadlineExceeded) || ctx.Err() == nil) {
+	if _, err := tr.host.CreateVolume(ctx, spec); err != nil && (!errors.Is(err, context.DeadlineExceeded) ||
+		ctx.Err() == nil) {
 		tr.t.Errorf("create a volume within %s: %v", limit, err)
 	}
 	tr.call("CreateVolume", nil, func(ctx context.Context) error { return errOf(tr.host.CreateVolume(ctx, spec)) })
@@ -529,7 +540,9 @@ func (tr *traffic) callRefused(int) {
 	tr.call("Parse", host.ErrInvalid, func(ctx context.Context) error {
 		return errOf(parseGroup(ctx, h, "bad", "job {"))
 	})
-	tr.call("DeleteVolume", host.ErrNotFound, func(ctx context.Context) error { return h.DeleteVolume(ctx, volumeName("none")) })
+	tr.call("DeleteVolume", host.ErrNotFound, func(ctx context.Context) error {
+		return h.DeleteVolume(ctx, volumeName("none"))
+	})
 	tr.call("VolumeStats", host.ErrNotFound, func(ctx context.Context) error {
 		_, _, err := h.VolumeStats(ctx, volumeName("none"))
 		return err
@@ -563,7 +576,9 @@ func (tr *traffic) watchAll(ctx context.Context) {
 		"Watch":    func() error { return tr.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil }) },
 		"Restarts": func() error { return tr.host.Restarts(ctx, func([]host.PendingRestart) error { return nil }) },
 		"Fingerprints": func() error {
-			return tr.host.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error { return nil })
+			return tr.host.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
+				return nil
+			})
 		},
 	} {
 		tr.streams.Go(func() {

@@ -17,8 +17,8 @@ import (
 	"holdfast/registry"
 )
 
-// Each call that a swap holds reaches the new shim once, whether it was made while the old shim was still there or while
-// none was active. A call whose deadline passes meanwhile ends then, alone.
+// Each call that a swap holds reaches the new shim once, whether it was made while the old shim was still there or
+// while none was active. A call whose deadline passes meanwhile ends then, alone.
 func TestHeldCallsReachTheNewShim(t *testing.T) {
 	t.Parallel()
 	h := newHeldCalls(t)
@@ -115,8 +115,12 @@ func (h *heldCalls) callAll(id string) {
 		h.calls = append(h.calls, pendingCall{name, contested, h.start(limit, f)})
 	}
 	call("create "+id, false, func(ctx context.Context) error { return errOf(h.host.CreateVolume(ctx, spec(id))) })
-	call("create shared for "+id, true, func(ctx context.Context) error { return errOf(h.host.CreateVolume(ctx, spec("shared"))) })
-	call("delete shared for "+id, true, func(ctx context.Context) error { return h.host.DeleteVolume(ctx, volumeName("shared")) })
+	call("create shared for "+id, true, func(ctx context.Context) error {
+		return errOf(h.host.CreateVolume(ctx, spec("shared")))
+	})
+	call("delete shared for "+id, true, func(ctx context.Context) error {
+		return h.host.DeleteVolume(ctx, volumeName("shared"))
+	})
 }
 
 func (h *heldCalls) callWithShortDeadline() pendingCall {

@@ -266,8 +266,8 @@ func (p *hostProcess) read(enough func() bool) {
 	}
 }
 
-// A host is killed, early after a swap and long after. Mounts and writers continue, its shims exit, and the next host has
-// all that was acknowledged: volumes, claims, mounts, plugins, pending restarts and events.
+// A host is killed, early after a swap and long after. Mounts and writers continue, its shims exit, and the next host
+// has all that was acknowledged: volumes, claims, mounts, plugins, pending restarts and events.
 func TestHostRestart(t *testing.T) {
 	for name, bake := range map[string]time.Duration{"baking": time.Hour, "committed": time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
@@ -299,7 +299,8 @@ func TestHostRestart(t *testing.T) {
 
 			e.config.Workload = workload
 			e.open()
-			if sockets, err := filepath.Glob(filepath.Join(e.config.RunDir, "shim-*")); err != nil || len(sockets) != 1 {
+			if sockets, err := filepath.Glob(filepath.Join(e.config.RunDir, "shim-*")); err != nil ||
+				len(sockets) != 1 {
 				t.Errorf("socket directories of shims: %v, %v", sockets, err)
 			}
 			e.waitRestartRequest(pending)
@@ -312,7 +313,9 @@ func TestHostRestart(t *testing.T) {
 			e.must(e.host.TaskExited(e.ctx(), pending.Key(), 1, 0, 9, true))
 			e.must(e.host.TaskStopping(e.ctx(), p.task.Key(), 1))
 			e.stopPlugin(p)
-			history := e.eventsUntil(func(event host.Event) bool { return event.Kind == "task deregistered" && event.Alloc == "alloc-p" })
+			history := e.eventsUntil(func(event host.Event) bool {
+				return event.Kind == "task deregistered" && event.Alloc == "alloc-p"
+			})
 			for _, problem := range healthErrors(history, nil) {
 				t.Error(problem)
 			}
@@ -350,7 +353,8 @@ func (e *env) killHostProcess(p *hostProcess, both bool) {
 	e.t.Helper()
 	const exitLimit = 5 * time.Second // a shim has one second
 	if alive(p.shims[0]) != both || !alive(p.shims[1]) {
-		e.t.Errorf("of the shims %v the first is alive: %t, the second: %t", p.shims, alive(p.shims[0]), alive(p.shims[1]))
+		e.t.Errorf("of the shims %v the first is alive: %t, the second: %t",
+			p.shims, alive(p.shims[0]), alive(p.shims[1]))
 	}
 	e.must(unix.Kill(p.Process.Pid, unix.SIGKILL))
 	began := time.Now()

@@ -88,7 +88,10 @@ func TestSwapAddsAField(t *testing.T) {
 
 	s.wantOutput(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap", now.binary.Path)
 	s.must(unix.Kill(pid, unix.SIGKILL))
-	s.waitUntil("the task is started again", func() bool { another := s.pid("fake"); return another != 0 && another != pid })
+	s.waitUntil("the task is started again", func() bool {
+		another := s.pid("fake")
+		return another != 0 && another != pid
+	})
 	s.withScratch("fake")
 
 	if is := s.programOf(s.agent.Process.Pid); is != was {
@@ -100,7 +103,10 @@ func TestSwapAddsAField(t *testing.T) {
 	s.wantOutput(false, unknown, run...)
 	plain, err := s.hclFile("fake.hcl")
 	s.must(err)
-	s.must(s.retry("run without the field", func() error { _, err := s.client.RunJob(s.ctx(), plain, false); return err }))
+	s.must(s.retry("run without the field", func() error {
+		_, err := s.client.RunJob(s.ctx(), plain, false)
+		return err
+	}))
 	s.waitUntil("the job runs", func() bool { return s.pid("fake") != 0 })
 	if env, from := s.scratch(s.pid("fake")); env != "" || from != "" {
 		t.Errorf("without the field a task has %q, and at /scratch is %q", env, from)

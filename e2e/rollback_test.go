@@ -22,15 +22,15 @@ import (
 // rollbackCase is a swap that fails, and how it ends.
 type rollbackCase struct {
 	name   string
-	old    string                                   // the fault of the shim that is to be replaced, once
-	first  func(*loadedEnv)                         // happens before the swap
-	fresh  string                                   // the fault of the candidate
-	binary func(s *loadedEnv, t string) host.Binary // makes the candidate at a path, in place of a faulty one
-	step   host.SwapStep                            // that fails; empty: the swap succeeds
-	or     host.SwapStep                            // may fail in its place, where it depends on when a death is noticed
-	kind   error                                    // of its error
-	says   string                                   // the error, among other things
-	serves activeAfter                              // who serves afterwards
+	old    string                                   // fault of the old shim, once
+	first  func(*loadedEnv)                         // is called before the swap
+	fresh  string                                   // fault of the candidate
+	binary func(s *loadedEnv, t string) host.Binary // makes another candidate at a path
+	step   host.SwapStep                            // the step that fails; empty: the swap succeeds
+	or     host.SwapStep                            // may fail instead, as a death may be noticed later
+	kind   error                                    // kind of the error
+	says   string                                   // part of the error
+	serves activeAfter                              // the active shim afterwards
 }
 
 type activeAfter string
@@ -46,19 +46,29 @@ const (
 
 // refused are faults of a candidate before it has changed anything. The old shim is not affected and no call is held.
 var refused = []rollbackCase{
-	{name: "no such file", binary: absent, step: host.SwapVerify, kind: host.ErrNotFound, says: "install the binary at that path"},
-	{name: "a directory", binary: directory, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a regular file"},
+	{name: "no such file", binary: absent, step: host.SwapVerify,
+		kind: host.ErrNotFound, says: "install the binary at that path"},
+	{name: "a directory", binary: directory, step: host.SwapVerify,
+		kind: host.ErrInvalid, says: "is not a regular file"},
 	{name: "an empty file", binary: file("", 0o700), step: host.SwapVerify, kind: host.ErrInvalid, says: "is empty"},
 	{name: "not executable", binary: file("x", 0o600), step: host.SwapVerify, kind: host.ErrInvalid, says: "chmod +x"},
-	{name: "everybody may write to it", binary: file("x", 0o702), step: host.SwapVerify, kind: host.ErrDenied, says: "chmod o-w"},
-	{name: "another digest", binary: digest(strings.Repeat("0", 64)), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
-	{name: "no digest", binary: digest("green"), step: host.SwapVerify, kind: host.ErrInvalid, says: "is not a SHA-256"},
-	{name: "another digest beside it", binary: beside, step: host.SwapVerify, kind: host.ErrInvalid, says: "is not the wanted binary"},
-	{name: "no program", binary: file("hello, world", 0o700), kind: host.ErrUnsupported, says: "it is no ELF executable"},
-	{name: "another architecture", binary: foreign, kind: host.ErrUnsupported, says: "it is an ELF executable for S390"},
+	{name: "everybody may write to it", binary: file("x", 0o702), step: host.SwapVerify,
+		kind: host.ErrDenied, says: "chmod o-w"},
+	{name: "another digest", binary: digest(strings.Repeat("0", 64)), step: host.SwapVerify,
+		kind: host.ErrInvalid, says: "is not the wanted binary"},
+	{name: "no digest", binary: digest("green"), step: host.SwapVerify,
+		kind: host.ErrInvalid, says: "is not a SHA-256"},
+	{name: "another digest beside it", binary: beside, step: host.SwapVerify,
+		kind: host.ErrInvalid, says: "is not the wanted binary"},
+	{name: "no program", binary: file("hello, world", 0o700),
+		kind: host.ErrUnsupported, says: "it is no ELF executable"},
+	{name: "another architecture", binary: foreign,
+		kind: host.ErrUnsupported, says: "it is an ELF executable for S390"},
 	{name: "another program", binary: file("#!/bin/sh\nexec sleep 0\n", 0o700), says: "exited with code 0"},
-	{name: "another protocol", fresh: "start protocol 7", kind: host.ErrUnsupported, says: "no common protocol version: the shim offers 7"},
-	{name: "a state too new for it", fresh: "Rehearse before schema 99", kind: host.ErrUnsupported, says: "has schema 99"},
+	{name: "another protocol", fresh: "start protocol 7",
+		kind: host.ErrUnsupported, says: "no common protocol version: the shim offers 7"},
+	{name: "a state too new for it", fresh: "Rehearse before schema 99",
+		kind: host.ErrUnsupported, says: "has schema 99"},
 	{name: "rubbish", fresh: "start rubbish", kind: host.ErrInternal, says: `is no handshake: "hello, world"`},
 	{name: "exits at start", fresh: "start exit", says: "died at its start: it " + dead},
 	{name: "panics at start", fresh: "start panic", says: "panic: a fault"},
@@ -70,7 +80,8 @@ var refused = []rollbackCase{
 	{name: "exits in rehearsal", fresh: "Rehearse before exit", says: dead},
 	{name: "panics in rehearsal", fresh: "Rehearse after panic", says: "panic: a fault"},
 	{name: "killed in rehearsal", fresh: "Rehearse before kill-self", says: killed},
-	{name: "finds the state damaged", fresh: "Rehearse before error damaged", kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "finds the state damaged", fresh: "Rehearse before error damaged",
+		kind: host.ErrDamaged, says: "a fault: error damaged"},
 	{name: "fails in rehearsal", fresh: "Rehearse after error", kind: host.ErrInternal, says: "a fault: error"},
 }
 
@@ -97,8 +108,10 @@ var notActivated = []rollbackCase{
 	{name: "hangs after", fresh: "Activate after hang", says: "there was no answer within"},
 	{name: "frozen before", fresh: "Activate before freeze", says: "there was no answer within"},
 	{name: "frozen after", fresh: "Activate after freeze", says: "there was no answer within"},
-	{name: "refuses before", fresh: "Activate before error exhausted", kind: host.ErrExhausted, says: "a fault: error exhausted"},
-	{name: "refuses after", fresh: "Activate after error damaged", kind: host.ErrDamaged, says: "a fault: error damaged"},
+	{name: "refuses before", fresh: "Activate before error exhausted",
+		kind: host.ErrExhausted, says: "a fault: error exhausted"},
+	{name: "refuses after", fresh: "Activate after error damaged",
+		kind: host.ErrDamaged, says: "a fault: error damaged"},
 	{name: "fails after", fresh: "Activate after error", kind: host.ErrInternal, says: "a fault: error"},
 	{name: "dies in quiesce", old: "Quiesce before kill-other", or: host.SwapQuiesce, says: killed},
 	{name: "dies after the fence", old: "Release after kill-other", says: killed},
@@ -106,9 +119,12 @@ var notActivated = []rollbackCase{
 
 // failingOld are faults of the old shim. From the fence on it is not needed: it is killed, and the new shim is active.
 var failingOld = []rollbackCase{
-	{name: "refuses to copy", old: "Snapshot before error", step: host.SwapPrepare, kind: host.ErrInternal, says: "copy the state: a fault", serves: oldOne},
-	{name: "refuses to quiesce", old: "Quiesce before error", step: host.SwapQuiesce, kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
-	{name: "has quiesced and says it has not", old: "Quiesce after error conflict", step: host.SwapQuiesce, kind: host.ErrConflict, says: "a fault", serves: oldOne},
+	{name: "refuses to copy", old: "Snapshot before error", step: host.SwapPrepare,
+		kind: host.ErrInternal, says: "copy the state: a fault", serves: oldOne},
+	{name: "refuses to quiesce", old: "Quiesce before error", step: host.SwapQuiesce,
+		kind: host.ErrInternal, says: "a fault: error", serves: oldOne},
+	{name: "has quiesced and says it has not", old: "Quiesce after error conflict", step: host.SwapQuiesce,
+		kind: host.ErrConflict, says: "a fault", serves: oldOne},
 	{name: "exits as it copies", old: "Snapshot before exit"},
 	{name: "killed as it has copied", old: "Snapshot after kill-self"},
 	{name: "frozen as it copies", old: "Snapshot before freeze"},
@@ -132,9 +148,12 @@ var failingOld = []rollbackCase{
 // failingBoth are faults of both shims. The old one does not release the state and is killed; the new one fails. The
 // old binary is started again.
 var failingBoth = []rollbackCase{
-	{name: "does not release, and the new one dies", old: "Release before hang", fresh: "Activate before exit", says: dead},
-	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang", says: "there was no answer within 10s"},
-	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self", says: killed},
+	{name: "does not release, and the new one dies", old: "Release before hang", fresh: "Activate before exit",
+		says: dead},
+	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang",
+		says: "there was no answer within 10s"},
+	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self",
+		says: killed},
 }
 
 // failingYoung are faults of a new shim that was active. The old one stands by and takes over. Callbacks.Serve is what
@@ -254,11 +273,14 @@ func (s *loadedEnv) checkReport(c rollbackCase, report host.SwapReport, err erro
 	if c.step == host.SwapActivate || c.step == host.SwapBake {
 		outcome = host.SwapRolledBack
 	}
-	if err == nil || !errors.Is(err, c.kind) || !strings.HasPrefix(err.Error(), says) || !strings.Contains(err.Error(), c.says) {
+	if err == nil || !errors.Is(err, c.kind) || !strings.HasPrefix(err.Error(), says) ||
+		!strings.Contains(err.Error(), c.says) {
 		s.t.Errorf("the error is %v: it should begin with %q, be %v and say %q", err, says, c.kind, c.says)
 	}
-	if report.Outcome != outcome || report.Failed != c.step || !strings.Contains(report.Reason, c.says) || report.By != "tester" {
-		s.t.Errorf("%s of %s by %s, as %q; it should be %s of %s by tester, as %q", report.Outcome, report.Failed, report.By, report.Reason, outcome, c.step, c.says)
+	if report.Outcome != outcome || report.Failed != c.step || !strings.Contains(report.Reason, c.says) ||
+		report.By != "tester" {
+		s.t.Errorf("%s of %s by %s, as %q; it should be %s of %s by tester, as %q",
+			report.Outcome, report.Failed, report.By, report.Reason, outcome, c.step, c.says)
 	}
 	if (c.step == host.SwapVerify || c.step == host.SwapPrepare) && (report.Hold != 0 || report.Held != 0) {
 		s.t.Errorf("%d calls were held, for up to %s", report.Held, report.Hold)
@@ -353,13 +375,17 @@ func TestRollbackFromAShimThatLeavesAMount(t *testing.T) {
 	old, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
 	w.must(err)
 	ready, mounted := filepath.Join(w.dir, "ready"), filepath.Join(w.dir, "mounted")
-	path := fault.Binary(t, faulty, w.dir, "mounts", "Rehearse after touch "+ready, "Rehearse after wait-for "+mounted, "Activate before error exhausted")
+	path := fault.Binary(t, faulty, w.dir, "mounts",
+		"Rehearse after touch "+ready, "Rehearse after wait-for "+mounted, "Activate before error exhausted")
 	done := make(chan error, 1)
 	go func() {
 		_, err := w.host.Swap(w.ctx(), host.Binary{Path: path})
 		done <- err
 	}()
-	w.must(waitFor(t.Context(), "the candidate rehearses", func() bool { _, err := os.Lstat(ready); return err == nil }))
+	w.must(waitFor(t.Context(), "the candidate rehearses", func() bool {
+		_, err := os.Lstat(ready)
+		return err == nil
+	}))
 	both, err := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*"))
 	w.must(err)
 	at := slices.IndexFunc(both, func(dir string) bool { return !slices.Contains(old, dir) })

@@ -49,8 +49,10 @@ func TestScripts(t *testing.T) {
 	type command = func(*testscript.TestScript, []string) error
 	commands := map[string]func(*testscript.TestScript, bool, []string){}
 	for name, do := range map[string]command{
-		"agent-start": func(ts *testscript.TestScript, args []string) error { return machineOf(ts).startAgent(args...) },
-		"agent-stop":  agentStop, "agent-kill": agentKill, "exits": exits, "until": untilMatch, "order": order, "json": jsonMatch,
+		"agent-start": func(ts *testscript.TestScript, args []string) error {
+			return machineOf(ts).startAgent(args...)
+		},
+		"agent-stop": agentStop, "agent-kill": agentKill, "exits": exits, "until": untilMatch, "order": order, "json": jsonMatch,
 		"env-json": envJSON, "calls": calls, "legal": legal, "tells": tells, "plays": plays,
 	} {
 		commands[name] = func(ts *testscript.TestScript, neg bool, args []string) {
@@ -191,8 +193,8 @@ func untilMatch(ts *testscript.TestScript, args []string) error {
 	})
 }
 
-// repeat calls try until it fails or returns an empty text. Between two calls it sleeps for twice as long as a call takes,
-// within bounds, to leave the processors to others.
+// repeat calls try until it fails or returns an empty text. Between two calls it sleeps for twice as long as a call
+// takes, within bounds, to leave the processors to others.
 func repeat(what string, try func() (last string, err error)) error {
 	for limit := time.Now().Add(waitLimit); ; {
 		began := time.Now()

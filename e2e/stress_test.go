@@ -21,8 +21,8 @@ import (
 )
 
 // stress is an agent under load whose shim is replaced while processes are killed. It is judged from outside: by its
-// clients and their events, the plugin's journal and storage, the kernel's tables of processes, locks and mounts, and the
-// file that a task writes.
+// clients and their events, the plugin's journal and storage, the kernel's tables of processes, locks and mounts, and
+// the file that a task writes.
 type stress struct {
 	*agentEnv
 	shims     string   // directory of shims
@@ -172,7 +172,10 @@ func (s *stress) watch() {
 	ctx, cancel := context.WithCancel(s.ctx())
 	s.watching.Go(func() {
 		for ctx.Err() == nil {
-			_ = s.client.Events(ctx, uint64(s.events.last()), true, func(event host.Event) error { s.events.add(event); return nil })
+			_ = s.client.Events(ctx, uint64(s.events.last()), true, func(event host.Event) error {
+				s.events.add(event)
+				return nil
+			})
 			sleep(ctx, retryDelay)
 		}
 	})
@@ -195,7 +198,8 @@ func (s *stress) verify() {
 	if now := s.mountTable(); now != s.mounts {
 		s.t.Errorf("mounted was\n%s\nand is\n%s", s.mounts, now)
 	}
-	if now := s.alloc("writer").Tasks[0]; now.PID != s.writer.PID || now.Attempt != s.writer.Attempt || !alive(now.PID) {
+	if now := s.alloc("writer").Tasks[0]; now.PID != s.writer.PID ||
+		now.Attempt != s.writer.Attempt || !alive(now.PID) {
 		s.t.Errorf("the task was %+v and is %+v", s.writer, now)
 	}
 	s.waitLines()
@@ -286,8 +290,13 @@ func (s *stress) verifyEvents() {
 	var history []host.Event
 	s.waitUntil("the end of the plugin's task is reported", func() bool {
 		history = nil
-		err := s.client.Events(s.ctx(), 0, false, func(event host.Event) error { history = append(history, event); return nil })
-		return err == nil && slices.ContainsFunc(history, func(event host.Event) bool { return event.Kind == registry.EventTaskRemoved })
+		err := s.client.Events(s.ctx(), 0, false, func(event host.Event) error {
+			history = append(history, event)
+			return nil
+		})
+		return err == nil && slices.ContainsFunc(history, func(event host.Event) bool {
+			return event.Kind == registry.EventTaskRemoved
+		})
 	})
 	s.waitUntil("the watcher has all events", func() bool { return s.events.last() >= history[len(history)-1].Seq })
 	s.stopWatch()
@@ -297,8 +306,8 @@ func (s *stress) verifyEvents() {
 	s.t.Logf("%d events of %d acknowledged volumes", len(s.events.all()), len(s.created))
 }
 
-// stressEventErrors compares the watcher's events with those of a new watcher, which may lack the oldest. They must add up
-// to nothing and have no illness, and each of the created volumes must be created and deleted once.
+// stressEventErrors compares the watcher's events with those of a new watcher, which may lack the oldest. They must
+// add up to nothing and have no illness, and each of the created volumes must be created and deleted once.
 func stressEventErrors(watched, now []host.Event, created []string) (problems []string) {
 	recent := watched
 	if len(now) > 0 && now[0].Kind == host.EventResync {

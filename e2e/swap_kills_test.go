@@ -53,10 +53,10 @@ var killPoints = []killPoint{
 	{"bake", "serving 200ms", false},
 }
 
-// TestKilledAtEachStep kills the host, the old and the new shim at each step of a swap under load. After each death one
-// shim is active, nothing acknowledged is lost, the journal is legal, no mount and no task is touched, and a watcher gets
-// each event once, in order. An operator only has to restart a killed host. At verify there is no new shim yet, and after
-// commit no old one.
+// TestKilledAtEachStep kills the host, the old and the new shim at each step of a swap under load. After each death
+// one shim is active, nothing acknowledged is lost, the journal is legal, no mount and no task is touched, and a
+// watcher gets each event once, in order. An operator only has to restart a killed host. At verify there is no new
+// shim yet, and after commit no old one.
 func TestKilledAtEachStep(t *testing.T) {
 	slow(t)
 	for _, p := range killPoints {
@@ -131,9 +131,9 @@ func (s *stress) noteAttempt(path string) {
 	s.attempted = swapAttempt{began: time.Now(), from: st.SHA256, to: to}
 }
 
-// allowed returns the binaries that may be active after the attempt, by the history: the new one if the swap succeeded,
-// else the old one, unless the old one was baking itself and its death rolled it back. A killed host may not have recorded
-// how far it came.
+// allowed returns the binaries that may be active after the attempt, by the history: the new one if the swap
+// succeeded, else the old one, unless the old one was baking itself and its death rolled it back. A killed host may
+// not have recorded how far it came.
 func (a swapAttempt) allowed(history []host.SwapReport, victim string) (digests []string) {
 	attempt := func(r host.SwapReport) bool { return r.To == a.to && r.Began.After(a.began) }
 	before := func(r host.SwapReport) bool { return r.To == a.from && r.Began.Before(a.began) }
@@ -229,8 +229,8 @@ func killAtCommit(s *stress, victim string) {
 	s.waitUntil("the old one is gone", func() bool { return !alive(old) })
 }
 
-// TestKilledAtRandomTimes kills a random process at a random time of a swap. HOLDFAST_CHAOS=10m continues for that long;
-// HOLDFAST_CHAOS_SEED=7 is the seed.
+// TestKilledAtRandomTimes kills a random process at a random time of a swap. HOLDFAST_CHAOS=10m continues for that
+// long; HOLDFAST_CHAOS_SEED=7 is the seed.
 func TestKilledAtRandomTimes(t *testing.T) {
 	slow(t)
 	seed := seeds(t)[0]
@@ -253,7 +253,8 @@ func killAtRandomTimes(t *testing.T, seed uint64, rounds int, long time.Duration
 		victim := victims[rng.IntN(3)]
 		after := time.Duration(rng.Float64() * 1.2 * float64(typical))
 		took := s.swapAndKill(victim, binaries[n%3], after)
-		t.Logf("round %d: the %s, after %s; the swap took %s", n, victim, after.Round(time.Millisecond), took.Round(time.Millisecond))
+		t.Logf("round %d: the %s, after %s; the swap took %s",
+			n, victim, after.Round(time.Millisecond), took.Round(time.Millisecond))
 		if victim != victimHost {
 			typical = (typical + took) / 2
 		}
@@ -308,8 +309,8 @@ func freeze(ctx context.Context, pid int) error {
 	})
 }
 
-// TestTwoWritersAreFound is a negative control of writers. The first shim is frozen when its host dies, so that it lives
-// on. Its state file and its binary are moved, so that neither the lock nor the next host finds it.
+// TestTwoWritersAreFound is a negative control of writers. The first shim is frozen when its host dies, so that it
+// lives on. Its state file and its binary are moved, so that neither the lock nor the next host finds it.
 func TestTwoWritersAreFound(t *testing.T) {
 	m, must := startMachine(t)
 	shim, err := control.NewClient(m.socket()).Shim(t.Context())

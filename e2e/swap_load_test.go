@@ -242,8 +242,8 @@ func (l *loadedEnv) checkTraces(before traces) {
 // longBudget is more than any step of a swap needs, and less than calls wait for.
 const longBudget = waitLimit / 4
 
-// Mutating calls are held for at most the budget, while their own deadlines run, and never fail because of it. A swap over
-// budget is given up. Reads continue.
+// Mutating calls are held for at most the budget, while their own deadlines run, and never fail because of it. A swap
+// over budget is given up. Reads continue.
 func TestBoundedHold(t *testing.T) {
 	slow(t)
 	for what, test := range map[string]func(*loadedEnv){
@@ -279,7 +279,8 @@ func (l *loadedEnv) holdInQuiesce() {
 		return err
 	})
 	l.waitUntil("calls are held", func() bool { return exists(filepath.Join(files, "reached")) })
-	if is := l.host.ShimState(); is.Swap == nil || is.Swap.Step != host.SwapQuiesce || is.Swap.By != "tester" || !is.Serving {
+	if is := l.host.ShimState(); is.Swap == nil || is.Swap.Step != host.SwapQuiesce ||
+		is.Swap.By != "tester" || !is.Serving {
 		l.t.Errorf("while calls are held: %+v, %+v", is, is.Swap)
 	}
 	for range 20 {
@@ -294,7 +295,8 @@ func (l *loadedEnv) holdInQuiesce() {
 	if end, _ := limited.Deadline(); time.Since(end) > time.Second {
 		l.t.Errorf("a call was held for %s beyond its deadline", time.Since(end))
 	}
-	if !errors.Is(err, context.DeadlineExceeded) || limited.Err() == nil || !strings.Contains(err.Error(), "it is being replaced") {
+	if !errors.Is(err, context.DeadlineExceeded) || limited.Err() == nil ||
+		!strings.Contains(err.Error(), "it is being replaced") {
 		l.t.Errorf("a call with a deadline: %v; its deadline: %v", err, limited.Err())
 	}
 	select {

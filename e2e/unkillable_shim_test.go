@@ -136,7 +136,8 @@ func (u *unkillable) wantWaiting(its time.Duration, says ...string) {
 	} {
 		u.wantAlone(done)
 		err := u.result(what, done)
-		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -waitLimit/4 {
+		if left := time.Until(end); !errors.Is(err, host.ErrUnavailable) ||
+			!errors.Is(err, context.DeadlineExceeded) || left > 0 || left < -waitLimit/4 {
 			u.t.Errorf("%s ends %s before its time: %v", what, left, err)
 		}
 		u.wantWords(what, err, says...)
@@ -150,7 +151,8 @@ func (u *unkillable) wantAlone(done <-chan error) {
 	for len(done) == 0 {
 		others := slices.DeleteFunc(shimsOf(u.config.StateDir), func(pid int) bool { return pid == old })
 		if threads, killed := asleep(old); len(others) > 0 || threads == 0 || !killed {
-			u.t.Fatalf("process %d sleeps in %d threads, was killed: %t; beside it there are the shims %v", old, threads, killed, others)
+			u.t.Fatalf("process %d sleeps in %d threads, was killed: %t; beside it there are the shims %v",
+				old, threads, killed, others)
 		}
 		sleep(u.ctx(), time.Millisecond)
 	}
@@ -161,7 +163,10 @@ func (u *unkillable) thawAndCheck() {
 	u.t.Helper()
 	u.thaw()
 	u.t.Logf("the call in which it hung: %v", u.result("the call in which it hung", u.lateCall))
-	u.waitUntil("the next shim serves", func() bool { st := u.host.ShimState(); return st.Serving && st.PID != u.pids[0] })
+	u.waitUntil("the next shim serves", func() bool {
+		st := u.host.ShimState()
+		return st.Serving && st.PID != u.pids[0]
+	})
 	u.checkRecovered()
 }
 
@@ -243,7 +248,9 @@ func TestKilledShimThatCannotDie(t *testing.T) {
 		u.hang()
 		u.must(unix.Kill(u.pids[0], unix.SIGKILL))
 		u.wantWaiting(8*time.Second, "no shim is active", "given no answer")
-		u.waitUntil("it is known not to die", func() bool { return strings.Contains(u.host.ShimState().Reason, "does not exit") })
+		u.waitUntil("it is known not to die", func() bool {
+			return strings.Contains(u.host.ShimState().Reason, "does not exit")
+		})
 		u.wantWaiting(2*time.Second, "no shim is active", "does not exit", "state D (disk sleep)")
 		u.thawAndCheck()
 	})
@@ -259,13 +266,15 @@ func TestNextHostWaitsForAShimThatCannotDie(t *testing.T) {
 	if err := u.result("close", background(u.host.Close)); err == nil || !strings.Contains(err.Error(), is) {
 		t.Errorf("the host is closed: %v", err)
 	}
-	if err := u.result("the call in which it hung", u.lateCall); !errors.Is(err, host.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+	if err := u.result("the call in which it hung", u.lateCall); !errors.Is(err, host.ErrUnavailable) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the call in which it hung: %v", err)
 	}
 	opened := background(func() error { return errOf(host.Open(u.ctx(), u.config)) })
 	u.wantAlone(opened)
 	err := <-opened
-	if text := fmt.Sprint(err); !errors.Is(err, host.ErrUnavailable) || !strings.Contains(text, is) || !strings.Contains(text, "start the host again") {
+	if text := fmt.Sprint(err); !errors.Is(err, host.ErrUnavailable) ||
+		!strings.Contains(text, is) || !strings.Contains(text, "start the host again") {
 		t.Errorf("the next host: %v", err)
 	}
 	u.config.Workload = host.Workload{

@@ -98,7 +98,8 @@ func (s *skewEnv) swap(to release) host.ShimStatus {
 	s.must(err)
 	st, err := s.host.Status(s.ctx())
 	s.must(err)
-	if st.Schema != to.schema || st.Protocol != to.protocol || report.Protocol != to.protocol || st.SHA256 != report.To {
+	if st.Schema != to.schema || st.Protocol != to.protocol || report.Protocol != to.protocol ||
+		st.SHA256 != report.To {
 		s.t.Errorf("after a swap to %s: %+v, and the report says %+v", to.name, st, report)
 	}
 	before := s.lives.Load()
@@ -139,7 +140,8 @@ func flapErrors(told []host.Event, sick host.AllocID) (problems []string) {
 			problems = append(problems, fmt.Sprintf("%s follows %d", e, last))
 		}
 		last = e.Seq
-		if e.Kind == host.EventResync || e.Alloc != sick && (strings.Contains(string(e.Kind), "unhealthy") || e.Kind == "deregistered") {
+		if e.Kind == host.EventResync || e.Alloc != sick && (strings.Contains(string(e.Kind), "unhealthy") ||
+			e.Kind == "deregistered") {
 			problems = append(problems, "over a swap: "+e.String())
 		}
 	}
@@ -176,7 +178,8 @@ func TestVersionSkew(t *testing.T) {
 		s.writeFile(kept, "f", fmt.Sprint(round))
 		s.wantFile(kept, "f", fmt.Sprint(round))
 		if table := s.mountLines(); slices.ContainsFunc(standing, func(line string) bool { return !slices.Contains(table, line) }) {
-			t.Errorf("round %d: mounts were\n%s\nand are\n%s", round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
+			t.Errorf("round %d: mounts were\n%s\nand are\n%s",
+				round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
 		}
 		s.standby = s.restartPlugin(s.standby, csifake.Monolith)
 		was = s.stateAtRest()
@@ -265,7 +268,8 @@ func TestStateOutsideTheWindow(t *testing.T) {
 func (w *env) refusedAtPrepare(report host.SwapReport, err error, words ...string) {
 	w.t.Helper()
 	w.wantWords("the swap", err, append(words, "prepare")...)
-	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused || report.Failed != host.SwapPrepare || report.Hold != 0 {
+	if !errors.Is(err, host.ErrUnsupported) || report.Outcome != host.SwapRefused ||
+		report.Failed != host.SwapPrepare || report.Hold != 0 {
 		w.t.Errorf("%v, %+v", err, report)
 	}
 }
@@ -323,7 +327,9 @@ func TestRollbackToTheReleaseBefore(t *testing.T) {
 	w.must(w.scenario())
 	w.writeFile(kept, "f", "x")
 	p.On("Probe").Times(2).NotReady()
-	sick := w.waitEvent(func(e host.Event) bool { return e.Seq > st.Index && e.Kind == "unhealthy" && e.Alloc == "alloc-p" })
+	sick := w.waitEvent(func(e host.Event) bool {
+		return e.Seq > st.Index && e.Kind == "unhealthy" && e.Alloc == "alloc-p"
+	})
 	w.waitEvent(func(e host.Event) bool { return e.Seq > sick.Seq && e.Kind == "task healthy" && e.Alloc == "alloc-p" })
 	w.must(w.release("alloc-kept"))
 	w.must(w.delete("kept"))

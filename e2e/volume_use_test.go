@@ -21,7 +21,7 @@ import (
 )
 
 // A second writer, and a deletion, get an error that names the alloc that holds the volume.
-func TestConflictNamesTheHolder(t *testing.T) {
+func TestConflictErrorNamesTheHoldingAlloc(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
 	p := e.addPlugin("alloc-p", csifake.Monolith)
@@ -65,8 +65,8 @@ func (u *users) remove(id string) {
 	}
 }
 
-// Users of one volume come and go while shim, host and plugin are killed and replaced. The volume is staged for the first
-// and unstaged after the last, and each user keeps its mount.
+// Users of one volume come and go while shim, host and plugin are killed and replaced. The volume is staged for the
+// first and unstaged after the last, and each user keeps its mount.
 func TestUseIsCountedOverEveryRestart(t *testing.T) {
 	t.Parallel()
 	u := &users{env: newEnv(t, allCaps...), paths: map[host.AllocID]string{}}
@@ -123,7 +123,8 @@ func TestUseConflictNamesTheHolderAndSendsNothing(t *testing.T) {
 		"a block device":         {mode: manyWriters, block: true},
 	} {
 		r.source = "vol"
-		if err := errOf(e.prepare(e.group("other", r))); !errors.Is(err, host.ErrConflict) || !strings.Contains(err.Error(), "alloc holder") {
+		if err := errOf(e.prepare(e.group("other", r))); !errors.Is(err, host.ErrConflict) ||
+			!strings.Contains(err.Error(), "alloc holder") {
 			t.Errorf("%s: %v", name, err)
 		}
 		e.must(e.release("other"))
@@ -140,8 +141,8 @@ func TestUseConflictNamesTheHolderAndSendsNothing(t *testing.T) {
 	e.stopPlugin(p)
 }
 
-// A reader and a writer share a volume: one stage, two publishes, and the kernel keeps the reader from writing. One alloc
-// may have both, at different paths.
+// A reader and a writer share a volume: one stage, two publishes, and the kernel keeps the reader from writing. One
+// alloc may have both, at different paths.
 func TestUseReadOnlyBesideReadWrite(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
@@ -174,7 +175,8 @@ func TestUseReadOnlyBesideReadWrite(t *testing.T) {
 			readers++
 		}
 		if c.Usage != stages[0].Usage || c.Staging != stages[0].Staging {
-			t.Errorf("published as %s of %s, staged as %s at %s", c.Usage, c.Staging, stages[0].Usage, stages[0].Staging)
+			t.Errorf("published as %s of %s, staged as %s at %s",
+				c.Usage, c.Staging, stages[0].Usage, stages[0].Staging)
 		}
 	}
 	if readers != 2 {
@@ -217,8 +219,8 @@ func TestUsePerAlloc(t *testing.T) {
 	e.stopPlugin(p)
 }
 
-// An inline volume belongs to one alloc: its publish creates it and its unpublish removes it, over restarts. It is neither
-// attached nor staged.
+// An inline volume belongs to one alloc: its publish creates it and its unpublish removes it, over restarts. It is
+// neither attached nor staged.
 func TestUseOfAnInlineVolume(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
@@ -233,7 +235,8 @@ func TestUseOfAnInlineVolume(t *testing.T) {
 	for _, logged := range log.of("NodePublishVolume") {
 		r := logged.request.(*csi.NodePublishVolumeRequest)
 		context := r.GetVolumeContext()
-		if r.GetStagingTargetPath() != "" || context["size"] != "1MiB" || context["csi.storage.k8s.io/ephemeral"] != "true" {
+		if r.GetStagingTargetPath() != "" || context["size"] != "1MiB" ||
+			context["csi.storage.k8s.io/ephemeral"] != "true" {
 			t.Errorf("the plugin got %v", r)
 		}
 	}
@@ -249,8 +252,8 @@ func TestUseOfAnInlineVolume(t *testing.T) {
 	e.stopPlugin(p)
 }
 
-// The mount options of a volume's file and of a job's block reach the plugin with each stage and each publish, also when
-// a later shim repeats them.
+// The mount options of a volume's file and of a job's block reach the plugin with each stage and each publish, also
+// when a later shim repeats them.
 func TestUseMountOptionsReachStageAndPublishAlike(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, append([]string{"VOLUME_MOUNT_GROUP"}, allCaps...)...)
@@ -365,7 +368,8 @@ func TestUseIsNotHeldUpByAnotherPlugin(t *testing.T) {
 		e.must(e.release("user-" + id))
 		e.must(e.delete(id))
 		held := e.calls(rpc)
-		if at := slices.IndexFunc(held, func(c journal.Call) bool { return c.Instance == "alloc-hangs" }); at < 0 || held[at].End != nil {
+		if at := slices.IndexFunc(held, func(c journal.Call) bool { return c.Instance == "alloc-hangs" }); at < 0 ||
+			held[at].End != nil {
 			t.Errorf("%s does not hang any more: %q", rpc, answers(held))
 		}
 		gates[i].Open()
