@@ -27,22 +27,23 @@ type ClaimKey struct {
 	Request RequestName `json:"request"`
 }
 
-// ClaimKey is the claim's key.
+// ClaimKey returns the key of the claim.
 func (c Claim) ClaimKey() ClaimKey { return ClaimKey{c.Volume, c.Alloc, c.Request} }
 
-// Mark says what is known of one edge of the CSI life cycle (attach, stage, publish).
+// Mark is the state of one step of the CSI life cycle (attach, stage, publish).
 type Mark string
 
 const (
 	// MarkNone: never sent, or undone and confirmed. The zero value.
 	MarkNone Mark = ""
-	// MarkSent: the call, or its undo, was sent and may or may not have taken effect. It has to be sent again or undone.
+	// MarkSent: the call, or its undo, was sent and may or may not have taken effect. It has to be sent again or
+	// undone.
 	MarkSent Mark = "sent"
 	// MarkDone: confirmed by the plugin.
 	MarkDone Mark = "done"
 )
 
-// Ref is one publish of a volume: durable, so that the last user is known over restarts. A staged volume with no ref left is
+// Ref records one publish of a volume, so that its last user is known after a restart. A staged volume without refs is
 // unstaged.
 type Ref struct {
 	Volume      VolumeKey   `json:"volume"`
@@ -53,21 +54,21 @@ type Ref struct {
 	Publish     Mark        `json:"publish,omitempty"`
 	Parts       []Part      `json:"parts,omitempty"` // of the volume, by their paths; none outlives the publish
 	Boot        string      `json:"boot,omitempty"`
-	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a mount that was confirmed, for people; empty: nothing is known to be
+	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a confirmed mount, for people; empty: nothing known
 	Troubled    time.Time   `json:"troubled,omitzero"` // since when
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`
 }
 
-// Part is a directory or a file of a published volume that is mounted once more, at a place of ours: all that a task with a sub_path gets
-// to see. It is recorded before it is mounted, and forgotten when it is not any more.
+// Part is a directory or file of a published volume that is mounted at another place, for a task with a sub_path. It is
+// recorded before it is mounted, and removed from the record after it is unmounted.
 type Part struct {
 	Path string `json:"path"`           // in the volume
 	At   string `json:"at"`             // on the host
 	Mark Mark   `json:"mark,omitempty"` // sent: it may be mounted
 }
 
-// ClaimKey is the key of the claim under which the ref was made.
+// ClaimKey returns the key of the claim of the ref.
 func (r Ref) ClaimKey() ClaimKey { return ClaimKey{r.Volume, r.Alloc, r.Request} }
 
 // RPC is the name of a CSI call, as in csi.proto.
@@ -86,7 +87,7 @@ const (
 	NodeExpandRPC          RPC = "NodeExpandVolume"
 )
 
-// Expands says whether the call makes a volume larger. There is no undo of that.
+// Expands reports whether the call makes a volume larger. Such a call has no undo.
 func (r RPC) Expands() bool { return r == ControllerExpandRPC || r == NodeExpandRPC }
 
 // OnNode reports whether the plugin's node service serves the call.
@@ -98,8 +99,8 @@ type Outcome string
 const (
 	OutcomePending   Outcome = "pending"   // the intent is open and no answer has come yet
 	OutcomeDone      Outcome = "done"      // answered OK
-	OutcomeFailed    Outcome = "failed"    // answered with a code that says it does not run any more; partial effects may remain
-	OutcomeUncertain Outcome = "uncertain" // no answer, or one that does not say; only the same call again or its undo is legal
+	OutcomeFailed    Outcome = "failed"    // answered with a code of a call that has ended; partial effects may remain
+	OutcomeUncertain Outcome = "uncertain" // no answer, or a vague one: only the same call or its undo is legal
 )
 
 // Intent is written before a CSI call and closed after it. At most one is open per volume, of either bucket.
@@ -121,7 +122,7 @@ type Intent struct {
 	Since       time.Time   `json:"since,omitzero"`
 }
 
-// AllocState is how far an alloc's volumes have come.
+// AllocState is the state of an alloc's volumes.
 type AllocState string
 
 const (
@@ -130,7 +131,7 @@ const (
 	AllocReleasing AllocState = "releasing"
 )
 
-// Alloc is an alloc whose volumes we hold. Its requests are what the host handed over, sealed.
+// Alloc is an alloc with volumes. Sealed has its requests, as the host passed them.
 type Alloc struct {
 	ID          AllocID    `json:"id"`
 	Job         string     `json:"job,omitempty"`
@@ -140,14 +141,14 @@ type Alloc struct {
 	Node        NodeName   `json:"node,omitempty"`
 	Sealed      []byte     `json:"sealed,omitempty"` // the group's part of Parse's answer
 	State       AllocState `json:"state"`
-	Waiting     []Wait     `json:"waiting,omitempty"` // what its requests wait for, at most one each, in the order of the requests
-	Release     Call       `json:"release,omitzero"`  // the call that asked for the release; it is answered when the alloc is forgotten
+	Waiting     []Wait     `json:"waiting,omitempty"` // at most one per request, in the order of the requests
+	Release     Call       `json:"release,omitzero"`  // the call that releases the alloc, until it is answered
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
 	Since       time.Time  `json:"since,omitzero"`
 }
 
-// TaskPhase is where a task is in its life, as the host reported it.
+// TaskPhase is the phase of a task, as the host reported it.
 type TaskPhase string
 
 const (
@@ -175,8 +176,8 @@ type Task struct {
 	ModifyIndex Seq             `json:"modify_index"`
 }
 
-// RestartRequest asks the host to end this attempt of a task and start it anew, under its restart policy. It stands until a
-// newer attempt is reported; the host honours it once per attempt.
+// RestartRequest asks the host to restart a task under its restart policy. It stands until a newer attempt is
+// reported. The host acts on it once per attempt.
 type RestartRequest struct {
 	Attempt uint64    `json:"attempt"`
 	Cause   Cause     `json:"cause"`
@@ -184,7 +185,7 @@ type RestartRequest struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// BootTime is CLOCK_BOOTTIME of one boot: it may be compared within the boot only.
+// BootTime is a time of CLOCK_BOOTTIME. Times of different boots cannot be compared.
 type BootTime struct {
 	Boot string        `json:"boot"` // /proc/sys/kernel/random/boot_id
 	At   time.Duration `json:"at"`   // since boot
@@ -195,7 +196,7 @@ type BootTime struct {
 type Operation struct {
 	ID          OperationID `json:"id"`
 	Method      string      `json:"method"`
-	Digest      string      `json:"digest"`            // SHA-256 of the request, hex: the id may not be used for another one
+	Digest      string      `json:"digest"`            // SHA-256 of the request, hex: no other request may have the ID
 	Answer      []byte      `json:"answer"`            // the encoded answer; empty: the call has begun
 	Removes     Seq         `json:"removes,omitempty"` // CreateIndex of the volume that the call removes; 0: none
 	CreateIndex Seq         `json:"create_index"`
@@ -208,8 +209,8 @@ type Call struct {
 	Digest string      `json:"digest"` // SHA-256 of the request, hex
 }
 
-// Answered is the record that makes a replay of the call get the same answer, encoded as JSON. It belongs into the transaction
-// that makes the answer true. A call without an id or a method leaves none: its id is only a trace.
+// Answered returns the record that gives a replay of the call the same answer, encoded as JSON. A call without an ID
+// or a method has none: its ID is only for tracing.
 func (c Call) Answered(answer any) []Record {
 	if c.ID == "" || c.Method == "" {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// AccessMode is who may use a volume, and how (CSI VolumeCapability.AccessMode), in the words of job files.
+// AccessMode says which nodes may read or write a volume (CSI VolumeCapability.AccessMode), in the terms of job files.
 type AccessMode string
 
 const (
@@ -26,10 +26,10 @@ var AccessModes = []AccessMode{
 	SingleNodeSingleWriter, SingleNodeMultiWriter,
 }
 
-// ReaderOnly says whether the mode never allows a write.
+// ReaderOnly reports whether the mode allows no write.
 func (m AccessMode) ReaderOnly() bool { return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly }
 
-// AttachmentMode is what a task sees of a volume (CSI VolumeCapability.access_type).
+// AttachmentMode says how a task sees a volume (CSI VolumeCapability.access_type).
 type AttachmentMode string
 
 const (
@@ -37,14 +37,14 @@ const (
 	BlockDevice AttachmentMode = "block-device"
 )
 
-// Flags is a list of mount flags as one comparable value. Their order counts, as it does for mount(8). They may be
-// sensitive (CSI MountVolume.mount_flags), so they print as their number.
+// Flags is a list of mount flags as one comparable value. Their order matters, as for mount(8). They may be sensitive
+// (CSI MountVolume.mount_flags), so only their number is printed.
 type Flags string
 
-// FlagsOf joins flags. A flag has no line break: config refuses it.
+// FlagsOf joins flags. A flag must not contain a line break; config refuses one.
 func FlagsOf(flags []string) Flags { return Flags(strings.Join(flags, "\n")) }
 
-// List is the flags again; none is nil.
+// List returns the flags, or nil if there are none.
 func (f Flags) List() []string {
 	if f == "" {
 		return nil
@@ -55,7 +55,7 @@ func (f Flags) List() []string {
 func (f Flags) String() string   { return fmt.Sprintf("%d mount flags", len(f.List())) }
 func (f Flags) GoString() string { return f.String() }
 
-// Usage is how an alloc uses a volume. Two usages are the same if they are equal with ==.
+// Usage says how an alloc uses a volume. It is comparable.
 type Usage struct {
 	Access     AccessMode     `json:"access_mode"`
 	Attachment AttachmentMode `json:"attachment_mode"`
@@ -65,7 +65,7 @@ type Usage struct {
 	MountGroup string         `json:"mount_group,omitempty"` // MountVolume.volume_mount_group: a group id; empty: none
 }
 
-// Staging is the part of u that the staging mount depends on: read-only may differ from publish to publish.
+// Staging returns the part of u that the staging mount depends on. Publishes of one staging may differ in ReadOnly.
 func (u Usage) Staging() Usage {
 	u.ReadOnly = false
 	return u
@@ -88,7 +88,7 @@ func (u Usage) String() string {
 	return s
 }
 
-// Capability of a volume: one pair of modes that it was made for (volume file's capability block).
+// VolumeCapability is a pair of modes that a volume was made for (a capability block of the volume file).
 type VolumeCapability struct {
 	Access     AccessMode     `json:"access_mode"`
 	Attachment AttachmentMode `json:"attachment_mode"`
@@ -97,7 +97,7 @@ type VolumeCapability struct {
 // Topology is a set of segments (CSI Topology.segments).
 type Topology map[string]string
 
-// VolumeSpec is a volume as a person asks for it: the content of a volume file.
+// VolumeSpec is the content of a volume file.
 type VolumeSpec struct {
 	Namespace    Namespace          `json:"namespace"`
 	ID           VolumeID           `json:"id"`
@@ -116,12 +116,13 @@ type VolumeSpec struct {
 	Required     []Topology         `json:"required,omitempty"`     // topology_request.required
 	Preferred    []Topology         `json:"preferred,omitempty"`    // topology_request.preferred
 	// At most one of these is set: what the volume is filled from (volume_content_source).
-	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin, by our name for it
+	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin
 	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
 	SnapshotID    ExternalID `json:"snapshot_id,omitempty"`       // a snapshot, by the plugin's id
 }
 
-// Source is what a new volume is filled from (CSI VolumeContentSource). At most one field is set; the zero value is an empty volume.
+// Source says what a new volume is filled from (CSI VolumeContentSource). At most one field is set. The zero value
+// stands for an empty volume.
 type Source struct {
 	Volume   ExternalID `json:"volume,omitempty"`
 	Snapshot ExternalID `json:"snapshot,omitempty"`
@@ -137,25 +138,26 @@ func (s Source) String() string {
 	return "nothing"
 }
 
-// VolumeName is the volume for people.
+// VolumeName returns the name of the volume.
 func (s VolumeSpec) VolumeName() VolumeName { return VolumeName{s.Namespace, s.ID} }
 
-// Supports says whether the volume was made for the pair of modes.
+// Supports reports whether the volume was made for the pair of modes.
 func (s VolumeSpec) Supports(c VolumeCapability) bool { return slices.Contains(s.Capabilities, c) }
 
-// VolumeState is how far a volume's life has come.
+// VolumeState is the state of a volume.
 type VolumeState string
 
 const (
 	VolumeCreating VolumeState = "creating" // an intent for CreateVolume is open: it goes on by itself
 	VolumeReady    VolumeState = "ready"
 	VolumeDeleting VolumeState = "deleting" // an intent for DeleteVolume is or was open: nothing new may claim it
-	// VolumeUncertain: CreateVolume has ended, the plugin may have made the volume, and it cannot be used. Volume.Failure says why. Nothing
-	// goes on by itself until a person creates it again, deletes it or deregisters it; an open intent says that somebody has.
+	// VolumeUncertain: CreateVolume has ended, and the plugin may have made the volume. It cannot be used;
+	// Volume.Failure says why. A person has to create it again, delete it or deregister it. An open intent means that
+	// this was done.
 	VolumeUncertain VolumeState = "uncertain"
 )
 
-// Failure is how a call for a volume ended.
+// Failure says how a call for a volume failed.
 type Failure struct {
 	RPC    RPC       `json:"rpc,omitempty"`
 	Code   string    `json:"code,omitempty"`   // as CallError.Code
@@ -168,8 +170,8 @@ type Volume struct {
 	VolumeSpec
 	State       VolumeState  `json:"state"`
 	Created     bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
-	Unattached  bool         `json:"unattached,omitempty"` // its plugin's controller said that it attaches nothing: an absent one is not waited for
-	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: made by the publish of its one owner, and gone with it; neither attached nor staged
+	Unattached  bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes, so none is waited for
+	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: exists while its one owner has it published; never attached or staged
 	Owner       AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
 	Capacity    int64        `json:"capacity,omitempty"`   // bytes; 0: not known
 	Expansion   Expansion    `json:"expansion,omitzero"`
@@ -182,33 +184,34 @@ type Volume struct {
 	Since       time.Time    `json:"since,omitzero"`
 }
 
-// VolumeKey is the volume for CSI. It is not complete before the plugin has named the volume.
+// VolumeKey returns the key of the volume. It has no external ID before the plugin has created the volume.
 func (v Volume) VolumeKey() VolumeKey { return VolumeKey{v.Plugin, v.External} }
 
-// CreatedAs says whether the volume was created, or is being created, under the name at the plugin's controller: CreateVolumeRequest.name.
+// CreatedAs reports whether the volume was created, or is being created, under the name at the plugin
+// (CreateVolumeRequest.name).
 func (v Volume) CreatedAs(plugin PluginID, name string) bool {
 	return v.Created && v.Plugin == plugin && v.Name == name
 }
 
-// InlineID is what the inline volume of an alloc's request is called.
+// InlineID returns the ID of the inline volume of an alloc's request.
 func InlineID(alloc AllocID, request RequestName) VolumeID {
 	return VolumeID(string(request) + "@" + string(alloc))
 }
 
-// InlineOf says whether the volume is an inline one of the alloc, and called so.
+// InlineOf reports whether the volume is an inline volume of the alloc.
 func (v Volume) InlineOf(alloc AllocID) bool {
 	return v.Ephemeral && v.Owner == alloc && strings.HasSuffix(string(v.ID), string(InlineID(alloc, "")))
 }
 
-// Secret says where a secret's value is to be had: from an environment variable or a file of the shim's machine, or from the
-// host by name. It is resolved for each call and never stored. There is no literal.
+// Secret says where the value of a secret comes from: an environment variable or a file of the shim's machine, or the
+// host, by name. The value is read for each call and never stored. There is no literal.
 type Secret struct {
 	Env      string `json:"env,omitempty"`
 	File     string `json:"file,omitempty"`
 	Callback string `json:"callback,omitempty"`
 }
 
-// SecretValue is a secret's value in memory. It prints as *** by value and by pointer.
+// SecretValue is the value of a secret in memory. It prints as ***.
 type SecretValue string
 
 func (SecretValue) String() string               { return "***" }
@@ -217,5 +220,5 @@ func (SecretValue) MarshalJSON() ([]byte, error) { return []byte(`"***"`), nil }
 func (SecretValue) MarshalText() ([]byte, error) { return []byte("***"), nil }
 func (SecretValue) Format(f fmt.State, _ rune)   { _, _ = f.Write([]byte("***")) }
 
-// Reveal is the value, for the one place that hands it to a plugin.
+// Reveal returns the value. Only the code that sends it to a plugin calls it.
 func (v SecretValue) Reveal() string { return string(v) }
