@@ -54,7 +54,7 @@ type Ref struct {
 	Publish     Mark        `json:"publish,omitempty"`
 	Parts       []Part      `json:"parts,omitempty"` // of the volume, by their paths; none outlives the publish
 	Boot        string      `json:"boot,omitempty"`
-	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a confirmed mount, for people; empty: nothing known
+	Trouble     string      `json:"trouble,omitempty"` // what is wrong with a confirmed mount; empty: nothing
 	Troubled    time.Time   `json:"troubled,omitzero"` // since when
 	CreateIndex Seq         `json:"create_index"`
 	ModifyIndex Seq         `json:"modify_index"`

@@ -109,7 +109,7 @@ type VolumeSpec struct {
 	Capabilities []VolumeCapability `json:"capabilities"`           // at least one
 	FSType       string             `json:"fs_type,omitempty"`      // mount_options
 	MountFlags   Flags              `json:"mount_flags,omitempty"`  // mount_options; may be sensitive
-	MountGroup   string             `json:"mount_group,omitempty"`  // mount_options: the group id that files belong to; empty: none
+	MountGroup   string             `json:"mount_group,omitempty"`  // mount_options: group ID of the files; empty: none
 	Parameters   map[string]string  `json:"parameters,omitempty"`   // CreateVolumeRequest.parameters
 	Context      map[string]string  `json:"context,omitempty"`      // volume_context; create: the plugin's answer
 	Secrets      map[string]Secret  `json:"secrets,omitempty"`      // references only, never values
@@ -170,8 +170,8 @@ type Volume struct {
 	VolumeSpec
 	State       VolumeState  `json:"state"`
 	Created     bool         `json:"created,omitempty"`    // by CreateVolume, so that DeleteVolume is ours to send
-	Unattached  bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes, so none is waited for
-	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: exists while its one owner has it published; never attached or staged
+	Unattached  bool         `json:"unattached,omitempty"` // the plugin's controller does not attach volumes
+	Ephemeral   bool         `json:"ephemeral,omitempty"`  // inline: exists while its owner has it published
 	Owner       AllocID      `json:"owner,omitempty"`      // of an ephemeral volume
 	Capacity    int64        `json:"capacity,omitempty"`   // bytes; 0: not known
 	Expansion   Expansion    `json:"expansion,omitzero"`
