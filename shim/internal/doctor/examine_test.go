@@ -265,7 +265,7 @@ var judgements = []struct {
 	}, nil, nil},
 
 	{"an unhealthy volume", sound, func(f *Facts) {
-		f.Records.Volumes[0].Health.Node = registry.VolumeCondition{Abnormal: true,
+		f.Records.Placements[0].Staging.Condition = registry.VolumeCondition{Abnormal: true,
 			Message: "source path doesn't exist"}
 	}, []string{"unhealthy ebs:ext-1"}, []string{"source path doesn't exist"}},
 

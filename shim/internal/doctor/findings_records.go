@@ -132,8 +132,10 @@ func (e *examiner) intent(open registry.Intent) {
 
 // health examines what the volume's plugin said last, in each of its roles.
 func (e *examiner) health(v registry.Volume) {
+	health := v.Health
+	health.Node = e.placements[v.VolumeKey()].Staging.Condition
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		if c := v.Health.Of(role); c.Abnormal {
+		if c := health.Of(role); c.Abnormal {
 			e.add(registry.Finding{
 				Kind: registry.FoundUnhealthy, Volume: v.VolumeKey(), Name: v.VolumeName(),
 				Detail: fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy: %s", v.Plugin, role, v.VolumeName(),
