@@ -24,19 +24,19 @@ import (
 
 // activeState is everything that an active shim consists of. open builds it, close closes it in reverse order.
 type activeState struct {
-	node    registry.NodeName
-	store   *store.Store
-	table   *registry.Registry
-	feed    *registry.Feed
-	pulse   *rpc.Pulse
-	fleet   *csi.Fleet
-	tasks   *task.Tasks
-	allocs  *node.Allocs
-	volumes *controller.Controller
-	meter   rpc.Meter
-	health  func(context.Context) error // loop that asks for the health of volumes in use
-	doctor  *doctor.Doctor
-	mounts  *doctor.Watch
+	node     registry.NodeName
+	store    *store.Store
+	table    *registry.Registry
+	feed     *registry.Feed
+	notifier *rpc.Notifier
+	fleet    *csi.Fleet
+	tasks    *task.Tasks
+	allocs   *node.Allocs
+	volumes  *controller.Controller
+	meter    rpc.Meter
+	health   func(context.Context) error // loop that asks for the health of volumes in use
+	doctor   *doctor.Doctor
+	mounts   *doctor.Watch
 
 	pause     intent.Pause    // while the shim is quiesced
 	ctx       context.Context // of the use cases; ends with the active state
@@ -64,7 +64,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	if err != nil {
 		return nil, err
 	}
-	r := &activeState{node: hello.Node, pulse: &rpc.Pulse{}}
+	r := &activeState{node: hello.Node, notifier: &rpc.Notifier{}}
 	r.ctx, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var around doctor.Survey
@@ -141,7 +141,7 @@ func (r *activeState) load(ctx context.Context, p *Process, in handoff) (err err
 func (r *activeState) applied(a registry.Applied) {
 	r.table.Applied(a)
 	r.feed.Applied(a)
-	r.pulse.Applied(a)
+	r.notifier.Applied(a)
 	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
 		r.mounts.Wake()
 	}
@@ -257,7 +257,7 @@ func (r *activeState) release() (rest func(), err error) {
 // served returns the active state as package rpc serves it.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), Log: registry.Unmixed(r.store), Table: r.table, Feed: r.feed, Pulse: r.pulse, Tasks: r.tasks, Allocs: r.allocs,
+		Node: r.node, Generation: r.store.Generation(), State: registry.Unmixed(r.store), Table: r.table, Feed: r.feed, Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
 	}
 }

@@ -27,7 +27,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	done, err := once(ctx, s.s, "Allocs.Sync", req, func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
+	done, err := mutate(ctx, s.s, "Allocs.Sync", req, func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
 		gone, err := a.Allocs.Sync(ctx, allocIDs)
 		if err != nil {
 			return synced{}, err
@@ -38,7 +38,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	reply := &pb.SyncReply{Answer: s.s.orLatest(ctx, nil)}
+	reply := &pb.SyncReply{Answer: s.s.answerOrLatest(ctx, nil)}
 	for _, id := range done.Allocs {
 		reply.ReleasedAllocs = append(reply.ReleasedAllocs, string(id))
 	}
@@ -74,13 +74,13 @@ func (s *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepa
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	plans, err := once(ctx, s.s, "Allocs.Prepare", req, func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
+	plans, err := mutate(ctx, s.s, "Allocs.Prepare", req, func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
 		return a.Allocs.Prepare(ctx, call, g)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.PrepareReply{Answer: s.s.orLatest(ctx, nil), Plans: wire.PlansProto(plans)}, nil
+	return &pb.PrepareReply{Answer: s.s.answerOrLatest(ctx, nil), Plans: wire.PlansProto(plans)}, nil
 }
 
 func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.ReleaseAllocReply, error) {
@@ -88,17 +88,17 @@ func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, s.s, "Allocs.Release", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, s.s, "Allocs.Release", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		return struct{}{}, a.Allocs.Release(ctx, call, id)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ReleaseAllocReply{Answer: s.s.orLatest(ctx, nil)}, nil
+	return &pb.ReleaseAllocReply{Answer: s.s.answerOrLatest(ctx, nil)}, nil
 }
 
 func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
-	a, err := s.s.now(req)
+	a, err := s.s.activeFor(req)
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.Doctor
 	if req.GetRepair() {
 		return c.repair(ctx, req)
 	}
-	found, at, err := look(ctx, c.s, req, func(ctx context.Context, a *Active) (registry.Diagnosis, error) {
+	found, at, err := query(ctx, c.s, req, func(ctx context.Context, a *Active) (registry.Diagnosis, error) {
 		if a.Doctor == nil {
 			return registry.Diagnosis{}, errNoDoctor
 		}
@@ -32,7 +32,7 @@ var errNoDoctor = registry.Errorf(registry.ErrUnsupported, "this shim cannot com
 
 // repair stores no answer: the same again does what is still to be done, or says that the plan is another one.
 func (c *control) repair(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
-	found, err := once(ctx, c.s, "Control.Doctor", req, func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
+	found, err := mutate(ctx, c.s, "Control.Doctor", req, func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
 		if a.Doctor == nil {
 			return registry.Diagnosis{}, errNoDoctor
 		}
@@ -41,7 +41,7 @@ func (c *control) repair(ctx context.Context, req *pb.DoctorRequest) (*pb.Doctor
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return diagnosis(found, c.s.orLatest(ctx, nil)), nil
+	return diagnosis(found, c.s.answerOrLatest(ctx, nil)), nil
 }
 
 // diagnosis is what was found, as far as it fits into one message; the rest is counted.

@@ -15,14 +15,14 @@ type events struct {
 
 // Watch sends the events after the cursor, until the caller or the shim ends.
 func (e *events) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchReply]) error {
-	a, err := e.s.now(req)
+	a, err := e.s.activeFor(req)
 	if err != nil {
 		return err
 	}
 	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 		return wire.Status(err)
 	}
-	ctx, cancel := a.bound(stream.Context())
+	ctx, cancel := a.whileActive(stream.Context())
 	defer cancel()
 	filter := registry.Filter{Role: registry.Role(req.GetRole()), Plugin: registry.PluginID(req.GetPlugin()), Bookmarks: true}
 	for _, k := range req.GetKinds() {

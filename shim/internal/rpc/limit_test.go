@@ -12,7 +12,7 @@ import (
 func TestEveryCallHasADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		ctx, cancel := limited(t.Context())
+		ctx, cancel := withDeadline(t.Context())
 		defer cancel()
 		<-ctx.Done()
 		if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) || time.Since(began) != callLimit {
@@ -20,7 +20,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		}
 		own, cancelOwn := context.WithTimeout(t.Context(), 2*callLimit)
 		defer cancelOwn()
-		ctx, cancel = limited(own)
+		ctx, cancel = withDeadline(own)
 		defer cancel()
 		if ctx != own {
 			t.Error("the caller's own deadline is replaced")

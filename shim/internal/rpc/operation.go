@@ -21,10 +21,10 @@ type request interface {
 	GetCall() *pb.Call
 }
 
-// once answers a mutating call: run does it, unless it is under way or answered already.
-func once[T any](ctx context.Context, s *Server, method string, req request, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+// mutate answers a mutating call. It calls run unless the operation is in flight or has a stored answer.
+func mutate[T any](ctx context.Context, s *Server, method string, req request, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
 	var none T
-	a, err := s.now(req)
+	a, err := s.activeFor(req)
 	if err != nil {
 		return none, err
 	}
@@ -33,14 +33,14 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 		return none, err
 	}
 	for {
-		f, first, err := s.flights.board(call)
+		f, first, err := s.operations.start(call)
 		if err != nil {
 			return none, err
 		}
 		if first {
-			answer, err := fly(ctx, a, call, run)
+			answer, err := execute(ctx, a, call, run)
 			f.answer, f.err, f.abandoned = answer, err, err != nil && ctx.Err() != nil
-			s.flights.land(f)
+			s.operations.finish(f)
 			s.log.Debug("call", "method", method, "operation", call.ID, "error", err)
 			return answer, err
 		}
@@ -51,11 +51,11 @@ func once[T any](ctx context.Context, s *Server, method string, req request, run
 	}
 }
 
-// callLimit is how long a call may take whose caller has set no deadline: whatever waits has one.
+// callLimit bounds a call whose caller has set no deadline.
 const callLimit = 15 * time.Minute
 
-// limited is ctx with a deadline, if it has none.
-func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+// withDeadline returns ctx with callLimit as its deadline if it has none.
+func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, has := ctx.Deadline(); has {
 		return ctx, func() {}
 	}
@@ -63,25 +63,26 @@ func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 		"no success within %v; set a deadline of your own to wait for longer, or call again", callLimit))
 }
 
-// fly looks for a stored answer, and else runs the call. An error that only tells of this shim's end is nobody's answer.
-func fly[T any](caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
-	caller, end := limited(caller)
+// execute returns the stored answer of the operation, or runs it. If the shim cannot answer any more, the error is
+// errNotActive, and the host repeats the call at the next shim.
+func execute[T any](caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+	caller, end := withDeadline(caller)
 	defer end()
-	ctx, cancel := a.bound(caller)
+	ctx, cancel := a.whileActive(caller)
 	defer cancel()
 	answer, found, err := replay[T](ctx, a, call)
 	if !found && err == nil {
 		answer, err = run(ctx, a, call)
 	}
-	if err != nil && caller.Err() == nil && a.over(caller, err) {
+	if err != nil && caller.Err() == nil && a.cannotAnswer(caller, err) {
 		return answer, errNotActive
 	}
 	return answer, err
 }
 
-// replay is the answer that was stored with the operation.
+// replay returns the answer that was stored with the operation.
 func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T, found bool, err error) {
-	err = a.Log.View(ctx, func(v registry.View) error {
+	err = a.State.View(ctx, func(v registry.View) error {
 		op, ok := v.Operation(call.ID)
 		if !ok {
 			return nil
@@ -111,27 +112,27 @@ func callOf(method string, req request) (registry.Call, error) {
 	return registry.Call{ID: id, Method: method, Digest: hex.EncodeToString(sum[:])}, nil
 }
 
-// flights are the mutating calls under way.
-type flights struct {
-	mu     sync.Mutex // guards all below; held for no longer than a look-up
-	under  map[registry.OperationID]*flight
-	closed bool
-	landed chan struct{} // closed when the next flight lands, or begins to wait for the end of a pause; nil: nobody waits for that
+// operations holds the mutating calls in flight.
+type operations struct {
+	mu      sync.Mutex // guards the fields below; held for a lookup only
+	under   map[registry.OperationID]*operation
+	closed  bool
+	changed chan struct{} // closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
 }
 
-// flight is one call under way. What follows done is readable once that is closed.
-type flight struct {
+// operation is one mutating call in flight. The fields after done are set before done is closed.
+type operation struct {
 	call      registry.Call
 	since     time.Time
-	waits     bool // for the end of a pause: it lands after that, or not here. Guarded by flights
+	waits     bool // for the end of a pause; guarded by operations.mu
 	done      chan struct{}
 	answer    any
 	err       error
-	abandoned bool // its caller went away before there was an answer
+	abandoned bool // its caller gave up before there was an answer
 }
 
-// board joins the flight of the call's id, or is its first.
-func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) {
+// start returns the operation with the ID of the call. first reports whether this call started it.
+func (fs *operations) start(call registry.Call) (f *operation, first bool, err error) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f := fs.under[call.ID]; f != nil {
@@ -144,41 +145,41 @@ func (fs *flights) board(call registry.Call) (f *flight, first bool, err error) 
 		return nil, false, errNotActive
 	}
 	if fs.under == nil {
-		fs.under = map[registry.OperationID]*flight{}
+		fs.under = map[registry.OperationID]*operation{}
 	}
-	f = &flight{call: call, since: time.Now(), done: make(chan struct{})}
+	f = &operation{call: call, since: time.Now(), done: make(chan struct{})}
 	fs.under[call.ID] = f
 	return f, true, nil
 }
 
-func (fs *flights) land(f *flight) {
+func (fs *operations) finish(f *operation) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	delete(fs.under, f.call.ID)
 	close(f.done)
-	fs.look()
+	fs.wake()
 }
 
-// paused notes that a call of the flight of an operation waits for the end of a pause, or does not wait any more.
-func (fs *flights) paused(op registry.OperationID, waits bool) {
+// paused records whether a CSI call of the operation waits for the end of a pause.
+func (fs *operations) paused(op registry.OperationID, waits bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f := fs.under[op]; f != nil {
 		f.waits = waits
-		fs.look()
+		fs.wake()
 	}
 }
 
-// look has whoever waits for flights look again.
-func (fs *flights) look() {
-	if fs.landed != nil {
-		close(fs.landed)
-		fs.landed = nil
+// wake wakes close.
+func (fs *operations) wake() {
+	if fs.changed != nil {
+		close(fs.changed)
+		fs.changed = nil
 	}
 }
 
-// join waits for another caller's flight. again: that caller gave up, so this one has to run the call itself.
-func join[T any](ctx context.Context, f *flight) (answer T, again bool, err error) {
+// join waits for an operation that another call started. again means that its caller gave up and this call has to run it.
+func join[T any](ctx context.Context, f *operation) (answer T, again bool, err error) {
 	select {
 	case <-f.done:
 	case <-ctx.Done():
@@ -191,17 +192,17 @@ func join[T any](ctx context.Context, f *flight) (answer T, again bool, err erro
 	return answer, false, f.err
 }
 
-// close refuses new flights and waits for those under way; with long only for those that have not been under way for so long, and do not wait for the
-// end of a pause.
-func (fs *flights) close(ctx context.Context, long time.Duration) error {
+// close refuses new operations and waits for those in flight. With long > 0 it does not wait for operations that are
+// older than long or wait for the end of a pause.
+func (fs *operations) close(ctx context.Context, long time.Duration) error {
 	for {
-		landed, wait := fs.closing(long)
-		if landed == nil {
+		changed, wait := fs.closing(long)
+		if changed == nil {
 			return nil
 		}
 		timer := time.NewTimer(wait)
 		select {
-		case <-landed:
+		case <-changed:
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
@@ -211,11 +212,12 @@ func (fs *flights) close(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// forEver is how long a flight is waited for that may take as long as it likes.
+// forEver stands for no limit.
 const forEver = 24 * time.Hour
 
-// closing is how long a flight is to be waited for still, and what is closed when one lands; nil: none is.
-func (fs *flights) closing(long time.Duration) (landed chan struct{}, wait time.Duration) {
+// closing returns how long to wait for operations, and a channel that is closed when one of them changes; nil if there is
+// none to wait for.
+func (fs *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.closed = true
@@ -230,13 +232,13 @@ func (fs *flights) closing(long time.Duration) (landed chan struct{}, wait time.
 	if wait <= 0 {
 		return nil, 0
 	}
-	if fs.landed == nil {
-		fs.landed = make(chan struct{})
+	if fs.changed == nil {
+		fs.changed = make(chan struct{})
 	}
-	return fs.landed, wait
+	return fs.changed, wait
 }
 
-func (fs *flights) open() {
+func (fs *operations) open() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	fs.closed = false

@@ -29,7 +29,7 @@ func newDesk(t *testing.T) *desk {
 	d := &desk{log: registrytest.NewLog(time.Now), server: New(idle{}, &Callbacks{}, hclog.NewNullLogger())}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	d.release = cancel
-	d.server.Set(&Active{Node: "here", Log: d.log, Context: ctx})
+	d.server.Set(&Active{Node: "here", State: d.log, Context: ctx})
 	return d
 }
 
@@ -39,7 +39,7 @@ func asking(id, alloc string) *pb.ReleaseAllocRequest {
 
 // ask makes a call whose work waits for gate, if there is one, and stores its answer.
 func (d *desk) ask(ctx context.Context, req *pb.ReleaseAllocRequest, gate <-chan struct{}, fails error) (string, error) {
-	return once(ctx, d.server, "Test.Ask", req, func(ctx context.Context, a *Active, call registry.Call) (string, error) {
+	return mutate(ctx, d.server, "Test.Ask", req, func(ctx context.Context, a *Active, call registry.Call) (string, error) {
 		d.runs.Add(1)
 		select {
 		case <-gate:
@@ -96,7 +96,7 @@ func TestReplayAfterReopen(t *testing.T) {
 	must(t, err)
 	next := newDesk(t)
 	next.log = d.log.Reopen()
-	next.server.Set(&Active{Node: "here", Log: next.log, Context: t.Context()})
+	next.server.Set(&Active{Node: "here", State: next.log, Context: t.Context()})
 	if answer, err := next.ask(t.Context(), asking("op-1", "a"), open, nil); answer != "done for a" || err != nil || next.runs.Load() != 0 {
 		t.Errorf("got %q, %v after %d runs", answer, err, next.runs.Load())
 	}

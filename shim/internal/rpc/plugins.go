@@ -20,7 +20,7 @@ type plugins struct {
 }
 
 func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
-	a, err := p.s.now(req)
+	a, err := p.s.activeFor(req)
 	if err != nil {
 		return nil, err
 	}
@@ -70,18 +70,18 @@ type served struct {
 
 // Fingerprints sends a snapshot, and then what has changed whenever an instance or a task has.
 func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
-	a, err := p.s.now(req)
+	a, err := p.s.activeFor(req)
 	if err != nil {
 		return err
 	}
 	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 		return wire.Status(err)
 	}
-	ctx, cancel := a.bound(stream.Context())
+	ctx, cancel := a.whileActive(stream.Context())
 	defer cancel()
 	last := map[served]registry.PluginFingerprint{}
 	for first := true; ; first = false {
-		seen := a.Pulse.Count()
+		seen := a.Notifier.Count()
 		now, at, err := fingerprints(ctx, a, req.GetRole(), req.GetPlugin())
 		if err != nil {
 			return wire.Status(err)
@@ -90,7 +90,7 @@ func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerSt
 			return err
 		}
 		last = now
-		if err := a.Pulse.Wait(ctx, seen); err != nil {
+		if err := a.Notifier.Wait(ctx, seen); err != nil {
 			return wire.Status(err)
 		}
 	}

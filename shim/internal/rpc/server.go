@@ -29,8 +29,8 @@ type Life interface {
 	// Rehearse tries a copy of the state in the file, as Activate would take over the state itself.
 	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
 	Activate(ctx context.Context, h Handover) error
-	// Quiesce refuses new mutating calls and waits for those that run, but for those that have run for longer than long, and for those that wait
-	// because none begins another CSI call; 0: for all. It returns how many CSI calls go on.
+	// Quiesce refuses new mutating calls and waits for those in flight. With long > 0 it does not wait for calls older
+	// than long, nor for those that wait to start a CSI call. It returns the number of open intents.
 	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
 	// Release returns as what it has left the state.
 	Release(ctx context.Context) (registry.Revision, error)
@@ -52,7 +52,7 @@ type Rehearsal struct {
 	Warnings  []string
 }
 
-// Hello is what the host says of itself.
+// Hello is what the host reports of itself.
 type Hello struct {
 	HostVersion      string
 	Node             registry.NodeName
@@ -62,7 +62,7 @@ type Hello struct {
 	StateDir, RunDir string
 }
 
-// Status is what the shim says of itself.
+// Status is what the shim reports of itself.
 type Status struct {
 	Version     string
 	Tenure      pb.Tenure
@@ -82,65 +82,66 @@ type Status struct {
 type Active struct {
 	Node       registry.NodeName
 	Generation registry.Generation
-	Log        registry.State
+	State      registry.State
 	Table      *registry.Registry
 	Feed       *registry.Feed
-	Pulse      *Pulse
+	Notifier   *Notifier
 	Tasks      *task.Tasks
 	Allocs     *node.Allocs
 	Volumes    *controller.Controller
-	Meter      Meter           // nil: there is none
-	Doctor     Doctor          // nil: there is none
-	Pause      *intent.Pause   // nil: there never is one
-	Context    context.Context // ends, with its cause, when the shim ceases to be active
+	Meter      Meter           // nil: unsupported
+	Doctor     Doctor          // nil: unsupported
+	Pause      *intent.Pause   // nil: calls are never paused
+	Context    context.Context // ends, with its cause, when the shim is not active any more
 }
 
-// Meter says how full a volume is that is mounted here.
+// Meter returns the usage of a volume that is mounted on this node.
 type Meter interface {
 	Stats(ctx context.Context, name registry.VolumeName) ([]registry.VolumeUsage, error)
 }
 
-// Doctor compares what is recorded with what is.
+// Doctor compares the records with this node.
 type Doctor interface {
 	// Examine changes nothing.
 	Examine(ctx context.Context) (registry.Diagnosis, error)
-	// Repair does what the plan of that digest says; an empty digest means the plan of now. ErrConflict: it is another one by now.
+	// Repair carries out the plan with that digest, or the current plan if the digest is empty. ErrConflict means that
+	// the plan has changed.
 	Repair(ctx context.Context, digest string) (registry.Diagnosis, error)
 }
 
-// Server serves every service. It is a candidate's until Set gives it something active.
+// Server implements all gRPC services. It serves as a candidate until Set.
 type Server struct {
-	life      Life
-	callbacks *Callbacks
-	log       hclog.Logger
-	active    atomic.Pointer[Active]
-	hello     atomic.Pointer[Hello]
-	flights   flights
+	life       Life
+	callbacks  *Callbacks
+	log        hclog.Logger
+	active     atomic.Pointer[Active]
+	hello      atomic.Pointer[Hello]
+	operations operations
 }
 
-// New serves life. It asks the host through callbacks.
+// New returns a server for life. It calls the host through callbacks.
 func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 	return &Server{life: life, callbacks: callbacks, log: log}
 }
 
-// Set makes what is served active, or with nil a candidate's again.
+// Set makes the server serve a, or serve as a candidate if a is nil.
 func (s *Server) Set(a *Active) {
 	if a != nil && a.Pause != nil {
-		a.Pause.Notify(s.flights.paused)
+		a.Pause.Notify(s.operations.paused)
 	}
 	s.active.Store(a)
 }
 
-// Quiesce refuses mutating calls from now on, and waits for those under way, until ctx ends; with long only for those that have not been
-// under way for so long already. What it refuses is made again at the next shim.
+// Quiesce refuses new mutating calls and waits for those in flight until ctx ends, as Life.Quiesce does. The host repeats
+// refused calls at the next shim.
 func (s *Server) Quiesce(ctx context.Context, long time.Duration) error {
-	return s.flights.close(ctx, long)
+	return s.operations.close(ctx, long)
 }
 
-// Resume takes mutating calls again.
-func (s *Server) Resume() { s.flights.open() }
+// Resume accepts mutating calls again.
+func (s *Server) Resume() { s.operations.open() }
 
-// Register puts every service on g.
+// Register registers every service at g.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterControlServer(g, &control{s: s})
 	pb.RegisterJobsServer(g, &jobs{s: s})
@@ -153,37 +154,37 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterCallbacksServer(g, s.callbacks)
 }
 
-// errNotActive is the answer of a shim that is not active, not yet or not any more. It carries no detail, and by that a host knows it for
-// the answer of nobody: it makes the call again at the next active shim.
+// errNotActive is the error of a shim that is not active. A host recognizes it by its lack of details, and repeats the
+// call at the next active shim.
 var errNotActive = status.Error(codes.Unavailable, "this shim is not active")
 
-// now is what is active, for a request that means this node.
-func (s *Server) now(req interface{ GetCall() *pb.Call }) (*Active, error) {
+// activeFor returns what is served, for a request to this node.
+func (s *Server) activeFor(req interface{ GetCall() *pb.Call }) (*Active, error) {
 	a := s.active.Load()
 	if a == nil {
 		return nil, errNotActive
 	}
 	if node := req.GetCall().GetNode(); node != "" && node != string(a.Node) {
-		return nil, wire.Status(registry.Invalid("this call is meant for node %q, and this shim serves node %q", node, a.Node))
+		return nil, wire.Status(registry.Invalid("this call is for node %q, but this shim serves node %q", node, a.Node))
 	}
 	return a, nil
 }
 
-// answer is true for the index that it names.
+// answer returns the Answer for an index.
 func (a *Active) answer(at registry.Seq) *pb.Answer {
 	return &pb.Answer{Index: uint64(at), Generation: uint64(a.Generation)}
 }
 
-// latest is an answer true for the state as it is now.
+// latest returns the Answer for the current index.
 func (a *Active) latest(ctx context.Context) *pb.Answer {
 	var at registry.Seq
-	_ = a.Log.View(ctx, func(v registry.View) error { at = v.Index(); return nil })
+	_ = a.State.View(ctx, func(v registry.View) error { at = v.Index(); return nil })
 	return a.answer(at)
 }
 
-// over says that this shim cannot answer any more, so that the next one has to: it has ceased to be active, or its log takes no more
-// commits. err is what a call ended with.
-func (a *Active) over(ctx context.Context, err error) bool {
+// cannotAnswer reports whether the next shim has to answer a call that ended with err: this shim is not active any more,
+// or its store refuses commits.
+func (a *Active) cannotAnswer(ctx context.Context, err error) bool {
 	if a.Context.Err() != nil {
 		return true
 	}
@@ -192,30 +193,30 @@ func (a *Active) over(ctx context.Context, err error) bool {
 		return false
 	}
 	nothing := func(registry.View) (registry.Change, error) { return registry.Change{}, nil }
-	_, err = a.Log.Commit(ctx, nothing)
+	_, err = a.State.Commit(ctx, nothing)
 	return err != nil && ctx.Err() == nil
 }
 
-// status is the error of a read, for the wire.
+// status converts the error of a read for the wire.
 func (a *Active) status(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() == nil && a.over(ctx, err) {
+	if err != nil && ctx.Err() == nil && a.cannotAnswer(ctx, err) {
 		return errNotActive
 	}
 	return wire.Status(err)
 }
 
-// look asks what is active for something that changes nothing, for as long as it is active and the caller waits.
-func look[T any](
+// query runs a request that changes nothing. It ends when the caller gives up or the shim is not active any more.
+func query[T any](
 	ctx context.Context, s *Server, req interface{ GetCall() *pb.Call }, ask func(context.Context, *Active) (T, error),
 ) (T, *pb.Answer, error) {
 	var none T
-	a, err := s.now(req)
+	a, err := s.activeFor(req)
 	if err != nil {
 		return none, nil, err
 	}
-	caller, end := limited(ctx)
+	caller, end := withDeadline(ctx)
 	defer end()
-	bound, cancel := a.bound(caller)
+	bound, cancel := a.whileActive(caller)
 	defer cancel()
 	answer, err := ask(bound, a)
 	if err != nil {
@@ -224,8 +225,8 @@ func look[T any](
 	return answer, a.latest(ctx), nil
 }
 
-// bound is ctx, ended also when the shim ceases to be active.
-func (a *Active) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// whileActive returns ctx, cancelled also when the shim is not active any more.
+func (a *Active) whileActive(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(a.Context, func() { cancel(context.Cause(a.Context)) })
 	return ctx, func() { stop(); cancel(nil) }

@@ -61,8 +61,8 @@ func candidate(t *testing.T) *stage {
 func newStage(t *testing.T) *stage {
 	s := candidate(t)
 	s.table = registry.New(s.log)
-	feed, pulse := registry.NewFeed(s.log, s.table, registry.RecentEvents), &Pulse{}
-	s.log.OnApplied(func(a registry.Applied) { s.table.Applied(a); feed.Applied(a); pulse.Applied(a) })
+	feed, notifier := registry.NewFeed(s.log, s.table, registry.RecentEvents), &Notifier{}
+	s.log.OnApplied(func(a registry.Applied) { s.table.Applied(a); feed.Applied(a); notifier.Applied(a) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s.release = cancel
 	t.Cleanup(func() { cancel(nil) })
@@ -72,7 +72,7 @@ func newStage(t *testing.T) *stage {
 		Sender: intent.Sender{State: s.log, Now: time.Now}, Plugins: s.table, Secrets: s.callbacks, Locks: &intent.Locks{},
 	}
 	s.active = &Active{
-		Node: "here", Generation: 7, Log: s.log, Table: s.table, Feed: feed, Pulse: pulse, Context: ctx,
+		Node: "here", Generation: 7, State: s.log, Table: s.table, Feed: feed, Notifier: notifier, Context: ctx,
 		Tasks:   task.NewTasks(supervisor, nil, hooks.Layout{}, nil),
 		Allocs:  node.NewAllocs(calls, nil, nil, host, log),
 		Volumes: controller.New(calls, nil, nil, log),

@@ -23,7 +23,7 @@ func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	var answer *pb.Answer
-	plan, err := once(ctx, t.s, "Tasks.Starting", req, func(ctx context.Context, a *Active, call registry.Call) (hooks.Plan, error) {
+	plan, err := mutate(ctx, t.s, "Tasks.Starting", req, func(ctx context.Context, a *Active, call registry.Call) (hooks.Plan, error) {
 		plan, err := a.Tasks.Starting(ctx, call, at)
 		answer = a.latest(ctx)
 		return plan, err
@@ -31,7 +31,7 @@ func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.TaskStartingReply{Answer: t.s.orLatest(ctx, answer), Plan: wire.PlanProto(plan)}, nil
+	return &pb.TaskStartingReply{Answer: t.s.answerOrLatest(ctx, answer), Plan: wire.PlanProto(plan)}, nil
 }
 
 func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.TaskStartedReply, error) {
@@ -39,13 +39,13 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, t.s, "Tasks.Started", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, t.s, "Tasks.Started", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		return struct{}{}, a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.TaskStartedReply{Answer: t.s.orLatest(ctx, nil)}, nil
+	return &pb.TaskStartedReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
 }
 
 func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.TaskStoppingReply, error) {
@@ -53,13 +53,13 @@ func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, t.s, "Tasks.Stopping", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, t.s, "Tasks.Stopping", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		return struct{}{}, a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.TaskStoppingReply{Answer: t.s.orLatest(ctx, nil)}, nil
+	return &pb.TaskStoppingReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
 }
 
 func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.TaskExitedReply, error) {
@@ -67,27 +67,27 @@ func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.Task
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		how := task.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
 		return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.TaskExitedReply{Answer: t.s.orLatest(ctx, nil)}, nil
+	return &pb.TaskExitedReply{Answer: t.s.answerOrLatest(ctx, nil)}, nil
 }
 
 // Restarts sends the list, and again whenever it has changed.
 func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
-	a, err := t.s.now(req)
+	a, err := t.s.activeFor(req)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.bound(stream.Context())
+	ctx, cancel := a.whileActive(stream.Context())
 	defer cancel()
 	var last []registry.PendingRestart
 	for first := true; ; first = false {
-		seen := a.Pulse.Count()
+		seen := a.Notifier.Count()
 		list, at, err := a.Tasks.Restarts(ctx)
 		if err != nil {
 			return wire.Status(err)
@@ -102,7 +102,7 @@ func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingSer
 				return err
 			}
 		}
-		if err := a.Pulse.Wait(ctx, seen); err != nil {
+		if err := a.Notifier.Wait(ctx, seen); err != nil {
 			return wire.Status(err)
 		}
 	}
@@ -120,8 +120,8 @@ func sameRestarts(x, y []registry.PendingRestart) bool {
 	return true
 }
 
-// orLatest is answer, or one true for now.
-func (s *Server) orLatest(ctx context.Context, answer *pb.Answer) *pb.Answer {
+// answerOrLatest is answer, or one true for now.
+func (s *Server) answerOrLatest(ctx context.Context, answer *pb.Answer) *pb.Answer {
 	if answer != nil {
 		return answer
 	}

@@ -19,7 +19,7 @@ type volumes struct {
 func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.ParseVolumeReply, error) {
 	opts := v.s.options(ctx, req.GetVariables(), req.GetVariableFiles(), req.GetValidate())
 	spec, diags := config.ParseVolume(source(req.GetSource()), opts)
-	reply := &pb.ParseVolumeReply{Answer: v.s.orLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
+	reply := &pb.ParseVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Diagnostics: wire.DiagnosticsProto(diags)}
 	if diags.Err() == nil && spec != nil {
 		reply.Spec = wire.VolumeSpecProto(*spec)
 	}
@@ -31,13 +31,13 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	vol, err := once(ctx, v.s, "Volumes.Create", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+	vol, err := mutate(ctx, v.s, "Volumes.Create", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Create(ctx, call, spec) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.CreateVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.CreateVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
@@ -45,13 +45,13 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	vol, err := once(ctx, v.s, "Volumes.Register", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+	vol, err := mutate(ctx, v.s, "Volumes.Register", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Register(ctx, spec) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.RegisterVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.RegisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
 func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
@@ -59,13 +59,13 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.DeleteVolumeReply{Answer: v.s.orLatest(ctx, nil)}, nil
+	return &pb.DeleteVolumeReply{Answer: v.s.answerOrLatest(ctx, nil)}, nil
 }
 
 func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
@@ -73,13 +73,13 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = once(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+	_, err = mutate(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 		return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.DeregisterVolumeReply{Answer: v.s.orLatest(ctx, nil)}, nil
+	return &pb.DeregisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil)}, nil
 }
 
 func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.ExpandVolumeReply, error) {
@@ -88,13 +88,13 @@ func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
-	vol, err := once(ctx, v.s, "Volumes.Expand", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+	vol, err := mutate(ctx, v.s, "Volumes.Expand", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Expand(ctx, call, name, want) })
 	})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ExpandVolumeReply{Answer: v.s.orLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.ExpandVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
 // answered runs a use case that changes records that nodes share, and stores its answer, which is a record of this node.
@@ -116,7 +116,7 @@ func removed(
 	var begun registry.Operation
 	var replay bool
 	var created registry.Seq // 0: there is no such volume
-	err := a.Log.View(ctx, func(v registry.View) error {
+	err := a.State.View(ctx, func(v registry.View) error {
 		volume, _ := v.Volume(name)
 		created = volume.CreateIndex
 		begun, replay = v.Operation(call.ID)
@@ -143,7 +143,7 @@ func removed(
 
 // removed reports whether the volume that was created at an index is gone.
 func (a *Active) removed(ctx context.Context, name registry.VolumeName, created registry.Seq) (gone bool) {
-	err := a.Log.View(ctx, func(v registry.View) error {
+	err := a.State.View(ctx, func(v registry.View) error {
 		volume, _ := v.Volume(name)
 		gone = volume.CreateIndex != created
 		return nil
@@ -156,12 +156,12 @@ func (a *Active) store(ctx context.Context, records []registry.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	_, err := a.Log.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := a.State.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
 	return err
 }
 
 func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
-	a, err := v.s.now(req)
+	a, err := v.s.activeFor(req)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +194,7 @@ func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.Vo
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	usage, at, err := look(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
+	usage, at, err := query(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
 		if a.Meter == nil {
 			return nil, registry.Errorf(registry.ErrUnsupported, "this shim cannot say how full a volume is: use a newer one")
 		}
@@ -216,7 +216,7 @@ type claims struct {
 }
 
 func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
-	a, err := c.s.now(req)
+	a, err := c.s.activeFor(req)
 	if err != nil {
 		return nil, err
 	}

@@ -18,13 +18,13 @@ func TestPulse(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		with  registry.Applied
-		beats bool
+		count bool
 	}{
 		{"an instance", put(instance("a")), true}, {"a task", put(registry.Task{}), true}, {"a task that is gone", gone, true},
 		{"a volume", put(volume("v")), false}, {"an alloc", put(registry.Alloc{ID: "a"}), false}, {"an event", registry.Applied{}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			var p Pulse
+			var p Notifier
 			ctx, cancel := context.WithCancelCause(t.Context())
 			enough := errors.New("enough")
 			ended := make(chan error, 2)
@@ -35,12 +35,12 @@ func TestPulse(t *testing.T) {
 			synctest.Wait()
 			go func() { ended <- p.Wait(ctx, seen) }()
 			synctest.Wait()
-			if got := len(ended) == 2; got != c.beats || len(ended) == 1 {
+			if got := len(ended) == 2; got != c.count || len(ended) == 1 {
 				t.Errorf("%s: %d of 2 were woken", c.name, len(ended))
 			}
 			cancel(enough)
 			for range 2 {
-				if err := <-ended; err != nil && (c.beats || err != enough) {
+				if err := <-ended; err != nil && (c.count || err != enough) {
 					t.Errorf("%s: %v", c.name, err)
 				}
 			}
