@@ -247,7 +247,7 @@ func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
 			d.server.Set(active)
 			var calls sync.WaitGroup
 			calls.Go(func() {
-				_, err := once(t.Context(), d.server, "Test.Ask", asking("op-1", "a"), func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
+				_, err := mutate(t.Context(), d.server, "Test.Ask", asking("op-1", "a"), func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
 					time.Sleep(2 * time.Millisecond)
 					return "", intent.Sender{State: d.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
 						Intent: registry.Intent{Operation: "op-1", Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},

@@ -53,7 +53,7 @@ func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
 		}
 		ask := func(op string, run func() error) error {
 			req := &pb.DeleteVolumeRequest{Call: &pb.Call{OperationId: op}}
-			_, err := once(t.Context(), d.server, "Test.Remove", req,
+			_, err := mutate(t.Context(), d.server, "Test.Remove", req,
 				func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
 					return removed(ctx, a, call, name, func() error { runs++; return run() })
 				})
