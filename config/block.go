@@ -77,7 +77,8 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 		}
 		key, value := it.Element()
 		child := ctx.NewChild()
-		child.Variables = map[string]cty.Value{iteratorOf(s): cty.ObjectVal(map[string]cty.Value{"key": key, "value": value})}
+		child.Variables = map[string]cty.Value{iteratorOf(s): cty.ObjectVal(map[string]cty.Value{"key": key,
+			"value": value})}
 		out = append(out, block{s.Labels[0], d.dynamicLabels(s, child), content.Body, child, s.DefRange(), content})
 	}
 	return out
@@ -142,7 +143,8 @@ func (d *decoder) checkNames(b block, s shape) {
 		case slices.Contains(s.blocks, attr.Name):
 			d.errorf(attr.NameRange, "write "+attr.Name+" { ... }", "%s is a block, not an attribute", attr.Name)
 		default:
-			d.errorf(attr.NameRange, didYouMean(attr.Name, slices.Concat(s.attrs, s.blocks)), "%s has no attribute %q", b.kind, attr.Name)
+			d.errorf(attr.NameRange, didYouMean(attr.Name, slices.Concat(s.attrs, s.blocks)), "%s has no attribute %q",
+				b.kind, attr.Name)
 		}
 	}
 	for _, inner := range b.body.Blocks {
@@ -182,7 +184,9 @@ func (f *fields) one(kind string) (block, bool) {
 
 // misspelt says whether there is a block whose type is nearly the one.
 func (f *fields) misspelt(kind string) bool {
-	return slices.ContainsFunc(f.blocks, func(b block) bool { return b.kind != kind && nearest(b.kind, []string{kind}) != "" })
+	return slices.ContainsFunc(f.blocks, func(b block) bool {
+		return b.kind != kind && nearest(b.kind, []string{kind}) != ""
+	})
 }
 
 // at is where the attribute's value stands, or the block's head.
@@ -213,7 +217,8 @@ func (f *fields) need(names ...string) {
 	}
 }
 
-// value is the attribute's value; false if it is not given, null, unknown or wrong. What is ours holds no run-time references.
+// value is the attribute's value; false if it is not given, null, unknown or wrong. What is ours holds no run-time
+// references.
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
@@ -359,7 +364,8 @@ func (f *fields) flags(name string) registry.Flags {
 	}
 	for _, flag := range list {
 		if flag == "" || strings.ContainsAny(flag, "\r\n\x00") {
-			f.errorf(f.at(name), "give each flag as a string of its own", "a mount flag is empty or contains a line break")
+			f.errorf(f.at(name), "give each flag as a string of its own",
+				"a mount flag is empty or contains a line break")
 			return ""
 		}
 	}

@@ -78,7 +78,8 @@ const (
 
 func (d *decoder) meterFunction(check func(cty.Value) error) function.Function {
 	anything := function.Parameter{
-		Name: "value", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true, AllowMarked: true,
+		Name: "value", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true,
+		AllowMarked: true,
 	}
 	return function.New(&function.Spec{
 		Params: []function.Parameter{anything},

@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/hcl/v2"
 )
 
-// carry is everything in a block as data: attributes by name, blocks as lists of objects by type, labels under "labels".
-// What is ours is left out.
+// carry is everything in a block as data: attributes by name, blocks as lists of objects by type, labels under
+// "labels". What is ours is left out.
 func (d *decoder) carry(b block, ours ...string) map[string]any {
 	out := map[string]any{}
 	for name, attr := range b.body.Attributes {
@@ -33,7 +33,8 @@ func (d *decoder) carryInto(out map[string]any, b block) {
 	object := d.carry(b)
 	if len(b.labels) > 0 {
 		if _, taken := object["labels"]; taken {
-			d.errorf(b.head, "remove the labels, or the attribute", "a block with labels cannot have an attribute or block of that name as well")
+			d.errorf(b.head, "remove the labels, or the attribute",
+				"a block with labels cannot have an attribute or block of that name as well")
 		}
 		object["labels"] = b.labels
 	}

@@ -16,8 +16,8 @@ type Source struct {
 
 // Options say how a text is to be read. The zero value is usable.
 type Options struct {
-	// Variables are values from the command line, by name. A value is read as the variable's type says: as it stands for a
-	// string, else as an HCL expression.
+	// Variables are values from the command line, by name. A value is read as the variable's type says: as it stands
+	// for a string, else as an HCL expression.
 	Variables map[string]string
 	// VariableFiles hold name = value lines. A later file wins over an earlier one, Variables over all of them.
 	VariableFiles []Source

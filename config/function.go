@@ -24,12 +24,16 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// carriers may be given run-time references: what they do to the text around a reference, they do not do to the reference.
+// carriers may be given run-time references: what they do to the text around a reference, they do not do to the
+// reference.
 var carriers = map[string]function.Function{
 	"chunklist": stdlib.ChunklistFunc, "coalesce": stdlib.CoalesceFunc, "coalescelist": stdlib.CoalesceListFunc,
-	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc, "flatten": stdlib.FlattenFunc,
-	"format": stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc, "indent": stdlib.IndentFunc, "join": stdlib.JoinFunc,
-	"jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc, "merge": stdlib.MergeFunc,
+	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc,
+	"flatten": stdlib.FlattenFunc,
+	"format":  stdlib.FormatFunc, "formatlist": stdlib.FormatListFunc, "indent": stdlib.IndentFunc,
+	"join":       stdlib.JoinFunc,
+	"jsonencode": stdlib.JSONEncodeFunc, "keys": stdlib.KeysFunc, "lookup": stdlib.LookupFunc,
+	"merge":   stdlib.MergeFunc,
 	"reverse": reverseFunction, "slice": stdlib.SliceFunc, "values": stdlib.ValuesFunc, "zipmap": stdlib.ZipmapFunc,
 	"chomp": stdlib.ChompFunc, "trimspace": stdlib.TrimSpaceFunc, "index": stdlib.IndexFunc,
 	// JSON is YAML.
@@ -40,15 +44,18 @@ var carriers = map[string]function.Function{
 
 // computers need the value itself: they refuse what only the run time knows.
 var computers = map[string]function.Function{
-	"abs": stdlib.AbsoluteFunc, "ceil": stdlib.CeilFunc, "contains": stdlib.ContainsFunc, "csvdecode": stdlib.CSVDecodeFunc,
-	"distinct": stdlib.DistinctFunc, "floor": stdlib.FloorFunc, "formatdate": stdlib.FormatDateFunc,
+	"abs": stdlib.AbsoluteFunc, "ceil": stdlib.CeilFunc, "contains": stdlib.ContainsFunc,
+	"csvdecode": stdlib.CSVDecodeFunc,
+	"distinct":  stdlib.DistinctFunc, "floor": stdlib.FloorFunc, "formatdate": stdlib.FormatDateFunc,
 	"jsondecode": stdlib.JSONDecodeFunc, "log": stdlib.LogFunc, "lower": stdlib.LowerFunc, "max": stdlib.MaxFunc,
 	"min": stdlib.MinFunc, "parseint": stdlib.ParseIntFunc, "pow": stdlib.PowFunc, "range": stdlib.RangeFunc,
 	"regex": stdlib.RegexFunc, "regexall": stdlib.RegexAllFunc, "regex_replace": stdlib.RegexReplaceFunc,
 	"replace": stdlib.ReplaceFunc, "setintersection": stdlib.SetIntersectionFunc, "setproduct": stdlib.SetProductFunc,
-	"setsubtract": stdlib.SetSubtractFunc, "setunion": stdlib.SetUnionFunc, "signum": stdlib.SignumFunc, "sort": stdlib.SortFunc,
+	"setsubtract": stdlib.SetSubtractFunc, "setunion": stdlib.SetUnionFunc, "signum": stdlib.SignumFunc,
+	"sort":  stdlib.SortFunc,
 	"split": stdlib.SplitFunc, "strlen": stdlib.StrlenFunc, "strrev": stdlib.ReverseFunc, "substr": stdlib.SubstrFunc,
-	"timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc, "trimprefix": stdlib.TrimPrefixFunc,
+	"timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc,
+	"trimprefix": stdlib.TrimPrefixFunc,
 	"trimsuffix": stdlib.TrimSuffixFunc, "upper": stdlib.UpperFunc, "length": lengthFunction,
 	"tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
 	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
@@ -57,21 +64,35 @@ var computers = map[string]function.Function{
 	"urlencode":    text(func(s string) (string, error) { return url.QueryEscape(s), nil }),
 	"basename":     text(func(s string) (string, error) { return path.Base(s), nil }),
 	"dirname":      text(func(s string) (string, error) { return path.Dir(s), nil }),
-	"md5":          text(func(s string) (string, error) { h := md5.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
-	"sha1":         text(func(s string) (string, error) { h := sha1.Sum([]byte(s)); return hex.EncodeToString(h[:]), nil }),
-	"uuidv5":       uuidFunction,
-	"sha512":       text(func(s string) (string, error) { h := sha512.Sum512([]byte(s)); return hex.EncodeToString(h[:]), nil }),
-	"cidrhost":     cidrFunction(1, hostAddress),
-	"cidrnetmask":  cidrFunction(0, netmask),
-	"cidrsubnet":   cidrFunction(2, subnet),
-	"pathexpand":   text(expandPath),
-	"sha256":       text(func(s string) (string, error) { h := sha256.Sum256([]byte(s)); return hex.EncodeToString(h[:]), nil }),
+	"md5": text(func(s string) (string, error) {
+		h := md5.Sum([]byte(s))
+		return hex.EncodeToString(h[:]), nil
+	}),
+	"sha1": text(func(s string) (string, error) {
+		h := sha1.Sum([]byte(s))
+		return hex.EncodeToString(h[:]), nil
+	}),
+	"uuidv5": uuidFunction,
+	"sha512": text(func(s string) (string, error) {
+		h := sha512.Sum512([]byte(s))
+		return hex.EncodeToString(h[:]), nil
+	}),
+	"cidrhost":    cidrFunction(1, hostAddress),
+	"cidrnetmask": cidrFunction(0, netmask),
+	"cidrsubnet":  cidrFunction(2, subnet),
+	"pathexpand":  text(expandPath),
+	"sha256": text(func(s string) (string, error) {
+		h := sha256.Sum256([]byte(s))
+		return hex.EncodeToString(h[:]), nil
+	}),
 }
 
 // absent are functions that people know from elsewhere and that cannot be had here, and why.
 var absent = map[string]string{
-	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML, "rsadecrypt": "it is not offered; use a secret",
-	"abspath": noFiles, "fileset": noFiles, "fileexists": noFiles, "cidrsubnets": "it is not offered; use cidrsubnet() for each",
+	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML,
+	"rsadecrypt": "it is not offered; use a secret",
+	"abspath":    noFiles, "fileset": noFiles, "fileexists": noFiles,
+	"cidrsubnets":  "it is not offered; use cidrsubnet() for each",
 	"templatefile": "it is not offered; use file() and a template block",
 }
 
@@ -284,7 +305,8 @@ var reverseFunction = function.New(&function.Spec{
 		if args[0].Type() != cty.String {
 			return stdlib.ReverseList(args[0])
 		} else if args[0].IsMarked() {
-			return cty.DynamicVal, function.NewArgErrorf(0, "a reference that is known at run time only cannot be reversed")
+			return cty.DynamicVal, function.NewArgErrorf(0,
+				"a reference that is known at run time only cannot be reversed")
 		}
 		return stdlib.Reverse(args[0])
 	},
@@ -293,7 +315,8 @@ var reverseFunction = function.New(&function.Spec{
 // refused is a function that only says why it is not to be had.
 func refused(why string) function.Function {
 	return function.New(&function.Spec{
-		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true},
+		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true,
+			AllowDynamicType: true},
 		Type: func([]cty.Value) (cty.Type, error) {
 			return cty.String, errors.New(why)
 		},

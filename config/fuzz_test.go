@@ -34,7 +34,8 @@ func checkDiagnostics(t *testing.T, text []byte, ds registry.Diagnostics) {
 		t.Errorf("%d diagnostics", len(ds))
 	}
 	for _, d := range ds {
-		if d.Summary == "" || d.Start.Line < 1 || d.Start.Column < 1 || d.Start.Byte > len(text) || d.End.Byte < d.Start.Byte {
+		if d.Summary == "" || d.Start.Line < 1 || d.Start.Column < 1 || d.Start.Byte > len(text) ||
+			d.End.Byte < d.Start.Byte {
 			t.Errorf("not well formed: %#v", d)
 		}
 		shown := strings.TrimSuffix(d.Snippet, "...")
@@ -71,7 +72,8 @@ func FuzzParseJob(f *testing.F) {
 	})
 }
 
-// checkGroup holds for what is accepted: each request says which volume, and how it is used; no two mounts of a task meet.
+// checkGroup holds for what is accepted: each request says which volume, and how it is used; no two mounts of a task
+// meet.
 func checkGroup(t *testing.T, g hooks.Group) {
 	spec, err := OpenGroup(g.Sealed)
 	if err != nil {
@@ -83,14 +85,17 @@ func checkGroup(t *testing.T, g hooks.Group) {
 		switch {
 		case !slices.Contains(registry.AccessModes, u.Access), !block && u.Attachment != registry.FileSystem,
 			block && (u.FSType != "" || u.MountFlags != "" || u.MountGroup != ""), u.Access.ReaderOnly() && !u.ReadOnly,
-			inline == (v.Source != ""), inline && (v.PerAlloc || v.Ephemeral.Plugin == "" || strings.HasPrefix(string(u.Access), "multi-node")),
+			inline == (v.Source != ""), inline && (v.PerAlloc || v.Ephemeral.Plugin == "" ||
+				strings.HasPrefix(string(u.Access), "multi-node")),
 			!inline && !v.PerAlloc && g.Count > 1 && strings.HasPrefix(string(u.Access), "single-node"):
 			t.Errorf("accepted with count %d: %+v %+v", g.Count, v, v.Ephemeral)
 		}
 	}
 	for task, mounts := range spec.Mounts {
 		for i, m := range mounts {
-			taken := slices.ContainsFunc(mounts[:i], func(o hooks.VolumeMount) bool { return o.Destination == m.Destination })
+			taken := slices.ContainsFunc(mounts[:i], func(o hooks.VolumeMount) bool {
+				return o.Destination == m.Destination
+			})
 			if !strings.HasPrefix(m.Destination, "/") || taken {
 				t.Errorf("task %q: mounts %+v", task, mounts)
 			}
@@ -109,11 +114,13 @@ func FuzzParseVolume(f *testing.F) {
 		if spec == nil {
 			return
 		}
-		if len(spec.Capabilities) == 0 || spec.ID == "" || spec.Plugin == "" || spec.Name == "" || spec.Namespace == "" {
+		if len(spec.Capabilities) == 0 || spec.ID == "" || spec.Plugin == "" || spec.Name == "" ||
+			spec.Namespace == "" {
 			t.Errorf("accepted without what is needed: %+v", spec)
 		}
 		for name, s := range spec.Secrets {
-			if given := strings.Join(slices.DeleteFunc([]string{s.Env, s.File, s.Callback}, func(s string) bool { return s == "" }), "\n"); given == "" || strings.Contains(given, "\n") {
+			if given := strings.Join(slices.DeleteFunc([]string{s.Env, s.File, s.Callback},
+				func(s string) bool { return s == "" }), "\n"); given == "" || strings.Contains(given, "\n") {
 				t.Errorf("secret %q is %+v", name, s)
 			}
 		}

@@ -17,7 +17,8 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	at := f.fields(b)
 	g := hooks.Group{Name: name, Count: int(at.integer("count", 0, maxCount, 1))}
 	if g.Count > 1 && perNode(job.kind) {
-		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most", job.kind)
+		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most",
+			job.kind)
 	}
 	job.canary = job.canary || f.canary(at)
 	asked := f.requests(at, groupFacts{job, g.Name, g.Count})

@@ -31,8 +31,8 @@ func (s *scanner) hide(end int) {
 	}
 }
 
-// hideSecrets notes where secrets blocks are, also misspelt ones. In a text that is broken everything behind the first one counts
-// as secret.
+// hideSecrets notes where secrets blocks are, also misspelt ones. In a text that is broken everything behind the first
+// one counts as secret.
 func (d *decoder) hideSecrets(out outline, shift int) {
 	for _, at := range out.secrets {
 		d.secrets = append(d.secrets, span{at.start + shift, at.end + shift})

@@ -7,11 +7,12 @@ import (
 
 var ephemeralShape = shape{attrs: []string{"plugin_id", "context", "secrets"}, blocks: []string{"context", "secrets"}}
 
-// inline reads a volume block's ephemeral block, and how the volume is used. Nothing of it is resolved at run time: what the plugin is
-// given stands in the file.
+// inline reads a volume block's ephemeral block, and how the volume is used. Nothing of it is resolved at run time:
+// what the plugin is given stands in the file.
 func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
 	if volume.has("source") {
-		f.errorf(volume.at("source"), "remove source, or the ephemeral block", "an inline volume has no source: its plugin makes it")
+		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
+			"an inline volume has no source: its plugin makes it")
 	}
 	if each, _ := volume.truth("per_alloc"); each {
 		f.errorf(volume.at("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
@@ -20,7 +21,8 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 	at.constant = true
 	at.need("plugin_id")
 	e := &hooks.Ephemeral{
-		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), Context: at.stringMap("context"), Secrets: at.secretReferences(),
+		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), Context: at.stringMap("context"),
+		Secrets: at.secretReferences(),
 	}
 	f.checkSize(at, "context", e.Context)
 	return e, f.inlineUsage(volume)

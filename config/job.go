@@ -23,7 +23,8 @@ func (f *file) job() *hooks.Job {
 			}
 			subject = block{b.Type, b.Labels, b.Body, f.ctx, b.DefRange(), b}
 		case !known(b.Type, topLevel):
-			f.errorf(b.TypeRange, didYouMean(b.Type, append([]string{"job", "task"}, topLevel...)), "a job file has no block %q", b.Type)
+			f.errorf(b.TypeRange, didYouMean(b.Type, append([]string{"job", "task"}, topLevel...)),
+				"a job file has no block %q", b.Type)
 		}
 	}
 	f.noAttributes()
@@ -55,7 +56,8 @@ func known(name string, names []string) bool {
 
 func (f *file) noAttributes() {
 	for _, attr := range f.body.Attributes {
-		f.errorf(attr.NameRange, "is this a volume file, or a job file without its job block?", "a job file has no attribute %q", attr.Name)
+		f.errorf(attr.NameRange, "is this a volume file, or a job file without its job block?",
+			"a job file has no attribute %q", attr.Name)
 	}
 }
 
@@ -153,7 +155,8 @@ func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
 // canary says whether an update block asks for canaries.
 func (f *file) canary(at *fields) bool {
 	for _, b := range at.all("update") {
-		update := &fields{decoder: f.decoder, block: block{kind: "update", body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx, head: b.head}}
+		update := &fields{decoder: f.decoder, block: block{kind: "update",
+			body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx, head: b.head}}
 		if update.integer("canary", 0, maxCount, 0) > 0 {
 			return true
 		}

@@ -15,33 +15,36 @@ func inConfig(text string) string {
 func TestHostileText(t *testing.T) {
 	deep := "this is nested more than 32 levels deep"
 	for name, c := range map[string]struct{ text, want string }{
-		"parentheses":    {"x = " + strings.Repeat("(", 1<<20), "the file has 1048580 bytes"},
-		"brackets":       {"x = " + strings.Repeat("[", 60_000), deep},
-		"braces":         {strings.Repeat("a {\n", 10_000), deep},
-		"templates":      {`x = ` + strings.Repeat(`"${`, 10_000), deep},
-		"directives":     {`x = ` + strings.Repeat(`"%{if `, 5_000), deep},
-		"heredocs":       {strings.Repeat("x = <<A\n${\n", 5_000), deep},
-		"tokens":         {strings.Repeat("a=1\n", 16_000), "more than 30000 tokens"},
-		"one byte more":  {strings.Repeat("#", maxBytes+1), "the file has 65537 bytes"},
-		"much of it":     {strings.Repeat("x", 64<<20), "the file has 67108864 bytes"},
-		"dollars":        {`x = "` + strings.Repeat(`$$${`, 40) + strings.Repeat("}", 40) + `"`, ""},
-		"backslashes":    {`x = "` + strings.Repeat(`\${`, 40) + strings.Repeat("}", 40) + `"`, ""},
-		"if in if":       {"x = \"" + strings.Repeat("%{if true}", 5_000) + strings.Repeat("%{endif}", 500) + "\"", ""},
-		"bangs":          {"x = " + strings.Repeat("!", 29_000) + "true", ""},
-		"minus":          {"x = " + strings.Repeat("-", 29_000) + "1", ""},
-		"conditions":     {"x = " + strings.Repeat("a?b:", 7_000) + "c", ""},
-		"long name":      {strings.Repeat("n", 60_000) + " {}", ""},
-		"many names":     {inConfig(strings.Repeat("a {}\n", 5_000)), "-"},
-		"many mistakes":  {"job \"x\" {\n" + strings.Repeat("  a {}\n", 6_000) + "}", "and "},
-		"many locals":    {"locals {\n" + chain(2_500) + "}\n" + inConfig("x = local.a2499"), "-"},
-		"product":        {inConfig(`x = setproduct(range(900), range(900), range(900))`), "too much data"},
-		"replace":        {inConfig(`x = replace(join("", range(1000)), "", join("", range(1000)))`), "too much data"},
-		"indent":         {inConfig(`x = indent(999999999, "a\nb\nc")`), "too much data"},
-		"big product":    {inConfig("x = " + strings.Repeat("1e999 * ", 200) + "1"), "too large"},
-		"deep json":      {inConfig(`x = jsondecode("` + strings.Repeat("[", 20_000) + `")`), ""},
-		"references":     {"locals {\n  s = join(\"\", range(1000))\n}\n" + inConfig(`x = "`+strings.Repeat("${local.s}", 5_000)+`"`), "too much data"},
-		"format again":   {inConfig(`x = format("` + strings.Repeat("%[1]s", 10_000) + `", join("", range(1000)))`), "too much data"},
-		"long keys":      {inConfig(`x = {for a in range(1000) : "${join("", range(1000))}${a}" => 1}`), "too much data"},
+		"parentheses":   {"x = " + strings.Repeat("(", 1<<20), "the file has 1048580 bytes"},
+		"brackets":      {"x = " + strings.Repeat("[", 60_000), deep},
+		"braces":        {strings.Repeat("a {\n", 10_000), deep},
+		"templates":     {`x = ` + strings.Repeat(`"${`, 10_000), deep},
+		"directives":    {`x = ` + strings.Repeat(`"%{if `, 5_000), deep},
+		"heredocs":      {strings.Repeat("x = <<A\n${\n", 5_000), deep},
+		"tokens":        {strings.Repeat("a=1\n", 16_000), "more than 30000 tokens"},
+		"one byte more": {strings.Repeat("#", maxBytes+1), "the file has 65537 bytes"},
+		"much of it":    {strings.Repeat("x", 64<<20), "the file has 67108864 bytes"},
+		"dollars":       {`x = "` + strings.Repeat(`$$${`, 40) + strings.Repeat("}", 40) + `"`, ""},
+		"backslashes":   {`x = "` + strings.Repeat(`\${`, 40) + strings.Repeat("}", 40) + `"`, ""},
+		"if in if":      {"x = \"" + strings.Repeat("%{if true}", 5_000) + strings.Repeat("%{endif}", 500) + "\"", ""},
+		"bangs":         {"x = " + strings.Repeat("!", 29_000) + "true", ""},
+		"minus":         {"x = " + strings.Repeat("-", 29_000) + "1", ""},
+		"conditions":    {"x = " + strings.Repeat("a?b:", 7_000) + "c", ""},
+		"long name":     {strings.Repeat("n", 60_000) + " {}", ""},
+		"many names":    {inConfig(strings.Repeat("a {}\n", 5_000)), "-"},
+		"many mistakes": {"job \"x\" {\n" + strings.Repeat("  a {}\n", 6_000) + "}", "and "},
+		"many locals":   {"locals {\n" + chain(2_500) + "}\n" + inConfig("x = local.a2499"), "-"},
+		"product":       {inConfig(`x = setproduct(range(900), range(900), range(900))`), "too much data"},
+		"replace":       {inConfig(`x = replace(join("", range(1000)), "", join("", range(1000)))`), "too much data"},
+		"indent":        {inConfig(`x = indent(999999999, "a\nb\nc")`), "too much data"},
+		"big product":   {inConfig("x = " + strings.Repeat("1e999 * ", 200) + "1"), "too large"},
+		"deep json":     {inConfig(`x = jsondecode("` + strings.Repeat("[", 20_000) + `")`), ""},
+		"references": {"locals {\n  s = join(\"\", range(1000))\n}\n" +
+			inConfig(`x = "`+strings.Repeat("${local.s}", 5_000)+`"`), "too much data"},
+		"format again": {inConfig(`x = format("` + strings.Repeat("%[1]s", 10_000) + `", join("", range(1000)))`),
+			"too much data"},
+		"long keys": {inConfig(`x = {for a in range(1000) : "${join("", range(1000))}${a}" => 1}`),
+			"too much data"},
 		"hidden work":    {inConfig(`x = [for a in range(1000) : [for b in range(1000) : length("${join("", range(1000))}${a}")]]`), "too much data"},
 		"infinite":       {inConfig(`x = pow(10, 999999999)`), "too large"},
 		"dynamic blocks": {"job \"x\" {\n" + nestedDynamic(4) + "}", "too much data"},
@@ -58,7 +61,8 @@ func TestHostileText(t *testing.T) {
 			if job != nil || ds.Err() == nil {
 				t.Fatal("accepted")
 			}
-			if got := ds.Err().Error(); !strings.Contains(got, c.want) || len(ds) > maxDiagnostics+1 || len(got) > 20_000 {
+			if got := ds.Err().Error(); !strings.Contains(got, c.want) || len(ds) > maxDiagnostics+1 ||
+				len(got) > 20_000 {
 				t.Errorf("%d diagnostics: %.500s\nwant %s", len(ds), got, c.want)
 			}
 		})

@@ -9,7 +9,8 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it, unless f is constant.
+// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it, unless f is
+// constant.
 func (f *fields) stringMap(name string) map[string]string {
 	out := map[string]string{}
 	for _, part := range f.stringMaps(name) {
@@ -21,7 +22,8 @@ func (f *fields) stringMap(name string) map[string]string {
 	return out
 }
 
-// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left out.
+// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left
+// out.
 func (f *fields) stringMaps(name string) []map[string]string {
 	var parts []map[string]string
 	if v, ok := f.valueAtRunTime(name); ok {

@@ -11,7 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label", "sub_path"}}
+var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "propagation_mode", "selinux_label",
+	"sub_path"}}
 
 var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
 
@@ -36,7 +37,8 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 		if asked.other[name] {
 			f.carryInto(rest, b)
 			if to, ok := at.destinationText("destination"); ok {
-				places = append(places, place{VolumeMount: hooks.VolumeMount{Destination: to}, at: at.at("destination")})
+				places = append(places, place{VolumeMount: hooks.VolumeMount{Destination: to},
+					at: at.at("destination")})
 			}
 			continue
 		}
@@ -102,22 +104,26 @@ func (f *fields) subPath(name string) (string, bool) {
 
 // taskDevices are the nodes in /dev that every task has (OCI runtime specification, "Default Devices").
 var taskDevices = []string{
-	"console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero",
+	"console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout",
+	"tty", "urandom", "zero",
 }
 
 // checkDevice says what a block device's volume_mount cannot have. Nomad reads and ignores what is warned of.
 func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
 	if name, inDev := strings.CutPrefix(m.Destination, "/dev/"); inDev && slices.Contains(taskDevices, name) {
-		f.errorf(at.at("destination"), `use a name of its own, as in "/dev/data"`, "%s is there in every task already", m.Destination)
+		f.errorf(at.at("destination"), `use a name of its own, as in "/dev/data"`, "%s is there in every task already",
+			m.Destination)
 	}
 	if m.Propagation != hooks.Private && m.Propagation != "" {
-		f.warnf(at.at("propagation_mode"), "remove it", "propagation_mode has no effect on a block device: nothing is mounted below it")
+		f.warnf(at.at("propagation_mode"), "remove it",
+			"propagation_mode has no effect on a block device: nothing is mounted below it")
 	}
 	if at.has("sub_path") {
 		f.errorf(at.at("sub_path"), "remove it", "a block device has no directories to choose one from")
 	}
 	if m.SELinux != "" {
-		f.warnf(at.at("selinux_label"), "label the device on the host", "selinux_label has no effect on a block device: a node is not labelled")
+		f.warnf(at.at("selinux_label"), "label the device on the host",
+			"selinux_label has no effect on a block device: a node is not labelled")
 	}
 }
 
@@ -133,18 +139,22 @@ func (f *file) checkPlaces(places []place) {
 	}
 }
 
-// meet says why a task cannot have both, and what to do; nothing: it can. What a task may do to a device it may do at each of its nodes.
+// meet says why a task cannot have both, and what to do; nothing: it can. What a task may do to a device it may do at
+// each of its nodes.
 func meet(a, b place) (wrong, advice string) {
 	switch {
 	case a.Destination == "" || b.Destination == "":
 	case a.Destination == b.Destination:
 		return fmt.Sprintf("two volumes are mounted at %s", b.Destination), "mount it elsewhere"
 	case a.device && within(b.Destination, a.Destination):
-		return fmt.Sprintf("nothing can be mounted at %s: %s is a block device", b.Destination, a.Destination), "mount it elsewhere"
+		return fmt.Sprintf("nothing can be mounted at %s: %s is a block device", b.Destination, a.Destination),
+			"mount it elsewhere"
 	case b.device && within(a.Destination, b.Destination):
-		return fmt.Sprintf("%s cannot be a block device: %s is mounted below it", b.Destination, a.Destination), "use a path of its own"
+		return fmt.Sprintf("%s cannot be a block device: %s is mounted below it", b.Destination, a.Destination),
+			"use a path of its own"
 	case b.device && a.Volume == b.Volume && a.ReadOnly != b.ReadOnly:
-		return fmt.Sprintf("volume %q is a block device: it is as writable at %s as at %s", b.Volume, a.Destination, b.Destination),
+		return fmt.Sprintf("volume %q is a block device: it is as writable at %s as at %s", b.Volume, a.Destination,
+				b.Destination),
 			"give both the same read_only"
 	}
 	return "", ""

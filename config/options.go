@@ -34,7 +34,8 @@ func (d *decoder) mountOptions(b block) options {
 	}
 	o.group, _ = at.text("mount_group")
 	if wrong := wrongGroup(o.group); wrong != "" {
-		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`, "mount_group %s", wrong)
+		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`,
+			"mount_group %s", wrong)
 	}
 	return o
 }

@@ -56,8 +56,9 @@ job "x" {
 
 func TestVariablesWinInOrder(t *testing.T) {
 	opts := Options{
-		VariableFiles: []Source{{"a.vars", []byte("name = \"from a\"\nlist = [3]\n")}, {"b.vars", []byte("name = \"from b\"")}},
-		Variables:     map[string]string{"flag": "true"},
+		VariableFiles: []Source{{"a.vars", []byte("name = \"from a\"\nlist = [3]\n")},
+			{"b.vars", []byte("name = \"from b\"")}},
+		Variables: map[string]string{"flag": "true"},
 	}
 	job := mustParse(t, variableJob, opts)
 	const want = `{"flag":true,"list":[3],"name":"from b"}`
@@ -65,7 +66,8 @@ func TestVariablesWinInOrder(t *testing.T) {
 		t.Errorf("count %d, config %s, want 3, %s", job.Groups[0].Count, got, want)
 	}
 	opts.Variables = map[string]string{"name": "[not an expression", "list": "[1, 2]"}
-	if got := string(mustParse(t, variableJob, opts).Groups[0].Tasks[0].Config); !strings.Contains(got, `"[not an expression"`) || !strings.Contains(got, `[1,2]`) {
+	if got := string(mustParse(t, variableJob, opts).Groups[0].Tasks[0].Config); !strings.Contains(got,
+		`"[not an expression"`) || !strings.Contains(got, `[1,2]`) {
 		t.Errorf("config is %s", got)
 	}
 }
@@ -73,8 +75,8 @@ func TestVariablesWinInOrder(t *testing.T) {
 func TestWrongVariables(t *testing.T) {
 	for want, opts := range map[string]Options{
 		`job.hcl:6:1: error: the variable "list" has no value; give it a default, or -var list=...`: {},
-		`-var nmae:1:1: error: unknown variable "nmae"; did you mean "name"?`:                   {Variables: map[string]string{"nmae": "x", "list": "[1]"}},
-		`a.vars:1:1: error: unknown variable "lst"; did you mean "list"?`:                       {VariableFiles: []Source{{"a.vars", []byte("lst = 1")}}},
+		`-var nmae:1:1: error: unknown variable "nmae"; did you mean "name"?`:                       {Variables: map[string]string{"nmae": "x", "list": "[1]"}},
+		`a.vars:1:1: error: unknown variable "lst"; did you mean "list"?`:                           {VariableFiles: []Source{{"a.vars", []byte("lst = 1")}}},
 		`a.vars:2:9: error: this string is not closed on its line`:                                  {VariableFiles: []Source{{"a.vars", []byte("list = [1]\nname = \"x")}}},
 		`-var list:1:1: error: the variable "list" cannot have this value`:                          {Variables: map[string]string{"list": `"x"`}},
 		`a.vars:1:1: error: a variable file holds no blocks`:                                        {VariableFiles: []Source{{"a.vars", []byte("x {}")}}},
@@ -156,7 +158,8 @@ func TestOperationsThatTheHostLacks(t *testing.T) {
 	got := refusal(t, text, Options{Operations: []hooks.Operation{hooks.OpBind}})
 	for _, want := range []string{
 		`job.hcl:3:5: error: this needs the plan operation "device", which this host cannot apply; update the host`,
-		`job.hcl:3:5: error: this needs the plan operation "device_rule"`, `job.hcl:11:7: error: this needs the plan operation "env"`,
+		`job.hcl:3:5: error: this needs the plan operation "device_rule"`,
+		`job.hcl:11:7: error: this needs the plan operation "env"`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %s\nwant %s", got, want)
@@ -197,8 +200,9 @@ func sealedTask(t *testing.T) hooks.Sealed {
 
 var wantTask = hooks.TaskSpec{
 	Plugin: hooks.PluginSpec{
-		ID: "p", Type: hooks.TypeMonolith, MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: 30 * time.Second,
-		Heartbeat: hooks.Heartbeat{Interval: 10 * time.Second, Timeout: 5 * time.Second, Failures: 3},
+		ID: "p", Type: hooks.TypeMonolith, MountDir: "/csi", StagePublishBaseDir: "/local/csi",
+		HealthTimeout: 30 * time.Second,
+		Heartbeat:     hooks.Heartbeat{Interval: 10 * time.Second, Timeout: 5 * time.Second, Failures: 3},
 	},
 	Env: []string{"A"},
 }

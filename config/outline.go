@@ -7,7 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a text. They are checked before HCL's parser sees it: its lexer is costly and its parser dies of deep nesting.
+// Limits of a text. They are checked before HCL's parser sees it: its lexer is costly and its parser dies of deep
+// nesting.
 const (
 	maxBytes  = 64 << 10
 	maxTokens = 30_000
@@ -76,7 +77,8 @@ func outlineOf(src []byte) outline {
 func (s *scanner) checkBytes() {
 	switch bad := bytes.IndexByte(s.src, 0); {
 	case len(s.src) > maxBytes:
-		s.fail(0, 1, fmt.Sprintf("the file has %d bytes; at most %d are allowed", len(s.src), maxBytes), "move large data out of it")
+		s.fail(0, 1, fmt.Sprintf("the file has %d bytes; at most %d are allowed", len(s.src), maxBytes),
+			"move large data out of it")
 	case bad >= 0:
 		s.fail(bad, bad+1, "the file contains a NUL byte", "is this a text file, in UTF-8?")
 	case !utf8.Valid(s.src):
@@ -84,7 +86,8 @@ func (s *scanner) checkBytes() {
 		s.fail(at, at+1, "the file is not valid UTF-8 here", "save it as UTF-8")
 	default:
 		if at := bytes.IndexFunc(s.src, changesDirection); at >= 0 {
-			s.fail(at, at+3, "the file contains an invisible character that changes the direction of text", "remove it: it makes text read other than it is")
+			s.fail(at, at+3, "the file contains an invisible character that changes the direction of text",
+				"remove it: it makes text read other than it is")
 		}
 	}
 }
@@ -107,7 +110,8 @@ func changesDirection(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0
 // step reads one token, or one run of text. It is false when the rest cannot be made sense of.
 func (s *scanner) step() bool {
 	if s.tokens++; s.tokens > maxTokens {
-		s.fail(s.at, s.at+1, fmt.Sprintf("the file has more than %d tokens", maxTokens), "split it, or move large data out of it")
+		s.fail(s.at, s.at+1, fmt.Sprintf("the file has more than %d tokens", maxTokens),
+			"split it, or move large data out of it")
 		return false
 	}
 	switch s.top().kind {
@@ -130,7 +134,8 @@ func (s *scanner) push(f frame) bool {
 	if s.stack = append(s.stack, f); len(s.stack) <= maxDepth {
 		return true
 	}
-	s.fail(f.open, f.open+1, fmt.Sprintf("this is nested more than %d levels deep", maxDepth), "use fewer levels, or a local for a part of it")
+	s.fail(f.open, f.open+1, fmt.Sprintf("this is nested more than %d levels deep", maxDepth),
+		"use fewer levels, or a local for a part of it")
 	return false
 }
 
@@ -169,7 +174,8 @@ func (s *scanner) text(end byte) bool {
 	return true
 }
 
-// heredocEnds leaves the heredoc if its marker stands alone on the line that starts here. The line break belongs to the code.
+// heredocEnds leaves the heredoc if its marker stands alone on the line that starts here. The line break belongs to the
+// code.
 func (s *scanner) heredocEnds() bool {
 	line := s.src[s.at:]
 	if n := bytes.IndexByte(line, '\n'); n >= 0 {
@@ -186,7 +192,8 @@ func (s *scanner) heredocEnds() bool {
 // endOfBrokenString takes the string as closed at its line's end, so that further mistakes are found.
 func (s *scanner) endOfBrokenString() {
 	open := s.pop().open
-	s.fail(open, s.at, "this string is not closed on its line", "add the missing \", or use a heredoc (<<EOT) for text of several lines")
+	s.fail(open, s.at, "this string is not closed on its line",
+		"add the missing \", or use a heredoc (<<EOT) for text of several lines")
 }
 
 func (s *scanner) pop() frame {
@@ -260,7 +267,8 @@ func (s *scanner) comment() bool {
 }
 
 func isWord(c byte) bool {
-	return c == '_' || c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= utf8.RuneSelf
+	return c == '_' || c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' ||
+		c >= utf8.RuneSelf
 }
 
 func (s *scanner) readWord(starts bool) {
@@ -314,7 +322,8 @@ func (s *scanner) close(c byte) bool {
 		s.neverClosed(f)
 		return false
 	default:
-		s.fail(s.at, s.at+1, fmt.Sprintf("this %q closes nothing", string(c)), "remove it, or add what it was meant to close")
+		s.fail(s.at, s.at+1, fmt.Sprintf("this %q closes nothing", string(c)),
+			"remove it, or add what it was meant to close")
 		return false
 	}
 	s.pop()
@@ -332,7 +341,8 @@ func (s *scanner) close(c byte) bool {
 	return true
 }
 
-// leftOf says whether the closing bracket is the first of its line and stands further left than the line of the opening one.
+// leftOf says whether the closing bracket is the first of its line and stands further left than the line of the opening
+// one.
 func (s *scanner) leftOf(closing, opening int) bool {
 	indent, rest := s.indent(closing)
 	other, _ := s.indent(opening)
@@ -357,7 +367,8 @@ func (s *scanner) checkClosed() {
 	f := s.top()
 	switch {
 	case f.kind == 'H':
-		s.fail(f.open, f.open+2+len(f.marker), "this heredoc is never closed", "add a line that holds nothing but its marker")
+		s.fail(f.open, f.open+2+len(f.marker), "this heredoc is never closed",
+			"add a line that holds nothing but its marker")
 	case f.kind == '"':
 		s.endOfBrokenString()
 	case s.suspect >= 0 && f.kind == '{':
@@ -368,5 +379,6 @@ func (s *scanner) checkClosed() {
 }
 
 func (s *scanner) neverClosed(f frame) {
-	s.fail(f.open, f.open+1, fmt.Sprintf("this %q is never closed", string(s.src[f.open])), fmt.Sprintf("add the missing %q", string(closers[f.kind])))
+	s.fail(f.open, f.open+1, fmt.Sprintf("this %q is never closed", string(s.src[f.open])),
+		fmt.Sprintf("add the missing %q", string(closers[f.kind])))
 }

@@ -35,7 +35,8 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 		MountDir: hooks.DefaultMountDir, StagePublishBaseDir: hooks.DefaultStagePublishBaseDir,
 		HealthTimeout: at.duration("health_timeout", minTimeout, maxHealth, hooks.DefaultHealthTimeout),
 		Heartbeat: hooks.Heartbeat{
-			Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout, Failures: hooks.DefaultHeartbeatFailures,
+			Interval: hooks.DefaultHeartbeatInterval, Timeout: hooks.DefaultHeartbeatTimeout,
+			Failures: hooks.DefaultHeartbeatFailures,
 		},
 	}
 	if dir, ok := at.path("mount_dir"); ok {
@@ -61,12 +62,13 @@ func (f *file) heartbeat(at *fields, beat *hooks.Heartbeat) {
 	beat.Failures = int(at.integer("failures", 1, maxFailures, int64(beat.Failures)))
 }
 
-// checkDirs keeps the two directories apart and short: mounts of one would hide the other, and paths below them are sent as
-// CSI strings.
+// checkDirs keeps the two directories apart and short: mounts of one would hide the other, and paths below them are
+// sent as CSI strings.
 func (f *file) checkDirs(at *fields, p hooks.PluginSpec) {
 	for name, dir := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
 		if len(dir) > maxPath {
-			f.errorf(at.at(name), "use a shorter one: paths below it have to fit into a plugin's 128 bytes", "%s has %d bytes; at most %d are allowed", name, len(dir), maxPath)
+			f.errorf(at.at(name), "use a shorter one: paths below it have to fit into a plugin's 128 bytes",
+				"%s has %d bytes; at most %d are allowed", name, len(dir), maxPath)
 		}
 		if within(dir, "/dev") {
 			f.errorf(at.at(name), `use a directory of its own, as in "/csi"`, "%s must not lie in /dev", name)
@@ -77,6 +79,7 @@ func (f *file) checkDirs(at *fields, p hooks.PluginSpec) {
 		if !at.has(name) {
 			name = "mount_dir"
 		}
-		f.errorf(at.at(name), "use directories that do not contain each other", "mount_dir (%s) and stage_publish_base_dir (%s) overlap", p.MountDir, p.StagePublishBaseDir)
+		f.errorf(at.at(name), "use directories that do not contain each other",
+			"mount_dir (%s) and stage_publish_base_dir (%s) overlap", p.MountDir, p.StagePublishBaseDir)
 	}
 }

@@ -83,8 +83,8 @@ var (
 	allCaps      = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Za-z0-9_-]*)?$`)
 )
 
-// reference turns a run-time reference into a name of its whole text, which evaluates to that text (constants). Names that
-// nobody knows are one in templates only, where "${name}" may be meant for who reads the text at run time.
+// reference turns a run-time reference into a name of its whole text, which evaluates to that text (constants). Names
+// that nobody knows are one in templates only, where "${name}" may be meant for who reads the text at run time.
 func (p *preparation) reference(n *hclsyntax.ScopeTraversalExpr) {
 	root := n.Traversal.RootName()
 	if slices.Contains(p.bound, root) {

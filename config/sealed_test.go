@@ -137,12 +137,14 @@ func TestTextSaysAllThereIs(t *testing.T) {
 		t.Errorf("no good file sets %v", missing)
 	}
 	missing := unset(registry.VolumeSpec{ID: "x"})
-	if !slices.Contains(missing, "registry.VolumeSpec.MountGroup") || slices.Contains(missing, "registry.VolumeSpec.ID") {
+	if !slices.Contains(missing, "registry.VolumeSpec.MountGroup") ||
+		slices.Contains(missing, "registry.VolumeSpec.ID") {
 		t.Errorf("the check says of a spec with nothing but an id that %v is unset", missing)
 	}
 }
 
-// A reader that does not know sub_path would give a task all of a volume, so it refuses what has one; all else it goes on reading.
+// A reader that does not know sub_path would give a task all of a volume, so it refuses what has one; all else it goes
+// on reading.
 func TestSubPathIsOfANewerVersion(t *testing.T) {
 	version := func(s sealed) int {
 		var v struct{ Version int }
@@ -152,7 +154,8 @@ func TestSubPathIsOfANewerVersion(t *testing.T) {
 		return v.Version
 	}
 	mounts := func(sub string) *hooks.GroupSpec {
-		return &hooks.GroupSpec{Mounts: map[string][]hooks.VolumeMount{"a": {{Volume: "v"}}, "b": {{Volume: "v"}, {Volume: "v", SubPath: sub}}}}
+		return &hooks.GroupSpec{Mounts: map[string][]hooks.VolumeMount{"a": {{Volume: "v"}},
+			"b": {{Volume: "v"}, {Volume: "v", SubPath: sub}}}}
 	}
 	for what, c := range map[string]struct {
 		sealed sealed
@@ -165,7 +168,8 @@ func TestSubPathIsOfANewerVersion(t *testing.T) {
 			t.Errorf("%s: version %d, want %d", what, got, c.want)
 		}
 	}
-	if _, err := OpenGroup(fmt.Appendf(nil, `{"version":%d,"group":{}}`, sealedVersion+1)); !errors.Is(err, registry.ErrUnsupported) {
+	if _, err := OpenGroup(fmt.Appendf(nil, `{"version":%d,"group":{}}`, sealedVersion+1)); !errors.Is(err,
+		registry.ErrUnsupported) {
 		t.Errorf("a version that nobody knows: %v", err)
 	}
 }

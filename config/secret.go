@@ -53,7 +53,9 @@ func (f *fields) secretObject(out map[string]registry.Secret, expr hclsyntax.Exp
 }
 
 // secretItem reads one reference. A literal is refused even if it is what people had in such files for years.
-func (f *fields) secretItem(out map[string]registry.Secret, name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) {
+func (f *fields) secretItem(
+	out map[string]registry.Secret, name string, expr hclsyntax.Expression, ctx *hcl.EvalContext,
+) {
 	object, ok := expr.(*hclsyntax.ObjectConsExpr)
 	if !ok {
 		f.errorf(expr.Range(), secretForm, "the secret %q is not a reference: values do not belong into files", name)

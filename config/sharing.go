@@ -20,7 +20,8 @@ func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
 		f.errorf(at.at("sticky"), "remove it", "sticky is for host volumes")
 	}
 	if v.Usage.Access.ReaderOnly() && !v.Usage.ReadOnly {
-		f.errorf(at.at("access_mode"), "add read_only = true", "the access mode %s never allows a write", v.Usage.Access)
+		f.errorf(at.at("access_mode"), "add read_only = true", "the access mode %s never allows a write",
+			v.Usage.Access)
 	}
 	switch {
 	case v.Ephemeral != nil:
@@ -33,7 +34,8 @@ func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
 
 func (f *file) checkPerAlloc(at *fields, facts groupFacts) {
 	if perNode(facts.kind) {
-		f.errorf(at.at("per_alloc"), "remove it, or use a job of type service", "per_alloc is not possible in a job of type %s", facts.kind)
+		f.errorf(at.at("per_alloc"), "remove it, or use a job of type service",
+			"per_alloc is not possible in a job of type %s", facts.kind)
 	}
 	if facts.canary {
 		f.errorf(at.at("per_alloc"), "remove canary from the update block",
@@ -55,30 +57,33 @@ func (f *file) checkShared(at *fields, u registry.Usage, facts groupFacts) {
 
 func singleNode(mode registry.AccessMode) bool {
 	switch mode {
-	case registry.SingleNodeWriter, registry.SingleNodeReaderOnly, registry.SingleNodeSingleWriter, registry.SingleNodeMultiWriter:
+	case registry.SingleNodeWriter, registry.SingleNodeReaderOnly, registry.SingleNodeSingleWriter,
+		registry.SingleNodeMultiWriter:
 		return true
 	}
 	return false
 }
 
-// checkTogether refuses requests of one volume that exclude each other: the alloc would wait for itself. That it asks for a volume under
-// two names is legal.
+// checkTogether refuses requests of one volume that exclude each other: the alloc would wait for itself. That it asks
+// for a volume under two names is legal.
 func (f *file) checkTogether(asked *requests) {
 	for i, b := range asked.ours {
 		for _, a := range asked.ours[:i] {
-			if a.Ephemeral != nil || b.Ephemeral != nil || a.Source == "" || a.Source != b.Source || a.PerAlloc != b.PerAlloc {
+			if a.Ephemeral != nil || b.Ephemeral != nil || a.Source == "" || a.Source != b.Source ||
+				a.PerAlloc != b.PerAlloc {
 				continue
 			}
 			if why, advice := exclude(a.Usage, b.Usage); why != "" {
-				f.errorf(asked.at[string(b.Name)], advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name, a.Source, why)
+				f.errorf(asked.at[string(b.Name)], advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name,
+					a.Source, why)
 				break
 			}
 		}
 	}
 }
 
-// exclude says why one alloc cannot have a volume for both usages, and what to do; nothing: for all that is known here, it can. What one of
-// them leaves to the volume is not known here.
+// exclude says why one alloc cannot have a volume for both usages, and what to do; nothing: for all that is known here,
+// it can. What one of them leaves to the volume is not known here.
 func exclude(a, b registry.Usage) (why, advice string) {
 	mode := a.Access
 	switch {
@@ -87,7 +92,8 @@ func exclude(a, b registry.Usage) (why, advice string) {
 	case a.Attachment != b.Attachment:
 		return "it is either a block device or a file system", "give both the same attachment_mode"
 	case a.Access != b.Access:
-		return fmt.Sprintf("it has one access mode at a time, not %s and %s", a.Access, b.Access), "give both the same access_mode"
+		return fmt.Sprintf("it has one access mode at a time, not %s and %s", a.Access, b.Access),
+			"give both the same access_mode"
 	case singleNode(mode) && mode != registry.SingleNodeMultiWriter:
 		return fmt.Sprintf("%s allows one user at a time", mode),
 			"keep one: a task may mount it twice, once with read_only = true; or use single-node-multi-writer"

@@ -18,7 +18,8 @@ func twice(count int, mode registry.AccessMode, first, second bool) string {
       read_only       = %t
     }
 `
-	return fmt.Sprintf("job \"x\" {\n  group \"g\" {\n    count = %d\n", count) + fmt.Sprintf(request, "a", mode, first) +
+	return fmt.Sprintf("job \"x\" {\n  group \"g\" {\n    count = %d\n", count) +
+		fmt.Sprintf(request, "a", mode, first) +
 		fmt.Sprintf(request, "b", mode, second) + "    task \"t\" { driver = \"exec\" }\n  }\n}"
 }
 
@@ -47,7 +48,8 @@ func TestVolumeUnderTwoNames(t *testing.T) {
 	}
 }
 
-// TestCountSharesAVolume: what a group of several allocs may have without per_alloc (CSI spec, VolumeCapability.AccessMode).
+// TestCountSharesAVolume: what a group of several allocs may have without per_alloc (CSI spec,
+// VolumeCapability.AccessMode).
 func TestCountSharesAVolume(t *testing.T) {
 	for mode, want := range map[registry.AccessMode]string{
 		registry.SingleNodeWriter:       `the 2 allocs of group "g" cannot share`,
@@ -58,13 +60,16 @@ func TestCountSharesAVolume(t *testing.T) {
 		registry.MultiNodeReaderOnly:    "",
 		registry.MultiNodeMultiWriter:   "",
 	} {
-		text := strings.Replace(twice(2, mode, mode.ReaderOnly(), true), `volume "b"`, `volume "a"`, 1) // the second is no request
+		// the second is no request
+		text := strings.Replace(twice(2, mode, mode.ReaderOnly(), true), `volume "b"`, `volume "a"`, 1)
 		_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
-		if got := fmt.Sprint(ds); strings.Contains(got, "allocs of group") != (want != "") || !strings.Contains(got, want) {
+		if got := fmt.Sprint(ds); strings.Contains(got, "allocs of group") != (want != "") ||
+			!strings.Contains(got, want) {
 			t.Errorf("%s: %v\nwant %s", mode, ds, want)
 		}
 		each := strings.ReplaceAll(text, `source          = "s"`, "source = \"s\"\nper_alloc = true")
-		if _, ds := ParseJob(Source{"x.hcl", []byte(each)}, Options{}); strings.Contains(fmt.Sprint(ds), "allocs of group") {
+		if _, ds := ParseJob(Source{"x.hcl", []byte(each)}, Options{}); strings.Contains(fmt.Sprint(ds),
+			"allocs of group") {
 			t.Errorf("%s with per_alloc: %v", mode, ds)
 		}
 	}

@@ -33,8 +33,8 @@ func newDecoder(src Source, opts Options) *decoder {
 
 var bom = []byte("\ufeff")
 
-// mapNames are blocks that are maps in truth. Volume files have always been written with quoted keys, and several on a line, in
-// them, which HCL 2 allows in objects only.
+// mapNames are blocks that are maps in truth. Volume files have always been written with quoted keys, and several on a
+// line, in them, which HCL 2 allows in objects only.
 type mapNames struct {
 	names      []string
 	quotedOnly bool     // only those with quoted keys are read as objects
@@ -108,7 +108,8 @@ func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
 	depth := 0
 	for _, t := range tokens {
 		switch t.Type {
-		case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp, hclsyntax.TokenTemplateControl:
+		case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp,
+			hclsyntax.TokenTemplateControl:
 			depth++
 		case hclsyntax.TokenCBrace, hclsyntax.TokenCBrack, hclsyntax.TokenCParen, hclsyntax.TokenTemplateSeqEnd:
 			depth--
@@ -132,7 +133,8 @@ func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
 	var cut []cutMap
 	for _, b := range braces {
 		isBlock := !bytes.Contains(text[b.at:b.open], []byte("="))
-		if isBlock && (maps.has(b, text) || slices.Contains(maps.inline, b.word) && slices.ContainsFunc(inline, b.within)) {
+		if isBlock && (maps.has(b, text) || slices.Contains(maps.inline, b.word) &&
+			slices.ContainsFunc(inline, b.within)) {
 			cut = append(cut, cutMap{b, bytes.Clone(text[b.open:b.close])})
 		}
 	}
@@ -209,7 +211,8 @@ func (d *decoder) restoreBlock(in *hclsyntax.Body, object *hclsyntax.ObjectConsE
 		} else if !ok {
 			d.errorf(at, "write it out", "the key of a segment must be a plain text")
 		}
-		b.Body.Attributes[key] = &hclsyntax.Attribute{Name: key, Expr: item.ValueExpr, SrcRange: at, NameRange: at, EqualsRange: at}
+		b.Body.Attributes[key] = &hclsyntax.Attribute{Name: key, Expr: item.ValueExpr, SrcRange: at, NameRange: at,
+			EqualsRange: at}
 	}
 	in.Blocks = append(in.Blocks, b)
 }

@@ -42,7 +42,8 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 // taskDirs are the references that stand for a directory of every task's own file system.
 var taskDirs = map[string]string{
 	"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets",
-	`${env["NOMAD_TASK_DIR"]}`: "/local", `${env["NOMAD_ALLOC_DIR"]}`: "/alloc", `${env["NOMAD_SECRETS_DIR"]}`: "/secrets",
+	`${env["NOMAD_TASK_DIR"]}`: "/local", `${env["NOMAD_ALLOC_DIR"]}`: "/alloc",
+	`${env["NOMAD_SECRETS_DIR"]}`: "/secrets",
 }
 
 // maxPath bounds a path in a task: what is made below it has to fit into 128 bytes of a CSI string too.
@@ -60,8 +61,8 @@ func (f *fields) destination(name string) (string, bool) {
 	return s, ok && f.checkPath(name, s)
 }
 
-// destinationText is a destination as it is meant. A relative one is meant from the task's root, where local, alloc and secrets are, and
-// it need not be clean.
+// destinationText is a destination as it is meant. A relative one is meant from the task's root, where local, alloc and
+// secrets are, and it need not be clean.
 func (f *fields) destinationText(name string) (string, bool) {
 	s, ok := f.pathText(name)
 	if !ok {

@@ -23,7 +23,8 @@ var topLevel = []string{"variable", "variables", "locals"}
 
 // file evaluates the variables and locals of a text.
 func (d *decoder) file(root *hclsyntax.Body) *file {
-	f := &file{d, block{kind: "file", body: root, ctx: d.scope, head: hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}}}
+	f := &file{d, block{kind: "file", body: root, ctx: d.scope,
+		head: hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}}}
 	declared := d.declared(root)
 	d.assign(declared)
 	d.scope.Variables["var"] = d.variables(declared)
@@ -63,7 +64,8 @@ func (d *decoder) declared(root *hclsyntax.Body) map[string]*variable {
 	return declared
 }
 
-var variableShape = shape{attrs: []string{"type", "default", "description", "sensitive", "nullable"}, blocks: []string{"validation"}}
+var variableShape = shape{attrs: []string{"type", "default", "description", "sensitive", "nullable"},
+	blocks: []string{"validation"}}
 
 func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 	if len(b.Labels) != 1 {
@@ -144,8 +146,8 @@ func (d *decoder) assign(declared map[string]*variable) {
 	}
 }
 
-// commandLine reads a value from the command line: a string as it stands, anything else as an expression. A variable without
-// a type takes the type of its default.
+// commandLine reads a value from the command line: a string as it stands, anything else as an expression. A variable
+// without a type takes the type of its default.
 func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, bool) {
 	typ := v.typ
 	if typ == cty.DynamicPseudoType && v.value != cty.NilVal && !v.value.IsNull() {
@@ -190,7 +192,8 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 
 // validate runs a validation block of a variable.
 func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext) {
-	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()}, shape{attrs: []string{"condition", "error_message"}})
+	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()},
+		shape{attrs: []string{"condition", "error_message"}})
 	message, _ := f.text("error_message")
 	ok, known := f.truth("condition")
 	if known && !ok {
@@ -233,7 +236,8 @@ func (l *locals) evaluate(name string) {
 		return
 	}
 	if slices.Contains(l.path, name) {
-		l.errorf(attr.NameRange, "it is: "+strings.Join(append(l.path, name), " -> "), "the local %q depends on itself", name)
+		l.errorf(attr.NameRange, "it is: "+strings.Join(append(l.path, name), " -> "), "the local %q depends on itself",
+			name)
 		l.values[name] = cty.DynamicVal
 		return
 	}

@@ -11,10 +11,12 @@ import (
 
 var specShape = shape{
 	attrs: []string{
-		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
+		"id", "namespace", "name", "type", "plugin_id", "external_id", "snapshot_id", "clone_id", "clone_external_id",
+		"capacity_min", "capacity_max",
 		"access_mode", "attachment_mode", "parameters", "context", "secrets",
 	},
-	blocks: []string{"capability", "mount_options", "topology_request", "parameters", "context", "secrets", "variable", "variables", "locals"},
+	blocks: []string{"capability", "mount_options", "topology_request", "parameters", "context", "secrets", "variable",
+		"variables", "locals"},
 }
 
 // volume reads a volume file.
@@ -27,10 +29,12 @@ func (f *file) volume() *registry.VolumeSpec {
 	}
 	spec := &registry.VolumeSpec{
 		Namespace: registry.DefaultNamespace, ID: parsed(at, "id", registry.ParseVolumeID),
-		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), External: parsed(at, "external_id", registry.ParseExternalID),
-		CloneID: parsed(at, "clone_id", parseCloneID), CloneExternal: parsed(at, "clone_external_id", registry.ParseExternalID),
-		SnapshotID:  parsed(at, "snapshot_id", registry.ParseExternalID),
-		CapacityMin: at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
+		Plugin:        parsed(at, "plugin_id", registry.ParsePluginID),
+		External:      parsed(at, "external_id", registry.ParseExternalID),
+		CloneID:       parsed(at, "clone_id", parseCloneID),
+		CloneExternal: parsed(at, "clone_external_id", registry.ParseExternalID),
+		SnapshotID:    parsed(at, "snapshot_id", registry.ParseExternalID),
+		CapacityMin:   at.capacity("capacity_min"), CapacityMax: at.capacity("capacity_max"),
 		Parameters: at.stringMap("parameters"), Context: at.stringMap("context"),
 	}
 	if at.has("namespace") {
@@ -58,8 +62,8 @@ func parseCloneID(s string) (registry.VolumeID, error) {
 	return id, nil
 }
 
-// volumeOptions reads the options that hold where a job gives none. They are for the volume as a file system; that Nomad's files have them
-// for block devices too is no mistake of their authors.
+// volumeOptions reads the options that hold where a job gives none. They are for the volume as a file system; that
+// Nomad's files have them for block devices too is no mistake of their authors.
 func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 	o := f.mountOptions(b)
 	spec.FSType, spec.MountFlags, spec.MountGroup = o.fsType, o.flags, o.group
@@ -72,7 +76,8 @@ func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 
 func (f *file) checkType(at *fields) {
 	if kind, ok := at.text("type"); ok && kind != "csi" {
-		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`, "a volume of type %q is not a CSI volume", kind)
+		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`,
+			"a volume of type %q is not a CSI volume", kind)
 	}
 }
 
@@ -80,9 +85,12 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 	if spec.CapacityMax > 0 && spec.CapacityMax < spec.CapacityMin {
 		f.errorf(at.at("capacity_max"), "raise it, or lower capacity_min", "capacity_max is smaller than capacity_min")
 	}
-	sources := slices.DeleteFunc([]string{"clone_id", "clone_external_id", "snapshot_id"}, func(name string) bool { return !at.has(name) })
+	sources := slices.DeleteFunc([]string{"clone_id", "clone_external_id", "snapshot_id"}, func(name string) bool {
+		return !at.has(name)
+	})
 	if len(sources) > 1 {
-		f.errorf(at.at(sources[0]), "keep one of them", "a volume is filled from one source, not from %s", strings.Join(sources, " and "))
+		f.errorf(at.at(sources[0]), "keep one of them", "a volume is filled from one source, not from %s",
+			strings.Join(sources, " and "))
 	}
 	if spec.ID != "" && spec.CloneID == spec.ID {
 		f.errorf(at.at("clone_id"), "name another volume", "volume %q cannot be its own source", spec.ID)
@@ -97,7 +105,8 @@ func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 	old := at.has("access_mode") || at.has("attachment_mode")
 	switch {
 	case old && len(blocks) > 0:
-		f.errorf(at.at("access_mode"), "move them into a capability block", "modes at the top level and capability blocks exclude each other")
+		f.errorf(at.at("access_mode"), "move them into a capability block",
+			"modes at the top level and capability blocks exclude each other")
 	case old:
 		body := &hclsyntax.Body{Attributes: hclsyntax.Attributes{}}
 		for _, name := range capabilityShape.attrs {
@@ -126,7 +135,8 @@ func (f *file) capability(b block) registry.VolumeCapability {
 	at := f.open(b, capabilityShape)
 	at.need("access_mode", "attachment_mode")
 	return registry.VolumeCapability{
-		Access: oneOf(at, "access_mode", registry.AccessModes), Attachment: oneOf(at, "attachment_mode", attachmentModes),
+		Access:     oneOf(at, "access_mode", registry.AccessModes),
+		Attachment: oneOf(at, "attachment_mode", attachmentModes),
 	}
 }
 

@@ -434,7 +434,8 @@ func (a *agentEnv) waitNewTask(job string, old int) {
 
 // runBatch runs the job batch on a volume until it is complete, and removes it.
 func (a *agentEnv) runBatch(volume, finish string) error {
-	if err := a.runJob("batch.hcl", `source          = "disk"`, fmt.Sprintf("source = %q", volume), "FINISH", finish); err != nil {
+	if err := a.runJob("batch.hcl", `source          = "disk"`, fmt.Sprintf("source = %q", volume), "FINISH",
+		finish); err != nil {
 		return err
 	}
 	if err := os.WriteFile(finish, nil, 0o600); err != nil {

@@ -106,7 +106,8 @@ func TestAgentKilledInTheMiddle(t *testing.T) {
 // The plugin's task is killed in the middle of calls. It is restarted under its policy, and the calls continue there.
 func TestPluginTaskKilledInTheMiddle(t *testing.T) {
 	killInTheMiddle(t, []middle{
-		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "after"}, {"NodeUnstageVolume", "after"},
+		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "after"},
+		{"NodeUnstageVolume", "after"},
 	}, func(a *agentEnv) {
 		plugin := a.pid("fake")
 		a.must(unix.Kill(plugin, unix.SIGKILL))
@@ -117,7 +118,8 @@ func TestPluginTaskKilledInTheMiddle(t *testing.T) {
 // Agent, shim and plugin are killed together. What was mounted is taken up and taken down.
 func TestAllKilledInTheMiddle(t *testing.T) {
 	killInTheMiddle(t, []middle{
-		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "before"}, {"NodeUnstageVolume", "after"},
+		{"NodeStageVolume", "after"}, {"NodePublishVolume", "after"}, {"NodeUnpublishVolume", "before"},
+		{"NodeUnstageVolume", "after"},
 	}, func(a *agentEnv) {
 		shim, err := a.client.Shim(a.ctx())
 		a.must(err)
@@ -210,7 +212,8 @@ func TestDataPathUntouched(t *testing.T) {
 	}
 	a.must(a.client.Events(a.ctx(), 0, false, func(event host.Event) error {
 		switch event.Kind {
-		case "unhealthy", "deregistered", "restart asked", "mount lost", "unpublished", "unstaged", "step failed", "task deregistered":
+		case "unhealthy", "deregistered", "restart asked", "mount lost", "unpublished", "unstaged", "step failed",
+			"task deregistered":
 			t.Errorf("over swaps: %s", event)
 		}
 		return nil

@@ -96,7 +96,8 @@ func TestDefectV10BlockDeviceIsAllowedToItsTaskAlone(t *testing.T) {
 		a.must(a.retry("create "+c.volume, func() error { return errOf(a.client.CreateVolume(a.ctx(), volume)) }))
 		a.must(os.WriteFile(a.path(c.volume+".others"), []byte(others), 0o600))
 		before := loopDevices(a.dir)
-		job := control.Submission{Name: c.volume + ".hcl", Text: fmt.Appendf(nil, blockJob, c.volume, a.dir, c.readOnly)}
+		job := control.Submission{Name: c.volume + ".hcl",
+			Text: fmt.Appendf(nil, blockJob, c.volume, a.dir, c.readOnly)}
 		a.must(a.runSubmission(job))
 		results := a.path(c.volume + ".results")
 		a.waitUntil("the task of "+c.volume+" has tried everything", func() bool { return exists(results) })

@@ -98,7 +98,8 @@ func TestPluginKilledInTheMiddle(t *testing.T) {
 // The shim is replaced in the middle of each call. The swap does not wait for the call, the next shim sends it again,
 // and no mount changes.
 func TestLongCallsSurvive(t *testing.T) {
-	const noWait = 1500 * time.Millisecond // more than the steps take on a slow machine, less than a step waits for a call
+	// more than the steps take on a slow machine, less than a step waits for a call
+	const noWait = 1500 * time.Millisecond
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
 		gate := h.gate
 		h.next(h.plugin.Plugin)
@@ -170,7 +171,8 @@ func TestThawedShimIsDead(t *testing.T) {
 	var once sync.Once
 	p.On("Probe").Answer(func(ctx context.Context, _, reply proto.Message, err error) (proto.Message, error) {
 		from, known := peer.FromContext(ctx)
-		if known && !strings.HasSuffix(from.Addr.String(), fmt.Sprintf("process %d", old)) { // the candidate has a copy of the state
+		// the candidate has a copy of the state
+		if known && !strings.HasSuffix(from.Addr.String(), fmt.Sprintf("process %d", old)) {
 			once.Do(func() {
 				e.must(unix.Kill(old, unix.SIGSTOP))
 				close(frozen)
@@ -262,7 +264,8 @@ func (s *shortCalls) endsAtItsShim(rpc string, after int) bool {
 	long, short := fmt.Sprint("long-", s.volumes), fmt.Sprint("short-", s.volumes)
 	s.must(s.quiesce.set())
 	longDone, cut := s.startLongCall(long)
-	s.plugin.On(rpc).Times(1).Answer(func(ctx context.Context, _, reply proto.Message, err error) (proto.Message, error) {
+	s.plugin.On(rpc).Times(1).Answer(func(ctx context.Context, _, reply proto.Message, err error) (proto.Message,
+		error) {
 		if err := s.quiesce.unset(); err != nil {
 			s.t.Error(err)
 		}
@@ -301,7 +304,8 @@ func (s *shortCalls) endsAtItsShim(rpc string, after int) bool {
 func (s *shortCalls) startLongCall(volume string) (done <-chan error, cut chan struct{}) {
 	s.t.Helper()
 	arrived, cut := make(chan struct{}), make(chan struct{})
-	s.plugin.On("CreateVolume").Times(1).Answer(func(ctx context.Context, _, reply proto.Message, err error) (proto.Message, error) {
+	s.plugin.On("CreateVolume").Times(1).Answer(func(ctx context.Context, _, reply proto.Message,
+		err error) (proto.Message, error) {
 		close(arrived)
 		<-ctx.Done()
 		close(cut)

@@ -43,7 +43,8 @@ func newChaosEnv(t *testing.T, seed uint64) *chaosEnv {
 	e := newEnv(t, allCaps...)
 	return &chaosEnv{
 		env: e, seed: seed, recorded: &eventList{}, done: make(chan struct{}), session: newHostSession(e.host),
-		allocs: map[host.AllocID]host.AllocGroup{}, tasks: map[host.TaskKey]host.WorkloadTask{}, unreleased: map[string]bool{},
+		allocs: map[host.AllocID]host.AllocGroup{}, tasks: map[host.TaskKey]host.WorkloadTask{},
+		unreleased: map[string]bool{},
 	}
 }
 
@@ -90,7 +91,8 @@ func (c *chaosEnv) reopenHost() {
 		c.t.Errorf("close: %v", err)
 	}
 	c.locked(func() {
-		c.config.Workload = host.Workload{Allocs: slices.Collect(maps.Values(c.allocs)), Tasks: slices.Collect(maps.Values(c.tasks))}
+		c.config.Workload = host.Workload{Allocs: slices.Collect(maps.Values(c.allocs)),
+			Tasks: slices.Collect(maps.Values(c.tasks))}
 	})
 	h, err := host.Open(c.ctx(), c.config)
 	if err != nil {
@@ -153,7 +155,8 @@ func (w *worker) newAlloc() {
 	w.allocs++
 	job := w.c.parse(pluginText(w.service.id, w.role, "heartbeat {\n interval = \"1s\"\n }\n"))
 	w.task = host.AllocTask{
-		Alloc: host.AllocID(fmt.Sprintf("%s-%d", w.name, w.allocs)), Task: "plugin", Sealed: job.Groups[0].Tasks[0].Sealed,
+		Alloc: host.AllocID(fmt.Sprintf("%s-%d", w.name, w.allocs)), Task: "plugin",
+		Sealed: job.Groups[0].Tasks[0].Sealed,
 	}
 }
 
@@ -165,8 +168,9 @@ func (w *worker) start() {
 	var plan host.Plan
 	w.report("starting", func(h *host.Host) (err error) { plan, err = h.TaskStarting(w.c.ctx(), task); return err })
 	p, err := csifake.New(csifake.Config{
-		Name: w.service.id + ".example.org", Role: w.role, Caps: w.service.caps, Journal: w.c.journal, Backend: w.service.backend,
-		Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Mounts: true, Instance: string(task.Alloc),
+		Name: w.service.id + ".example.org", Role: w.role, Caps: w.service.caps, Journal: w.c.journal,
+		Backend: w.service.backend,
+		Socket:  csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Mounts: true, Instance: string(task.Alloc),
 		DataDir:       filepath.Join(w.c.dir, "data", w.service.id),
 		VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},
 	})
@@ -289,7 +293,9 @@ func (c *chaosEnv) deleteVolume(v volumeSlot, limit time.Duration) error {
 
 // watch follows events from host to host until ctx ends. If on returns errLeave, it continues only if again returns
 // true.
-func (c *chaosEnv) watch(ctx context.Context, name string, o func() host.WatchOptions, on func(host.Event) error, again func() bool) {
+func (c *chaosEnv) watch(
+	ctx context.Context, name string, o func() host.WatchOptions, on func(host.Event) error, again func() bool,
+) {
 	for ctx.Err() == nil {
 		s := c.current()
 		err := s.Watch(ctx, o(), on)

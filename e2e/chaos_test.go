@@ -219,9 +219,12 @@ func (c *chaosEnv) injectFaults(ctx context.Context) {
 // RPCs that ask only, and codes by what they say. A plugin that answers "not found" for an existing volume, refuses
 // what it has created, or refuses a deletion that it has made, would lose volumes by itself.
 var (
-	queryRPCs = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities", "ControllerGetCapabilities"}
-	uncertain = []codes.Code{codes.Internal, codes.Unavailable, codes.Aborted, codes.Unknown, codes.DeadlineExceeded, codes.DataLoss, codes.Canceled}
-	refusals  = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.PermissionDenied, codes.AlreadyExists, codes.OutOfRange}
+	queryRPCs = []string{"Probe", "GetPluginInfo", "GetPluginCapabilities", "NodeGetInfo", "NodeGetCapabilities",
+		"ControllerGetCapabilities"}
+	uncertain = []codes.Code{codes.Internal, codes.Unavailable, codes.Aborted, codes.Unknown, codes.DeadlineExceeded,
+		codes.DataLoss, codes.Canceled}
+	refusals = []codes.Code{codes.FailedPrecondition, codes.InvalidArgument, codes.PermissionDenied,
+		codes.AlreadyExists, codes.OutOfRange}
 )
 
 // injectFault scripts a fault at a running plugin.
@@ -262,7 +265,8 @@ func (c *chaosEnv) injectFault(rng *rand.Rand) {
 
 // refuseDelete refuses to delete a volume that exists. The deletion of one that does not exist succeeds.
 func (w *worker) refuseDelete() csifake.Rule {
-	return csifake.Rule{Lie: csifake.NoEffect, Answer: func(_ context.Context, req, reply proto.Message, err error) (proto.Message, error) {
+	return csifake.Rule{Lie: csifake.NoEffect, Answer: func(_ context.Context, req, reply proto.Message,
+		err error) (proto.Message, error) {
 		volumes, failed := w.service.backend.Volumes()
 		if failed != nil {
 			return nil, failed
@@ -514,8 +518,10 @@ func logViolations(t *testing.T, lines []journal.Line, violations []journal.Viol
 		from := max(0, v.Line-100)
 		for i, l := range lines[from:min(len(lines), v.Line+20)] {
 			if l.Volume == lines[v.Line-1].Volume || l.Kind == journal.Start || l.Kind == journal.Stop {
-				t.Logf("line %d %s %s %s call %d of %s by %d: %s %s, request %.8s, beside %v, effect %v, killed %v", from+i+1,
-					l.Wall.Format("05.000"), l.Kind, l.RPC, l.Call, l.Instance, l.Peer, l.Code, l.Target, l.Hash, l.Beside, l.Effect, l.Killed)
+				t.Logf("line %d %s %s %s call %d of %s by %d: %s %s, request %.8s, beside %v, effect %v, killed %v",
+					from+i+1,
+					l.Wall.Format("05.000"), l.Kind, l.RPC, l.Call, l.Instance, l.Peer, l.Code, l.Target, l.Hash,
+					l.Beside, l.Effect, l.Killed)
 			}
 		}
 	}

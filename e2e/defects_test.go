@@ -79,7 +79,8 @@ func TestDefectG3TextsDecideNothing(t *testing.T) {
 	e.must(e.create("vol"))
 	g := e.group("alloc-1", request{source: "vol"})
 
-	p.On("NodeStageVolume").Times(1).Code(codes.InvalidArgument, "code = Unavailable desc = ABORTED, operation pending, retryable")
+	p.On("NodeStageVolume").Times(1).Code(codes.InvalidArgument,
+		"code = Unavailable desc = ABORTED, operation pending, retryable")
 	if err := errOf(e.prepare(g)); !errors.Is(err, host.ErrInvalid) || errors.Is(err, host.ErrUnavailable) {
 		t.Errorf("an INVALID_ARGUMENT is: %v", err)
 	}

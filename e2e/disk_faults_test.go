@@ -171,7 +171,8 @@ func TestSwapOnAFullDisk(t *testing.T) {
 	before, err := w.host.Status(w.ctx())
 	w.must(err)
 	free := disk.fill()
-	for step, b := range map[string]host.Binary{"verify": host.Binary{Path: fault.Binary(t, faulty, w.dir, "new")}, "prepare": stored} {
+	for step, b := range map[string]host.Binary{"verify": host.Binary{Path: fault.Binary(t, faulty, w.dir, "new")},
+		"prepare": stored} {
 		report, err := w.host.Swap(w.ctx(), b)
 		t.Logf("%s: %v", step, err)
 		if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "swap: "+step) ||

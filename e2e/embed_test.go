@@ -25,7 +25,8 @@ func TestEmbed(t *testing.T) {
 	}
 	state := filepath.Join(dir, "state")
 	run := hooks.DefaultRun(state, os.Getuid(), "")
-	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"), "../examples/embed/plugin.hcl",
+	cmd := exec.Command(filepath.Join(dir, "embed"), state, filepath.Join(bin, "holdfast-shim"),
+		"../examples/embed/plugin.hcl",
 		filepath.Join(dir, "loopfs"), "--backend", "dir", "--data", filepath.Join(dir, "data"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	t.Cleanup(func() {

@@ -175,17 +175,22 @@ func overlapErrors(calls []journal.Call, shims []int) (problems []string) {
 func TestOverlapErrorsFindTwoWriters(t *testing.T) {
 	call := func(rpc string, peer int, begin, end int64) journal.Call {
 		return journal.Call{
-			Line: journal.Line{RPC: rpc, Volume: "v", Peer: peer, Mono: begin, Hash: rpc}, End: &journal.Line{Mono: end},
+			Line: journal.Line{RPC: rpc, Volume: "v", Peer: peer, Mono: begin, Hash: rpc},
+			End:  &journal.Line{Mono: end},
 		}
 	}
 	for name, c := range map[string]struct {
 		calls []journal.Call
 		legal bool
 	}{
-		"one after the other":         {[]journal.Call{call("NodeStageVolume", 7, 1, 2), call("NodePublishVolume", 3, 3, 4)}, true},
-		"the same call again":         {[]journal.Call{call("NodeStageVolume", 7, 1, 5), call("NodeStageVolume", 3, 3, 4)}, true},
-		"another call meanwhile":      {[]journal.Call{call("NodeStageVolume", 7, 1, 5), call("NodePublishVolume", 3, 3, 4)}, false},
-		"the old one after the new":   {[]journal.Call{call("NodeStageVolume", 3, 1, 2), call("NodePublishVolume", 7, 3, 4)}, false},
+		"one after the other": {[]journal.Call{call("NodeStageVolume", 7, 1, 2),
+			call("NodePublishVolume", 3, 3, 4)}, true},
+		"the same call again": {[]journal.Call{call("NodeStageVolume", 7, 1, 5),
+			call("NodeStageVolume", 3, 3, 4)}, true},
+		"another call meanwhile": {[]journal.Call{call("NodeStageVolume", 7, 1, 5),
+			call("NodePublishVolume", 3, 3, 4)}, false},
+		"the old one after the new": {[]journal.Call{call("NodeStageVolume", 3, 1, 2),
+			call("NodePublishVolume", 7, 3, 4)}, false},
 		"a process that never served": {[]journal.Call{call("NodeStageVolume", 9, 1, 2)}, false},
 	} {
 		if problems := overlapErrors(c.calls, []int{7, 3}); (len(problems) == 0) != c.legal {
@@ -257,7 +262,8 @@ func effectErrors(calls []journal.Call, events []host.Event) (problems []string)
 func TestEffectErrorsFindBlindRepetitions(t *testing.T) {
 	at := time.Now()
 	call := func(after time.Duration, peer int, hash, code string) journal.Call {
-		c := journal.Call{Line: journal.Line{RPC: "CreateVolume", Name: "v", Wall: at.Add(after), Peer: peer, Hash: hash}}
+		c := journal.Call{Line: journal.Line{RPC: "CreateVolume", Name: "v", Wall: at.Add(after), Peer: peer,
+			Hash: hash}}
 		if code != "" {
 			c.End = &journal.Line{Code: code}
 		}
@@ -270,9 +276,10 @@ func TestEffectErrorsFindBlindRepetitions(t *testing.T) {
 		events []host.Event
 		legal  bool
 	}{
-		"once":                              {[]journal.Call{first}, created, true},
-		"repeated by the next shim":         {[]journal.Call{first, call(1, 2, "a", "OK")}, created, true},
-		"repeated after no answer":          {[]journal.Call{call(0, 1, "a", ""), call(1, 1, "a", "OK")}, created, true},
+		"once":                      {[]journal.Call{first}, created, true},
+		"repeated by the next shim": {[]journal.Call{first, call(1, 2, "a", "OK")}, created, true},
+		"repeated after no answer": {[]journal.Call{call(0, 1, "a", ""), call(1, 1, "a", "OK")}, created,
+			true},
 		"repeated by the same shim":         {[]journal.Call{first, call(1, 1, "a", "OK")}, created, false},
 		"repeated with other fields":        {[]journal.Call{first, call(1, 2, "b", "OK")}, created, false},
 		"repeated after it was recorded":    {[]journal.Call{first, call(2*time.Second, 2, "a", "OK")}, created, false},

@@ -44,7 +44,8 @@ func (e *env) startPlugin(alloc string, role csifake.Role, attempt uint64) *plug
 
 // pluginText is a task with a csi_plugin block. more is further lines of the block.
 func pluginText(id string, role csifake.Role, more string) string {
-	return fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = %q\n type = %q\n%s }\n}\n", id, role, more)
+	return fmt.Sprintf("task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = %q\n type = %q\n%s }\n}\n", id,
+		role, more)
 }
 
 // preparePlugin announces the start of a plugin's task to the host.
@@ -53,7 +54,8 @@ func (e *env) preparePlugin(alloc string, role csifake.Role, attempt uint64, mor
 	text := pluginText("fake", role, "heartbeat {\n "+e.heartbeat+"\n }\n"+more)
 	job, _, err := e.host.Parse(e.ctx(), host.Source{Name: "plugin.hcl", Text: []byte(text)}, host.ParseOptions{})
 	e.must(err)
-	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: attempt, Sealed: job.Groups[0].Tasks[0].Sealed}
+	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: attempt,
+		Sealed: job.Groups[0].Tasks[0].Sealed}
 	plan, err := e.host.TaskStarting(e.ctx(), task)
 	e.must(err)
 	return task, planEnv(plan, "CSI_ENDPOINT")
@@ -73,7 +75,8 @@ func planEnv(plan host.Plan, name string) string {
 func (e *env) servePlugin(task host.AllocTask, role csifake.Role, endpoint string) *pluginTask {
 	e.t.Helper()
 	return &pluginTask{csifake.Start(e.t, csifake.Config{
-		Role: role, Caps: e.caps, Socket: csifake.SocketPath(endpoint), Journal: e.journal, Backend: e.backend, Mounts: true,
+		Role: role, Caps: e.caps, Socket: csifake.SocketPath(endpoint), Journal: e.journal, Backend: e.backend,
+		Mounts:  true,
 		DataDir: filepath.Join(e.dir, "data"), Instance: string(task.Alloc),
 		VolumeContext: map[string]string{"pool": "p"}, PublishContext: map[string]string{"lun": "7"},
 	}), task}
@@ -123,9 +126,10 @@ func (e *env) restartPlugin(p *pluginTask, role csifake.Role) *pluginTask {
 	next := e.startPlugin(string(p.task.Alloc), role, p.task.Attempt+1)
 	e.waitUntil("the plugin is healthy again", func() bool {
 		list, _, err := e.host.Plugins(e.ctx(), host.PluginQuery{})
-		return err == nil && len(list.Instances) > 0 && !slices.ContainsFunc(list.Instances, func(i host.Instance) bool {
-			return i.Alloc == p.task.Alloc && (i.Attempt != next.task.Attempt || i.Health.State != host.Healthy)
-		})
+		return err == nil && len(list.Instances) > 0 &&
+			!slices.ContainsFunc(list.Instances, func(i host.Instance) bool {
+				return i.Alloc == p.task.Alloc && (i.Attempt != next.task.Attempt || i.Health.State != host.Healthy)
+			})
 	})
 	return next
 }

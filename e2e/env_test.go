@@ -130,7 +130,8 @@ func (e *env) close() {
 		}
 	}
 	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err == nil && strings.HasPrefix(d.Name(), "v") && filepath.Dir(path) != root { // the root has a hash per plugin
+		// the root has a hash per plugin
+		if err == nil && strings.HasPrefix(d.Name(), "v") && filepath.Dir(path) != root {
 			e.t.Errorf("left on disk: %s", path)
 		}
 		return err

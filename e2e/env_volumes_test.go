@@ -23,7 +23,8 @@ func volumeName(id string) host.VolumeName {
 
 // volumeText is the file of a volume of the plugin, whose name is its id. more is further lines.
 func volumeText(plugin, id, more string) string {
-	return fmt.Sprintf("id = %q\nname = %q\ntype = \"csi\"\nplugin_id = %q\ncapacity_min = \"1MiB\"\n", id, id, plugin) +
+	return fmt.Sprintf("id = %q\nname = %q\ntype = \"csi\"\nplugin_id = %q\ncapacity_min = \"1MiB\"\n", id, id,
+		plugin) +
 		capability(oneWriter, "file-system") + capability(manyWriters, "file-system") + more
 }
 
@@ -120,7 +121,8 @@ func groupText(requests ...request) string {
 		blocks.WriteString(r.text())
 		fmt.Fprintf(&mounts, "volume_mount {\n volume = %q\n destination = \"/%s\"\n}\n", r.label(), r.label())
 	}
-	return fmt.Sprintf("job \"user\" {\n group \"g\" {\n%s task \"t\" {\n driver = \"raw_exec\"\n%s}\n}\n}\n", &blocks, &mounts)
+	return fmt.Sprintf("job \"user\" {\n group \"g\" {\n%s task \"t\" {\n driver = \"raw_exec\"\n%s}\n}\n}\n", &blocks,
+		&mounts)
 }
 
 func parseGroup(ctx context.Context, h *host.Host, alloc, text string) (host.AllocGroup, error) {

@@ -61,7 +61,8 @@ func eventDiff(got, want []host.Event) string {
 func replayErrors(events []host.Event) (problems []string) {
 	beginOf := map[host.EventKind]host.EventKind{
 		"deregistered": "registered", "volume deleted": "volume created", "released": "claimed",
-		"detached": "attached", "unstaged": "staged", "unpublished": "published", "task deregistered": "task registered",
+		"detached": "attached", "unstaged": "staged", "unpublished": "published",
+		"task deregistered": "task registered",
 	}
 	begins := map[host.EventKind]bool{}
 	for _, begin := range beginOf {
@@ -78,7 +79,8 @@ func replayErrors(events []host.Event) (problems []string) {
 			problems = append(problems, fmt.Sprintf("%s comes after %d", event, last))
 		}
 		last = event.Seq
-		subject := fmt.Sprint(event.Role, "/", event.Plugin, "/", event.Alloc, "/", event.Task, "/", event.Volume, "/", event.Request)
+		subject := fmt.Sprint(event.Role, "/", event.Plugin, "/", event.Alloc, "/", event.Task, "/", event.Volume, "/",
+			event.Request)
 		if begins[event.Kind] {
 			key := string(event.Kind) + subject
 			if was, is := open[key]; is && strict[event.Kind] {
@@ -170,7 +172,8 @@ func TestEventContinuity(t *testing.T) {
 		{name: "of nodes, that comes and goes", leaveAfter: 1, options: host.WatchOptions{Role: host.RoleNode}},
 		{name: "of the plugin that stays", options: host.WatchOptions{Plugin: "fake"}},
 		{name: "of volumes", options: host.WatchOptions{Kinds: []host.EventKind{"volume created", "volume deleted"}}},
-		{name: "of health", leaveAfter: 2, options: host.WatchOptions{Kinds: []host.EventKind{"unhealthy", "healthy"}}, delay: time.Millisecond},
+		{name: "of health", leaveAfter: 2, options: host.WatchOptions{Kinds: []host.EventKind{"unhealthy", "healthy"}},
+			delay: time.Millisecond},
 	}
 	ctx, stop := context.WithCancel(c.ctx())
 	defer stop()
@@ -188,7 +191,8 @@ func TestEventContinuity(t *testing.T) {
 	churning.Go(func() { killed = c.churnPlugins(churn) })
 	churning.Go(func() { c.churnVolume(churn, volume) })
 	swap := func() { c.swap() }
-	for _, disturb := range []func(){swap, c.replaceShimByKill, swap, c.reopenHost, swap, c.reopenHost, c.replaceShimByKill} {
+	for _, disturb := range []func(){swap, c.replaceShimByKill, swap, c.reopenHost, swap, c.reopenHost,
+		c.replaceShimByKill} {
 		got := len(listeners[0].all())
 		c.waitUntil("more events", func() bool { return len(listeners[0].all()) > got+10 })
 		disturb()
@@ -246,7 +250,8 @@ func (c *chaosEnv) churnVolume(ctx context.Context, v volumeSlot) {
 		if err := c.createVolume(v, waitLimit); err != nil {
 			c.t.Errorf("create volume %s: %v", v.id, err)
 		}
-		if err := c.deleteVolume(v, waitLimit); err != nil && !errors.Is(err, host.ErrNotFound) { // the host was closed before it answered
+		// the host was closed before it answered
+		if err := c.deleteVolume(v, waitLimit); err != nil && !errors.Is(err, host.ErrNotFound) {
 			c.t.Errorf("delete volume %s: %v", v.id, err)
 		}
 	}
@@ -257,17 +262,18 @@ func (c *chaosEnv) churnVolume(ctx context.Context, v volumeSlot) {
 func (c *chaosEnv) wantHealthy(ctx context.Context, id host.PluginID) {
 	for ctx.Err() == nil {
 		s := c.current()
-		err := s.Fingerprints(ctx, host.PluginQuery{Plugin: id}, func(list []host.PluginFingerprint, complete bool) error {
-			if complete && len(list) != 2 {
-				c.t.Errorf("plugin %s has %d roles", id, len(list))
-			}
-			for _, f := range list {
-				if ctx.Err() == nil && f.Healthy != 1 {
-					c.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
+		err := s.Fingerprints(ctx, host.PluginQuery{Plugin: id},
+			func(list []host.PluginFingerprint, complete bool) error {
+				if complete && len(list) != 2 {
+					c.t.Errorf("plugin %s has %d roles", id, len(list))
 				}
-			}
-			return nil
-		})
+				for _, f := range list {
+					if ctx.Err() == nil && f.Healthy != 1 {
+						c.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
+					}
+				}
+				return nil
+			})
 		if ctx.Err() == nil && errors.Is(err, host.ErrUnavailable) {
 			<-s.replaced
 		}
@@ -309,8 +315,9 @@ func TestEventsOfTheGap(t *testing.T) {
 		got[fmt.Sprintf("%s %s", event.Kind, event.Alloc)]++
 	}
 	for what, times := range map[string]int{
-		"unhealthy alloc-dies": 2, "deregistered alloc-dies": 2, "registered alloc-starts": 2, "unhealthy alloc-starts": 0,
-		"unhealthy alloc-stops": 0, "deregistered alloc-stops": 2, "restart asked alloc-pending": 1,
+		"unhealthy alloc-dies": 2, "deregistered alloc-dies": 2, "registered alloc-starts": 2,
+		"unhealthy alloc-starts": 0,
+		"unhealthy alloc-stops":  0, "deregistered alloc-stops": 2, "restart asked alloc-pending": 1,
 	} {
 		if got[what] != times {
 			t.Errorf("%q is reported %d times, not %d", what, got[what], times)

@@ -76,7 +76,8 @@ const repair = "Doctor with repair"
 var mutators = map[string]string{
 	"Volumes.Create": "CreateVolume", "Volumes.Expand": "ExpandVolume", "Volumes.Delete": "DeleteVolume",
 	"Volumes.Register": "RegisterVolume", "Volumes.Deregister": "DeregisterVolume",
-	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping", "Tasks.Exited": "TaskExited",
+	"Tasks.Starting": "TaskStarting", "Tasks.Started": "TaskStarted", "Tasks.Stopping": "TaskStopping",
+	"Tasks.Exited":   "TaskExited",
 	"Allocs.Prepare": "PrepareAlloc", "Allocs.Release": "ReleaseAlloc", "Allocs.Sync": "Sync", "Doctor": repair,
 }
 
@@ -200,12 +201,13 @@ func TestOneWriter(t *testing.T) {
 // traffic is callers of all methods of a host. The result of each call is known before.
 type traffic struct {
 	*env
-	plugin    *pluginTask
-	stopped   context.Context // ends callers after what they are doing
-	callers   sync.WaitGroup
-	streams   sync.WaitGroup
-	lives     sync.RWMutex // held to read by each user, to write by who needs that only the plugin lives
-	gathering sync.Mutex   // taken before lives is to write, and while a barrier gathers callers, which hold lives to read
+	plugin  *pluginTask
+	stopped context.Context // ends callers after what they are doing
+	callers sync.WaitGroup
+	streams sync.WaitGroup
+	lives   sync.RWMutex // held to read by each user, to write by who needs that only the plugin lives
+	// taken before lives is to write, and while a barrier gathers callers, which hold lives to read
+	gathering sync.Mutex
 
 	mu      sync.Mutex     // guards what follows
 	made    map[string]int // calls that ended as they should, by method
@@ -403,7 +405,9 @@ func (tr *traffic) volumeLife(id string) {
 		{"Allocs", nil, func(ctx context.Context) error { return wantNone(h.Allocs(ctx, group.Alloc)) }},
 		{"ExpandVolume", host.ErrInvalid, func(ctx context.Context) error { return expand(ctx, h, name, 1) }},
 		{"DeleteVolume", nil, func(ctx context.Context) error { return h.DeleteVolume(ctx, name) }},
-		{"Volumes", nil, func(ctx context.Context) error { return wantNone(h.Volumes(ctx, host.VolumeQuery{Name: name})) }},
+		{"Volumes", nil, func(ctx context.Context) error {
+			return wantNone(h.Volumes(ctx, host.VolumeQuery{Name: name}))
+		}},
 	} {
 		if !tr.call(step.method, step.wanted, step.call) {
 			return
@@ -469,7 +473,8 @@ func (tr *traffic) pluginLife(id string) {
 		return
 	}
 	p, err := csifake.New(csifake.Config{
-		Name: id + ".example.org", Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Journal: tr.journal, Blind: true, Instance: id,
+		Name: id + ".example.org", Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Journal: tr.journal,
+		Blind: true, Instance: id,
 	})
 	tr.must(err)
 	exited := background(func() error { return p.Run(context.WithoutCancel(tr.t.Context())) })
@@ -547,7 +552,9 @@ func (tr *traffic) callRefused(int) {
 		_, _, err := h.VolumeStats(ctx, volumeName("none"))
 		return err
 	})
-	tr.call("Watch", host.ErrInvalid, func(ctx context.Context) error { return h.Watch(ctx, host.WatchOptions{Role: "../x"}, nil) })
+	tr.call("Watch", host.ErrInvalid, func(ctx context.Context) error {
+		return h.Watch(ctx, host.WatchOptions{Role: "../x"}, nil)
+	})
 }
 
 // callAlone calls Sync and Doctor while only the plugin lives, so that there is nothing to repair.
@@ -562,7 +569,10 @@ func (tr *traffic) callAlone(int) {
 	workload := host.Workload{Tasks: []host.WorkloadTask{running}}
 	tr.call("Sync", nil, func(ctx context.Context) error { return tr.host.Sync(ctx, workload) })
 	var found host.Diagnosis
-	if tr.call("Doctor", nil, func(ctx context.Context) (err error) { found, err = tr.host.Doctor(ctx, false, ""); return err }) {
+	if tr.call("Doctor", nil, func(ctx context.Context) (err error) {
+		found, err = tr.host.Doctor(ctx, false, "")
+		return err
+	}) {
 		tr.call(repair, nil, func(ctx context.Context) error { return errOf(tr.host.Doctor(ctx, true, found.Digest)) })
 	}
 	if len(found.Findings) > 0 {
@@ -573,7 +583,9 @@ func (tr *traffic) callAlone(int) {
 // watchAll follows each stream until ctx ends. Nothing else may end it.
 func (tr *traffic) watchAll(ctx context.Context) {
 	for method, follow := range map[string]func() error{
-		"Watch":    func() error { return tr.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil }) },
+		"Watch": func() error {
+			return tr.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil })
+		},
 		"Restarts": func() error { return tr.host.Restarts(ctx, func([]host.PendingRestart) error { return nil }) },
 		"Fingerprints": func() error {
 			return tr.host.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {

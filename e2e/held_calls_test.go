@@ -107,7 +107,8 @@ func (h *heldCalls) callAll(id string) {
 	spec := func(id string) host.VolumeSpec { // not parsed: that would wait for a shim
 		one := registry.VolumeCapability{Access: oneWriter, Attachment: "file-system"}
 		return host.VolumeSpec{
-			Namespace: "default", ID: host.VolumeID(id), Name: id, Plugin: "fake", Capabilities: []registry.VolumeCapability{one},
+			Namespace: "default", ID: host.VolumeID(id), Name: id, Plugin: "fake",
+			Capabilities: []registry.VolumeCapability{one},
 		}
 	}
 	call := func(name string, contested bool, f func(context.Context) error) {

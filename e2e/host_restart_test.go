@@ -74,7 +74,8 @@ func TestOneOddTaskHoldsUpNothing(t *testing.T) {
 	e := newEnv(t, allCaps...)
 	p := e.addPlugin("alloc-p", csifake.Monolith)
 	odd := host.WorkloadTask{
-		AllocTask: host.AllocTask{Alloc: "alloc-odd", Task: "plugin", Attempt: 1, Sealed: []byte("not sealed by a shim")}, Running: true,
+		AllocTask: host.AllocTask{Alloc: "alloc-odd", Task: "plugin", Attempt: 1,
+			Sealed: []byte("not sealed by a shim")}, Running: true,
 	}
 	e.must(e.host.Sync(e.ctx(), host.Workload{Tasks: []host.WorkloadTask{odd, e.running(p.task)}}))
 	e.killShim()
@@ -175,8 +176,9 @@ func hostMain(path string) int {
 func (task hostTask) run() error {
 	ctx := context.Background()
 	h, err := host.Open(ctx, host.Config{
-		StateDir: task.StateDir, RunDir: task.RunDir, Shim: host.Binary{Path: task.Shim}, Node: "node-1", Workload: task.Workload,
-		Bake: task.Bake, SwapBudget: waitLimit,
+		StateDir: task.StateDir, RunDir: task.RunDir, Shim: host.Binary{Path: task.Shim}, Node: "node-1",
+		Workload: task.Workload,
+		Bake:     task.Bake, SwapBudget: waitLimit,
 	})
 	if err != nil {
 		return err
@@ -231,7 +233,8 @@ func (e *env) startHostProcess(bake time.Duration, workload host.Workload) *host
 	e.t.Helper()
 	shims, err := alternateShims()
 	e.must(err)
-	text, err := json.Marshal(hostTask{e.config.StateDir, e.config.RunDir, e.config.Shim.Path, shims[0].Path, bake, workload})
+	text, err := json.Marshal(hostTask{e.config.StateDir, e.config.RunDir, e.config.Shim.Path, shims[0].Path, bake,
+		workload})
 	e.must(err)
 	path := filepath.Join(e.dir, "host-task")
 	e.must(os.WriteFile(path, text, 0o600))

@@ -29,7 +29,9 @@ func (s *agentEnv) programOf(pid int) string {
 func (s *agentEnv) scratch(pid int) (env, from string) {
 	s.t.Helper()
 	variables := strings.Fields(procText(pid, "environ"))
-	if at := slices.IndexFunc(variables, func(v string) bool { return strings.HasPrefix(v, "HOLDFAST_SCRATCH_DIR=") }); at >= 0 {
+	if at := slices.IndexFunc(variables, func(v string) bool {
+		return strings.HasPrefix(v, "HOLDFAST_SCRATCH_DIR=")
+	}); at >= 0 {
 		env = variables[at]
 	}
 	for line := range strings.Lines(procText(pid, "mountinfo")) {
@@ -68,11 +70,13 @@ func TestSwapAddsAField(t *testing.T) {
 	was := s.programOf(s.agent.Process.Pid)
 	text, err := os.ReadFile("testdata/hcl/fake.hcl")
 	s.must(err)
-	text = []byte(strings.Replace(string(text), `= "monolith"`, "= \"monolith\"\n        scratch_dir    = \"/scratch\"", 1))
+	text = []byte(strings.Replace(string(text), `= "monolith"`, "= \"monolith\"\n        scratch_dir    = \"/scratch\"",
+		1))
 	job := s.path("scratch.hcl")
 	s.must(os.WriteFile(job, text, 0o600))
 	vars := []string{"--var", "d=" + s.dir, "--var", "csifake=" + filepath.Join(bin, "csifake"), job}
-	run, unknown := append([]string{"job", "run"}, vars...), []string{`csi_plugin has no attribute "scratch_dir"`, "known here: "}
+	run, unknown := append([]string{"job", "run"}, vars...), []string{`csi_plugin has no attribute "scratch_dir"`,
+		"known here: "}
 
 	s.wantOutput(false, unknown, append([]string{"validate"}, vars...)...)
 	s.wantOutput(false, unknown, run...)
@@ -86,7 +90,8 @@ func TestSwapAddsAField(t *testing.T) {
 	pid := s.withScratch("fake")
 	s.must(s.create("disk")) // the plugin serves
 
-	s.wantOutput(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap", now.binary.Path)
+	s.wantOutput(false, []string{"prepare", "/fake", "could not restart task", "stop its job"}, "shim", "swap",
+		now.binary.Path)
 	s.must(unix.Kill(pid, unix.SIGKILL))
 	s.waitUntil("the task is started again", func() bool {
 		another := s.pid("fake")

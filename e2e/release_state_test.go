@@ -34,7 +34,8 @@ type release struct {
 // next one.
 func releases() (now, next release) {
 	now = release{"this release", host.Binary{Path: filepath.Join(bin, "holdfast-shim")}, 1, 1}
-	next = release{"the next release", host.Binary{Path: filepath.Join(nextBin(), "holdfast-shim-next")}, 2, slices.Max(bootstrap.Versions())}
+	next = release{"the next release", host.Binary{Path: filepath.Join(nextBin(), "holdfast-shim-next")}, 2,
+		slices.Max(bootstrap.Versions())}
 	return now, next
 }
 
@@ -120,7 +121,8 @@ func (w *env) changeState(change func(tx *bolt.Tx) error) {
 // sealed returns a record as it is stored, after its checksum.
 func sealed(bucket string, key, text []byte) []byte {
 	covered := slices.Concat([]byte(bucket), []byte{0, byte(len(key) >> 8), byte(len(key))}, key, text)
-	return append(binary.BigEndian.AppendUint32(nil, crc32.Checksum(covered, crc32.MakeTable(crc32.Castagnoli))), text...)
+	return append(binary.BigEndian.AppendUint32(nil, crc32.Checksum(covered, crc32.MakeTable(crc32.Castagnoli))),
+		text...)
 }
 
 // claimSchema writes another schema number and readable number into the state file.
@@ -128,7 +130,8 @@ func (w *env) claimSchema(number, readable int) {
 	w.t.Helper()
 	w.changeState(func(tx *bolt.Tx) error {
 		key := []byte("schema")
-		return tx.Bucket([]byte("meta")).Put(key, sealed("meta", key, fmt.Appendf(nil, `{"number":%d,"readable":%d}`, number, readable)))
+		return tx.Bucket([]byte("meta")).Put(key, sealed("meta", key,
+			fmt.Appendf(nil, `{"number":%d,"readable":%d}`, number, readable)))
 	})
 }
 
@@ -167,7 +170,8 @@ func (r release) stateErrors(was, is stateFile) (problems []string) {
 	for name, now := range is.instances {
 		before := was.instances[name]
 		switch list := listed(now); {
-		case r.schema == 1 && before != nil && before["create_index"] == now["create_index"] && !reflect.DeepEqual(listed(before), list):
+		case r.schema == 1 && before != nil && before["create_index"] == now["create_index"] &&
+			!reflect.DeepEqual(listed(before), list):
 			say("%s: what this release does not know was %v and is %v", name, listed(before), list)
 		case r.schema > 1 && len(list) != 1:
 			say("%s: there is no one endpoint in the list: %v", name, list)

@@ -152,8 +152,9 @@ var failingBoth = []rollbackCase{
 		says: dead},
 	{name: "does not release, and the new one hangs", old: "Release before hang", fresh: "Activate before hang",
 		says: "there was no answer within 10s"},
-	{name: "dies as it releases, and the new one dies later", old: "Release before exit", fresh: "Activate after kill-self",
-		says: killed},
+	{name: "dies as it releases, and the new one dies later", old: "Release before exit",
+		fresh: "Activate after kill-self",
+		says:  killed},
 }
 
 // failingYoung are faults of a new shim that was active. The old one stands by and takes over. Callbacks.Serve is what
@@ -205,9 +206,10 @@ func TestRollback(t *testing.T) {
 	t.Run("young", all(failingYoung, keepsOld(host.SwapBake), func(c *host.Config) {
 		c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*limit, limit
 	}))
-	t.Run("unresponsive late", all(of(failingYoung, "frozen soon", "errs"), keepsOld(host.SwapBake), func(c *host.Config) {
-		c.Bake, c.AnswerTimeout = limit, limit // the same, as by default
-	}))
+	t.Run("unresponsive late", all(of(failingYoung, "frozen soon", "errs"), keepsOld(host.SwapBake),
+		func(c *host.Config) {
+			c.Bake, c.AnswerTimeout = limit, limit // the same, as by default
+		}))
 }
 
 // of returns the cases of those names.

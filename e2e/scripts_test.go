@@ -22,8 +22,8 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// TestScripts runs the scripts of testdata/script, each on a machine of its own. Nothing of a script may be left when it
-// has succeeded.
+// TestScripts runs the scripts of testdata/script, each on a machine of its own. Nothing of a script may be left when
+// it has succeeded.
 //
 // Commands besides those of testscript:
 //
@@ -52,7 +52,8 @@ func TestScripts(t *testing.T) {
 		"agent-start": func(ts *testscript.TestScript, args []string) error {
 			return machineOf(ts).startAgent(args...)
 		},
-		"agent-stop": agentStop, "agent-kill": agentKill, "exits": exits, "until": untilMatch, "order": order, "json": jsonMatch,
+		"agent-stop": agentStop, "agent-kill": agentKill, "exits": exits, "until": untilMatch, "order": order,
+		"json":     jsonMatch,
 		"env-json": envJSON, "calls": calls, "legal": legal, "tells": tells, "plays": plays,
 	} {
 		commands[name] = func(ts *testscript.TestScript, neg bool, args []string) {
@@ -314,7 +315,8 @@ func printCalls(to io.Writer, path string) error {
 func plays(ts *testscript.TestScript, args []string) error {
 	m := machineOf(ts)
 	text := strings.ReplaceAll(ts.ReadFile(args[0]), "$D", m.dir)
-	return errors.Join(os.WriteFile(m.path("script.next"), []byte(text), 0o600), os.Rename(m.path("script.next"), m.path("script")))
+	return errors.Join(os.WriteFile(m.path("script.next"), []byte(text), 0o600),
+		os.Rename(m.path("script.next"), m.path("script")))
 }
 
 func legal(ts *testscript.TestScript, args []string) error {

@@ -352,7 +352,8 @@ func TestStressEventsAreJudged(t *testing.T) {
 		}
 		return e
 	}
-	legal := []host.Event{event(1, "registered"), event(3, "volume created"), event(4, "volume deleted"), event(7, "deregistered")}
+	legal := []host.Event{event(1, "registered"), event(3, "volume created"), event(4, "volume deleted"),
+		event(7, "deregistered")}
 	with := func(at int, more ...host.Event) []host.Event { return slices.Insert(slices.Clone(legal), at, more...) }
 	without := func(at int) []host.Event { return slices.Delete(slices.Clone(legal), at, at+1) }
 	twice := with(3, event(5, "volume created"), event(6, "volume deleted"))
@@ -364,18 +365,21 @@ func TestStressEventsAreJudged(t *testing.T) {
 		created      []string
 		legal        bool
 	}{
-		"all once":                   {legal, legal, []string{"v"}, true},
-		"the oldest are forgotten":   {legal, append([]host.Event{event(3, host.EventResync)}, legal[2:]...), []string{"v"}, true},
-		"and more than that":         {legal, append([]host.Event{event(3, host.EventResync)}, legal[3:]...), []string{"v"}, false},
+		"all once": {legal, legal, []string{"v"}, true},
+		"the oldest are forgotten": {legal, append([]host.Event{event(3, host.EventResync)}, legal[2:]...),
+			[]string{"v"}, true},
+		"and more than that": {legal, append([]host.Event{event(3, host.EventResync)}, legal[3:]...),
+			[]string{"v"}, false},
 		"the watcher lacks one":      {without(2), legal, []string{"v"}, false},
 		"one is lost":                {without(2), without(2), []string{"v"}, false},
 		"both of a volume are lost":  {neither, neither, []string{"v"}, false},
 		"the watcher gets one twice": {with(1, legal[1]), legal, []string{"v"}, false},
-		"the order is wrong":         {[]host.Event{legal[0], legal[2], legal[1], legal[3]}, legal, []string{"v"}, false},
-		"one is created twice":       {twice, twice, []string{"v"}, false},
-		"the plugin was not sick":    {sick, sick, []string{"v"}, false},
-		"a volume is missing":        {legal, legal, []string{"v", "w"}, false},
-		"a gap":                      {gap, gap, []string{"v"}, false},
+		"the order is wrong": {[]host.Event{legal[0], legal[2], legal[1], legal[3]}, legal, []string{"v"},
+			false},
+		"one is created twice":    {twice, twice, []string{"v"}, false},
+		"the plugin was not sick": {sick, sick, []string{"v"}, false},
+		"a volume is missing":     {legal, legal, []string{"v", "w"}, false},
+		"a gap":                   {gap, gap, []string{"v"}, false},
 	} {
 		if problems := stressEventErrors(c.watched, c.now, c.created); (len(problems) == 0) != c.legal {
 			t.Errorf("%s: %q", what, problems)

@@ -377,7 +377,8 @@ func TestDeathInAStepIsTold(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, allCaps...)
 	p := e.addPlugin("alloc-p", csifake.Monolith)
-	for i, c := range []struct{ at, step string }{{"Hello before", "prepare"}, {"Rehearse before", "prepare"}, {"Activate after", "activate"}} {
+	for i, c := range []struct{ at, step string }{{"Hello before", "prepare"}, {"Rehearse before", "prepare"},
+		{"Activate after", "activate"}} {
 		path := fault.Binary(t, faulty, e.dir, fmt.Sprint("dies-", i), c.at+" panic")
 		err := errOf(e.host.Swap(e.ctx(), host.Binary{Path: path}))
 		e.wantWords(c.at, err, "swap: "+c.step, "exited with code 2", "panic: a fault: panic")

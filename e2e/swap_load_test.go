@@ -445,7 +445,8 @@ func TestSwapsOfNoisyShims(t *testing.T) {
 		l.waitLoad()
 	}
 	for _, lines := range [][]string{
-		{"start fork", "start exit"}, {"start fork", "start rubbish"}, {"Rehearse before fork", "Rehearse before panic"},
+		{"start fork", "start exit"}, {"start fork", "start rubbish"},
+		{"Rehearse before fork", "Rehearse before panic"},
 	} {
 		report, err := l.host.Swap(l.ctx(), l.faultyShim(lines...))
 		if err == nil || report.Outcome != host.SwapRefused {

@@ -62,8 +62,10 @@ func TestRunTakesEverythingDownWithoutItsTerminal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command(filepath.Join(bin, "holdfast"), "run", "--delete-volumes", "--state-dir", m.state(), "--run-dir", m.run(),
-				"--var", "d="+m.dir, "--var", "csifake="+filepath.Join(bin, "csifake"), hcl+"/user.hcl", hcl+"/disk.volume.hcl", hcl+"/fake.hcl")
+			cmd := exec.Command(filepath.Join(bin, "holdfast"), "run", "--delete-volumes", "--state-dir", m.state(),
+				"--run-dir", m.run(),
+				"--var", "d="+m.dir, "--var", "csifake="+filepath.Join(bin, "csifake"), hcl+"/user.hcl",
+				hcl+"/disk.volume.hcl", hcl+"/fake.hcl")
 			cmd.Env = m.environ()
 			cmd.Stdout, cmd.Stderr = programs, programs
 			if signal == 0 {

@@ -100,7 +100,8 @@ func newUnkillable(t *testing.T, state bool) *unkillable {
 		w.config.StateDir = filepath.Join(disk.dir, "state")
 	} else {
 		touch := "touch " + filepath.Join(disk.dir, "here")
-		w.config.Shim.Path = fault.Binary(t, faulty, w.dir, "hangs", "Volumes.Create before "+touch, "Release before "+touch)
+		w.config.Shim.Path = fault.Binary(t, faulty, w.dir, "hangs", "Volumes.Create before "+touch,
+			"Release before "+touch)
 	}
 	w.open()
 	w.config.Shim = good
@@ -234,7 +235,9 @@ func TestSwapFromAShimThatCannotDie(t *testing.T) {
 }
 
 // refused checks how a swap ended and that its error contains the words.
-func (u *unkillable) refused(r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string) {
+func (u *unkillable) refused(
+	r host.SwapReport, outcome host.SwapOutcome, step host.SwapStep, err error, says []string,
+) {
 	u.t.Helper()
 	if !errors.Is(err, host.ErrUnavailable) || r.Outcome != outcome || r.Failed != step {
 		u.t.Errorf("the swap is %s at %s: %v", r.Outcome, r.Failed, err)

@@ -21,12 +21,13 @@ import (
 // skewEnv is an env whose shim is swapped between two releases under load.
 type skewEnv struct {
 	*env
-	lives   atomic.Int64 // of volumes, from creation to deletion
-	load    sync.WaitGroup
-	pause   sync.RWMutex // held for reading while a volume lives
-	end     context.CancelFunc
-	events  chan []host.Event // as they were told, once the load has ended
-	standby *pluginTask       // a second instance of the plugin, which sickens soon: the first then does what is to be done
+	lives  atomic.Int64 // of volumes, from creation to deletion
+	load   sync.WaitGroup
+	pause  sync.RWMutex // held for reading while a volume lives
+	end    context.CancelFunc
+	events chan []host.Event // as they were told, once the load has ended
+	// a second instance of the plugin, which sickens soon: the first then does what is to be done
+	standby *pluginTask
 }
 
 // begin creates, uses and deletes volumes, reads lists and watches events until end is called.
@@ -177,7 +178,9 @@ func TestVersionSkew(t *testing.T) {
 		}
 		s.writeFile(kept, "f", fmt.Sprint(round))
 		s.wantFile(kept, "f", fmt.Sprint(round))
-		if table := s.mountLines(); slices.ContainsFunc(standing, func(line string) bool { return !slices.Contains(table, line) }) {
+		if table := s.mountLines(); slices.ContainsFunc(standing, func(line string) bool {
+			return !slices.Contains(table, line)
+		}) {
 			t.Errorf("round %d: mounts were\n%s\nand are\n%s",
 				round, strings.Join(standing, "\n"), strings.Join(table, "\n"))
 		}
@@ -213,16 +216,19 @@ func TestVersionSkewIsSeen(t *testing.T) {
 		is   stateFile
 		want int
 	}{
-		"kept": {now, state(1, nil), 0}, "kept, another endpoint": {now, state(1, stale), 0}, "lost": {now, state(1, lost), 1},
-		"not taken down": {now, state(2, nil), 1}, "moved": {next, state(2, nil), 0}, "not moved": {next, state(2, lost), 1},
-		"stale": {next, state(2, stale), 1},
+		"kept": {now, state(1, nil), 0}, "kept, another endpoint": {now, state(1, stale), 0},
+		"lost":           {now, state(1, lost), 1},
+		"not taken down": {now, state(2, nil), 1}, "moved": {next, state(2, nil), 0},
+		"not moved": {next, state(2, lost), 1},
+		"stale":     {next, state(2, stale), 1},
 	} {
 		if got := c.by.stateErrors(state(2, nil), c.is); len(got) != c.want {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
 	flapping := []host.Event{
-		{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"}, {Seq: 2, Kind: "healthy"},
+		{Seq: 1, Kind: "unhealthy", Alloc: "sick"}, {Seq: 2, Kind: "unhealthy", Alloc: "other"},
+		{Seq: 2, Kind: "healthy"},
 	}
 	if got := flapErrors(flapping, "sick"); len(got) != 2 {
 		t.Errorf("events: %q", got)
@@ -248,7 +254,8 @@ func TestStateOutsideTheWindow(t *testing.T) {
 	w.must(err)
 	mounts := w.mountTable()
 	report, err := w.host.Swap(w.ctx(), now.binary)
-	w.refusedAtPrepare(report, err, "has schema 2", "only shims of schema 2 or newer", "this shim knows 1 to 1", "use a newer shim")
+	w.refusedAtPrepare(report, err, "has schema 2", "only shims of schema 2 or newer", "this shim knows 1 to 1",
+		"use a newer shim")
 	after, err := w.host.Status(w.ctx())
 	w.must(err)
 	if after.PID != before.PID || after.Generation != before.Generation || w.mountTable() != mounts {
@@ -287,7 +294,8 @@ func TestStateBeyondTheWindow(t *testing.T) {
 	w.must(err)
 	ahead := fault.Binary(t, program, w.dir, "ahead", "Rehearse before schema 2")
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: ahead})
-	w.refusedAtPrepare(report, err, "only shims of schema 2 or newer", "none newer than 1", "swap to a release between the two first")
+	w.refusedAtPrepare(report, err, "only shims of schema 2 or newer", "none newer than 1",
+		"swap to a release between the two first")
 	after, err := w.host.Status(w.ctx())
 	w.must(err)
 	if after.PID != before.PID || after.Generation != before.Generation || w.stateOf().schema["readable"] != 1.0 {

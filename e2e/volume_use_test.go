@@ -388,12 +388,14 @@ func (e *env) addOtherPlugin(id, alloc string) *pluginTask {
 	source := host.Source{Name: "plugin.hcl", Text: []byte(pluginText(id, csifake.Monolith, ""))}
 	job, _, err := e.host.Parse(e.ctx(), source, host.ParseOptions{})
 	e.must(err)
-	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1, Sealed: job.Groups[0].Tasks[0].Sealed}
+	task := host.AllocTask{Alloc: host.AllocID(alloc), Task: "plugin", Attempt: 1,
+		Sealed: job.Groups[0].Tasks[0].Sealed}
 	plan, err := e.host.TaskStarting(e.ctx(), task)
 	e.must(err)
 	p := csifake.Start(e.t, csifake.Config{
-		Name: id + ".example.org", Caps: e.caps, Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")), Journal: e.journal,
-		Mounts: true, DataDir: filepath.Join(e.dir, "data-"+id), Instance: alloc,
+		Name: id + ".example.org", Caps: e.caps, Socket: csifake.SocketPath(planEnv(plan, "CSI_ENDPOINT")),
+		Journal: e.journal,
+		Mounts:  true, DataDir: filepath.Join(e.dir, "data-"+id), Instance: alloc,
 	})
 	e.must(e.host.TaskStarted(e.ctx(), task.Key(), 1))
 	e.waitRegistered(alloc)
@@ -408,7 +410,8 @@ func TestSecretsAppearNowhere(t *testing.T) {
 	p := e.addPlugin("alloc-p", csifake.Monolith)
 	failOnce := func(rpcs ...string) {
 		for _, rpc := range rpcs {
-			p.On(rpc).Times(1).Code(codes.InvalidArgument, "bad password "+secret+" c4n4ry YzRuNHJ5LXMzY3JldC12YWx1ZQ==")
+			p.On(rpc).Times(1).Code(codes.InvalidArgument,
+				"bad password "+secret+" c4n4ry YzRuNHJ5LXMzY3JldC12YWx1ZQ==")
 		}
 	}
 	var seen []string
@@ -441,7 +444,8 @@ func TestSecretsAppearNowhere(t *testing.T) {
 	if strings.Contains(all, secret) || strings.Contains(all, "YzRuNHJ5LXMzY3JldC12YWx1ZQ") {
 		t.Errorf("a secret was reported: %s", all)
 	}
-	for _, rpc := range []string{"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "NodeStageVolume"} {
+	for _, rpc := range []string{"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume",
+		"NodeStageVolume"} {
 		if !strings.Contains(all, "bad password ***") || !strings.Contains(all, rpc) {
 			t.Errorf("the plugin's answer to %s is lost: %s", rpc, all)
 		}

@@ -1,11 +1,12 @@
 // Package hooks says what has to be done around a task's and an alloc's life so that CSI works in it, as plans.
 //
-// Everything here is pure: functions from data to data. A Preparation lists the directories that the shim makes on the host and
-// the socket that must not be stale; a Plan lists what the host applies to a task: directories, bind mounts, environment,
-// devices and cgroup device rules. Those operations decide what can change without a rebuild of any host, so the set is small,
-// named and negotiated (Operations). Layout is the on-disk tree: the one place where ids become paths, by hashing.
+// Everything here is pure: functions from data to data. A Preparation lists the directories that the shim makes on the
+// host and the socket that must not be stale; a Plan lists what the host applies to a task: directories, bind mounts,
+// environment, devices and cgroup device rules. Those operations decide what can change without a rebuild of any host,
+// so the set is small, named and negotiated (Operations). Layout is the on-disk tree: the one place where ids become
+// paths, by hashing.
 //
-// The package also declares the inputs of plans that people write (PluginSpec, VolumeRequest, VolumeMount) and the shape in which
-// a parsed job travels (Job): what is the orchestrator's as JSON, what is ours sealed, so that a host carries fields which it has
-// never heard of. It imports package registry only.
+// The package also declares the inputs of plans that people write (PluginSpec, VolumeRequest, VolumeMount) and the
+// shape in which a parsed job travels (Job): what is the orchestrator's as JSON, what is ours sealed, so that a host
+// carries fields which it has never heard of. It imports package registry only.
 package hooks

@@ -6,13 +6,13 @@ import (
 	"holdfast/registry"
 )
 
-// Sealed is our part of a job as the shim that parsed it wrote it. A host stores it and hands it back, and does not read it: that is
-// how a stanza's new field needs no new host.
+// Sealed is our part of a job as the shim that parsed it wrote it. A host stores it and hands it back, and does not
+// read it: that is how a stanza's new field needs no new host.
 type Sealed []byte
 
-// Job is a parsed job: what an orchestrator needs in order to run it. Rest holds what is not ours, as JSON objects in which blocks
-// are lists of objects keyed by their type, labels under "labels", and references that only the run time knows (${NOMAD_ALLOC_ID},
-// ${node.unique.id}, ${CSI_ENDPOINT}) stand verbatim; Expand resolves them.
+// Job is a parsed job: what an orchestrator needs in order to run it. Rest holds what is not ours, as JSON objects in
+// which blocks are lists of objects keyed by their type, labels under "labels", and references that only the run time
+// knows (${NOMAD_ALLOC_ID}, ${node.unique.id}, ${CSI_ENDPOINT}) stand verbatim; Expand resolves them.
 type Job struct {
 	ID        string             `json:"id"`
 	Namespace registry.Namespace `json:"namespace"`
@@ -39,9 +39,10 @@ type Task struct {
 	Plugin     registry.PluginID `json:"plugin,omitempty"`      // the plugin that it runs, if any
 	PluginType PluginType        `json:"plugin_type,omitempty"` // of that plugin
 	Sealed     Sealed            `json:"sealed,omitempty"`      // empty: the task runs no plugin
-	Env        map[string]string `json:"env,omitempty"`         // the env block, evaluated; run-time references verbatim
-	Config     json.RawMessage   `json:"config,omitempty"`      // the config block
-	Rest       json.RawMessage   `json:"rest,omitempty"`        // everything else
+	// the env block, evaluated; run-time references verbatim
+	Env    map[string]string `json:"env,omitempty"`
+	Config json.RawMessage   `json:"config,omitempty"` // the config block
+	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
 }
 
 // AllocTask is what the shim is told of a task when an alloc's volumes are prepared or a task starts.

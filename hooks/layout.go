@@ -23,8 +23,8 @@ const (
 	socketHashLength = 13
 )
 
-// Names of directories and files. They and the hashes are part of what is stored: a newer shim finds the mounts of an older one
-// by them, so they never change. TestDrawing holds them.
+// Names of directories and files. They and the hashes are part of what is stored: a newer shim finds the mounts of an
+// older one by them, so they never change. TestDrawing holds them.
 const (
 	tasksDir   = "t"
 	mountsDir  = "mnt"
@@ -35,15 +35,15 @@ const (
 	socketName = "csi.sock"
 )
 
-// Layout is where things lie on the host. It touches no disk. Both directories are absolute and contain no symbolic link, so that
-// a path made here is the one that the kernel's mount table shows.
+// Layout is where things lie on the host. It touches no disk. Both directories are absolute and contain no symbolic
+// link, so that a path made here is the one that the kernel's mount table shows.
 type Layout struct {
 	Run   string // sockets: gone after a boot
 	State string // everything that has to survive one
 }
 
-// DefaultRun is the run directory of a state directory: below /run for root, below xdg (XDG_RUNTIME_DIR) for others, and in the
-// state directory itself where there is no xdg.
+// DefaultRun is the run directory of a state directory: below /run for root, below xdg (XDG_RUNTIME_DIR) for others,
+// and in the state directory itself where there is no xdg.
 func DefaultRun(stateDir string, uid int, xdg string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
 	name := hex.EncodeToString(sum[:4])
@@ -70,8 +70,8 @@ func (l Layout) SocketDirs() string { return filepath.Join(l.Run, tasksDir) }
 // MountRoot is the directory below which all mounts of plugins lie, and which has to be a shared mount.
 func (l Layout) MountRoot() string { return filepath.Join(l.State, mountsDir) }
 
-// PluginRoot is the directory below which all volumes of a plugin are staged and published. All instances of the plugin share it,
-// so that a new instance finds what an old one mounted.
+// PluginRoot is the directory below which all volumes of a plugin are staged and published. All instances of the plugin
+// share it, so that a new instance finds what an old one mounted.
 func (l Layout) PluginRoot(id registry.PluginID) string {
 	return filepath.Join(l.MountRoot(), hash("plugin", string(id)))
 }
@@ -81,8 +81,8 @@ func (l Layout) Staging(v registry.VolumeKey, root registry.Tree) registry.Tree 
 	return below(root, stageDir, hash("volume", string(v.Plugin), string(v.External)))
 }
 
-// Target is where a volume is published for one request of an alloc, below root, which is Instance.Volumes. The plugin makes and
-// removes it.
+// Target is where a volume is published for one request of an alloc, below root, which is Instance.Volumes. The plugin
+// makes and removes it.
 func (l Layout) Target(c registry.ClaimKey, root registry.Tree) registry.Tree {
 	return below(l.TargetParent(c, root), volumeName)
 }
@@ -93,8 +93,8 @@ func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.T
 	return below(root, publishDir, id)
 }
 
-// Part is where a part of a volume that is published for a request of an alloc is mounted once more. It lies beside what plugins see, as no
-// plugin has to do with it. The shim makes and removes it.
+// Part is where a part of a volume that is published for a request of an alloc is mounted once more. It lies beside
+// what plugins see, as no plugin has to do with it. The shim makes and removes it.
 func (l Layout) Part(c registry.ClaimKey, path string) string {
 	id := hash("part", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request), path)
 	return filepath.Join(l.MountRoot(), partsDir, id, volumeName)
@@ -108,7 +108,8 @@ func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.
 // Suspensions is the directory of the calls during which plugins died, one file per plugin and call.
 func (l Layout) Suspensions() string { return filepath.Join(l.State, "suspended") }
 
-// Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that ran.
+// Database is the shim's store, HostLock the file that its host locks, Binaries the directory of the shim binaries that
+// ran.
 func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }
 func (l Layout) HostLock() string { return filepath.Join(l.State, "host.lock") }
 func (l Layout) Binaries() string { return filepath.Join(l.State, "shims") }
@@ -131,8 +132,8 @@ func (l Layout) Check() error {
 	return nil
 }
 
-// Ours says whether a clean absolute path lies below the mount root or among the sockets: nothing else is ever unmounted or
-// removed by us.
+// Ours says whether a clean absolute path lies below the mount root or among the sockets: nothing else is ever
+// unmounted or removed by us.
 func (l Layout) Ours(path string) bool {
 	return filepath.Clean(path) == path && (inside(path, l.MountRoot()) || inside(path, filepath.Join(l.Run, tasksDir)))
 }

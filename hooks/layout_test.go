@@ -94,7 +94,8 @@ func TestOurs(t *testing.T) {
 	claim := registry.ClaimKey{Volume: registry.VolumeKey{Plugin: "p", External: "v"}, Alloc: "a", Request: "r"}
 	for _, path := range []string{
 		root.Host, l.Staging(claim.Volume, root).Host, l.Target(claim, root).Host, l.TargetParent(claim, root).Host,
-		l.SocketDir(registry.TaskKey{Alloc: "a"}), l.Socket(registry.TaskKey{Alloc: "a"}), l.Target(claim, root).Host + "/globalmount",
+		l.SocketDir(registry.TaskKey{Alloc: "a"}), l.Socket(registry.TaskKey{Alloc: "a"}), l.Target(claim, root).Host +
+			"/globalmount",
 		l.Part(claim, "a/b"), filepath.Dir(l.Part(claim, "a/b")),
 	} {
 		if !l.Ours(path) {
@@ -102,7 +103,8 @@ func TestOurs(t *testing.T) {
 		}
 	}
 	for _, path := range []string{
-		"", "/", "/state", "/state/mnt", "/state/mntx/a", "/state/mnt/../../etc", "/state/shim.db", "/run/h", "/run/h/t", "/run/h/x", "/etc",
+		"", "/", "/state", "/state/mnt", "/state/mntx/a", "/state/mnt/../../etc", "/state/shim.db", "/run/h",
+		"/run/h/t", "/run/h/x", "/etc",
 		"state/mnt/a", "/state/mnt//a", "/state/mnt/a/",
 	} {
 		if l.Ours(path) {
@@ -121,7 +123,8 @@ func TestEveryIDGetsItsOwnPath(t *testing.T) {
 		}, root).Host
 	}
 	paths := map[string]bool{}
-	all := [][4]string{{"p", "v", "a", "r"}, {"pv", "", "a", "r"}, {"p", "v", "ar", ""}, {"p", "v", "", "ar"}, {"p", "va", "", "r"}, {"", "pv", "a", "r"}}
+	all := [][4]string{{"p", "v", "a", "r"}, {"pv", "", "a", "r"}, {"p", "v", "ar", ""}, {"p", "v", "", "ar"},
+		{"p", "va", "", "r"}, {"", "pv", "a", "r"}}
 	for _, ids := range all {
 		paths[claim(ids[0], ids[1], ids[2], ids[3])] = true
 	}

@@ -25,10 +25,10 @@ type DeviceNumber struct {
 	Minor int64 `json:"minor"`
 }
 
-// Mounts is the plan of each task that mounts volumes: isolated tasks get binds, or devices, at the destinations of their
-// volume_mount blocks, of all of the volume or of its sub_path. Every one gets a variable per volume with the place where it finds it, or
-// the outermost of several: its destination, or without a file system of its own the host's path. There a read-only mount of a writable
-// volume cannot be enforced.
+// Mounts is the plan of each task that mounts volumes: isolated tasks get binds, or devices, at the destinations of
+// their volume_mount blocks, of all of the volume or of its sub_path. Every one gets a variable per volume with the
+// place where it finds it, or the outermost of several: its destination, or without a file system of its own the host's
+// path. There a read-only mount of a writable volume cannot be enforced.
 func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
 	plans := make(map[string]Plan, len(s.Mounts))
 	for _, task := range sorted(s.Mounts) {
@@ -47,15 +47,19 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 	for _, m := range outerFirst(s.Mounts[task]) {
 		request := slices.IndexFunc(s.Volumes, func(r VolumeRequest) bool { return r.Name == m.Volume })
 		if request < 0 {
-			return Plan{}, registry.Invalid("task %q mounts volume %q, which its group does not ask for", task, m.Volume)
+			return Plan{}, registry.Invalid("task %q mounts volume %q, which its group does not ask for", task,
+				m.Volume)
 		}
 		from, found := at[m.Volume]
 		if !found {
-			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published", task, m.Volume)
+			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published",
+				task, m.Volume)
 		}
-		from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly || from.Usage.Access.ReaderOnly()
+		from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly ||
+			from.Usage.Access.ReaderOnly()
 		if m.SubPath != "" && from.Parts[m.SubPath] == "" { // never the whole volume instead
-			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts %q of volume %q, which is nowhere by itself",
+			return Plan{}, registry.Errorf(registry.ErrInternal,
+				"task %q mounts %q of volume %q, which is nowhere by itself",
 				task, m.SubPath, m.Volume)
 		}
 		if m.SubPath != "" {
@@ -72,7 +76,8 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 			named[name] = m.Volume
 			plan.Env = append(plan.Env, Env{Name: name, Value: place, Default: true})
 		case other != m.Volume:
-			return Plan{}, registry.Invalid("task %q: volumes %q and %q would share the variable %s; rename one", task, other, m.Volume, name)
+			return Plan{}, registry.Invalid("task %q: volumes %q and %q would share the variable %s; rename one", task,
+				other, m.Volume, name)
 		}
 	}
 	plan.Rules = merged(plan.Rules)
@@ -96,12 +101,13 @@ func mountPlan(m VolumeMount, from Published) Plan {
 		propagation = Private
 	}
 	return Plan{Binds: []Bind{{
-		Source: from.Target.Host, Target: m.Destination, ReadOnly: from.Usage.ReadOnly, Propagation: propagation, SELinux: m.SELinux,
+		Source: from.Target.Host, Target: m.Destination, ReadOnly: from.Usage.ReadOnly, Propagation: propagation,
+		SELinux: m.SELinux,
 	}}}
 }
 
-// devicePlan makes the device's node appear, and allows the device. That a node is read-only keeps nobody from writing to the device: the
-// rule does.
+// devicePlan makes the device's node appear, and allows the device. That a node is read-only keeps nobody from writing
+// to the device: the rule does.
 func devicePlan(m VolumeMount, from Published) Plan {
 	access := "rw"
 	if from.Usage.ReadOnly {
@@ -118,7 +124,9 @@ func devicePlan(m VolumeMount, from Published) Plan {
 func merged(rules []DeviceRule) []DeviceRule {
 	var out []DeviceRule
 	for _, r := range rules {
-		same := slices.IndexFunc(out, func(o DeviceRule) bool { return o.Type == r.Type && o.Major == r.Major && o.Minor == r.Minor })
+		same := slices.IndexFunc(out, func(o DeviceRule) bool {
+			return o.Type == r.Type && o.Major == r.Major && o.Minor == r.Minor
+		})
 		switch {
 		case same < 0:
 			out = append(out, r)
@@ -129,8 +137,8 @@ func merged(rules []DeviceRule) []DeviceRule {
 	return out
 }
 
-// VolumeVariable is the variable that tells where the volume of a request is: its name in upper case, with '_' for whatever a
-// variable's name may not contain.
+// VolumeVariable is the variable that tells where the volume of a request is: its name in upper case, with '_' for
+// whatever a variable's name may not contain.
 func VolumeVariable(name registry.RequestName) string {
 	return VolumeEnv + strings.Map(func(r rune) rune {
 		switch {

@@ -58,9 +58,11 @@ func (s GroupSpec) For(alloc registry.AllocID, index uint64) (GroupSpec, error) 
 	return s, nil
 }
 
-// resolve puts in what differs from alloc to alloc. All else that a reference could stand for, who writes the job knows.
+// resolve puts in what differs from alloc to alloc. All else that a reference could stand for, who writes the job
+// knows.
 func resolve(text string, alloc registry.AllocID, index uint64) string {
-	return Expand(text, map[string]string{"NOMAD_ALLOC_ID": string(alloc), "NOMAD_ALLOC_INDEX": strconv.FormatUint(index, 10)})
+	return Expand(text, map[string]string{"NOMAD_ALLOC_ID": string(alloc),
+		"NOMAD_ALLOC_INDEX": strconv.FormatUint(index, 10)})
 }
 
 // WrongSubPath says why a sub_path, its references not resolved, cannot be used by every alloc, or nothing.
@@ -69,8 +71,8 @@ func WrongSubPath(text string) string {
 	return wrongSubPath(resolve(text, longest, math.MaxUint64))
 }
 
-// wrongSubPath is about one whose references are resolved. An empty one is wrong too: a variable that nobody has set must not turn a part
-// of a volume into all of it.
+// wrongSubPath is about one whose references are resolved. An empty one is wrong too: a variable that nobody has set
+// must not turn a part of a volume into all of it.
 func wrongSubPath(s string) string {
 	tooLong := func(name string) bool { return len(name) > maxName }
 	names := strings.Split(s, "/")

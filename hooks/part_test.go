@@ -16,7 +16,8 @@ func TestWrongSubPath(t *testing.T) {
 	name := strings.Repeat("n", 255)
 	deep := strings.Repeat(name+"/", 15) + name // 16 names: 4095 bytes
 	for _, good := range []string{
-		"a", "a/b", ".hidden/..two", "...", "with space", "ä", name, deep, "${NOMAD_ALLOC_ID}", `x-${env["NOMAD_ALLOC_INDEX"]}/b`, "a$b", "a\\b",
+		"a", "a/b", ".hidden/..two", "...", "with space", "ä", name, deep, "${NOMAD_ALLOC_ID}",
+		`x-${env["NOMAD_ALLOC_INDEX"]}/b`, "a$b", "a\\b",
 	} {
 		if wrong := WrongSubPath(good); wrong != "" {
 			t.Errorf("%.20q... %s", good, wrong)
@@ -25,10 +26,12 @@ func TestWrongSubPath(t *testing.T) {
 	for bad, why := range map[string]string{
 		"": "leave it out", ".": "leave it out", "/a": "relative", "//": "relative",
 		"..": `".."`, "a/../b": `".."`, "a/..": `".."`, "../a": `".."`,
-		"a/": "clean", "a//b": "clean", "./a": "clean", "a/./b": "clean", "a\x00b": "control", "a\nb": "control", "a\u0085b": "control",
-		"a\xffb": "UTF-8", name + "n": "255", "a/" + name + "n/b": "255", deep + "n": "4095", "a/" + deep: "4095",
+		"a/": "clean", "a//b": "clean", "./a": "clean", "a/./b": "clean", "a\x00b": "control", "a\nb": "control",
+		"a\u0085b": "control",
+		"a\xffb":   "UTF-8", name + "n": "255", "a/" + name + "n/b": "255", deep + "n": "4095", "a/" + deep: "4095",
 		"${NOMAD_TASK_DIR}": "nothing else", "${NOMAD_ALLOC_ID": "nothing else",
-		"${node.unique.id}/a": "nothing else", "${NOMAD_ALLOC_ID}/../b": `".."`, strings.Repeat("n", 128) + "${NOMAD_ALLOC_ID}": "255",
+		"${node.unique.id}/a": "nothing else", "${NOMAD_ALLOC_ID}/../b": `".."`, strings.Repeat("n", 128) +
+			"${NOMAD_ALLOC_ID}": "255",
 	} {
 		if wrong := WrongSubPath(bad); !strings.Contains(wrong, why) {
 			t.Errorf("%.20q... %q, want %q", bad, wrong, why)
@@ -36,7 +39,8 @@ func TestWrongSubPath(t *testing.T) {
 	}
 }
 
-// Whatever is accepted stays below the volume, by its text, and is a path that the kernel takes, whichever alloc it is for.
+// Whatever is accepted stays below the volume, by its text, and is a path that the kernel takes, whichever alloc it is
+// for.
 func FuzzSubPath(f *testing.F) {
 	f.Add("a/b", "alloc-1", uint64(0))
 	f.Add("${NOMAD_ALLOC_ID}/${NOMAD_ALLOC_INDEX}", "a.b_c-1", uint64(7))
@@ -52,7 +56,8 @@ func FuzzSubPath(f *testing.F) {
 			return
 		}
 		path := got.Mounts["t"][0].SubPath
-		if !filepath.IsLocal(path) || filepath.Clean(path) != path || path == "." || strings.Contains(path, "\x00") || len(path) > MaxSubPath {
+		if !filepath.IsLocal(path) || filepath.Clean(path) != path || path == "." || strings.Contains(path, "\x00") ||
+			len(path) > MaxSubPath {
 			t.Errorf("%q for %q: %q", text, id, path)
 		}
 		if spec.Mounts["t"][0].SubPath != text {
@@ -65,7 +70,8 @@ func TestPartsOfAnAlloc(t *testing.T) {
 	spec := GroupSpec{
 		Volumes: []VolumeRequest{{Name: "data"}, {Name: "other"}},
 		Mounts: map[string][]VolumeMount{
-			"a": {{Volume: "data", SubPath: "same"}, {Volume: "data", SubPath: "read", ReadOnly: true}, {Volume: "other", SubPath: "x"}},
+			"a": {{Volume: "data", SubPath: "same"}, {Volume: "data", SubPath: "read", ReadOnly: true},
+				{Volume: "other", SubPath: "x"}},
 			"b": {
 				{Volume: "data", SubPath: "same", ReadOnly: true}, {Volume: "data"},
 				{Volume: "data", SubPath: "${NOMAD_ALLOC_ID}-${NOMAD_ALLOC_INDEX}"},
@@ -88,25 +94,30 @@ func TestPartsOfAnAlloc(t *testing.T) {
 	}
 }
 
-// A task that mounts a part gets that alone, at a place of its own, with the variable that says so; where it is not there it gets nothing.
+// A task that mounts a part gets that alone, at a place of its own, with the variable that says so; where it is not
+// there it gets nothing.
 func TestMountsOfParts(t *testing.T) {
 	files := registry.Usage{Access: registry.SingleNodeMultiWriter, Attachment: registry.FileSystem}
 	spec := GroupSpec{
 		Volumes: []VolumeRequest{{Name: "data", Usage: files}},
 		Mounts: map[string][]VolumeMount{
 			"app": {
-				{Volume: "data", Destination: "/srv/deep/log", SubPath: "log", ReadOnly: true}, {Volume: "data", Destination: "/db", SubPath: "db"},
-				{Volume: "data", Destination: "/db-too", SubPath: "db", Propagation: HostToTask}, {Volume: "data", Destination: "/whole/it/all"},
+				{Volume: "data", Destination: "/srv/deep/log", SubPath: "log", ReadOnly: true},
+				{Volume: "data", Destination: "/db", SubPath: "db"},
+				{Volume: "data", Destination: "/db-too", SubPath: "db", Propagation: HostToTask},
+				{Volume: "data", Destination: "/whole/it/all"},
 			},
 			"raw": {{Volume: "data", Destination: "/log", SubPath: "log"}},
 		},
 	}
-	at := Published{Target: registry.Tree{Host: "/h/v", Task: "/t/v"}, Usage: files, Parts: map[string]string{"log": "/h/log", "db": "/h/db"}}
+	at := Published{Target: registry.Tree{Host: "/h/v", Task: "/t/v"}, Usage: files,
+		Parts: map[string]string{"log": "/h/log", "db": "/h/db"}}
 	plans, err := Mounts(spec, map[registry.RequestName]Published{"data": at}, map[string]bool{"app": true})
 	want := map[string]Plan{
 		"app": {
 			Binds: []Bind{
-				{Source: "/h/db", Target: "/db", Propagation: Private}, {Source: "/h/db", Target: "/db-too", Propagation: HostToTask},
+				{Source: "/h/db", Target: "/db", Propagation: Private},
+				{Source: "/h/db", Target: "/db-too", Propagation: HostToTask},
 				{Source: "/h/log", Target: "/srv/deep/log", ReadOnly: true, Propagation: Private},
 				{Source: "/h/v", Target: "/whole/it/all", Propagation: Private},
 			},
@@ -119,7 +130,8 @@ func TestMountsOfParts(t *testing.T) {
 	}
 	delete(at.Parts, "log")
 	for _, isolated := range []bool{true, false} {
-		plans, err = Mounts(spec, map[registry.RequestName]Published{"data": at}, map[string]bool{"app": isolated, "raw": isolated})
+		plans, err = Mounts(spec, map[registry.RequestName]Published{"data": at},
+			map[string]bool{"app": isolated, "raw": isolated})
 		if !errors.Is(err, registry.ErrInternal) || len(plans) > 0 {
 			t.Errorf("a part that is not there: %+v, %v", plans, err)
 		}
@@ -139,7 +151,8 @@ func TestEveryPartHasItsOwnPlace(t *testing.T) {
 	} {
 		at := example.Part(claim(ids[0], ids[1], ids[2]), ids[3])
 		dir := filepath.Dir(at)
-		if !example.Ours(at) || !example.Ours(dir) || filepath.Dir(dir) != example.MountRoot()+"/parts" || len(filepath.Base(dir)) != hashLength {
+		if !example.Ours(at) || !example.Ours(dir) || filepath.Dir(dir) != example.MountRoot()+"/parts" ||
+			len(filepath.Base(dir)) != hashLength {
 			t.Errorf("%v: %s", ids, at)
 		}
 		text, _ := json.Marshal(ids)

@@ -7,8 +7,8 @@ import (
 	"holdfast/registry"
 )
 
-// Operation names one kind of thing that a plan may ask of a host. A host lists those that it can apply (Hello); the shim refuses
-// a spec that needs another, and the host refuses a plan with an unknown one before doing anything.
+// Operation names one kind of thing that a plan may ask of a host. A host lists those that it can apply (Hello); the
+// shim refuses a spec that needs another, and the host refuses a plan with an unknown one before doing anything.
 type Operation string
 
 const (
@@ -31,8 +31,8 @@ const (
 	Bidirectional Propagation = "bidirectional" // rshared: what the task mounts below appears on the host
 )
 
-// Plan is what a host applies to a task before it starts it. It is data: comparable by Equal, safe to copy with Clone. A host
-// applies the lists in the order of the fields.
+// Plan is what a host applies to a task before it starts it. It is data: comparable by Equal, safe to copy with Clone.
+// A host applies the lists in the order of the fields.
 type Plan struct {
 	Dirs    []Dir        `json:"dirs,omitempty"`
 	Binds   []Bind       `json:"binds,omitempty"`
@@ -82,7 +82,8 @@ type DeviceRule struct {
 func (p Plan) Needs() []Operation {
 	var ops []Operation
 	for op, n := range map[Operation]int{
-		OpDir: len(p.Dirs), OpBind: len(p.Binds), OpEnv: len(p.Env), OpDevice: len(p.Devices), OpDeviceRule: len(p.Rules),
+		OpDir: len(p.Dirs), OpBind: len(p.Binds), OpEnv: len(p.Env), OpDevice: len(p.Devices),
+		OpDeviceRule: len(p.Rules),
 	} {
 		if n > 0 {
 			ops = append(ops, op)
@@ -96,7 +97,8 @@ func (p Plan) Needs() []Operation {
 func (p Plan) Supported(can []Operation) error {
 	for _, op := range p.Needs() {
 		if !slices.Contains(can, op) {
-			return registry.Errorf(registry.ErrUnsupported, "this needs the plan operation %q, which this host cannot apply (it can: %v); update the host", op, can)
+			return registry.Errorf(registry.ErrUnsupported,
+				"this needs the plan operation %q, which this host cannot apply (it can: %v); update the host", op, can)
 		}
 	}
 	return nil

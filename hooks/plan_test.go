@@ -57,8 +57,10 @@ func TestStarting(t *testing.T) {
 	}{
 		{"starting-node", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode}}},
 		{"starting-controller", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeController}}},
-		{"starting-monolith", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeMonolith, MountDir: "/plugin/", StagePublishBaseDir: "/vols"}}},
-		{"starting-own-endpoint", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode}, Env: []string{"A", "CSI_ENDPOINT"}}},
+		{"starting-monolith", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeMonolith, MountDir: "/plugin/",
+			StagePublishBaseDir: "/vols"}}},
+		{"starting-own-endpoint", true, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode},
+			Env: []string{"A", "CSI_ENDPOINT"}}},
 		{"starting-no-isolation", false, TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeMonolith}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -67,7 +69,8 @@ func TestStarting(t *testing.T) {
 				t.Fatal(err)
 			}
 			text, _ := json.MarshalIndent(p, "", "  ")
-			golden(t, "testdata/"+c.name+".golden", append(append([]byte("== preparation\n"), append(text, '\n')...), render(t, p.Plan)...))
+			golden(t, "testdata/"+c.name+".golden",
+				append(append([]byte("== preparation\n"), append(text, '\n')...), render(t, p.Plan)...))
 		})
 	}
 }
@@ -79,7 +82,8 @@ func TestStartingParity(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Bind{
-		{Source: node.Endpoint.Host[:len(node.Endpoint.Host)-len("/csi.sock")], Target: "/csi", Propagation: Bidirectional},
+		{Source: node.Endpoint.Host[:len(node.Endpoint.Host)-len("/csi.sock")], Target: "/csi",
+			Propagation: Bidirectional},
 		{Source: node.Volumes.Host, Target: "/local/csi", Propagation: Bidirectional},
 		{Source: "/dev", Target: "/dev", Propagation: Private},
 	}
@@ -93,7 +97,8 @@ func TestStartingParity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(bare.Plan.Binds) != 0 || bare.Endpoint.Task != bare.Endpoint.Host || bare.Volumes.Task != bare.Volumes.Host ||
+	if len(bare.Plan.Binds) != 0 || bare.Endpoint.Task != bare.Endpoint.Host ||
+		bare.Volumes.Task != bare.Volumes.Host ||
 		bare.Plan.Env[0].Value != "unix://"+bare.Endpoint.Host {
 		t.Errorf("without isolation: %+v", bare)
 	}
@@ -134,10 +139,12 @@ func TestStartingRefuses(t *testing.T) {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
-	if _, err := Starting(Layout{}, pluginTask(true), TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := Starting(Layout{}, pluginTask(true),
+		TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("empty layout: %v", err)
 	}
-	if _, err := Starting(example, AllocTask{}, TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}); !errors.Is(err, registry.ErrInvalid) {
+	if _, err := Starting(example, AllocTask{}, TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}); !errors.Is(err,
+		registry.ErrInvalid) {
 		t.Errorf("nameless task: %v", err)
 	}
 }
@@ -147,7 +154,8 @@ func TestMountsGolden(t *testing.T) {
 	block := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice}
 	reader := registry.Usage{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}
 	spec := GroupSpec{
-		Volumes: []VolumeRequest{{Name: "data", Usage: files}, {Name: "disk-1", Usage: block}, {Name: "shared set", Usage: reader}},
+		Volumes: []VolumeRequest{{Name: "data", Usage: files}, {Name: "disk-1", Usage: block},
+			{Name: "shared set", Usage: reader}},
 		Mounts: map[string][]VolumeMount{
 			"app": {
 				{Volume: "shared set", Destination: "/data/shared", Propagation: HostToTask, SELinux: "z"},
@@ -155,13 +163,15 @@ func TestMountsGolden(t *testing.T) {
 				{Volume: "data", Destination: "/ro,\"x\"", ReadOnly: true, Propagation: Private},
 				{Volume: "disk-1", Destination: "/dev/xvda"},
 			},
-			"raw": {{Volume: "data", Destination: "/data"}, {Volume: "disk-1", Destination: "/dev/xvda", ReadOnly: true}},
+			"raw": {{Volume: "data", Destination: "/data"},
+				{Volume: "disk-1", Destination: "/dev/xvda", ReadOnly: true}},
 			"rod": {{Volume: "disk-1", Destination: "/dev/xvda", ReadOnly: true}},
 		},
 	}
 	at := map[registry.RequestName]Published{
-		"data":       {Target: registry.Tree{Host: "/state/mnt/p/publish/a/v"}, Usage: files},
-		"disk-1":     {Target: registry.Tree{Host: "/state/mnt/p/publish/b/v"}, Usage: block, Device: DeviceNumber{7, 3}},
+		"data": {Target: registry.Tree{Host: "/state/mnt/p/publish/a/v"}, Usage: files},
+		"disk-1": {Target: registry.Tree{Host: "/state/mnt/p/publish/b/v"}, Usage: block,
+			Device: DeviceNumber{7, 3}},
 		"shared set": {Target: registry.Tree{Host: "/state/mnt/p/publish/c/v"}, Usage: reader},
 	}
 	plans, err := Mounts(spec, at, map[string]bool{"app": true, "rod": true})
@@ -176,23 +186,28 @@ func TestMountsGolden(t *testing.T) {
 	}
 }
 
-// One device is there twice, as "disk" and read-only as "copy"; "image" is another, "new" one whose number is not known.
+// One device is there twice, as "disk" and read-only as "copy"; "image" is another, "new" one whose number is not
+// known.
 func TestBlockDevicesGolden(t *testing.T) {
 	device := registry.Usage{Access: registry.MultiNodeSingleWriter, Attachment: registry.BlockDevice}
 	readOnly := device
 	readOnly.ReadOnly = true
 	spec := GroupSpec{
 		Volumes: []VolumeRequest{
-			{Name: "disk", Usage: device}, {Name: "copy", Usage: readOnly}, {Name: "image", Usage: device}, {Name: "new", Usage: device},
+			{Name: "disk", Usage: device}, {Name: "copy", Usage: readOnly}, {Name: "image", Usage: device},
+			{Name: "new", Usage: device},
 		},
 		Mounts: map[string][]VolumeMount{
 			"writer": {
-				{Volume: "copy", Destination: "/dev/copy"}, {Volume: "disk", Destination: "/dev/disk"}, {Volume: "new", Destination: "/srv/new"},
+				{Volume: "copy", Destination: "/dev/copy"}, {Volume: "disk", Destination: "/dev/disk"},
+				{Volume: "new", Destination: "/srv/new"},
 			},
 			"reader": {
-				{Volume: "copy", Destination: "/dev/copy"}, {Volume: "image", Destination: "/dev/image", ReadOnly: true, Propagation: Bidirectional},
+				{Volume: "copy", Destination: "/dev/copy"},
+				{Volume: "image", Destination: "/dev/image", ReadOnly: true, Propagation: Bidirectional},
 			},
-			"bare": {{Volume: "disk", Destination: "/dev/disk"}, {Volume: "image", Destination: "/dev/image", ReadOnly: true}},
+			"bare": {{Volume: "disk", Destination: "/dev/disk"},
+				{Volume: "image", Destination: "/dev/image", ReadOnly: true}},
 		},
 	}
 	place := func(name string, u registry.Usage, n DeviceNumber) Published {
@@ -234,7 +249,8 @@ func TestReadOnlyIsTheOr(t *testing.T) {
 		plans, err := Mounts(GroupSpec{
 			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
 			Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/v", ReadOnly: c.mount}}},
-		}, map[registry.RequestName]Published{"v": {Usage: registry.Usage{ReadOnly: c.published, Access: c.access}}}, map[string]bool{"t": true})
+		}, map[registry.RequestName]Published{"v": {Usage: registry.Usage{ReadOnly: c.published, Access: c.access}}},
+			map[string]bool{"t": true})
 		if err != nil || plans["t"].Binds[0].ReadOnly != c.want {
 			t.Errorf("%+v: %+v, %v", c, plans, err)
 		}
@@ -242,10 +258,12 @@ func TestReadOnlyIsTheOr(t *testing.T) {
 			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
 			Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/dev/v", ReadOnly: c.mount}}},
 		}, map[registry.RequestName]Published{"v": {
-			Usage: registry.Usage{Attachment: registry.BlockDevice, ReadOnly: c.published, Access: c.access}, Device: DeviceNumber{8, 1},
+			Usage:  registry.Usage{Attachment: registry.BlockDevice, ReadOnly: c.published, Access: c.access},
+			Device: DeviceNumber{8, 1},
 		}}, map[string]bool{"t": true})
 		want := map[bool]string{true: "r", false: "rw"}[c.want]
-		if p := plans["t"]; err != nil || len(p.Binds) != 0 || p.Devices[0].Access != want || p.Rules[0] != (DeviceRule{"b", 8, 1, want}) {
+		if p := plans["t"]; err != nil || len(p.Binds) != 0 || p.Devices[0].Access != want ||
+			p.Rules[0] != (DeviceRule{"b", 8, 1, want}) {
 			t.Errorf("block device %+v: %+v, %v", c, plans, err)
 		}
 	}
@@ -256,7 +274,8 @@ func TestMountsRefuses(t *testing.T) {
 		var s GroupSpec
 		for _, n := range names {
 			s.Volumes = append(s.Volumes, VolumeRequest{Name: n})
-			s.Mounts = map[string][]VolumeMount{"t": append(s.Mounts["t"], VolumeMount{Volume: n, Destination: "/" + string(n)})}
+			s.Mounts = map[string][]VolumeMount{"t": append(s.Mounts["t"],
+				VolumeMount{Volume: n, Destination: "/" + string(n)})}
 		}
 		return s
 	}
@@ -287,7 +306,8 @@ func TestRenderEverything(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	env := map[string]string{
-		"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1", "attr.kernel.name": "linux", "meta.rack": "r9", "EMPTY": "", "LOOP": "${LOOP}",
+		"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1", "attr.kernel.name": "linux", "meta.rack": "r9", "EMPTY": "",
+		"LOOP": "${LOOP}",
 	}
 	for text, want := range map[string]string{
 		"":                               "",

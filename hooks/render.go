@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// OCI is the part of an OCI runtime specification (config.json) that a plan decides. What marshals to JSON is to be merged into a
-// container's own.
+// OCI is the part of an OCI runtime specification (config.json) that a plan decides. What marshals to JSON is to be
+// merged into a container's own.
 type OCI struct {
 	Mounts  []OCIMount  `json:"mounts,omitempty"`
 	Process *OCIProcess `json:"process,omitempty"`
@@ -50,15 +50,17 @@ type OCIDeviceRule struct {
 var propagationOptions = map[Propagation]string{Private: "rprivate", HostToTask: "rslave", Bidirectional: "rshared"}
 
 // OCI is the plan as part of an OCI runtime specification. A Device becomes a bind mount of its node: an entry of
-// linux.devices would need numbers that a Device does not have. A Dir is a tmpfs. Labels for SELinux have no place in a mount
-// there: the source has to be labelled before.
+// linux.devices would need numbers that a Device does not have. A Dir is a tmpfs. Labels for SELinux have no place in a
+// mount there: the source has to be labelled before.
 func (p Plan) OCI() OCI {
 	var o OCI
 	for _, d := range p.Dirs {
-		o.Mounts = append(o.Mounts, OCIMount{d.Path, "tmpfs", "tmpfs", []string{"nosuid", "nodev", fmt.Sprintf("mode=%04o", d.Mode)}})
+		o.Mounts = append(o.Mounts, OCIMount{d.Path, "tmpfs", "tmpfs",
+			[]string{"nosuid", "nodev", fmt.Sprintf("mode=%04o", d.Mode)}})
 	}
 	for _, b := range p.Binds {
-		o.Mounts = append(o.Mounts, OCIMount{b.Target, "bind", b.Source, []string{"rbind", b.mode(), propagationOptions[b.Propagation]}})
+		o.Mounts = append(o.Mounts, OCIMount{b.Target, "bind", b.Source,
+			[]string{"rbind", b.mode(), propagationOptions[b.Propagation]}})
 	}
 	for _, d := range p.Devices {
 		mode := "ro"
@@ -92,18 +94,20 @@ func exact(n int64) *int64 {
 	return &n
 }
 
-// Docker is the plan as arguments of docker run, to be given before those of the task so that its variables win over defaults. A
-// label for SELinux needs the older form of a bind, which cannot name a path with a colon.
+// Docker is the plan as arguments of docker run, to be given before those of the task so that its variables win over
+// defaults. A label for SELinux needs the older form of a bind, which cannot name a path with a colon.
 func (p Plan) Docker() []string {
 	return p.arguments(func(b Bind) []string {
 		if b.SELinux != "" {
-			return []string{"--volume", strings.Join([]string{b.Source, b.Target, b.mode() + "," + propagationOptions[b.Propagation] + "," + b.SELinux}, ":")}
+			return []string{"--volume", strings.Join([]string{b.Source, b.Target, b.mode() + "," +
+				propagationOptions[b.Propagation] + "," + b.SELinux}, ":")}
 		}
 		return []string{"--mount", mountArgument(b)}
 	})
 }
 
-// Podman is the plan as arguments of podman run, to be given before those of the task so that its variables win over defaults.
+// Podman is the plan as arguments of podman run, to be given before those of the task so that its variables win over
+// defaults.
 func (p Plan) Podman() []string {
 	return p.arguments(func(b Bind) []string {
 		switch b.SELinux {
@@ -132,7 +136,8 @@ func (p Plan) arguments(bind func(Bind) []string) []string {
 		args = append(args, "--device", d.Source+":"+d.Target+":"+d.Access)
 	}
 	for _, r := range p.Rules {
-		args = append(args, "--device-cgroup-rule", fmt.Sprintf("%s %s:%s %s", r.Type, number(r.Major), number(r.Minor), r.Access))
+		args = append(args, "--device-cgroup-rule",
+			fmt.Sprintf("%s %s:%s %s", r.Type, number(r.Major), number(r.Minor), r.Access))
 	}
 	return args
 }

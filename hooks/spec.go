@@ -40,13 +40,16 @@ const (
 
 // PluginSpec is a csi_plugin stanza.
 type PluginSpec struct {
-	ID                  registry.PluginID `json:"id"`
-	Type                PluginType        `json:"type"`
-	MountDir            string            `json:"mount_dir"`              // in the task: the socket csi.sock lies in it
-	StagePublishBaseDir string            `json:"stage_publish_base_dir"` // in the task: volumes are staged and published below
-	HealthTimeout       time.Duration     `json:"health_timeout"`         // from the task's start to its first good probe
-	Heartbeat           Heartbeat         `json:"heartbeat"`
-	NoListVolumes       bool              `json:"no_list_volumes,omitempty"` // list_volumes = false: ListVolumes is never called
+	ID       registry.PluginID `json:"id"`
+	Type     PluginType        `json:"type"`
+	MountDir string            `json:"mount_dir"` // in the task: the socket csi.sock lies in it
+	// in the task: volumes are staged and published below
+	StagePublishBaseDir string `json:"stage_publish_base_dir"`
+	// from the task's start to its first good probe
+	HealthTimeout time.Duration `json:"health_timeout"`
+	Heartbeat     Heartbeat     `json:"heartbeat"`
+	// list_volumes = false: ListVolumes is never called
+	NoListVolumes bool `json:"no_list_volumes,omitempty"`
 }
 
 // Heartbeat is a csi_plugin's heartbeat block.
@@ -63,12 +66,13 @@ type VolumeRequest struct {
 	Source   string               `json:"source"` // the volume's id; with PerAlloc "[n]" is appended
 	Usage    registry.Usage       `json:"usage"`  // FSType and MountFlags empty: the volume's
 	PerAlloc bool                 `json:"per_alloc,omitempty"`
-	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty then.
+	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty
+	// then.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
 }
 
-// Ephemeral is a volume block's ephemeral block: a volume that its plugin makes when it is published and deletes when it is unpublished
-// (CSI ephemeral inline volumes). It is neither created by CreateVolume, nor attached, nor staged.
+// Ephemeral is a volume block's ephemeral block: a volume that its plugin makes when it is published and deletes when
+// it is unpublished (CSI ephemeral inline volumes). It is neither created by CreateVolume, nor attached, nor staged.
 type Ephemeral struct {
 	Plugin  registry.PluginID          `json:"plugin_id"`
 	Context map[string]string          `json:"context,omitempty"` // volume_context
@@ -78,11 +82,12 @@ type Ephemeral struct {
 // VolumeMount is a task's volume_mount block.
 type VolumeMount struct {
 	Volume      registry.RequestName `json:"volume"`
-	Destination string               `json:"destination"`        // absolute, in the task
-	SubPath     string               `json:"sub_path,omitempty"` // the part of the volume that is mounted; empty: all of it. See WrongSubPath
-	ReadOnly    bool                 `json:"read_only,omitempty"`
-	Propagation Propagation          `json:"propagation_mode"`
-	SELinux     string               `json:"selinux_label,omitempty"`
+	Destination string               `json:"destination"` // absolute, in the task
+	// the part of the volume that is mounted; empty: all of it. See WrongSubPath
+	SubPath     string      `json:"sub_path,omitempty"`
+	ReadOnly    bool        `json:"read_only,omitempty"`
+	Propagation Propagation `json:"propagation_mode"`
+	SELinux     string      `json:"selinux_label,omitempty"`
 }
 
 // GroupSpec is what is ours of a group. It travels sealed.

@@ -10,7 +10,8 @@ import (
 // EndpointEnv is the variable that tells a plugin where to listen.
 const EndpointEnv = "CSI_ENDPOINT"
 
-// HostDir is a directory that the shim makes on the host, with its missing parents, before a plan that names it is applied.
+// HostDir is a directory that the shim makes on the host, with its missing parents, before a plan that names it is
+// applied.
 type HostDir struct {
 	Path string `json:"path"`
 	Mode uint32 `json:"mode"` // permission bits, of missing parents as well
@@ -25,7 +26,8 @@ type Preparation struct {
 	Plan     Plan              `json:"plan"`
 }
 
-// Starting is the preparation of a plugin's task. It depends on its arguments only: every start of a task gets the same.
+// Starting is the preparation of a plugin's task. It depends on its arguments only: every start of a task gets the
+// same.
 func Starting(l Layout, t AllocTask, s TaskSpec) (Preparation, error) {
 	spec := s.Plugin.withDefaults()
 	key := registry.TaskKey{Alloc: t.Alloc, Task: t.Task}
@@ -53,8 +55,8 @@ func Starting(l Layout, t AllocTask, s TaskSpec) (Preparation, error) {
 	return p, nil
 }
 
-// pluginBinds are both ways for the socket and the mounts, and the host's devices for whoever mounts. /dev is private: device
-// nodes appear in it without propagation, and a host's /dev need not be a shared mount.
+// pluginBinds are both ways for the socket and the mounts, and the host's devices for whoever mounts. /dev is private:
+// device nodes appear in it without propagation, and a host's /dev need not be a shared mount.
 func pluginBinds(sockets, root string, spec PluginSpec) []Bind {
 	binds := []Bind{
 		{Source: sockets, Target: spec.MountDir, Propagation: Bidirectional},
@@ -83,7 +85,8 @@ func checkStart(l Layout, t registry.TaskKey, spec PluginSpec) error {
 	case t.Alloc == "" || t.Task == "" || spec.ID == "":
 		return registry.Invalid("task %q of alloc %q with plugin %q: all three must be named", t.Task, t.Alloc, spec.ID)
 	case spec.Type.Roles() == nil:
-		return registry.Invalid("plugin %q: type %q is unknown; use \"node\", \"controller\" or \"monolith\"", spec.ID, spec.Type)
+		return registry.Invalid("plugin %q: type %q is unknown; use \"node\", \"controller\" or \"monolith\"", spec.ID,
+			spec.Type)
 	}
 	if err := spec.checkDirs(); err != nil {
 		return err
@@ -100,13 +103,16 @@ func (p PluginSpec) checkDirs() error {
 		}
 	}
 	if sockets == volumes || inside(volumes, sockets) || inside(sockets, volumes) {
-		return registry.Invalid("plugin %q: mount_dir %q and stage_publish_base_dir %q must not lie in one another", p.ID, sockets, volumes)
+		return registry.Invalid("plugin %q: mount_dir %q and stage_publish_base_dir %q must not lie in one another",
+			p.ID, sockets, volumes)
 	}
 	if len(filepath.Join(sockets, socketName)) > MaxSocketPath {
-		return registry.Invalid("plugin %q: mount_dir %q is too long for a socket in it; %d bytes are allowed", p.ID, sockets, MaxSocketPath-len("/"+socketName))
+		return registry.Invalid("plugin %q: mount_dir %q is too long for a socket in it; %d bytes are allowed", p.ID,
+			sockets, MaxSocketPath-len("/"+socketName))
 	}
 	if n := longest(volumes); n > MaxPluginPath {
-		return registry.Invalid("plugin %q: stage_publish_base_dir %q is %d bytes too long for the volumes in it", p.ID, volumes, n-MaxPluginPath)
+		return registry.Invalid("plugin %q: stage_publish_base_dir %q is %d bytes too long for the volumes in it", p.ID,
+			volumes, n-MaxPluginPath)
 	}
 	return nil
 }

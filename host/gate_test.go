@@ -37,7 +37,8 @@ func TestErrorOfTheTransportIsNoAnswer(t *testing.T) {
 // left. A call whose time was up is not repeated.
 func TestCutOffCallIsRepeatedWhateverTimeIsLeft(t *testing.T) {
 	t.Parallel()
-	for code, repeated := range map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: false, codes.DeadlineExceeded: false} {
+	for code, repeated := range map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: false,
+		codes.DeadlineExceeded: false} {
 		for _, a := range []access{reads, writes} {
 			synctest.Test(t, func(t *testing.T) {
 				h := &Host{gate: newGate(), config: Config{MaxHold: time.Minute}}

@@ -106,7 +106,9 @@ func TestRefusedCallsAreNotInTheWorkload(t *testing.T) {
 			_, err := w.host.PrepareAlloc(w.ctx(), host.AllocGroup{Alloc: "../a", Namespace: "default"})
 			return err
 		},
-		"list": func() error { return w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{{AllocTask: bad}}}) },
+		"list": func() error {
+			return w.host.Sync(w.ctx(), host.Workload{Tasks: []host.WorkloadTask{{AllocTask: bad}}})
+		},
 	} {
 		if err := call(); !errors.Is(err, host.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
@@ -162,7 +164,8 @@ func TestCloseEndsEverything(t *testing.T) {
 	go func() { ended <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(host.Event) error { return nil }) }()
 	go func() { ended <- w.host.Restarts(w.ctx(), func([]host.PendingRestart) error { return nil }) }()
 	go func() {
-		ended <- w.host.Fingerprints(w.ctx(), host.PluginQuery{}, func([]host.PluginFingerprint, bool) error { return nil })
+		ended <- w.host.Fingerprints(w.ctx(), host.PluginQuery{},
+			func([]host.PluginFingerprint, bool) error { return nil })
 	}()
 	<-gate.Arrived()
 	must(t, w.host.Close())
@@ -183,7 +186,8 @@ func TestCloseEndsEverything(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(w.config.RunDir, "shim-*")); len(left) > 0 {
 		t.Errorf("sockets: %v", left)
 	}
-	for end := time.Now().Add(5 * time.Second); (runtime.NumGoroutine() > before || descriptors() > files) && time.Now().Before(end); {
+	for end := time.Now().Add(5 * time.Second); (runtime.NumGoroutine() > before || descriptors() > files) &&
+		time.Now().Before(end); {
 		runtime.Gosched()
 	}
 	if n := runtime.NumGoroutine(); n > before {

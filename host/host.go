@@ -137,7 +137,8 @@ func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
 	switch {
 	case err != nil:
 	case d.SourceGone:
-		h.config.Logger.Warn("the shim's binary is gone; its verified copy is used: install the binary again", "path", b.Path)
+		h.config.Logger.Warn("the shim's binary is gone; its verified copy is used: install the binary again", "path",
+			b.Path)
 	case d.FirstUse && known != "" && known != d.SHA256:
 		h.config.Logger.Warn("the shim's binary was replaced, and no digest was given for it; the new one is trusted",
 			"path", b.Path, "was", known, "is", d.SHA256)

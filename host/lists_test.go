@@ -14,7 +14,8 @@ import (
 )
 
 // listing asks a shim for one page of a list.
-type listing func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) (names []string, next string, err error)
+type listing func(ctx context.Context, conn grpc.ClientConnInterface, p *pb.Page) (names []string, next string,
+	err error)
 
 // lists are all paged lists.
 var lists = map[string]listing{

@@ -36,10 +36,14 @@ func TestOpenRefusesABadBinary(t *testing.T) {
 		"a directory":    {host.Binary{Path: w.dir}, "regular file", host.ErrInvalid},
 		"not executable": {host.Binary{Path: write("text", "x", 0o600)}, "chmod +x", host.ErrInvalid},
 		"no program":     {host.Binary{Path: write("junk", "junk", 0o700)}, "cannot run here", host.ErrUnsupported},
-		"another digest": {host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "not the wanted binary", host.ErrInvalid},
-		"no digest":      {host.Binary{Path: shimBinary, SHA256: "xyz"}, "64 hexadecimal", host.ErrInvalid},
-		"digest beside":  {host.Binary{Path: filepath.Join(w.dir, "bin", "beside")}, "not the wanted binary", host.ErrInvalid},
-		"another one":    {host.Binary{Path: other}, "with nothing on stdout; if its last lines do not say why, it may be no shim: give the path", host.ErrUnavailable},
+		"another digest": {host.Binary{Path: shimBinary, SHA256: strings.Repeat("0", 64)}, "not the wanted binary",
+			host.ErrInvalid},
+		"no digest": {host.Binary{Path: shimBinary, SHA256: "xyz"}, "64 hexadecimal", host.ErrInvalid},
+		"digest beside": {host.Binary{Path: filepath.Join(w.dir, "bin", "beside")}, "not the wanted binary",
+			host.ErrInvalid},
+		"another one": {host.Binary{Path: other},
+			"with nothing on stdout; if its last lines do not say why, it may be no shim: give the path",
+			host.ErrUnavailable},
 	} {
 		w.config.Shim = c.binary
 		h, err := host.Open(w.ctx(), w.config)
@@ -74,7 +78,9 @@ func TestOpenRefusesBadDirectories(t *testing.T) {
 		"a run directory of a long name":   {func(c *host.Config) { c.RunDir = long }, "choose a shorter one"},
 		"a node that is no name":           {func(c *host.Config) { c.Node = "../x" }, "node name"},
 		"a file in place of the directory": {func(c *host.Config) { c.StateDir = shimBinary }, "not a directory"},
-		"a workload that is wrong":         {func(c *host.Config) { c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}} }, "alloc id"},
+		"a workload that is wrong": {func(c *host.Config) {
+			c.Workload.Allocs = []host.AllocGroup{{Alloc: "../x"}}
+		}, "alloc id"},
 	} {
 		config := w.config
 		c.change(&config)

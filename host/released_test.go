@@ -31,7 +31,8 @@ func TestReleasedShimRefuses(t *testing.T) {
 	call := &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}
 	for what, ask := range map[string]func(context.Context) error{
 		"Tasks.Starting": func(ctx context.Context) error {
-			return failed(pb.NewTasksClient(old).Starting(ctx, &pb.TaskStartingRequest{Call: call, Task: wire.AllocTaskProto(task)}))
+			return failed(pb.NewTasksClient(old).Starting(ctx,
+				&pb.TaskStartingRequest{Call: call, Task: wire.AllocTaskProto(task)}))
 		},
 		"Allocs.Release": func(ctx context.Context) error {
 			return failed(pb.NewAllocsClient(old).Release(ctx, &pb.ReleaseAllocRequest{Call: call, Alloc: "a"}))
@@ -40,7 +41,8 @@ func TestReleasedShimRefuses(t *testing.T) {
 			return failed(pb.NewAllocsClient(old).Sync(ctx, &pb.SyncRequest{Call: call}))
 		},
 		"Volumes.Delete": func(ctx context.Context) error {
-			return failed(pb.NewVolumesClient(old).Delete(ctx, &pb.DeleteVolumeRequest{Call: call, Name: &pb.VolumeName{Namespace: "default", Id: "v"}}))
+			return failed(pb.NewVolumesClient(old).Delete(ctx,
+				&pb.DeleteVolumeRequest{Call: call, Name: &pb.VolumeName{Namespace: "default", Id: "v"}}))
 		},
 		"Volumes.List": func(ctx context.Context) error {
 			return failed(pb.NewVolumesClient(old).List(ctx, &pb.ListVolumesRequest{Call: &pb.Call{}}))

@@ -62,7 +62,8 @@ func TestSlowDiskIsNamed(t *testing.T) {
 func TestUnfinishedFilesAreRemovedAtOpen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for _, name := range []string{".shim.json12", ".swaps.json34", "rehearsal.db", "rehearsal.db.bad", "shim.json", "shim.db"} {
+	for _, name := range []string{".shim.json12", ".swaps.json34", "rehearsal.db", "rehearsal.db.bad", "shim.json",
+		"shim.db"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -278,7 +278,9 @@ func TestSwapProtocol(t *testing.T) {
 						holdWrites: func() { script, held = append(script, "hold writes"), time.Now() },
 						holdAll:    func(error) { script = append(script, "hold all") },
 						held:       func() int { return 7 },
-						open:       func(p peer) { script, opened = append(script, "open "+p.(*fakePeer).name), time.Now() },
+						open: func(p peer) {
+							script, opened = append(script, "open "+p.(*fakePeer).name), time.Now()
+						},
 					},
 				}
 				active, err := s.handOver(ctx)

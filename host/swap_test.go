@@ -161,7 +161,8 @@ func TestSwapRefusesAStateThatTheOldShimCannotRead(t *testing.T) {
 	if !errors.Is(err, host.ErrUnsupported) {
 		t.Errorf("readable by a newer one: %v", err)
 	}
-	for _, says := range []string{fmt.Sprintf("only shims of schema %d or newer", st.Schema+1), "swap to a release between the two first"} {
+	for _, says := range []string{fmt.Sprintf("only shims of schema %d or newer", st.Schema+1),
+		"swap to a release between the two first"} {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v does not say %q", err, says)
 		}

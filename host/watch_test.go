@@ -57,7 +57,8 @@ func TestWatchOfPastEventsEnds(t *testing.T) {
 	if len(got) != 1 || got[0].Kind != host.EventResync {
 		t.Errorf("after an unknown number: %v", got)
 	}
-	if err := w.host.Watch(w.ctx(), host.WatchOptions{Past: true}, func(host.Event) error { return errEnough }); err != errEnough {
+	if err := w.host.Watch(w.ctx(), host.WatchOptions{Past: true},
+		func(host.Event) error { return errEnough }); err != errEnough {
 		t.Errorf("ended by its callback: %v", err)
 	}
 }

@@ -72,7 +72,8 @@ func BenchmarkPut(b *testing.B) {
 	log.OnApplied(r.Applied)
 	var list []registry.Instance
 	for n := range many {
-		list = append(list, instance(key("r", registry.PluginID(fmt.Sprint("plugin-", n/4)), registry.AllocID(fmt.Sprint("alloc-", n))), registry.Healthy))
+		list = append(list, instance(key("r", registry.PluginID(fmt.Sprint("plugin-", n/4)),
+			registry.AllocID(fmt.Sprint("alloc-", n))), registry.Healthy))
 	}
 	if _, err := r.PutAll(b.Context(), list...); err != nil {
 		b.Fatal(err)

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// The functions below decide what one transaction does to the table of instances. They are for a Commit's decide, so that a change
-// of the table can share a transaction with other records. Changes of several instances that compete are to be made by one call:
-// each call sees the View only, not what another one is about to change.
+// The functions below decide what one transaction does to the table of instances. They are for a Commit's decide, so
+// that a change of the table can share a transaction with other records. Changes of several instances that compete are
+// to be made by one call: each call sees the View only, not what another one is about to change.
 
-// PutChange registers instances. One that is known under its key is superseded in its rank; one that is the same is left alone.
-// The caller has checked them with Valid.
+// PutChange registers instances. One that is known under its key is superseded in its rank; one that is the same is
+// left alone. The caller has checked them with Valid.
 func PutChange(v View, now time.Time, instances ...Instance) Change {
 	d := newDraft(v, now)
 	for _, i := range instances {

@@ -36,7 +36,8 @@ var (
 
 // Kinds lists every kind, in the order in which the wire numbers them. Append only.
 var Kinds = []error{
-	ErrInvalid, ErrNotFound, ErrConflict, ErrExists, ErrUnavailable, ErrUncertain, ErrUnsupported, ErrExhausted, ErrFenced,
+	ErrInvalid, ErrNotFound, ErrConflict, ErrExists, ErrUnavailable, ErrUncertain, ErrUnsupported, ErrExhausted,
+	ErrFenced,
 	ErrDenied, ErrDamaged, ErrInternal,
 }
 

@@ -25,28 +25,32 @@ const (
 	EventTaskRemoved    EventKind = "task deregistered" // all roles of the task are removed
 
 	// Of volumes.
-	EventVolumeCreated      EventKind = "volume created"
-	EventVolumeRegistered   EventKind = "volume registered"
-	EventVolumeUncertain    EventKind = "volume uncertain"     // its creation has ended, and it cannot be used; Detail says why
-	EventVolumeDeleted      EventKind = "volume deleted"       // by its plugin
-	EventVolumeDeregistered EventKind = "volume deregistered"  // forgotten; its plugin keeps it
-	EventVolumeKept         EventKind = "volume kept"          // its deletion was refused for certain: it is as it was before
-	EventVolumeExpanded     EventKind = "volume expanded"      // by its controller, or for its node alone to do; Detail says to what
-	EventNodeExpanded       EventKind = "expanded on its node" // who uses it has the room
-	EventVolumeUnhealthy    EventKind = "volume unhealthy"     // its plugin says so in Role; Detail is its message
-	EventVolumeHealthy      EventKind = "volume healthy"       // its plugin says so in Role, and said the opposite before
-	EventClaimed            EventKind = "claimed"
-	EventReleased           EventKind = "released"
-	EventAttached           EventKind = "attached"
-	EventDetached           EventKind = "detached"
-	EventStaged             EventKind = "staged"
-	EventUnstaged           EventKind = "unstaged"
-	EventPublished          EventKind = "published"
-	EventUnpublished        EventKind = "unpublished"
-	EventMountLost          EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail says which
-	EventMountBack          EventKind = "mount back"  // it is well again
-	EventStepFailed         EventKind = "step failed" // Cause is the RPC, Detail what the driver said
-	EventReconciled         EventKind = "reconciled"  // Detail says what was found and done
+	EventVolumeCreated    EventKind = "volume created"
+	EventVolumeRegistered EventKind = "volume registered"
+	// its creation has ended, and it cannot be used; Detail says why
+	EventVolumeUncertain    EventKind = "volume uncertain"
+	EventVolumeDeleted      EventKind = "volume deleted"      // by its plugin
+	EventVolumeDeregistered EventKind = "volume deregistered" // forgotten; its plugin keeps it
+	// its deletion was refused for certain: it is as it was before
+	EventVolumeKept EventKind = "volume kept"
+	// by its controller, or for its node alone to do; Detail says to what
+	EventVolumeExpanded  EventKind = "volume expanded"
+	EventNodeExpanded    EventKind = "expanded on its node" // who uses it has the room
+	EventVolumeUnhealthy EventKind = "volume unhealthy"     // its plugin says so in Role; Detail is its message
+	// its plugin says so in Role, and said the opposite before
+	EventVolumeHealthy EventKind = "volume healthy"
+	EventClaimed       EventKind = "claimed"
+	EventReleased      EventKind = "released"
+	EventAttached      EventKind = "attached"
+	EventDetached      EventKind = "detached"
+	EventStaged        EventKind = "staged"
+	EventUnstaged      EventKind = "unstaged"
+	EventPublished     EventKind = "published"
+	EventUnpublished   EventKind = "unpublished"
+	EventMountLost     EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail says which
+	EventMountBack     EventKind = "mount back"  // it is well again
+	EventStepFailed    EventKind = "step failed" // Cause is the RPC, Detail what the driver said
+	EventReconciled    EventKind = "reconciled"  // Detail says what was found and done
 
 	// EventResync is never stored: it tells a watcher that its cursor is too old, and what is true now instead.
 	EventResync EventKind = "resync"

@@ -11,8 +11,8 @@ type CapacityRange struct {
 // Expansion is how far the expansions of a volume have come. The zero value: there was none.
 type Expansion struct {
 	Done int64 `json:"done,omitempty"` // bytes that the last one asked for that its controller is done with
-	// Asked is what a controller was asked for without an answer that says what became of it; zero: nothing. It is asked for once more before
-	// anything else is, with the same usage.
+	// Asked is what a controller was asked for without an answer that says what became of it; zero: nothing. It is
+	// asked for once more before anything else is, with the same usage.
 	Asked CapacityRange `json:"asked,omitzero"`
 	Usage Usage         `json:"usage,omitzero"` // that Asked named; zero: none
 	// Node is what the node is still to see to: the resize is pending. Zero: nothing.

@@ -7,32 +7,34 @@ import (
 	"sync/atomic"
 )
 
-// FromSnapshot is the cursor of a watcher that knows nothing yet: it gets a snapshot first, as EventResync, and then every event
-// after it.
+// FromSnapshot is the cursor of a watcher that knows nothing yet: it gets a snapshot first, as EventResync, and then
+// every event after it.
 const FromSnapshot = ^Seq(0)
 
-// RecentEvents is how many events a Feed keeps in memory: those of some seconds on the busiest node, so that a watcher that keeps up, or that
-// was away for a moment, has nothing read for it. They are a megabyte at most. For who is further behind there is the Log, which has MaxEvents.
+// RecentEvents is how many events a Feed keeps in memory: those of some seconds on the busiest node, so that a watcher
+// that keeps up, or that was away for a moment, has nothing read for it. They are a megabyte at most. For who is
+// further behind there is the Log, which has MaxEvents.
 const RecentEvents = 1000
 
-// batchSize is how many events a watcher copies, or has read from the Log, at once: more than it is ever behind by, unless it is slow. Who closes
-// the Log waits for no more than that, some milliseconds.
+// batchSize is how many events a watcher copies, or has read from the Log, at once: more than it is ever behind by,
+// unless it is slow. Who closes the Log waits for no more than that, some milliseconds.
 const batchSize = 256
 
-// Filter says which events a watcher wants. What is empty lets everything pass. EventResync passes every filter, its snapshot
-// holding the instances of Role and Plugin only.
+// Filter says which events a watcher wants. What is empty lets everything pass. EventResync passes every filter, its
+// snapshot holding the instances of Role and Plugin only.
 type Filter struct {
 	Role   Role
 	Plugin PluginID
 	Kinds  []EventKind
-	// Bookmarks asks for EventBookmark: once when the watcher has caught up for the first time, and then whenever it has come a
-	// good way without an event that passes. A watcher that resumes there later is not told to resync for its filter's sake.
+	// Bookmarks asks for EventBookmark: once when the watcher has caught up for the first time, and then whenever it
+	// has come a good way without an event that passes. A watcher that resumes there later is not told to resync for
+	// its filter's sake.
 	Bookmarks bool
 }
 
-// Feed tells watchers the events of a Log: the newest from memory, older ones as the Log has them. A watcher is a cursor in its caller's
-// goroutine, and what it needs of the Log is read there: the Feed knows none of them, so a slow or dead one, or one that begins long ago,
-// delays nobody and costs nothing.
+// Feed tells watchers the events of a Log: the newest from memory, older ones as the Log has them. A watcher is a
+// cursor in its caller's goroutine, and what it needs of the Log is read there: the Feed knows none of them, so a slow
+// or dead one, or one that begins long ago, delays nobody and costs nothing.
 type Feed struct {
 	log     State
 	table   *Registry
@@ -48,8 +50,8 @@ type recent struct {
 	more   chan struct{} // closed when there are further events
 }
 
-// NewFeed keeps in memory up to limit of the events that follow the table's index: a table is loaded before its Feed is made. The Log has to tell
-// the table of a change before the Feed.
+// NewFeed keeps in memory up to limit of the events that follow the table's index: a table is loaded before its Feed is
+// made. The Log has to tell the table of a change before the Feed.
 func NewFeed(log State, table *Registry, limit int) *Feed {
 	f := &Feed{log: log, table: table, limit: max(limit, 1)}
 	at := table.Index()
@@ -57,8 +59,8 @@ func NewFeed(log State, table *Registry, limit int) *Feed {
 	return f
 }
 
-// Applied takes over the events of a committed change and wakes those who wait for them. The Log calls it in commit order, one call after the
-// other.
+// Applied takes over the events of a committed change and wakes those who wait for them. The Log calls it in commit
+// order, one call after the other.
 func (f *Feed) Applied(a Applied) {
 	old := f.current.Load()
 	if a.Last() <= old.index {
@@ -84,11 +86,12 @@ func (f *Feed) pruned(r recent) *recent {
 // Index is that of the last change that was applied.
 func (f *Feed) Index() Seq { return f.current.Load().index }
 
-// Watch calls fn, in its own goroutine and under no lock, with every event after the cursor that passes the filter, in order, until
-// ctx ends or fn returns an error; it returns that error or the context's cause. An error of the Log ends it too. A cursor whose events
-// the Log has pruned, or that is ahead of everything (FromSnapshot), gets one EventResync with the table of instances, then the events after
-// that snapshot's index. No event is told before its change was applied: the table knows of it.
-// The next cursor is the Seq of the last event that fn got. What events point to is shared: fn does not change it.
+// Watch calls fn, in its own goroutine and under no lock, with every event after the cursor that passes the filter, in
+// order, until ctx ends or fn returns an error; it returns that error or the context's cause. An error of the Log ends
+// it too. A cursor whose events the Log has pruned, or that is ahead of everything (FromSnapshot), gets one EventResync
+// with the table of instances, then the events after that snapshot's index. No event is told before its change was
+// applied: the table knows of it. The next cursor is the Seq of the last event that fn got. What events point to is
+// shared: fn does not change it.
 func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Event) error) error {
 	w := watcher{feed: f, filter: filter, fn: fn, cursor: after}
 	if after > f.Index() {
@@ -147,8 +150,9 @@ func (w *watcher) follow(ctx context.Context, now *recent) (caughtUp bool, err e
 	return true, ctxErr(ctx)
 }
 
-// past tells one batch of those events up to a number that only the Log has. fn is called when the View is over: whoever closes the Log does not
-// wait for it. What the Log has above the number is left out: it may not have been applied yet.
+// past tells one batch of those events up to a number that only the Log has. fn is called when the View is over:
+// whoever closes the Log does not wait for it. What the Log has above the number is left out: it may not have been
+// applied yet.
 func (w *watcher) past(ctx context.Context, upTo Seq) error {
 	limit := int(min(upTo-w.cursor, batchSize))
 	var events []Event

@@ -14,7 +14,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// feedModel is a feed, what its log was ever told, and a few watchers. Whatever happens may happen between any two steps of one that watches.
+// feedModel is a feed, what its log was ever told, and a few watchers. Whatever happens may happen between any two
+// steps of one that watches.
 type feedModel struct {
 	log     *registrytest.Log
 	table   *registry.Registry
@@ -45,7 +46,10 @@ func (m *feedModel) open(t *rapid.T) {
 	m.table = registry.New(m.log)
 	must(t, m.table.Load(context.Background()))
 	log := peeked{
-		m.log, func() { m.happens(t); m.reading = true }, func() { m.reading = false }, func(_ int, floor registry.Seq) { m.floor = floor; m.happens(t) },
+		m.log, func() {
+			m.happens(t)
+			m.reading = true
+		}, func() { m.reading = false }, func(_ int, floor registry.Seq) { m.floor = floor; m.happens(t) },
 	}
 	m.feed = registry.NewFeed(log, m.table, modelRecent)
 	m.log.OnApplied(func(a registry.Applied) {
@@ -97,7 +101,8 @@ func (m *feedModel) watch(t *rapid.T) {
 	m.cursors[w] = m.follow(t, m.cursors[w], filter, rapid.IntRange(1, 20).Draw(t, "told"))
 }
 
-// follow watches until a number of events were told, or all, holds each to what a watcher is promised, and returns the cursor.
+// follow watches until a number of events were told, or all, holds each to what a watcher is promised, and returns the
+// cursor.
 func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filter, most int) registry.Seq {
 	filter.Bookmarks = true
 	ahead := cursor > m.feed.Index()
@@ -149,14 +154,16 @@ func (m *feedModel) check(t *rapid.T) {
 	}
 }
 
-// TestFeedModel: a feed with little in memory, over a log that keeps little more, tells exactly the events after a cursor, or that they are gone if
-// they are, whatever happens between any two of its steps; nothing that is durable but not published yet, and nothing less after a reopen.
+// TestFeedModel: a feed with little in memory, over a log that keeps little more, tells exactly the events after a
+// cursor, or that they are gone if they are, whatever happens between any two of its steps; nothing that is durable but
+// not published yet, and nothing less after a reopen.
 func TestFeedModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newFeedModel()
 		m.open(t)
 		t.Repeat(map[string]func(*rapid.T){
-			"commit": m.commit, "apply": m.apply, "watch": m.watch, "watch again": m.watch, "reopen": m.open, "": m.check,
+			"commit": m.commit, "apply": m.apply, "watch": m.watch, "watch again": m.watch, "reopen": m.open,
+			"": m.check,
 		})
 	})
 }
@@ -185,8 +192,8 @@ func (h *history) after(cursor registry.Seq) registry.Seq {
 	return 0
 }
 
-// TestFeedUnderLoad is the same with goroutines instead of steps: watchers with cursors of all ages, one that works until nearly all is committed, and
-// a log that is opened again between rounds.
+// TestFeedUnderLoad is the same with goroutines instead of steps: watchers with cursors of all ages, one that works
+// until nearly all is committed, and a log that is opened again between rounds.
 func TestFeedUnderLoad(t *testing.T) {
 	const writers, each, others = 4, 60, 5
 	log, h := registrytest.NewLog(now), &history{}
@@ -234,12 +241,16 @@ func TestFeedUnderLoad(t *testing.T) {
 func (s *stage) listen(cursor *registry.Seq, end registry.Seq, h *history, works func()) error {
 	return s.feed.Watch(context.Background(), *cursor, registry.Filter{}, func(e registry.Event) error {
 		var floor registry.Seq
-		if err := s.log.View(context.Background(), func(v registry.View) error { _, floor = v.Events(0, 0); return nil }); err != nil {
+		if err := s.log.View(context.Background(), func(v registry.View) error {
+			_, floor = v.Events(0, 0)
+			return nil
+		}); err != nil {
 			return err
 		}
 		resync := e.Kind == registry.EventResync
 		if s.table.Index() < e.Seq || resync && *cursor >= floor || !resync && e.Seq != h.after(*cursor) {
-			return fmt.Errorf("%s after %d: the floor is %d, the table at %d, the next event %d", e, *cursor, floor, s.table.Index(), h.after(*cursor))
+			return fmt.Errorf("%s after %d: the floor is %d, the table at %d, the next event %d", e, *cursor, floor,
+				s.table.Index(), h.after(*cursor))
 		}
 		if *cursor = e.Seq; *cursor == end {
 			return errStop

@@ -74,7 +74,10 @@ func TestWatchReturnsTheCallbacksError(t *testing.T) {
 	s.tell(t, 3, "x")
 	calls := 0
 	reason := errors.New("enough")
-	if err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(registry.Event) error { calls++; return reason }); err != reason || calls != 1 {
+	if err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(registry.Event) error {
+		calls++
+		return reason
+	}); err != reason || calls != 1 {
 		t.Errorf("Watch returned %v after %d calls", err, calls)
 	}
 }
@@ -96,13 +99,16 @@ func TestSnapshotThenFollow(t *testing.T) {
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
 	events := s.after(t, registry.FromSnapshot, registry.Filter{})
-	if len(events) != 1 || events[0].Kind != registry.EventResync || !reflect.DeepEqual(*events[0].Snapshot, s.table.All()) || events[0].Seq != s.table.Index() {
+	if len(events) != 1 || events[0].Kind != registry.EventResync ||
+		!reflect.DeepEqual(*events[0].Snapshot, s.table.All()) || events[0].Seq != s.table.Index() {
 		t.Fatalf("got %v", events)
 	}
 	s.put(t, instance(key("r", "p", "c"), registry.Healthy))
 	same(t, "then", brief(s.after(t, events[0].Seq, registry.Filter{})), "registered r c", "activated r c")
-	filtered := s.after(t, registry.FromSnapshot, registry.Filter{Role: "q", Kinds: []registry.EventKind{registry.EventHealthy}})
-	if len(filtered) != 1 || len(filtered[0].Snapshot.Instances) != 1 || filtered[0].Snapshot.Instances[0].Alloc != "b" {
+	filtered := s.after(t, registry.FromSnapshot, registry.Filter{Role: "q",
+		Kinds: []registry.EventKind{registry.EventHealthy}})
+	if len(filtered) != 1 || len(filtered[0].Snapshot.Instances) != 1 ||
+		filtered[0].Snapshot.Instances[0].Alloc != "b" {
 		t.Errorf("filtered: %+v", filtered[0].Snapshot)
 	}
 	if len(s.table.All().Instances) != 3 {
@@ -186,9 +192,12 @@ func TestFilter(t *testing.T) {
 	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
 	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
 	s.put(t, instance(key("r", "q", "c"), registry.Healthy))
-	same(t, "role", brief(s.after(t, 0, registry.Filter{Role: "r"})), "registered r a", "activated r a", "registered r c", "activated r c")
-	same(t, "plugin", brief(s.after(t, 0, registry.Filter{Plugin: "p"})), "registered r a", "activated r a", "registered q b", "activated q b")
-	same(t, "all three", brief(s.after(t, 0, registry.Filter{Role: "r", Plugin: "p", Kinds: []registry.EventKind{"activated", "x"}})), "activated r a")
+	same(t, "role", brief(s.after(t, 0, registry.Filter{Role: "r"})), "registered r a", "activated r a",
+		"registered r c", "activated r c")
+	same(t, "plugin", brief(s.after(t, 0, registry.Filter{Plugin: "p"})), "registered r a", "activated r a",
+		"registered q b", "activated q b")
+	same(t, "all three", brief(s.after(t, 0, registry.Filter{Role: "r", Plugin: "p",
+		Kinds: []registry.EventKind{"activated", "x"}})), "activated r a")
 	same(t, "none", brief(s.after(t, 0, registry.Filter{Plugin: "z"})))
 }
 
@@ -200,10 +209,11 @@ func TestBookmarks(t *testing.T) {
 		var got []registry.Event
 		ended := make(chan error)
 		go func() {
-			ended <- s.feed.Watch(ctx, 0, registry.Filter{Plugin: "none", Bookmarks: true}, func(e registry.Event) error {
-				got = append(got, e)
-				return nil
-			})
+			ended <- s.feed.Watch(ctx, 0, registry.Filter{Plugin: "none", Bookmarks: true},
+				func(e registry.Event) error {
+					got = append(got, e)
+					return nil
+				})
 		}()
 		for range 300 {
 			s.tell(t, 1, "x")
@@ -309,8 +319,9 @@ func (v peekedView) Events(after registry.Seq, limit int) ([]registry.Event, reg
 	return events, floor
 }
 
-// TestPastIsReadInBatches: whatever lies before the beginning of a feed is told all the same, from wherever a watcher begins, and little of it is
-// read at once; changes without events lie between. Nothing is read for who begins at the index.
+// TestPastIsReadInBatches: whatever lies before the beginning of a feed is told all the same, from wherever a watcher
+// begins, and little of it is read at once; changes without events lie between. Nothing is read for who begins at the
+// index.
 func TestPastIsReadInBatches(t *testing.T) {
 	const most = 256
 	for _, past := range []int{0, 1, most - 1, most, most + 1, 2 * most, 2*most + 1} {
@@ -334,19 +345,25 @@ func TestPastIsReadInBatches(t *testing.T) {
 			for _, after := range []registry.Seq{0, 1, registry.Seq(past / 2), begins - min(begins, 1), begins} {
 				views, reads = 0, 0
 				var want []registry.Event
-				must(t, s.log.View(t.Context(), func(v registry.View) error { want, _ = v.Events(after, 10*most); return nil }))
-				if got := s.after(t, after, registry.Filter{}); !reflect.DeepEqual(got, want) && len(got)+len(want) > 0 {
+				must(t, s.log.View(t.Context(), func(v registry.View) error {
+					want, _ = v.Events(after, 10*most)
+					return nil
+				}))
+				if got := s.after(t, after, registry.Filter{}); !reflect.DeepEqual(got, want) &&
+					len(got)+len(want) > 0 {
 					t.Errorf("%d and %d events, after %d: told %d, want %d", past, recent, after, len(got), len(want))
 				}
 				if after == begins && views > 0 || reads > past/most+1 {
-					t.Errorf("%d and %d events, after %d: %d lists in %d views were read", past, recent, after, reads, views)
+					t.Errorf("%d and %d events, after %d: %d lists in %d views were read", past, recent, after, reads,
+						views)
 				}
 			}
 		}
 	}
 }
 
-// Who falls behind what is in memory while its callback works has what it missed read from the log, then goes on in memory.
+// Who falls behind what is in memory while its callback works has what it missed read from the log, then goes on in
+// memory.
 func TestSlowWatcherReadsThePast(t *testing.T) {
 	s := small(t, registry.MaxEvents, 10)
 	s.tell(t, 1, "x")

@@ -25,15 +25,17 @@ const (
 	FoundUnhealthy FindingKind = "unhealthy" // the plugin says that the volume is
 	FoundDamage    FindingKind = "damage"    // the state file contradicts itself
 	FoundUnseen    FindingKind = "unseen"    // something could not be examined
-	FoundSkipped   FindingKind = "skipped"   // something is not examined because the configuration says so: nothing is wrong
+	// something is not examined because the configuration says so: nothing is wrong
+	FoundSkipped FindingKind = "skipped"
 )
 
 // FindingAction is what repair does about a finding.
 type FindingAction string
 
 const (
-	ActNothing FindingAction = ""        // it is for people
-	ActMark    FindingAction = "mark"    // the record says from now on that it is not certain: whoever holds the claim redoes or undoes it
+	ActNothing FindingAction = "" // it is for people
+	// the record says from now on that it is not certain: whoever holds the claim redoes or undoes it
+	ActMark    FindingAction = "mark"
 	ActAdopt   FindingAction = "adopt"   // a record is made of it, so that the plugin is asked to take it down
 	ActUndo    FindingAction = "undo"    // the plugin is asked to take it down
 	ActUnmount FindingAction = "unmount" // by us, never lazily
@@ -51,7 +53,8 @@ type Finding struct {
 	Path    string        `json:"path,omitempty"`   // on the host
 	Detail  string        `json:"detail,omitempty"` // for people
 	Advice  string        `json:"advice,omitempty"` // what a person may do
-	Result  string        `json:"result,omitempty"` // of the repair: RepairDone, or how far it came and why; empty: not tried
+	// of the repair: RepairDone, or how far it came and why; empty: not tried
+	Result string `json:"result,omitempty"`
 }
 
 func (f Finding) String() string {

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Every id is a type of its own, so that a volume's id cannot be handed in where an alloc's is meant. An id is data: it is
-// checked once where it enters (Parse functions), hashed where a path is made of it (package hooks), never joined.
+// Every id is a type of its own, so that a volume's id cannot be handed in where an alloc's is meant. An id is data: it
+// is checked once where it enters (Parse functions), hashed where a path is made of it (package hooks), never joined.
 type (
 	// PluginID is the id of a csi_plugin stanza: what people and volumes call a plugin by.
 	PluginID string
@@ -59,13 +59,15 @@ const MaxID = 128
 // ParsePluginID accepts 1 to 128 bytes of letters, digits, '.', '_', '-' that start with a letter or digit.
 func ParsePluginID(s string) (PluginID, error) { return parseName[PluginID]("plugin id", s) }
 
-// ParseAllocID accepts what ParsePluginID accepts, and so do ParseTaskName, ParseNamespace, ParseRole and ParseNodeName.
+// ParseAllocID accepts what ParsePluginID accepts, and so do ParseTaskName, ParseNamespace, ParseRole and
+// ParseNodeName.
 func ParseAllocID(s string) (AllocID, error)     { return parseName[AllocID]("alloc id", s) }
 func ParseNamespace(s string) (Namespace, error) { return parseName[Namespace]("namespace", s) }
 func ParseRole(s string) (Role, error)           { return parseName[Role]("role", s) }
 func ParseNodeName(s string) (NodeName, error)   { return parseName[NodeName]("node name", s) }
 
-// ParseTaskName accepts 1 to 128 bytes of printable text without '/', as task and request names are free text elsewhere.
+// ParseTaskName accepts 1 to 128 bytes of printable text without '/', as task and request names are free text
+// elsewhere.
 func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("task name", s) }
 
 // ParseLabel accepts what ParseTaskName accepts. Errors call the text by what.
@@ -84,8 +86,8 @@ func ParseOperationID(s string) (OperationID, error) {
 	return parseLabel[OperationID]("operation id", s)
 }
 
-// MaxExternalID bounds what a plugin may call a volume or a snapshot, in bytes. The CSI spec has 128 for strings in general, which
-// drivers exceed that encode a path, a server or a resource group.
+// MaxExternalID bounds what a plugin may call a volume or a snapshot, in bytes. The CSI spec has 128 for strings in
+// general, which drivers exceed that encode a path, a server or a resource group.
 const MaxExternalID = 4096
 
 // ParseExternalID accepts what a plugin may call a volume or a snapshot: 1 byte to 4 KiB of UTF-8. Any character is
@@ -106,12 +108,13 @@ func (id ExternalID) String() string {
 	if len(id) <= shownID {
 		return string(id)
 	}
-	head, tail := strings.ToValidUTF8(string(id[:shownID/2]), ""), strings.ToValidUTF8(string(id[len(id)-shownID/4:]), "")
+	head, tail := strings.ToValidUTF8(string(id[:shownID/2]), ""), strings.ToValidUTF8(string(id[len(id)-shownID/4:]),
+		"")
 	return fmt.Sprintf("%s... (%d bytes) ...%s", head, len(id), tail)
 }
 
-// ParseCreateName accepts what a plugin may be asked to call a new volume (CreateVolumeRequest.name): 1 to 128 bytes of printable text that
-// does not look like a path that leaves its directory, as drivers join it into paths of their own.
+// ParseCreateName accepts what a plugin may be asked to call a new volume (CreateVolumeRequest.name): 1 to 128 bytes of
+// printable text that does not look like a path that leaves its directory, as drivers join it into paths of their own.
 func ParseCreateName(s string) (string, error) {
 	if err := checkText("name", s, MaxID); err != nil {
 		return "", err

@@ -27,8 +27,8 @@ type Endpoint struct {
 	Task string `json:"task"`
 }
 
-// Tree is one directory, with the path by which the host reaches it and the path that the task knows it by. Without file
-// system isolation the two are equal.
+// Tree is one directory, with the path by which the host reaches it and the path that the task knows it by. Without
+// file system isolation the two are equal.
 type Tree struct {
 	Host string `json:"host"`
 	Task string `json:"task"`
@@ -58,7 +58,8 @@ func (i Instance) Clone() Instance {
 
 // Same says whether a Put of o in place of i would change nothing: indexes and times do not count.
 func (i Instance) Same(o Instance) bool {
-	return i.InstanceKey == o.InstanceKey && i.Attempt == o.Attempt && i.Endpoint == o.Endpoint && i.Volumes == o.Volumes &&
+	return i.InstanceKey == o.InstanceKey && i.Attempt == o.Attempt && i.Endpoint == o.Endpoint &&
+		i.Volumes == o.Volumes &&
 		i.Fingerprint.Equal(o.Fingerprint) && i.Health.State == o.Health.State && i.Health.Cause == o.Health.Cause &&
 		maps.Equal(i.Options, o.Options)
 }
@@ -99,8 +100,8 @@ type Health struct {
 	Since  time.Time   `json:"since,omitzero"`   // wall time of the last change, for people
 }
 
-// Capability is one thing that a plugin says it can do: the name of the CSI service's enum value behind the service, as in
-// "controller.PUBLISH_UNPUBLISH_VOLUME". Values that this build does not know stay as "controller.99".
+// Capability is one thing that a plugin says it can do: the name of the CSI service's enum value behind the service, as
+// in "controller.PUBLISH_UNPUBLISH_VOLUME". Values that this build does not know stay as "controller.99".
 type Capability string
 
 // Optional calls that Holdfast makes unasked.
@@ -134,8 +135,8 @@ const (
 	VolumeMountGroup Capability = "node.VOLUME_MOUNT_GROUP"
 )
 
-// Fingerprint is what a plugin says of itself (GetPluginInfo, GetPluginCapabilities, Controller- and NodeGetCapabilities,
-// NodeGetInfo).
+// Fingerprint is what a plugin says of itself (GetPluginInfo, GetPluginCapabilities, Controller- and
+// NodeGetCapabilities, NodeGetInfo).
 type Fingerprint struct {
 	Provider     string            `json:"provider"`               // GetPluginInfo.name
 	Version      string            `json:"version,omitempty"`      // GetPluginInfo.vendor_version

@@ -17,13 +17,15 @@ var secretWords = regexp.MustCompile(`(?i)(^|[^a-z])(pass|pwd|key)[0-9]*$`)
 
 var noLetters = regexp.MustCompile(`[^a-z]+`)
 
-// SecretName reports whether the value of a mount flag, parameter or context key of this name is a secret. The end of the
-// name decides: the value of "node-stage-secret" is a secret, that of "node-stage-secret-name" is the name of one.
+// SecretName reports whether the value of a mount flag, parameter or context key of this name is a secret. The end of
+// the name decides: the value of "node-stage-secret" is a secret, that of "node-stage-secret-name" is the name of one.
 func SecretName(name string) bool {
-	return secretNames.MatchString(noLetters.ReplaceAllString(strings.ToLower(name), "")) || secretWords.MatchString(name)
+	return secretNames.MatchString(noLetters.ReplaceAllString(strings.ToLower(name), "")) ||
+		secretWords.MatchString(name)
 }
 
-// Secrets calls f for each value in the flags whose name is a SecretName, as "password=x" in "-o username=u,password=x".
+// Secrets calls f for each value in the flags whose name is a SecretName, as "password=x" in "-o
+// username=u,password=x".
 func (f Flags) Secrets(each func(name, value string)) {
 	for _, flag := range f.List() {
 		for _, s := range secretsOf(flag) {

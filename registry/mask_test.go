@@ -7,15 +7,18 @@ import (
 
 func TestSecretNameKnowsSecretsFromTheirReferences(t *testing.T) {
 	for _, name := range []string{
-		"password", "PASSWORD", "passwd", "password2", "pass", "sftp-pass", "pwd", "passphrase", "secret", "client_secret", "clientSecret", "token",
-		"csi.storage.k8s.io/serviceAccount.tokens", "sas-token", "key", "accountkey", "storage-account-key", "secret_access_key", "apiKey", "private-key",
+		"password", "PASSWORD", "passwd", "password2", "pass", "sftp-pass", "pwd", "passphrase", "secret",
+		"client_secret", "clientSecret", "token",
+		"csi.storage.k8s.io/serviceAccount.tokens", "sas-token", "key", "accountkey", "storage-account-key",
+		"secret_access_key", "apiKey", "private-key",
 	} {
 		if !SecretName(name) {
 			t.Errorf("%q is no secret", name)
 		}
 	}
 	for _, name := range []string{
-		"", "username", "vers", "fsType", "secret-name", "csi.storage.k8s.io/node-stage-secret-namespace", "secretfile", "credentials", "access_key_id",
+		"", "username", "vers", "fsType", "secret-name", "csi.storage.k8s.io/node-stage-secret-namespace", "secretfile",
+		"credentials", "access_key_id",
 		"tokenReview", "passive", "bypass", "monkey", "keyring", "rw", "loop",
 	} {
 		if SecretName(name) {
@@ -49,10 +52,12 @@ func TestSecretsInMountFlagsAreMasked(t *testing.T) {
 
 func TestVolumeShowsNoSecretOfItsMaps(t *testing.T) {
 	v := Volume{VolumeSpec: VolumeSpec{
-		MountFlags: "password=x", Parameters: map[string]string{"fsType": "ext4", "adminSecret": "s"}, Context: map[string]string{"token": "t", "pool": "p"},
+		MountFlags: "password=x", Parameters: map[string]string{"fsType": "ext4", "adminSecret": "s"},
+		Context: map[string]string{"token": "t", "pool": "p"},
 	}}
 	got := v.Masked()
-	if got.MountFlags != "password=***" || !maps.Equal(got.Parameters, map[string]string{"fsType": "ext4", "adminSecret": "***"}) ||
+	if got.MountFlags != "password=***" || !maps.Equal(got.Parameters,
+		map[string]string{"fsType": "ext4", "adminSecret": "***"}) ||
 		!maps.Equal(got.Context, map[string]string{"token": "***", "pool": "p"}) {
 		t.Errorf("%+v", got)
 	}

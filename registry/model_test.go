@@ -43,7 +43,9 @@ func (m *model) put(instances ...registry.Instance) {
 }
 
 // ranked is a group's members, newest first, and the active one.
-func (m *model) ranked(role registry.Role, plugin registry.PluginID) (members []registry.InstanceKey, active registry.InstanceKey) {
+func (m *model) ranked(
+	role registry.Role, plugin registry.PluginID,
+) (members []registry.InstanceKey, active registry.InstanceKey) {
 	list := slices.Clone(m.list)
 	slices.SortFunc(list, func(a, b entry) int { return cmp.Or(b.rank-a.rank, cmp.Compare(a.Alloc, b.Alloc)) })
 	healthy := false
@@ -67,7 +69,8 @@ var (
 )
 
 func drawKey(t *rapid.T) registry.InstanceKey {
-	return key(rapid.SampledFrom(roles).Draw(t, "role"), rapid.SampledFrom(plugins).Draw(t, "plugin"), rapid.SampledFrom(allocs).Draw(t, "alloc"))
+	return key(rapid.SampledFrom(roles).Draw(t, "role"), rapid.SampledFrom(plugins).Draw(t, "plugin"),
+		rapid.SampledFrom(allocs).Draw(t, "alloc"))
 }
 
 func drawHealth(t *rapid.T) registry.Health {
@@ -169,7 +172,8 @@ func (m *model) Check(t *rapid.T) {
 	m.events.apply(events)
 	snapshot := m.table.All()
 	if len(snapshot.Instances) != len(m.list) || len(m.events.table) != len(m.list) {
-		t.Fatalf("%d instances in the table, %d by events, %d in the model", len(snapshot.Instances), len(m.events.table), len(m.list))
+		t.Fatalf("%d instances in the table, %d by events, %d in the model", len(snapshot.Instances),
+			len(m.events.table), len(m.list))
 	}
 	for _, i := range snapshot.Instances {
 		if replayed := m.events.table[i.InstanceKey]; !reflect.DeepEqual(replayed, i) {
@@ -192,10 +196,12 @@ func (m *model) checkGroups(t *rapid.T) {
 			}
 			active, found := m.table.Find(role, plugin)
 			if !slices.Equal(got, want) || active.InstanceKey != wantActive || found != (len(want) > 0) {
-				t.Fatalf("%s %s: members %v, active %s; want %v, %s", role, plugin, got, active.InstanceKey, want, wantActive)
+				t.Fatalf("%s %s: members %v, active %s; want %v, %s", role, plugin, got, active.InstanceKey, want,
+					wantActive)
 			}
 			if m.events.active[string(role)+" "+string(plugin)] != wantActive {
-				t.Fatalf("%s %s: events say active is %s, want %s", role, plugin, m.events.active[string(role)+" "+string(plugin)], wantActive)
+				t.Fatalf("%s %s: events say active is %s, want %s", role, plugin,
+					m.events.active[string(role)+" "+string(plugin)], wantActive)
 			}
 		}
 	}
@@ -205,8 +211,9 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{stage: empty(t), events: newReplay()}
 		t.Repeat(map[string]func(*rapid.T){
-			"put": m.Put, "put again": m.Put, "put all": m.PutAll, "remove": m.Remove, "remove task": m.RemoveTask, "health": m.SetHealth,
-			"other": m.Other, "fail": m.Fail, "reopen": m.Reopen, "lose": m.Lose, "": m.Check,
+			"put": m.Put, "put again": m.Put, "put all": m.PutAll, "remove": m.Remove, "remove task": m.RemoveTask,
+			"health": m.SetHealth,
+			"other":  m.Other, "fail": m.Fail, "reopen": m.Reopen, "lose": m.Lose, "": m.Check,
 		})
 	})
 }

@@ -21,11 +21,12 @@ func compareRank(a, b *Instance) int {
 }
 
 func compareKey(a, b InstanceKey) int {
-	return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), cmp.Compare(a.Alloc, b.Alloc), cmp.Compare(a.Task, b.Task))
+	return cmp.Or(cmp.Compare(a.Role, b.Role), cmp.Compare(a.Plugin, b.Plugin), cmp.Compare(a.Alloc, b.Alloc),
+		cmp.Compare(a.Task, b.Task))
 }
 
-// activeOf is the active one of a group's members, which are newest first: the newest healthy one, else the newest; nil if there
-// is none.
+// activeOf is the active one of a group's members, which are newest first: the newest healthy one, else the newest; nil
+// if there is none.
 func activeOf(members []*Instance) *Instance {
 	for _, i := range members {
 		if i.Health.State == Healthy {

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Registry is the live table of instances. Reads take no lock and wait for nobody; what they return is as of the last change that
-// was applied, and its maps and slices are shared with other readers: Clone before changing them.
+// Registry is the live table of instances. Reads take no lock and wait for nobody; what they return is as of the last
+// change that was applied, and its maps and slices are shared with other readers: Clone before changing them.
 //
 // The Log calls Applied for each commit: register it with Log.OnApplied.
 type Registry struct {
@@ -82,13 +82,15 @@ func (r *Registry) All() Snapshot {
 // Index is that of the last change that was applied, of instances or of anything else.
 func (r *Registry) Index() Seq { return r.current.Load().index }
 
-// Await is the active instance once it is healthy. If ctx ends first it is an ErrUnavailable that says what there is instead.
+// Await is the active instance once it is healthy. If ctx ends first it is an ErrUnavailable that says what there is
+// instead.
 func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance, error) {
 	for {
 		t := r.current.Load()
 		members := t.members(role, id)
 		if ctx.Err() != nil {
-			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role, t.situation(role, id), context.Cause(ctx))
+			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role,
+				t.situation(role, id), context.Cause(ctx))
 		}
 		if active := activeOf(members); active != nil && active.Health.State == Healthy {
 			return *active, nil
@@ -112,7 +114,8 @@ func (t *table) situation(role Role, id PluginID) string {
 		}
 		return "none is registered"
 	}
-	s := fmt.Sprintf("%d registered, the newest (%s) is %s: %s", len(members), active.TaskKey(), active.Health.State, active.Health.Cause)
+	s := fmt.Sprintf("%d registered, the newest (%s) is %s: %s", len(members), active.TaskKey(), active.Health.State,
+		active.Health.Cause)
 	if active.Health.Detail != "" {
 		s += " (" + active.Health.Detail + ")"
 	}

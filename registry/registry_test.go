@@ -15,7 +15,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// Every path to an event, told as kind, role, alloc and cause. The subscriber checks each event against the log's own records.
+// Every path to an event, told as kind, role, alloc and cause. The subscriber checks each event against the log's own
+// records.
 func TestEventPaths(t *testing.T) {
 	a, b := key("r", "p", "a"), key("r", "p", "b")
 	ctx := t.Context()
@@ -45,11 +46,18 @@ func TestEventPaths(t *testing.T) {
 		{"still sick", sick(b), nil},
 		{"another cause", func(s *stage) error { return s.setHealth(b, gone) }, []string{"unhealthy r b: gone"}},
 		{"last healthy one sick", sick(a), []string{"unhealthy r a: missed", "activated r b"}},
-		{"older well again", func(s *stage) error { return s.setHealth(a, health(registry.Healthy)) }, []string{"healthy r a: probed", "activated r a"}},
-		{"version and health at once", put(upgraded), []string{"updated r a", "unhealthy r a: missed", "activated r b"}},
-		{"removal of the active", func(s *stage) error { return s.table.Remove(ctx, b) }, []string{"deregistered r b", "activated r a"}},
+		{"older well again", func(s *stage) error {
+			return s.setHealth(a, health(registry.Healthy))
+		}, []string{"healthy r a: probed", "activated r a"}},
+		{"version and health at once", put(upgraded),
+			[]string{"updated r a", "unhealthy r a: missed", "activated r b"}},
+		{"removal of the active", func(s *stage) error {
+			return s.table.Remove(ctx, b)
+		}, []string{"deregistered r b", "activated r a"}},
 		{"removal of the unknown", func(s *stage) error { return s.table.Remove(ctx, b) }, nil},
-		{"removal of the last", func(s *stage) error { return s.table.RemoveTask(ctx, a.TaskKey()) }, []string{"deregistered r a"}},
+		{"removal of the last", func(s *stage) error {
+			return s.table.RemoveTask(ctx, a.TaskKey())
+		}, []string{"deregistered r a"}},
 		{"unknown task", func(s *stage) error { return s.table.RemoveTask(ctx, a.TaskKey()) }, nil},
 	} {
 		before := s.table.Index()
@@ -71,12 +79,14 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 	t.Helper()
 	must(t, s.log.View(t.Context(), func(v registry.View) error {
 		stored, found := v.Instance(e.Instance.InstanceKey)
-		if removed := e.Kind == registry.EventDeregistered; removed == found || found && !reflect.DeepEqual(stored, *e.Instance) {
+		if removed := e.Kind == registry.EventDeregistered; removed == found || found &&
+			!reflect.DeepEqual(stored, *e.Instance) {
 			t.Errorf("%s tells %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
 		}
 		return nil
 	}))
-	if e.Seq <= before || e.Instance.TaskKey() != (registry.TaskKey{Alloc: e.Alloc, Task: e.Task}) || !e.At.Equal(start) || e.Generation != 1 {
+	if e.Seq <= before || e.Instance.TaskKey() != (registry.TaskKey{Alloc: e.Alloc, Task: e.Task}) ||
+		!e.At.Equal(start) || e.Generation != 1 {
 		t.Errorf("event is %+v", e)
 	}
 	if table, found := s.table.Get(e.Instance.InstanceKey); found && !reflect.DeepEqual(table, *e.Instance) {
@@ -91,7 +101,8 @@ func TestPutKeepsItsRank(t *testing.T) {
 	again := instance(key("r", "p", "a"), registry.Healthy)
 	again.Attempt = 2
 	stored := s.put(t, again)
-	if stored.CreateIndex != first.CreateIndex || stored.ModifyIndex <= first.ModifyIndex || !stored.Since.Equal(first.Since) || stored.Attempt != 2 {
+	if stored.CreateIndex != first.CreateIndex || stored.ModifyIndex <= first.ModifyIndex ||
+		!stored.Since.Equal(first.Since) || stored.Attempt != 2 {
 		t.Errorf("first put %+v, then %+v", first, stored)
 	}
 	if table, _ := s.table.Get(again.InstanceKey); !reflect.DeepEqual(table, stored) {
@@ -134,7 +145,8 @@ func TestInterleavedAllocs(t *testing.T) {
 	active("")
 	stop("c")
 	same(t, "events", brief(s.after(t, 0, registry.Filter{})),
-		"registered r a", "activated r a", "registered r b", "activated r b", "deregistered r a", "registered r c", "activated r c",
+		"registered r a", "activated r a", "registered r b", "activated r b", "deregistered r a", "registered r c",
+		"activated r c",
 		"deregistered r b", "registered r a", "activated r a", "deregistered r a", "activated r c", "deregistered r c")
 }
 
@@ -142,7 +154,8 @@ func TestInterleavedAllocs(t *testing.T) {
 func TestMonolith(t *testing.T) {
 	s := empty(t)
 	both := func(alloc registry.AllocID) []registry.Instance {
-		return []registry.Instance{instance(key("c", "p", alloc), registry.Healthy), instance(key("n", "p", alloc), registry.Healthy)}
+		return []registry.Instance{instance(key("c", "p", alloc), registry.Healthy),
+			instance(key("n", "p", alloc), registry.Healthy)}
 	}
 	first, err := s.table.PutAll(t.Context(), both("a")...)
 	must(t, err)
@@ -290,7 +303,8 @@ func TestSince(t *testing.T) {
 		t.Errorf("first: since %v, healthy since %v", first.Since, first.Health.Since)
 	}
 	if !second.Since.Equal(first.Since) || !second.Health.Since.Equal(first.Since) || !third.Since.Equal(first.Since) {
-		t.Errorf("since %v became %v (healthy since %v), then %v", first.Since, second.Since, second.Health.Since, third.Since)
+		t.Errorf("since %v became %v (healthy since %v), then %v", first.Since, second.Since, second.Health.Since,
+			third.Since)
 	}
 	if !third.Health.Since.After(second.Health.Since) {
 		t.Errorf("unhealthy since %v, healthy since %v", third.Health.Since, second.Health.Since)
@@ -454,7 +468,8 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 			}
 		}
 		if len(r.table) != len(snapshot.Instances) {
-			t.Fatalf("snapshot at %d has %d instances, the events lead to %d", index, len(snapshot.Instances), len(r.table))
+			t.Fatalf("snapshot at %d has %d instances, the events lead to %d", index, len(snapshot.Instances),
+				len(r.table))
 		}
 		for _, i := range snapshot.Instances {
 			if !reflect.DeepEqual(r.table[i.InstanceKey], i) {
@@ -485,14 +500,16 @@ func TestChangesCompose(t *testing.T) {
 	s := empty(t)
 	i := instance(key("r", "p", "a"), registry.Healthy)
 	_, err := s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}.And(registry.PutChange(v, start, i)), nil
+		return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}.And(registry.PutChange(v, start, i)),
+			nil
 	})
 	must(t, err)
 	if got, found := s.table.Find("r", "p"); !found || got.CreateIndex == 0 {
 		t.Errorf("the table has %+v", got)
 	}
 	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-		return registry.Change{Delete: []registry.Key{registry.AllocRecord("a")}}.And(registry.RemoveTaskChange(v, start, i.TaskKey())), nil
+		return registry.Change{Delete: []registry.Key{registry.AllocRecord("a")}}.And(registry.RemoveTaskChange(v,
+			start, i.TaskKey())), nil
 	})
 	must(t, err)
 	if _, found := s.table.Find("r", "p"); found {

@@ -9,7 +9,8 @@ import (
 
 var sizeForm = regexp.MustCompile(`^([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGTPE]?)(I?)B?$`)
 
-// ParseSize reads a number of bytes as people write them: K, KB, KiB; upper and lower case alike; without a unit they are bytes.
+// ParseSize reads a number of bytes as people write them: K, KB, KiB; upper and lower case alike; without a unit they
+// are bytes.
 func ParseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(strings.ToUpper(strings.TrimSpace(s)))
 	if m == nil || m[2] == "" && m[3] != "" {

@@ -6,25 +6,26 @@ import (
 	"strings"
 )
 
-// State is durable state as everybody who changes it needs it. The store implements it on disk, package registrytest in memory;
-// both pass one suite.
+// State is durable state as everybody who changes it needs it. The store implements it on disk, package registrytest in
+// memory; both pass one suite.
 type State interface {
-	// Commit runs decide against the state that all earlier commits left, and makes what it returns durable: all of it in one
-	// transaction, or nothing. Concurrent commits may share a transaction; decide then sees the changes of those before it.
-	// decide must be quick, must not block and may be run only once.
+	// Commit runs decide against the state that all earlier commits left, and makes what it returns durable: all of it
+	// in one transaction, or nothing. Concurrent commits may share a transaction; decide then sees the changes of those
+	// before it. decide must be quick, must not block and may be run only once.
 	//
-	// An error of decide is returned as it is, and nothing has changed. An empty Change commits nothing and returns the index
-	// as it is. Any other error leaves the outcome unknown (ErrUncertain) or says that nothing was written (ErrExhausted: the
-	// disk is full, ErrFenced: a newer generation owns the state). When Commit returns nil, the change is durable and has been
-	// applied: whoever registered with the Log for changes has seen it. The Seq returned is the index of the change.
+	// An error of decide is returned as it is, and nothing has changed. An empty Change commits nothing and returns the
+	// index as it is. Any other error leaves the outcome unknown (ErrUncertain) or says that nothing was written
+	// (ErrExhausted: the disk is full, ErrFenced: a newer generation owns the state). When Commit returns nil, the
+	// change is durable and has been applied: whoever registered with the Log for changes has seen it. The Seq returned
+	// is the index of the change.
 	Commit(ctx context.Context, decide func(View) (Change, error)) (Seq, error)
 
 	// View runs read against the last committed state. It waits for no commit.
 	View(ctx context.Context, read func(View) error) error
 }
 
-// Ensure commits what decide wants, unless nothing is to be changed: then it waits for no commit, and at is the index of what decide has seen.
-// decide may be run twice.
+// Ensure commits what decide wants, unless nothing is to be changed: then it waits for no commit, and at is the index
+// of what decide has seen. decide may be run twice.
 func Ensure(ctx context.Context, log State, decide func(View) (Change, error)) (at Seq, err error) {
 	settled := false
 	err = log.View(ctx, func(v View) error {
@@ -38,8 +39,9 @@ func Ensure(ctx context.Context, log State, decide func(View) (Change, error)) (
 	return log.Commit(ctx, decide)
 }
 
-// View is the state as one transaction sees it. Lists are in key order. What cannot be decoded ends the transaction with
-// ErrDamaged. Records are shared with other readers: a map, a slice or what a pointer points to is cloned before it is changed.
+// View is the state as one transaction sees it. Lists are in key order. What cannot be decoded ends the transaction
+// with ErrDamaged. Records are shared with other readers: a map, a slice or what a pointer points to is cloned before
+// it is changed.
 type View interface {
 	Index() Seq
 	Instance(InstanceKey) (Instance, bool)
@@ -53,7 +55,8 @@ type View interface {
 	// Volumes and inline volumes are found alike. Should both have a name, the volume that is not inline is found.
 	Volume(VolumeName) (Volume, bool)
 	VolumeByKey(VolumeKey) (Volume, bool)
-	// VolumesNamed are the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). Its cost is that of what it finds.
+	// VolumesNamed are the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). Its cost
+	// is that of what it finds.
 	VolumesNamed(plugin PluginID, name string) []Volume
 	Volumes() []Volume
 	// VolumesWhere are those volumes that pass. Unlike Volumes, to leave most of them out costs little.
@@ -75,13 +78,13 @@ type View interface {
 	NodeIntent(VolumeKey) (Intent, bool)
 	Intents() []Intent // of both, controller calls first
 	Operation(OperationID) (Operation, bool)
-	// Events are up to limit events with a number above after, in order, and the floor: events up to it have been pruned, so a
-	// cursor below it has missed some.
+	// Events are up to limit events with a number above after, in order, and the floor: events up to it have been
+	// pruned, so a cursor below it has missed some.
 	Events(after Seq, limit int) (events []Event, floor Seq)
 }
 
-// Change is what one transaction writes: records to put, records to delete by their key, and the events that tell it. The
-// Log numbers the events and sets CreateIndex (of a record that is new) and ModifyIndex of what is put.
+// Change is what one transaction writes: records to put, records to delete by their key, and the events that tell it.
+// The Log numbers the events and sets CreateIndex (of a record that is new) and ModifyIndex of what is put.
 type Change struct {
 	Put    []Record
 	Delete []Key
@@ -140,7 +143,8 @@ func (u unmixed) Commit(ctx context.Context, decide func(View) (Change, error)) 
 	return u.State.Commit(ctx, func(v View) (Change, error) {
 		change, err := decide(v)
 		if err == nil && change.Mixed() {
-			return Change{}, Errorf(ErrInternal, "commit mixes shared and node records: %s", strings.Join(change.buckets(), ", "))
+			return Change{}, Errorf(ErrInternal, "commit mixes shared and node records: %s",
+				strings.Join(change.buckets(), ", "))
 		}
 		return change, err
 	})
@@ -204,8 +208,8 @@ var Buckets = []Bucket{
 	BucketAttachments, BucketStagings, BucketRefs, BucketIntents, BucketNodeIntents, BucketRequests,
 }
 
-// Shared reports whether the nodes of a cluster share the records of the bucket. Those of any other bucket belong to one
-// node.
+// Shared reports whether the nodes of a cluster share the records of the bucket. Those of any other bucket belong to
+// one node.
 func (b Bucket) Shared() bool {
 	switch b {
 	case BucketVolumes, BucketClaims, BucketAttachments, BucketIntents:
@@ -214,8 +218,8 @@ func (b Bucket) Shared() bool {
 	return false
 }
 
-// Key names a record. Its path is encoded with length prefixes, so that no choice of ids makes two keys alike, and so that all
-// records whose path begins alike lie together.
+// Key names a record. Its path is encoded with length prefixes, so that no choice of ids makes two keys alike, and so
+// that all records whose path begins alike lie together.
 type Key struct {
 	Bucket Bucket
 	Path   string
@@ -224,8 +228,9 @@ type Key struct {
 // MaxEvents is how many events a Log keeps. Older ones are pruned in the transaction that writes new ones.
 const MaxEvents = 10_000
 
-// Stamped is the change as a Log writes it at an index: events numbered from there, records with their indexes, and in each event
-// the instance as the change puts it. created is the CreateIndex of the record that a key names now, 0 if there is none.
+// Stamped is the change as a Log writes it at an index: events numbered from there, records with their indexes, and in
+// each event the instance as the change puts it. created is the CreateIndex of the record that a key names now, 0 if
+// there is none.
 func (c Change) Stamped(at Seq, generation Generation, created func(Key) Seq) Change {
 	out := Change{Put: make([]Record, len(c.Put)), Delete: c.Delete, Events: make([]Event, len(c.Events))}
 	instances := map[InstanceKey]Instance{}

@@ -18,13 +18,16 @@ func TestMixedCommitIsRefused(t *testing.T) {
 		change registry.Change
 		want   error
 	}{
-		"shared":              {registry.Change{Put: []registry.Record{volume, registry.Claim{}}}, nil},
-		"of a node":           {registry.Change{Put: []registry.Record{inline, registry.Ref{}}}, nil},
-		"mixed":               {registry.Change{Put: []registry.Record{volume, registry.Ref{}}}, registry.ErrInternal},
-		"mixed by a deletion": {registry.Change{Put: []registry.Record{inline}, Delete: []registry.Key{volume.Key()}}, registry.ErrInternal},
+		"shared":    {registry.Change{Put: []registry.Record{volume, registry.Claim{}}}, nil},
+		"of a node": {registry.Change{Put: []registry.Record{inline, registry.Ref{}}}, nil},
+		"mixed":     {registry.Change{Put: []registry.Record{volume, registry.Ref{}}}, registry.ErrInternal},
+		"mixed by a deletion": {registry.Change{Put: []registry.Record{inline}, Delete: []registry.Key{volume.Key()}},
+			registry.ErrInternal},
 	} {
 		log := registrytest.NewLog(time.Now)
-		_, err := registry.Unmixed(log).Commit(t.Context(), func(registry.View) (registry.Change, error) { return c.change, nil })
+		_, err := registry.Unmixed(log).Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return c.change, nil
+		})
 		if !errors.Is(err, c.want) || c.want == nil && err != nil {
 			t.Errorf("%s: %v", what, err)
 		}

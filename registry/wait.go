@@ -35,22 +35,24 @@ type Wait struct {
 	Alloc   AllocID     `json:"alloc,omitempty"`
 	Request RequestName `json:"request,omitempty"`
 	Volume  VolumeName  `json:"volume,omitzero"`
-	Step    Step        `json:"step,omitempty"`    // that does not get on; empty: it is not one step
-	For     string      `json:"for,omitempty"`     // for whom or what: the holders of a volume, a plugin, what else is under way
-	Role    Role        `json:"role,omitempty"`    // that is waited for, with StepPlugin
-	RPC     RPC         `json:"rpc,omitempty"`     // the call that did not end well; empty: none was sent
-	Code    string      `json:"code,omitempty"`    // its gRPC code, by name; empty with an RPC: no answer
-	Detail  string      `json:"detail,omitempty"`  // what the driver said: bounded and redacted
-	Attempt uint64      `json:"attempt,omitempty"` // tries so far
-	Since   time.Time   `json:"since,omitzero"`
-	Next    time.Time   `json:"next,omitzero"`    // when it is tried again; zero: as soon as what it waits for is there
-	Advice  string      `json:"advice,omitempty"` // what a person may do
+	Step    Step        `json:"step,omitempty"` // that does not get on; empty: it is not one step
+	// for whom or what: the holders of a volume, a plugin, what else is under way
+	For     string    `json:"for,omitempty"`
+	Role    Role      `json:"role,omitempty"`    // that is waited for, with StepPlugin
+	RPC     RPC       `json:"rpc,omitempty"`     // the call that did not end well; empty: none was sent
+	Code    string    `json:"code,omitempty"`    // its gRPC code, by name; empty with an RPC: no answer
+	Detail  string    `json:"detail,omitempty"`  // what the driver said: bounded and redacted
+	Attempt uint64    `json:"attempt,omitempty"` // tries so far
+	Since   time.Time `json:"since,omitzero"`
+	Next    time.Time `json:"next,omitzero"`    // when it is tried again; zero: as soon as what it waits for is there
+	Advice  string    `json:"advice,omitempty"` // what a person may do
 }
 
 // Waits is what an open call holds up.
 func (i Intent) Waits() Wait {
 	return Wait{
-		Alloc: i.Alloc, Request: i.Request, Volume: i.Name, Step: i.RPC.Step(), For: "plugin " + string(i.Volume.Plugin), RPC: i.RPC,
+		Alloc: i.Alloc, Request: i.Request, Volume: i.Name, Step: i.RPC.Step(), For: "plugin " +
+			string(i.Volume.Plugin), RPC: i.RPC,
 		Code: i.Code, Detail: i.Detail, Attempt: i.Attempt, Since: i.Since, Next: i.Next,
 	}
 }

@@ -1,5 +1,5 @@
-// Command holdfast-shim is the sidecar: everything about CSI is in it. A Holdfast host starts it (package host) and ends it; it is of no use
-// alone.
+// Command holdfast-shim is the sidecar: everything about CSI is in it. A Holdfast host starts it (package host) and
+// ends it; it is of no use alone.
 package main
 
 import (
@@ -20,8 +20,9 @@ import (
 // version of this shim.
 const version = "0.1.0"
 
-// gcPercent is by how much the heap grows before it is collected, in percent. A shim has few megabytes that live; Go's default has it collect
-// them many times a second, beside plugins and tasks that want the processors. With a hundred plugins and a thousand volumes it takes 64 to 77 MB so.
+// gcPercent is by how much the heap grows before it is collected, in percent. A shim has few megabytes that live; Go's
+// default has it collect them many times a second, beside plugins and tasks that want the processors. With a hundred
+// plugins and a thousand volumes it takes 64 to 77 MB so.
 const gcPercent = 400
 
 func main() {
@@ -48,7 +49,8 @@ func main() {
 		shim.Register(life, g)
 		return nil
 	}
-	if err := bootstrap.Serve(context.Background(), register, bootstrap.ServeOptions{Logger: log, Run: shim.Run}); err != nil {
+	if err := bootstrap.Serve(context.Background(), register,
+		bootstrap.ServeOptions{Logger: log, Run: shim.Run}); err != nil {
 		log.Error("the shim ends", "error", err) // go-plugin has put a pipe of its own in place of os.Stderr
 		log.Flush(time.Second)
 		os.Exit(1)

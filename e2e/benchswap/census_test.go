@@ -24,7 +24,8 @@ var (
 	digits = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`) // names that differ from one to the next
 )
 
-// taken is a census of the host and all below it. The shim that runs, and the process of the plugins, are counted with their descriptors.
+// taken is a census of the host and all below it. The shim that runs, and the process of the plugins, are counted with
+// their descriptors.
 func (n *node) taken() census {
 	c := census{"goroutines of the host": runtime.NumGoroutine()}
 	c.fds("host", os.Getpid())

@@ -97,7 +97,8 @@ func (r *report) String() string {
 	b.WriteString("\n| | n | p50 | p90 | p99 | max | aimed at |\n|---|---|---|---|---|---|---|\n")
 	var missed []string
 	for _, f := range r.figures {
-		fmt.Fprintf(&b, "| %s | %d | %s | %s | %s | %s | %s |\n", f.what, f.n, ms(f.p50), ms(f.p90), ms(f.p99), ms(f.max), f.aim)
+		fmt.Fprintf(&b, "| %s | %d | %s | %s | %s | %s | %s |\n", f.what, f.n, ms(f.p50), ms(f.p90), ms(f.p99),
+			ms(f.max), f.aim)
 		for _, m := range f.missed() {
 			missed = append(missed, fmt.Sprintf("- missed: %s: %s\n", f.what, m))
 		}
@@ -122,7 +123,8 @@ func machine() string {
 		}
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
-	return fmt.Sprintf("%s, %d of %s, %s, load average at the end %s", strings.TrimSpace(string(kernel)), runtime.NumCPU(), model, runtime.Version(),
+	return fmt.Sprintf("%s, %d of %s, %s, load average at the end %s", strings.TrimSpace(string(kernel)),
+		runtime.NumCPU(), model, runtime.Version(),
 		strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
@@ -148,7 +150,8 @@ type medians map[sort]time.Duration
 
 // sorted tells calls apart.
 type sorted struct {
-	held    []time.Duration          // how much longer a call took than usual that would have been made while calls were held
+	// how much longer a call took than usual that would have been made while calls were held
+	held    []time.Duration
 	longest []time.Duration          // the longest such of each window
 	anyway  []time.Duration          // how much longer than usual the same calls took while no swap was under way
 	reads   []time.Duration          // of reads in windows
@@ -225,7 +228,8 @@ func (r *report) steps(all []host.SwapReport) {
 			by[step.Step] = append(by[step.Step], step.Took)
 		}
 	}
-	for _, step := range []host.SwapStep{host.SwapVerify, host.SwapPrepare, host.SwapQuiesce, host.SwapFence, host.SwapActivate, host.SwapResume} {
+	for _, step := range []host.SwapStep{host.SwapVerify, host.SwapPrepare, host.SwapQuiesce, host.SwapFence,
+		host.SwapActivate, host.SwapResume} {
 		r.add("step "+string(step), by[step], limit{})
 	}
 }

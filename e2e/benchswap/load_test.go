@@ -72,7 +72,9 @@ func startLoad(n *node, x *expectations) *load {
 		l.callers.Go(func() { (&caller{load: l, id: fmt.Sprintf("%d-%02d", run, i), plugin: i, task: task}).work() })
 	}
 	for i := range n.sizes.slow {
-		l.callers.Go(func() { (&patient{load: l, id: fmt.Sprintf("%d-%02d", run, i), number: i, hurried: i%2 == 1}).work() })
+		l.callers.Go(func() {
+			(&patient{load: l, id: fmt.Sprintf("%d-%02d", run, i), number: i, hurried: i%2 == 1}).work()
+		})
 	}
 	return l
 }
@@ -111,8 +113,8 @@ func (c *caller) work() {
 	c.calls = append(c.calls, c.mine...)
 }
 
-// round is a volume and a task that come and go; in every fourth round, which is not the same one for all callers, an alloc as well. Each call that changes something is followed by one that
-// reads.
+// round is a volume and a task that come and go; in every fourth round, which is not the same one for all callers, an
+// alloc as well. Each call that changes something is followed by one that reads.
 func (c *caller) round(n int) {
 	volume := host.VolumeName{Namespace: "default", ID: host.VolumeID(fmt.Sprintf("load-%s-%d", c.id, n))}
 	task := c.task
@@ -194,8 +196,9 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// patient is a caller whose driver is slow. It has all the time that the driver needs and a call may not fail; or it is hurried, and has callLimit for
-// each try: then a try ends well, or by that deadline, at its time. It tries again until the call ends well.
+// patient is a caller whose driver is slow. It has all the time that the driver needs and a call may not fail; or it is
+// hurried, and has callLimit for each try: then a try ends well, or by that deadline, at its time. It tries again until
+// the call ends well.
 type patient struct {
 	*load
 	id      string
@@ -247,8 +250,8 @@ func (p *patient) do(f func(context.Context) error) error {
 	}
 }
 
-// atItsTime says whether a call was ended by its caller's deadline: it says so, and was not over before it (the shim's clock may be the first, by
-// little) nor long after it.
+// atItsTime says whether a call was ended by its caller's deadline: it says so, and was not over before it (the shim's
+// clock may be the first, by little) nor long after it.
 func atItsTime(err error, over time.Duration) bool {
 	return errors.Is(err, context.DeadlineExceeded) && over > -50*time.Millisecond && over < callLimit
 }

@@ -44,7 +44,8 @@ func run(m *testing.M) int {
 	}
 	dir := ""
 	if err == nil { // the next release has another protocol number and another schema
-		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay), testbin.FaultyShim("shim-faulty"))
+		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay),
+			testbin.FaultyShim("shim-faulty"))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -36,7 +36,8 @@ type node struct {
 	plugins *plugins
 	tasks   []host.WorkloadTask
 	allocs  []host.AllocGroup // that use the volumes which stay
-	spare   []host.AllocGroup // one for each plugin: what callers prepare and release over and over, under ids of their own
+	// one for each plugin: what callers prepare and release over and over, under ids of their own
+	spare   []host.AllocGroup
 	slow    []host.AllocGroup // one for each slow caller
 	written string            // where the task that writes finds its volume
 }
@@ -218,7 +219,8 @@ func (n *node) registered(tasks int) {
 
 func volumeOf(name string, plugin int) host.VolumeSpec {
 	return host.VolumeSpec{
-		Namespace: "default", ID: host.VolumeID(name), Name: name, Plugin: host.PluginID(pluginName(plugin)), CapacityMin: 1 << 20,
+		Namespace: "default", ID: host.VolumeID(name), Name: name, Plugin: host.PluginID(pluginName(plugin)),
+		CapacityMin:  1 << 20,
 		Capabilities: []registry.VolumeCapability{{Access: "single-node-writer", Attachment: "file-system"}},
 	}
 }
@@ -231,15 +233,18 @@ func (n *node) group(kind string, i int, volumes ...string) host.AllocGroup {
 		fmt.Fprintf(&blocks, "volume \"v%d\" {\n type = \"csi\"\n source = %q\n access_mode = \"single-node-writer\"\n attachment_mode = \"file-system\"\n}\n", k, name)
 		fmt.Fprintf(&mounts, "volume_mount {\n volume = \"v%d\"\n destination = \"/v%d\"\n}\n", k, k)
 	}
-	text := fmt.Sprintf("job %q {\n group \"g\" {\n%s task \"t\" {\n driver = \"raw_exec\"\n%s}\n}\n}\n", kind, &blocks, &mounts)
+	text := fmt.Sprintf("job %q {\n group \"g\" {\n%s task \"t\" {\n driver = \"raw_exec\"\n%s}\n}\n}\n", kind, &blocks,
+		&mounts)
 	job, _, err := n.host.Parse(n.ctx(), host.Source{Name: "user.hcl", Text: []byte(text)}, host.ParseOptions{})
 	must(n.t, err)
 	return host.AllocGroup{
-		Alloc: host.AllocID(fmt.Sprintf("%s-%02d", kind, i)), Job: kind, Group: "g", Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Alloc: host.AllocID(fmt.Sprintf("%s-%02d", kind, i)), Job: kind, Group: "g", Namespace: "default",
+		Sealed: job.Groups[0].Sealed,
 	}
 }
 
-// empty takes everything back in the order of an orchestrator, and holds the drivers' journals against what CSI demands.
+// empty takes everything back in the order of an orchestrator, and holds the drivers' journals against what CSI
+// demands.
 func (n *node) empty() {
 	n.t.Helper()
 	must(n.t, n.atEach(func(i int) error { return n.host.ReleaseAlloc(n.ctx(), n.allocs[i].Alloc) }))
@@ -248,7 +253,8 @@ func (n *node) empty() {
 		must(n.t, n.host.TaskExited(n.ctx(), task.Key(), 1, 0, 0, true))
 	}
 	for i := range n.sizes.plugins {
-		for _, v := range csifake.Check(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)), journal.Options{Settled: true, Strict: true}) {
+		for _, v := range csifake.Check(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)),
+			journal.Options{Settled: true, Strict: true}) {
 			n.t.Errorf("journal of %s: %s", pluginName(i), v)
 		}
 	}

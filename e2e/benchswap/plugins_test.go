@@ -82,7 +82,8 @@ func servePlugins() error {
 			return err
 		}
 		p, err := csifake.New(csifake.Config{
-			Name: s.Name + ".example.org", Instance: s.Name, Caps: caps, Socket: s.Socket, Journal: journalOf(s.Dir, s.Name), Mounts: true,
+			Name: s.Name + ".example.org", Instance: s.Name, Caps: caps, Socket: s.Socket,
+			Journal: journalOf(s.Dir, s.Name), Mounts: true,
 			DataDir: filepath.Join(s.Dir, "data", s.Name),
 		})
 		if err != nil {
@@ -105,8 +106,8 @@ func servePlugins() error {
 
 func journalOf(dir, name string) string { return filepath.Join(dir, name+".jsonl") }
 
-// slowness makes the first stage and the first unstage of each use of some volumes slow. What is asked for again meanwhile is ABORTED by the plugin, as
-// by real ones; what is asked for again after it is quick.
+// slowness makes the first stage and the first unstage of each use of some volumes slow. What is asked for again
+// meanwhile is ABORTED by the plugin, as by real ones; what is asked for again after it is quick.
 type slowness struct {
 	ids   map[string]bool
 	takes time.Duration
@@ -115,7 +116,8 @@ type slowness struct {
 }
 
 func (s *slowness) answer(_ context.Context, req, reply proto.Message, err error) (proto.Message, error) {
-	if m, is := req.(interface{ GetVolumeId() string }); is && s.ids[m.GetVolumeId()] && err == nil && s.due(m.GetVolumeId(), req) {
+	if m, is := req.(interface{ GetVolumeId() string }); is && s.ids[m.GetVolumeId()] && err == nil &&
+		s.due(m.GetVolumeId(), req) {
 		time.Sleep(s.takes)
 	}
 	return reply, err

@@ -21,16 +21,19 @@ type sizes struct {
 // restEvery is how many swaps are between two rests: what is measured in a rest is the control.
 const restEvery = 20
 
-// sizesOf are those of make bench-swap with HOLDFAST_SWAPS swaps; without it of a small run that only shows that all of it works.
+// sizesOf are those of make bench-swap with HOLDFAST_SWAPS swaps; without it of a small run that only shows that all of
+// it works.
 func sizesOf(t *testing.T) sizes {
 	s := sizes{
-		plugins: 100, volumes: 1000, slow: 24, slowFor: 5 * time.Second, every: 180 * time.Millisecond, kills: 100, failures: 20,
-		bake: 100 * time.Millisecond, rest: time.Second,
+		plugins: 100, volumes: 1000, slow: 24, slowFor: 5 * time.Second, every: 180 * time.Millisecond, kills: 100,
+		failures: 20,
+		bake:     100 * time.Millisecond, rest: time.Second,
 	}
 	text, full := os.LookupEnv("HOLDFAST_SWAPS")
 	if !full {
 		return sizes{
-			swaps: 8, plugins: 4, volumes: 12, slow: 2, slowFor: 500 * time.Millisecond, every: 50 * time.Millisecond, kills: 2, failures: 2,
+			swaps: 8, plugins: 4, volumes: 12, slow: 2, slowFor: 500 * time.Millisecond, every: 50 * time.Millisecond,
+			kills: 2, failures: 2,
 			bake: 50 * time.Millisecond, budget: patience, rest: 200 * time.Millisecond,
 		}
 	}
@@ -39,10 +42,12 @@ func sizesOf(t *testing.T) sizes {
 		t.Fatalf("HOLDFAST_SWAPS=%q is not a number of swaps", text)
 	}
 	s.swaps = n
-	if n, err := strconv.Atoi(os.Getenv("HOLDFAST_PLUGINS")); err == nil { // for machines that are too small for a hundred
+	// for machines that are too small for a hundred
+	if n, err := strconv.Atoi(os.Getenv("HOLDFAST_PLUGINS")); err == nil {
 		s.plugins, s.volumes, s.slow = n, 10*n, max(2, n/4)
 	}
-	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_EVERY")); err == nil { // and for those that cannot make 500 calls a second
+	// and for those that cannot make 500 calls a second
+	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_EVERY")); err == nil {
 		s.every = d
 	}
 	if n < 1000 {

@@ -33,9 +33,11 @@ func TestSwapFigures(t *testing.T) {
 	for _, more := range n.leftBehind(before) {
 		t.Error("left behind: ", more)
 	}
-	r.fact("the mount table is byte for byte as it was before: %d mounts below the node's directories", n.untouched(t, mounts))
+	r.fact("the mount table is byte for byte as it was before: %d mounts below the node's directories",
+		n.untouched(t, mounts))
 	r.fact("left behind: nothing; counted were %d goroutines and %d descriptors of the host, %d of shim and plugins, %d sockets, %d files",
-		before["goroutines of the host"], before.total("descriptor of host"), before.total("descriptor of")-before.total("descriptor of host"),
+		before["goroutines of the host"], before.total("descriptor of host"),
+		before.total("descriptor of")-before.total("descriptor of host"),
 		before.total("S"), before.total("-"))
 	n.killed(t, r)
 	n.empty()
@@ -56,7 +58,8 @@ func (n *node) warm() {
 		n.t.Logf("while warming up calls were held for %s: %v", got.Hold, got.Steps)
 	}
 	for i := range 3 { // as many binaries as are kept
-		b := fault.Binary(n.t, faulty, n.dir, fmt.Sprint("warm-", i), "Rehearse before error damaged", fmt.Sprintf("Hello after touch %s/warm-%d-greeted", n.dir, i))
+		b := fault.Binary(n.t, faulty, n.dir, fmt.Sprint("warm-", i), "Rehearse before error damaged",
+			fmt.Sprintf("Hello after touch %s/warm-%d-greeted", n.dir, i))
 		if _, err := n.host.Swap(n.ctx(), host.Binary{Path: b}); err == nil {
 			n.t.Fatal("a shim that refuses the state was taken")
 		}
@@ -106,7 +109,8 @@ func (n *node) swapped(t *testing.T, r *report) {
 		t.Errorf("a call failed: %v", err)
 	}
 	events := witness.judge(t, x)
-	r.fact("%d swaps between two builds, %d given up; %d plugins, %d volumes, bake %s", len(done), refused, n.sizes.plugins, n.sizes.volumes, n.sizes.bake)
+	r.fact("%d swaps between two builds, %d given up; %d plugins, %d volumes, bake %s", len(done), refused,
+		n.sizes.plugins, n.sizes.volumes, n.sizes.bake)
 	l.tell(r, n)
 	r.fact("%d events were watched over all of it: none lost, none told twice, none of a plugin that was sick", events)
 	l.times(r, done, holds, swaps)
@@ -128,18 +132,22 @@ func (l *load) tell(r *report, n *node) {
 		}
 	}
 	sent := n.sent() - l.sentBefore
-	r.fact("%d calls with deadlines of %s, %.0f a second, %d of them change something; %d failed", len(l.calls), callLimit,
+	r.fact("%d calls with deadlines of %s, %.0f a second, %d of them change something; %d failed", len(l.calls),
+		callLimit,
 		float64(len(l.calls))/l.elapsed.Seconds(), len(l.calls)-reads, len(l.failed))
 	r.fact("beside them %d calls wait for a driver call of %s (%.1f %% of %d driver calls): all ended well; half of the callers give it %s at a time, and "+
-		"%d tries ended by that, at most %s late", l.slow, n.sizes.slowFor, 100*float64(l.slow)/float64(max(sent, 1)), sent, callLimit, l.late, ms(l.worst))
+		"%d tries ended by that, at most %s late", l.slow, n.sizes.slowFor, 100*float64(l.slow)/float64(max(sent, 1)),
+		sent, callLimit, l.late, ms(l.worst))
 }
 
 // sent is how many calls that change something the drivers were sent.
 func (n *node) sent() (calls int) {
 	n.t.Helper()
 	for i := range n.sizes.plugins {
-		of, err := csifake.Calls(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)), "CreateVolume", "DeleteVolume", "ControllerPublishVolume",
-			"ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume")
+		of, err := csifake.Calls(journalOf(filepath.Join(n.dir, "plugins"), pluginName(i)), "CreateVolume",
+			"DeleteVolume", "ControllerPublishVolume",
+			"ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume",
+			"NodeUnpublishVolume")
 		must(n.t, err)
 		calls += len(of)
 	}
@@ -182,7 +190,8 @@ func (r *report) written(strokes []stroke, holds, swaps windows) {
 	r.add("write and fsync of a task in a hold", in, limit{})
 	r.add("the same during the rest of a swap", during, limit{})
 	r.add("control: the same while there is no swap", quiet, limit{})
-	r.fact("a task writes 4 KiB and syncs them every %s: %d writes, no error; %s", writeEvery, len(strokes), coincidence(strokes, holds))
+	r.fact("a task writes 4 KiB and syncs them every %s: %d writes, no error; %s", writeEvery, len(strokes),
+		coincidence(strokes, holds))
 }
 
 func is(_ int, in bool) bool { return in }
@@ -194,7 +203,8 @@ func (n *node) rubbish() string {
 	return path
 }
 
-// failing swaps to what is no shim, or does not take a copy of the state over: nothing is held. Then to what cannot take the state itself.
+// failing swaps to what is no shim, or does not take a copy of the state over: nothing is held. Then to what cannot
+// take the state itself.
 func (n *node) failing(t *testing.T, r *report) {
 	t.Helper()
 	none, most := limit{max: time.Nanosecond}, limit{max: 600 * time.Millisecond}
@@ -237,8 +247,8 @@ func (n *node) fails(t *testing.T, r *report, when string, aim limit, want host.
 	r.add("control: mutating call while there is none", all.quiet[false], limit{})
 }
 
-// killed kills the shim, and waits for the answer to a call that is waiting already. Each time it is a host that has just begun: the back-off of
-// crashes in a row is not what is measured.
+// killed kills the shim, and waits for the answer to a call that is waiting already. Each time it is a host that has
+// just begun: the back-off of crashes in a row is not what is measured.
 func (n *node) killed(t *testing.T, r *report) {
 	t.Helper()
 	var took []time.Duration

@@ -83,7 +83,8 @@ func (w *witness) see(e host.Event) error {
 	switch {
 	case slices.Contains(ofVolumes, e.Kind), slices.Contains(ofUses, e.Kind):
 		w.counts[told{0, s.kind, s.subject}]++
-	case slices.Contains([]host.EventKind{"resync", "unhealthy", "task unhealthy", "deregistered", "restart asked", "mount lost"}, e.Kind):
+	case slices.Contains([]host.EventKind{"resync", "unhealthy", "task unhealthy", "deregistered", "restart asked",
+		"mount lost"}, e.Kind):
 		w.wrong = append(w.wrong, "nothing has happened, and an event says: "+e.String())
 	}
 	return nil
@@ -116,7 +117,8 @@ func (w *witness) judge(t testing.TB, x *expectations) (events int) {
 	w.compare(t, x.uses, ofUses)
 	mine := w.tail[max(0, len(w.tail)-len(again)):]
 	if !slices.Equal(mine, again) {
-		t.Errorf("of the last %d events a new watcher is told others than the one that was there when they happened", len(again))
+		t.Errorf("of the last %d events a new watcher is told others than the one that was there when they happened",
+			len(again))
 	}
 	return w.n
 }

@@ -20,7 +20,9 @@ const maxNodeID = 256
 var errNoAttach = status.Error(codes.Unimplemented, "this loopfs does not attach: it was started without --attach")
 
 // ControllerPublishVolume gives a volume to a node: a durable record, and a token that the node's stage has to present.
-func (c *controller) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (c *controller) ControllerPublishVolume(
+	_ context.Context, req *csi.ControllerPublishVolumeRequest,
+) (*csi.ControllerPublishVolumeResponse, error) {
 	if !c.attach {
 		return nil, errNoAttach
 	}
@@ -55,11 +57,13 @@ func (c *controller) knownNode(id string) error {
 // attachment is the one that the node has, or a new one if nothing speaks against it.
 func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (disk.Attachment, error) {
 	if !r.Usage.Fits(usage) {
-		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage, usage)
+		return disk.Attachment{}, disk.Errorf(disk.ErrInUse, "volume %s was made for %s, not for %s", r.ID, r.Usage,
+			usage)
 	}
 	have, ok := r.Attached[node]
 	if ok && (have.Usage != usage || have.ReadOnly != readOnly) {
-		return disk.Attachment{}, disk.Errorf(disk.ErrExists, "volume %s is attached to node %s for another usage", r.ID, node)
+		return disk.Attachment{}, disk.Errorf(disk.ErrExists, "volume %s is attached to node %s for another usage",
+			r.ID, node)
 	}
 	if ok {
 		return have, nil
@@ -70,8 +74,11 @@ func attachment(r disk.Record, node string, usage disk.Usage, readOnly bool) (di
 	return disk.Attachment{Token: rand.Text(), Usage: usage, ReadOnly: readOnly}, nil
 }
 
-// ControllerUnpublishVolume takes a volume from a node, or from every node if none is named. It must not be staged there.
-func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+// ControllerUnpublishVolume takes a volume from a node, or from every node if none is named. It must not be staged
+// there.
+func (c *controller) ControllerUnpublishVolume(
+	_ context.Context, req *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
 	if !c.attach {
 		return nil, errNoAttach
 	}
@@ -112,7 +119,8 @@ func (c *controller) detach(id disk.ID, node string) error {
 	return h.Save(next)
 }
 
-// mayUse says whether a node may stage or publish a volume with what its caller presents. Where nothing attaches, it may.
+// mayUse says whether a node may stage or publish a volume with what its caller presents. Where nothing attaches, it
+// may.
 func mayUse(r disk.Record, node string, required bool, context map[string]string) error {
 	have, ok := r.Attached[node]
 	if !ok && !required && len(r.Attached) == 0 {

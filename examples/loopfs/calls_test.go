@@ -9,13 +9,15 @@ import (
 func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: flags}},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4",
+			MountFlags: flags}},
 	}
 }
 
 // blockOf is a capability of the same mode for a raw volume.
 func blockOf(c *csi.VolumeCapability) *csi.VolumeCapability {
-	return &csi.VolumeCapability{AccessMode: c.AccessMode, AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	return &csi.VolumeCapability{AccessMode: c.AccessMode,
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
 }
 
 // mountOf is a capability of the same mode for a file system of that type and group.
@@ -34,7 +36,8 @@ var (
 func (p *process) create(name string, c *csi.VolumeCapability) *csi.Volume {
 	p.t.Helper()
 	answer, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 16 << 20},
 	})
 	if err != nil {
 		p.t.Fatalf("create %q: %v", name, err)
@@ -123,7 +126,8 @@ func (p *process) delete(id string) error {
 }
 
 func (p *process) stage(id, at string, c *csi.VolumeCapability) error {
-	_, err := p.NodeStageVolume(p.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at, VolumeCapability: c})
+	_, err := p.NodeStageVolume(p.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at,
+		VolumeCapability: c})
 	return err
 }
 

@@ -38,14 +38,16 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 	}
 	mode, ok := modes[c.GetAccessMode().GetMode()]
 	if !ok {
-		return access{}, disk.Errorf(disk.ErrInvalid, "access mode %s is not supported: loopfs volumes belong to one node",
+		return access{}, disk.Errorf(disk.ErrInvalid,
+			"access mode %s is not supported: loopfs volumes belong to one node",
 			c.GetAccessMode().GetMode())
 	}
 	switch {
 	case c.GetBlock() != nil:
 		return access{usage: disk.Usage{Mode: mode, Access: disk.Raw}}, nil
 	case c.GetMount() == nil:
-		return access{}, disk.Errorf(disk.ErrInvalid, "the volume capability has no access type: ask for mount or block")
+		return access{}, disk.Errorf(disk.ErrInvalid,
+			"the volume capability has no access type: ask for mount or block")
 	}
 	return readMount(mode, c.GetMount())
 }
@@ -53,15 +55,18 @@ func readAccess(c *csi.VolumeCapability) (access, error) {
 func readMount(mode disk.Mode, m *csi.VolumeCapability_MountVolume) (access, error) {
 	fs := m.GetFsType()
 	if fs != "" && !slices.Contains(disk.FileSystems(), fs) {
-		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported: loopfs makes %q", fs, disk.FileSystems())
+		return access{}, disk.Errorf(disk.ErrInvalid, "file system %.16q is not supported: loopfs makes %q", fs,
+			disk.FileSystems())
 	}
 	group := m.GetVolumeMountGroup()
-	if gid, err := strconv.ParseUint(cmp.Or(group, "0"), 10, 31); err != nil || group != "" && strconv.FormatUint(gid, 10) != group {
+	if gid, err := strconv.ParseUint(cmp.Or(group, "0"), 10, 31); err != nil || group != "" &&
+		strconv.FormatUint(gid, 10) != group {
 		return access{}, disk.Errorf(disk.ErrInvalid, "volume_mount_group %.16q is not the number of a group", group)
 	}
 	list := m.GetMountFlags()
 	if n := len(strings.Join(list, ",")); n > maxMap {
-		return access{}, disk.Errorf(disk.ErrInvalid, "the mount flags have %d bytes, at most %d are allowed", n, maxMap)
+		return access{}, disk.Errorf(disk.ErrInvalid, "the mount flags have %d bytes, at most %d are allowed", n,
+			maxMap)
 	}
 	flags, err := mount.ParseFlags(list)
 	if err != nil {
@@ -70,7 +75,8 @@ func readMount(mode disk.Mode, m *csi.VolumeCapability_MountVolume) (access, err
 	if mode == disk.Reader {
 		flags = flags.ReadOnly()
 	}
-	return access{usage: disk.Usage{Mode: mode, FileSystem: fs, Flags: flagsDigest(list), Group: group}, flags: flags}, nil
+	return access{usage: disk.Usage{Mode: mode, FileSystem: fs, Flags: flagsDigest(list), Group: group}, flags: flags},
+		nil
 }
 
 func flagsDigest(list []string) string {

@@ -23,7 +23,9 @@ type controller struct {
 	maxVolumes int64 // per node, 0: no limit; only attaching counts
 }
 
-func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (c *controller) ControllerGetCapabilities(
+	context.Context, *csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	types := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
@@ -50,7 +52,9 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: caps}, nil
 }
 
-func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (c *controller) CreateVolume(
+	ctx context.Context, req *csi.CreateVolumeRequest,
+) (*csi.CreateVolumeResponse, error) {
 	want, err := wanted(req)
 	if err != nil {
 		return nil, err
@@ -140,7 +144,8 @@ func (c *controller) places() ([]*csi.Topology, error) {
 
 func volume(r disk.Record, places []*csi.Topology) *csi.Volume {
 	return &csi.Volume{
-		VolumeId: string(r.ID), CapacityBytes: r.Bytes, AccessibleTopology: places, ContentSource: contentSource(r.Source),
+		VolumeId: string(r.ID), CapacityBytes: r.Bytes, AccessibleTopology: places,
+		ContentSource: contentSource(r.Source),
 		VolumeContext: map[string]string{backendKey: r.Backend},
 	}
 }
@@ -157,7 +162,9 @@ func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeReques
 }
 
 // ControllerExpandVolume enlarges the bytes. What is in them is enlarged on the node, as long as that is something.
-func (c *controller) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (c *controller) ControllerExpandVolume(
+	_ context.Context, req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	least, most := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
 	var badRange error
@@ -171,7 +178,8 @@ func (c *controller) ControllerExpandVolume(_ context.Context, req *csi.Controll
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Bytes, NodeExpansionRequired: r.Backend == disk.LoopBackend}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: r.Bytes,
+		NodeExpansionRequired: r.Backend == disk.LoopBackend}, nil
 }
 
 // suits says whether the volume was made for the capability that a caller names, if it names one.
@@ -219,7 +227,9 @@ func (c *controller) possible(req *csi.GetCapacityRequest) (disk.Usage, bool, er
 	return usage, err == nil, nil
 }
 
-func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (c *controller) ValidateVolumeCapabilities(
+	_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if len(req.GetVolumeCapabilities()) == 0 {
 		return nil, disk.Errorf(disk.ErrInvalid, "the volume capabilities are missing")
 	}
@@ -253,7 +263,8 @@ func mismatch(r disk.Record, req *csi.ValidateVolumeCapabilitiesRequest) string 
 	if b, ok := req.GetVolumeContext()[backendKey]; ok && b != r.Backend {
 		return "the volume context is not this volume's"
 	}
-	if d, err := mapDigest("parameters", req.GetParameters()); len(req.GetParameters()) > 0 && (err != nil || d != r.Parameters) {
+	if d, err := mapDigest("parameters", req.GetParameters()); len(req.GetParameters()) > 0 &&
+		(err != nil || d != r.Parameters) {
 		return "the volume was made with other parameters"
 	}
 	return ""

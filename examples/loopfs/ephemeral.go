@@ -11,8 +11,9 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// An ephemeral (inline) volume has an id of its caller's, is made empty by the publish that names it, is at one target, and is
-// gone with its unpublish. Nothing but its publish and its unpublish knows it, so a start removes one that is mounted no more.
+// An ephemeral (inline) volume has an id of its caller's, is made empty by the publish that names it, is at one target,
+// and is gone with its unpublish. Nothing but its publish and its unpublish knows it, so a start removes one that is
+// mounted no more.
 
 // known is the id of a volume that a caller of the node names: what CreateVolume did not make may be an ephemeral one.
 func known(volumeID string) (disk.ID, error) {
@@ -39,7 +40,8 @@ func (n *node) inline(req *csi.NodePublishVolumeRequest) (inline, error) {
 	var size byteSize
 	var badSize error
 	if text, ok := req.GetVolumeContext()[sizeKey]; ok && size.Set(text) != nil {
-		badSize = disk.Errorf(disk.ErrInvalid, "volume context %s=%.16q: want bytes, or a number as 64MiB", sizeKey, text)
+		badSize = disk.Errorf(disk.ErrInvalid, "volume context %s=%.16q: want bytes, or a number as 64MiB", sizeKey,
+			text)
 	}
 	if err := refusal(badID, badSize, badRest); err != nil {
 		return inline{}, err
@@ -56,7 +58,8 @@ func (n *node) inline(req *csi.NodePublishVolumeRequest) (inline, error) {
 	if n.pool.Making == disk.LoopBackend {
 		p.access.usage.FileSystem = cmp.Or(p.access.usage.FileSystem, n.pool.FileSystem)
 	}
-	return inline{p, id, disk.Wanted{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage}}, nil
+	return inline{p, id, disk.Wanted{Name: disk.Name(req.GetVolumeId()), AtLeast: int64(size), Usage: p.access.usage}},
+		nil
 }
 
 func (n *node) publishEphemeral(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
@@ -94,12 +97,14 @@ func (n *node) settleEphemeral(h *disk.Hold, r disk.Record, in inline) (bool, er
 	case !staged:
 		return false, n.pool.Discard(h, r)
 	case now.stage.Path != in.to.String():
-		return false, disk.Errorf(disk.ErrInUse, "the ephemeral volume is published at %s, and has one target", now.stage.Path)
+		return false, disk.Errorf(disk.ErrInUse, "the ephemeral volume is published at %s, and has one target",
+			now.stage.Path)
 	}
 	bytes, err := n.pool.SizeOf(in.want)
 	have := now.stage.Published[in.to.String()]
 	if err == nil && (now.stage.Usage != in.access.usage || have.ReadOnly != in.readOnly || r.Bytes != bytes) {
-		err = disk.Errorf(disk.ErrExists, "the ephemeral volume is published at %s for another usage (%s)", in.to, now.stage.Usage)
+		err = disk.Errorf(disk.ErrExists, "the ephemeral volume is published at %s for another usage (%s)", in.to,
+			now.stage.Usage)
 	}
 	return true, err
 }

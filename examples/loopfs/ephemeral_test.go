@@ -24,7 +24,8 @@ func TestEphemeralVolume(t *testing.T) {
 		step(t, "publish another", p.publishInline("csi-2", two, "20MiB", mountOf(writer, "", "4321"), false), codes.OK)
 		for id, at := range map[string]string{"csi-1": one, "csi-2": two} {
 			usage, _, err := p.stats(id, at)
-			if want := map[string]int64{"csi-1": 64 << 20, "csi-2": 20 << 20}[id]; err != nil || usage.Total > want || usage.Total < want*3/4 {
+			if want := map[string]int64{"csi-1": 64 << 20, "csi-2": 20 << 20}[id]; err != nil || usage.Total > want ||
+				usage.Total < want*3/4 {
 				t.Errorf("%s has %v, %v", id, usage, err)
 			}
 		}
@@ -38,7 +39,8 @@ func TestEphemeralVolume(t *testing.T) {
 		expectText(t, one, "kept")
 		step(t, "publish otherwise", p.publishInline("csi-1", one, "", writer, true), codes.AlreadyExists)
 		step(t, "publish larger", p.publishInline("csi-1", one, "65MiB", writer, false), codes.AlreadyExists)
-		step(t, "publish at a second target", p.publishInline("csi-1", m.target("x"), "", writer, false), codes.FailedPrecondition)
+		step(t, "publish at a second target", p.publishInline("csi-1", m.target("x"), "", writer, false),
+			codes.FailedPrecondition)
 		step(t, "unpublish elsewhere", p.unpublish("csi-1", m.target("x")), codes.OK)
 		step(t, "unpublish where another is", p.unpublish("csi-1", two), codes.FailedPrecondition)
 		expectText(t, one, "kept")
@@ -86,7 +88,8 @@ func TestEphemeralTable(t *testing.T) {
 		"too large":       {"csi-1", x, "1GiB", writer, codes.OutOfRange},
 		"no room":         {"csi-1", x, "390MiB", writer, codes.ResourceExhausted},
 		"at a file":       {"csi-1", file, "", writer, codes.InvalidArgument},
-		"ill flags":       {"csi-1", x, "", capability(writer.AccessMode.Mode, "commit=nonsense"), codes.InvalidArgument},
+		"ill flags": {"csi-1", x, "", capability(writer.AccessMode.Mode, "commit=nonsense"),
+			codes.InvalidArgument},
 	} {
 		step(t, what, p.publishInline(c.id, c.to, c.size, c.cap, false), c.want)
 	}

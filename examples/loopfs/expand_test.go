@@ -93,7 +93,8 @@ func TestExpandOnline(t *testing.T) {
 				installed.FileSystem(t, kind)
 			}
 			made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-				Name: c.name, VolumeCapabilities: []*csi.VolumeCapability{c.cap}, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size},
+				Name: c.name, VolumeCapabilities: []*csi.VolumeCapability{c.cap},
+				CapacityRange: &csi.CapacityRange{RequiredBytes: c.size},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -189,7 +190,8 @@ func TestStats(t *testing.T) {
 		}
 		unix.Sync()
 		after, more, err := p.stats(id, s)
-		if err != nil || after.Used < before.Used+2<<20 || after.Available > before.Available-2<<20 || more.Used != nodes.Used+1 {
+		if err != nil || after.Used < before.Used+2<<20 || after.Available > before.Available-2<<20 ||
+			more.Used != nodes.Used+1 {
 			t.Errorf("stats were %v, %v; are %v, %v, %v", before, nodes, after, more, err)
 		}
 		at("", target, codes.InvalidArgument)
@@ -200,7 +202,8 @@ func TestStats(t *testing.T) {
 		at(p.create("b", writer).VolumeId, target, codes.NotFound)
 		at(string(disk.IDFor(disk.Volume, "none")), target, codes.NotFound)
 		at("somebody-elses", target, codes.NotFound)
-		if err := unix.Mount("none", target, "tmpfs", 0, "size=64k"); err != nil { // what is there now is not the volume
+		// what is there now is not the volume
+		if err := unix.Mount("none", target, "tmpfs", 0, "size=64k"); err != nil {
 			t.Fatal(err)
 		}
 		at(id, target, codes.NotFound)

@@ -26,7 +26,8 @@ var hostileText = []string{
 
 // hostilePaths are paths where nothing must ever be mounted or removed. %data stands for the data directory.
 var hostilePaths = []string{
-	"", "/", ".", "..", "relative", "/tmp/../etc", "/tmp/./x", "//tmp", "/a\x00b", "/a//b", "/" + strings.Repeat("a", 4096),
+	"", "/", ".", "..", "relative", "/tmp/../etc", "/tmp/./x", "//tmp", "/a\x00b", "/a//b", "/" +
+		strings.Repeat("a", 4096),
 	"/tmp/" + strings.Repeat("b", 256) + "/x", "%data", "%data/volumes", "%data/images/x", "%data/..", "%data/dirs/x/y",
 }
 
@@ -44,14 +45,17 @@ func TestHostileRequests(t *testing.T) {
 				t.Errorf("%s of volume %q: %s", what, s, got)
 			}
 		}
-		_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: s, VolumeCapabilities: []*csi.VolumeCapability{writer}})
+		_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: s,
+			VolumeCapabilities: []*csi.VolumeCapability{writer}})
 		step(t, "create "+s, err, codes.InvalidArgument)
 		_, err = p.snapshot(s, id)
 		step(t, "snapshot "+s, err, codes.InvalidArgument)
 		if s != "" && len(s) < 200 && len(s) != 129 { // node ids may be longer
-			_, err = p.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: s, VolumeCapability: writer})
+			_, err = p.ControllerPublishVolume(t.Context(),
+				&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: s, VolumeCapability: writer})
 			step(t, "attach to node "+s, err, codes.InvalidArgument)
-			_, err = p.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: s})
+			_, err = p.ControllerUnpublishVolume(t.Context(),
+				&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: s})
 			step(t, "detach from node "+s, err, codes.InvalidArgument)
 		}
 	}
@@ -79,9 +83,12 @@ func (p *process) callsWithID(id, path string) map[string]func(context.Context) 
 		}
 	}
 	return map[string]func(context.Context) error{
-		"delete": unary(csi.Controller_DeleteVolume_FullMethodName, &csi.DeleteVolumeRequest{VolumeId: id}, &csi.DeleteVolumeResponse{}),
-		"validate": unary(csi.Controller_ValidateVolumeCapabilities_FullMethodName, &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{writer}}, &csi.ValidateVolumeCapabilitiesResponse{}),
+		"delete": unary(csi.Controller_DeleteVolume_FullMethodName, &csi.DeleteVolumeRequest{VolumeId: id},
+			&csi.DeleteVolumeResponse{}),
+		"validate": unary(csi.Controller_ValidateVolumeCapabilities_FullMethodName,
+			&csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{writer}},
+			&csi.ValidateVolumeCapabilitiesResponse{}),
 		"attach": unary(csi.Controller_ControllerPublishVolume_FullMethodName, &csi.ControllerPublishVolumeRequest{
 			VolumeId: id, NodeId: "n1", VolumeCapability: writer}, &csi.ControllerPublishVolumeResponse{}),
 		"detach": unary(csi.Controller_ControllerUnpublishVolume_FullMethodName, &csi.ControllerUnpublishVolumeRequest{
@@ -101,14 +108,16 @@ func (p *process) callsWithID(id, path string) map[string]func(context.Context) 
 		"stats": unary(csi.Node_NodeGetVolumeStats_FullMethodName, &csi.NodeGetVolumeStatsRequest{
 			VolumeId: id, VolumePath: path}, &csi.NodeGetVolumeStatsResponse{}),
 		"inline publish": unary(csi.Node_NodePublishVolume_FullMethodName, &csi.NodePublishVolumeRequest{
-			VolumeId: id, TargetPath: path + "-t", VolumeCapability: writer, VolumeContext: map[string]string{ephemeralKey: "true"},
+			VolumeId: id, TargetPath: path + "-t", VolumeCapability: writer,
+			VolumeContext: map[string]string{ephemeralKey: "true"},
 		}, &csi.NodePublishVolumeResponse{}),
 		"stage": unary(csi.Node_NodeStageVolume_FullMethodName, &csi.NodeStageVolumeRequest{
 			VolumeId: id, StagingTargetPath: path, VolumeCapability: writer}, &csi.NodeStageVolumeResponse{}),
 		"unstage": unary(csi.Node_NodeUnstageVolume_FullMethodName, &csi.NodeUnstageVolumeRequest{
 			VolumeId: id, StagingTargetPath: path}, &csi.NodeUnstageVolumeResponse{}),
 		"publish": unary(csi.Node_NodePublishVolume_FullMethodName, &csi.NodePublishVolumeRequest{
-			VolumeId: id, StagingTargetPath: path, TargetPath: path + "-t", VolumeCapability: writer}, &csi.NodePublishVolumeResponse{}),
+			VolumeId: id, StagingTargetPath: path, TargetPath: path + "-t", VolumeCapability: writer},
+			&csi.NodePublishVolumeResponse{}),
 		"unpublish": unary(csi.Node_NodeUnpublishVolume_FullMethodName, &csi.NodeUnpublishVolumeRequest{
 			VolumeId: id, TargetPath: path}, &csi.NodeUnpublishVolumeResponse{}),
 	}
@@ -160,7 +169,8 @@ func TestHostileCapabilities(t *testing.T) {
 		if what == "ext4 itself" {
 			continue
 		}
-		_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "b", VolumeCapabilities: []*csi.VolumeCapability{c}})
+		_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "b",
+			VolumeCapabilities: []*csi.VolumeCapability{c}})
 		step(t, "create with "+what, err, codes.InvalidArgument)
 	}
 	_, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "b"})

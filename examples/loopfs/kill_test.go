@@ -20,8 +20,8 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// slow is a program that says that it runs, waits, and then writes to the file that it was given: what loopfs does with it can be
-// stopped in its middle.
+// slow is a program that says that it runs, waits, and then writes to the file that it was given: what loopfs does with
+// it can be stopped in its middle.
 type slow struct{ dir string }
 
 func newSlow(t *testing.T, m *machine, name string) slow {
@@ -148,8 +148,9 @@ func TestOneCallPerVolume(t *testing.T) {
 	_, again := p.CreateVolume(t.Context(), createRequest("a"))
 	_, snapped := p.snapshot("s", id)
 	for what, err := range map[string]error{
-		"create": again, "delete": p.delete(id), "stage": p.stage(id, s, writer), "unstage": p.unstage(id, s), "snapshot": snapped,
-		"expand": p.expand(id, 32<<20, 0), "expand on the node": p.expandOnNode(id, s),
+		"create": again, "delete": p.delete(id), "stage": p.stage(id, s, writer), "unstage": p.unstage(id, s),
+		"snapshot": snapped,
+		"expand":   p.expand(id, 32<<20, 0), "expand on the node": p.expandOnNode(id, s),
 	} {
 		step(t, what, err, codes.Aborted)
 	}
@@ -169,7 +170,8 @@ func TestCallerGivesUp(t *testing.T) {
 	before := m.volumeFiles()
 	ctx, cancel := context.WithCancel(within(t))
 	ended := begin(func() error {
-		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: s, VolumeCapability: writer})
+		_, err := p.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: s,
+			VolumeCapability: writer})
 		return err
 	})
 	mkfs.awaitRunning(t)
@@ -205,8 +207,8 @@ func lifeOf(m *machine, name, text string) []drill {
 	}
 }
 
-// The process is killed at random moments of a volume's life; the caller repeats what failed, as one does. Every repeated
-// call succeeds, what was written is read, and at the end nothing is left.
+// The process is killed at random moments of a volume's life; the caller repeats what failed, as one does. Every
+// repeated call succeeds, what was written is read, and at the end nothing is left.
 func TestKillAtAnyMoment(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
@@ -219,7 +221,9 @@ func TestKillAtAnyMoment(t *testing.T) {
 					var timer *time.Timer
 					if try < 2 {
 						victim := p.cmd.Process
-						timer = time.AfterFunc(time.Duration(random.IntN(6000))*time.Microsecond, func() { _ = victim.Kill() })
+						timer = time.AfterFunc(time.Duration(random.IntN(6000))*time.Microsecond, func() {
+							_ = victim.Kill()
+						})
 					}
 					err := d.call(p)
 					if timer != nil {
@@ -228,7 +232,8 @@ func TestKillAtAnyMoment(t *testing.T) {
 					if err == nil {
 						break
 					}
-					if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled { // only the kill may fail a call
+					// only the kill may fail a call
+					if code := status.Code(err); code != codes.Unavailable && code != codes.Canceled {
 						t.Fatalf("%s: %v\n%s", d.name, err, p.log)
 					}
 					<-p.ended
@@ -306,7 +311,8 @@ func TestMountsOutliveTheProcess(t *testing.T) {
 	})
 }
 
-// Somebody unmounted everything while loopfs was down, as a reboot does: the next start forgets it, and the volume is free.
+// Somebody unmounted everything while loopfs was down, as a reboot does: the next start forgets it, and the volume is
+// free.
 func TestStartForgetsWhatIsMountedNoMore(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)

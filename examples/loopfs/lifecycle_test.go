@@ -95,7 +95,8 @@ func TestOtherArguments(t *testing.T) {
 	step(t, "publish read-only there", p.publish(id, s, one, multi, true), codes.AlreadyExists)
 	step(t, "publish for another mode there", p.publish(id, s, one, writer, false), codes.AlreadyExists)
 	step(t, "publish from elsewhere", p.publish(id, s2, m.target("x"), multi, false), codes.FailedPrecondition)
-	step(t, "publish for one writer, second target", p.publish(id, s, m.target("x"), writer, false), codes.FailedPrecondition)
+	step(t, "publish for one writer, second target", p.publish(id, s, m.target("x"), writer, false),
+		codes.FailedPrecondition)
 	step(t, "publish without staging path", p.publish(id, "", m.target("x"), multi, false), codes.FailedPrecondition)
 	step(t, "publish without parent", p.publish(id, s, m.target("no/x"), multi, false), codes.FailedPrecondition)
 	step(t, "unstage elsewhere", p.unstage(id, s2), codes.OK)
@@ -227,7 +228,8 @@ func TestCapacity(t *testing.T) {
 		})
 		return err
 	}
-	if free() != 40<<20 || free(writer) != 40<<20 || free(blockOf(writer)) != 0 || free(mountOf(writer, "xfs", "")) != 0 {
+	if free() != 40<<20 || free(writer) != 40<<20 || free(blockOf(writer)) != 0 ||
+		free(mountOf(writer, "xfs", "")) != 0 {
 		t.Error("an empty loopfs does not have its capacity free")
 	}
 	step(t, "create", create("a", 30<<20, 0), codes.OK)
@@ -272,8 +274,12 @@ func TestValidate(t *testing.T) {
 		"narrower":   {true, func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeCapabilities[0] = reader }},
 		"wider":      {false, func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeCapabilities[0] = multi }},
 		"many nodes": {false, func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeCapabilities[0] = far }},
-		"context":    {false, func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeContext = map[string]string{backendKey: "x"} }},
-		"parameters": {false, func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = map[string]string{"x": "y"} }},
+		"context": {false, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeContext = map[string]string{backendKey: "x"}
+		}},
+		"parameters": {false, func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.Parameters = map[string]string{"x": "y"}
+		}},
 	} {
 		if ask(c.change) != c.want {
 			t.Errorf("%s: not %v", what, c.want)
@@ -314,7 +320,8 @@ func TestIdentityAndAnnouncements(t *testing.T) {
 	}
 	_, err = only.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 	step(t, "controller call to a node", err, codes.Unimplemented)
-	_, err = all.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: "x", NodeId: "n1", VolumeCapability: writer})
+	_, err = all.ControllerPublishVolume(t.Context(),
+		&csi.ControllerPublishVolumeRequest{VolumeId: "x", NodeId: "n1", VolumeCapability: writer})
 	step(t, "attach without --attach", err, codes.Unimplemented)
 
 	if err := os.Rename(m.data, m.data+".away"); err != nil {
@@ -342,7 +349,8 @@ func TestTopology(t *testing.T) {
 	}
 	step(t, "elsewhere", create("n2"), codes.ResourceExhausted)
 	step(t, "here", create("n1"), codes.OK)
-	if v := p.create("b", writer); len(v.AccessibleTopology) != 1 || v.AccessibleTopology[0].Segments[topologyKey] != "n1" {
+	if v := p.create("b", writer); len(v.AccessibleTopology) != 1 ||
+		v.AccessibleTopology[0].Segments[topologyKey] != "n1" {
 		t.Errorf("reachable from %v", v.AccessibleTopology)
 	}
 }

@@ -11,14 +11,15 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-// page picks the entries of one page, in order of id. The token is the last id of the page before, so that a token outlives what it
-// names.
+// page picks the entries of one page, in order of id. The token is the last id of the page before, so that a token
+// outlives what it names.
 func page(all []disk.Record, kind disk.Kind, max int32, token string) (entries []disk.Record, next string, err error) {
 	if max < 0 {
 		return nil, "", disk.Errorf(disk.ErrInvalid, "max_entries is negative")
 	}
 	if _, err := disk.ParseID(kind, token); token != "" && err != nil {
-		return nil, "", status.Error(codes.Aborted, "starting_token is not one that this call gave; start from the beginning")
+		return nil, "", status.Error(codes.Aborted,
+			"starting_token is not one that this call gave; start from the beginning")
 	}
 	for _, r := range all {
 		if r.State != disk.Ready || string(r.ID) <= token {
@@ -65,7 +66,9 @@ func attachedTo(r disk.Record) []string {
 	return nodes
 }
 
-func (c *controller) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (c *controller) ControllerGetVolume(
+	_ context.Context, req *csi.ControllerGetVolumeRequest,
+) (*csi.ControllerGetVolumeResponse, error) {
 	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -84,7 +87,9 @@ func (c *controller) ControllerGetVolume(_ context.Context, req *csi.ControllerG
 }
 
 // ListSnapshots narrows by ids; one of nothing that exists is an empty list.
-func (c *controller) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+func (c *controller) ListSnapshots(
+	_ context.Context, req *csi.ListSnapshotsRequest,
+) (*csi.ListSnapshotsResponse, error) {
 	all, err := c.pool.All(disk.Snapshot)
 	if err != nil {
 		return nil, err

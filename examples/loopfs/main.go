@@ -57,7 +57,8 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.fsType, "fs-type", "ext4", "file system of volumes for which none is asked: ext4 or xfs")
 	f.StringVar(&o.node, "node-id", host, "`id` of this node")
 	f.StringVar(&o.mode, "mode", "all", "services to serve: node, controller, or monolith (also called all)")
-	f.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "unix socket `address` to serve on (unix:///run/csi.sock)")
+	f.StringVar(&o.endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"),
+		"unix socket `address` to serve on (unix:///run/csi.sock)")
 	f.Var(&o.capacity, "capacity", "`bytes` for all volumes together, also as 64MiB or 2GiB")
 	f.Int64Var(&o.maxVolumes, "max-volumes", 0, "`number` of volumes that this node takes, 0: no limit")
 	f.BoolVar(&o.attach, "attach", false, "volumes have to be attached (ControllerPublishVolume) before they are staged")

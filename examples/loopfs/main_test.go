@@ -233,7 +233,8 @@ func (m *machine) startCommand(name string, command, env []string, args ...strin
 	p := &process{t: m.t, socket: filepath.Join(m.base, name+".sock"), log: &record{}, ended: make(chan struct{})}
 	args = append(command[1:], append([]string{"--data", m.data, "--log-level", "debug"}, args...)...)
 	p.cmd = exec.Command(command[0], args...)
-	p.cmd.Env = append(append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT=unix://"+p.socket, "GORACE=atexit_sleep_ms=0"), env...)
+	p.cmd.Env = append(append(os.Environ(), asLoopfs+"=1", "CSI_ENDPOINT=unix://"+p.socket, "GORACE=atexit_sleep_ms=0"),
+		env...)
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		m.t.Fatal(err)

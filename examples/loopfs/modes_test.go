@@ -76,7 +76,8 @@ func (p *process) attach(id, node string, c *csi.VolumeCapability, readOnly bool
 }
 
 func (p *process) detach(id, node string) error {
-	_, err := p.ControllerUnpublishVolume(p.t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
+	_, err := p.ControllerUnpublishVolume(p.t.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
 	return err
 }
 
@@ -150,7 +151,8 @@ func TestStageNeedsTheAttachment(t *testing.T) {
 	step(t, "stage before attach", n.stageWith(id, s, nil), codes.FailedPrecondition)
 	context, err := c.attach(id, "n1", writer, false)
 	step(t, "attach", err, codes.OK)
-	step(t, "stage with a wrong token", n.stageWith(id, s, map[string]string{tokenKey: "guessed"}), codes.FailedPrecondition)
+	step(t, "stage with a wrong token", n.stageWith(id, s, map[string]string{tokenKey: "guessed"}),
+		codes.FailedPrecondition)
 	step(t, "stage", n.stageWith(id, s, context), codes.OK)
 	step(t, "publish without the token", n.publish(id, s, m.target("t"), writer, false), codes.FailedPrecondition)
 	step(t, "detach while staged", c.detach(id, "n1"), codes.FailedPrecondition)
@@ -185,8 +187,8 @@ func TestReadOnlyAttachmentStagesReadOnly(t *testing.T) {
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 }
 
-// In a user namespace, which needs no root, auto takes the dir backend, and a loop volume is refused with the reason. The
-// mounts are only seen from inside: through /proc of the process.
+// In a user namespace, which needs no root, auto takes the dir backend, and a loop volume is refused with the reason.
+// The mounts are only seen from inside: through /proc of the process.
 func TestUserNamespace(t *testing.T) {
 	if out, err := exec.Command("unshare", "-Urm", "true").CombinedOutput(); err != nil {
 		if os.Geteuid() == 0 {
@@ -215,7 +217,8 @@ func TestUserNamespace(t *testing.T) {
 
 	record := fmt.Sprintf(`{"id":%q,"name":"l","state":"ready","backend":"loop","bytes":16777216,
 		"usage":{"mode":"writer","file_system":"ext4"}}`, disk.IDFor(disk.Volume, "l"))
-	if err := os.WriteFile(filepath.Join(m.data, "volumes", string(disk.IDFor(disk.Volume, "l"))+".json"), []byte(record), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(m.data, "volumes", string(disk.IDFor(disk.Volume, "l"))+".json"),
+		[]byte(record), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	err := p.stage(string(disk.IDFor(disk.Volume, "l")), s, writer)
@@ -258,7 +261,8 @@ func TestSocket(t *testing.T) {
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, endpoint := range []string{"", "tcp://127.0.0.1:1", "unix://relative", "unix:///" + strings.Repeat("x", 107), "unix://" + file} {
+	for _, endpoint := range []string{"", "tcp://127.0.0.1:1", "unix://relative", "unix:///" + strings.Repeat("x", 107),
+		"unix://" + file} {
 		if out, err := run(endpoint); err == nil {
 			t.Errorf("endpoint %q was served:\n%s", endpoint, out)
 		}
@@ -277,7 +281,8 @@ func TestSocket(t *testing.T) {
 }
 
 func TestByteSizes(t *testing.T) {
-	for in, want := range map[string]int64{"1": 1, "1073741824": 1 << 30, "3KiB": 3 << 10, "64MiB": 64 << 20, "2GiB": 2 << 30, "1TiB": 1 << 40} {
+	for in, want := range map[string]int64{"1": 1, "1073741824": 1 << 30, "3KiB": 3 << 10, "64MiB": 64 << 20,
+		"2GiB": 2 << 30, "1TiB": 1 << 40} {
 		var b byteSize
 		if err := b.Set(in); err != nil || int64(b) != want {
 			t.Errorf("%s gave %d, %v", in, b, err)
@@ -302,7 +307,8 @@ func TestMountGroup(t *testing.T) {
 			t.Helper()
 			var st unix.Stat_t
 			if err := unix.Stat(target, &st); err != nil || st.Gid != gid || st.Mode&0o7777 != mode {
-				t.Errorf("the root directory is of group %d, mode %o, %v; want %d, %o", st.Gid, st.Mode&0o7777, err, gid, mode)
+				t.Errorf("the root directory is of group %d, mode %o, %v; want %d, %o", st.Gid, st.Mode&0o7777, err,
+					gid, mode)
 			}
 		}
 		cycle := func(c *csi.VolumeCapability, then func()) {
@@ -316,7 +322,8 @@ func TestMountGroup(t *testing.T) {
 		cycle(mine, func() {
 			owner(1234, 0o2775)
 			step(t, "stage for another group", p.stage(id, s, other), codes.AlreadyExists)
-			step(t, "publish for another group", p.publish(id, s, m.target("x"), other, false), codes.FailedPrecondition)
+			step(t, "publish for another group", p.publish(id, s, m.target("x"), other, false),
+				codes.FailedPrecondition)
 			if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o640); err != nil {
 				t.Error(err)
 			}

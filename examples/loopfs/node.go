@@ -33,7 +33,9 @@ func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 	}, nil
 }
 
-func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (n *node) NodeGetCapabilities(
+	context.Context, *csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
 	var caps []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -111,7 +113,8 @@ func (h here) shown(path string) (bool, error) {
 	return ours, err
 }
 
-// once says whether a mount is the node of the device that was published there, although somebody took the device from the volume.
+// once says whether a mount is the node of the device that was published there, although somebody took the device from
+// the volume.
 func (h here) once(m mounttable.Mount) (bool, error) {
 	p, ok := h.stage.Published[m.Point]
 	if !ok || p.Device == "" {
@@ -194,7 +197,8 @@ func (n *node) recover() error {
 		if _, staged := r.Staged[n.id]; !staged || r.State != disk.Ready && r.ID.Kind() == disk.Volume {
 			continue
 		}
-		if err := n.recoverVolume(r.ID); err != nil && !errors.Is(err, disk.ErrBusy) && !errors.Is(err, disk.ErrNotFound) {
+		if err := n.recoverVolume(r.ID); err != nil && !errors.Is(err, disk.ErrBusy) &&
+			!errors.Is(err, disk.ErrNotFound) {
 			n.log.Warn("volume not checked at start", "volume", r.ID, "error", err)
 		}
 	}

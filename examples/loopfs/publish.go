@@ -20,7 +20,9 @@ type publication struct {
 }
 
 // NodePublishVolume shows a staged volume at a target path. The directory above has to be there; the target is made.
-func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (n *node) NodePublishVolume(
+	ctx context.Context, req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	if req.GetVolumeContext()[ephemeralKey] == "true" {
 		return &csi.NodePublishVolumeResponse{}, n.publishEphemeral(ctx, req)
 	}
@@ -87,7 +89,8 @@ func (n *node) publish(h *disk.Hold, r disk.Record, p publication) error {
 	if err := now.alone(p); err != nil {
 		return err
 	}
-	next := now.stage.WithPublish(p.to.String(), &disk.Publish{Mode: p.access.usage.Mode, ReadOnly: p.readOnly, Device: p.device})
+	next := now.stage.WithPublish(p.to.String(), &disk.Publish{Mode: p.access.usage.Mode, ReadOnly: p.readOnly,
+		Device: p.device})
 	if err := h.Save(r.WithStage(n.id, &next)); err != nil {
 		return err
 	}
@@ -138,14 +141,16 @@ func (h here) published(p publication) (bool, error) {
 	return true, nil
 }
 
-// alone refuses a second target, unless both are for many writers (the table under NodePublishVolume in the specification).
+// alone refuses a second target, unless both are for many writers (the table under NodePublishVolume in the
+// specification).
 func (h here) alone(p publication) error {
 	for target, other := range h.stage.Published {
 		if target == p.to.String() || len(h.table.Stack(target)) == 0 {
 			continue
 		}
 		if other.Mode != disk.MultiWriter || p.access.usage.Mode != disk.MultiWriter {
-			return disk.Errorf(disk.ErrInUse, "the volume is published at %s, and its access mode allows one target", target)
+			return disk.Errorf(disk.ErrInUse, "the volume is published at %s, and its access mode allows one target",
+				target)
 		}
 	}
 	return nil
@@ -179,11 +184,14 @@ func (n *node) giveUpPublish(h *disk.Hold, before disk.Record, p publication) er
 	return h.Save(before)
 }
 
-// foreign says whether a target is left because it is of another kind or has something in it: it was there before and stays.
+// foreign says whether a target is left because it is of another kind or has something in it: it was there before and
+// stays.
 func foreign(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOTEMPTY) }
 
 // NodeUnpublishVolume takes a volume from a target path and removes the target.
-func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (n *node) NodeUnpublishVolume(
+	ctx context.Context, req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, badID := known(req.GetVolumeId())
 	at, badPath := n.oldPlace("target path", req.GetTargetPath())
 	if err := refusal(badID, badPath); err != nil {

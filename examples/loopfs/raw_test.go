@@ -201,7 +201,8 @@ func TestRawOrMounted(t *testing.T) {
 	step(t, "unstage", p.unstage(id, s), codes.OK)
 }
 
-// Somebody took the device away from under a publish: the target can still be taken down, and the volume be staged again.
+// Somebody took the device away from under a publish: the target can still be taken down, and the volume be staged
+// again.
 func TestRawDeviceTakenAway(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)

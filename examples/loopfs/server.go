@@ -103,7 +103,8 @@ func serve(ctx context.Context, server *grpc.Server, listener net.Listener) erro
 	hard := time.AfterFunc(grace, server.Stop)
 	defer hard.Stop()
 	server.GracefulStop()
-	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) { // which is what a stop before the first moment of serving gives
+	// which is what a stop before the first moment of serving gives
+	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
 	return nil

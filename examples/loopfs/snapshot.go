@@ -11,7 +11,9 @@ import (
 )
 
 // CreateSnapshot copies what a volume holds at one moment; when it answers, the copy is complete.
-func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (c *controller) CreateSnapshot(
+	ctx context.Context, req *csi.CreateSnapshotRequest,
+) (*csi.CreateSnapshotResponse, error) {
 	name, badName := disk.ParseName(req.GetName())
 	source, badSource := disk.ParseID(disk.Volume, req.GetSourceVolumeId())
 	_, badParameters := mapDigest("parameters", req.GetParameters())
@@ -32,7 +34,9 @@ func snapshot(r disk.Record) *csi.Snapshot {
 	}
 }
 
-func (c *controller) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (c *controller) DeleteSnapshot(
+	_ context.Context, req *csi.DeleteSnapshotRequest,
+) (*csi.DeleteSnapshotResponse, error) {
 	id, err := disk.ParseID(disk.Snapshot, req.GetSnapshotId())
 	if err == nil {
 		err = c.pool.Delete(id)

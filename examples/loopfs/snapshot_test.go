@@ -29,14 +29,16 @@ func TestSnapshotAndRestore(t *testing.T) {
 		before := time.Now()
 		snap, err := p.snapshot("snap", id)
 		if err != nil || !snap.ReadyToUse || snap.SizeBytes != 16<<20 || snap.SourceVolumeId != id ||
-			snap.CreationTime.AsTime().Before(before.Add(-time.Second)) || snap.CreationTime.AsTime().After(time.Now()) {
+			snap.CreationTime.AsTime().Before(before.Add(-time.Second)) ||
+			snap.CreationTime.AsTime().After(time.Now()) {
 			t.Fatalf("snapshot %v, %v", snap, err)
 		}
 		step(t, "stage", p.stage(id, s, writer), codes.OK)
 		write(t, s, "new")
 		step(t, "unstage", p.unstage(id, s), codes.OK)
 		again, err := p.snapshot("snap", id)
-		if err != nil || again.SnapshotId != snap.SnapshotId || !again.CreationTime.AsTime().Equal(snap.CreationTime.AsTime()) {
+		if err != nil || again.SnapshotId != snap.SnapshotId ||
+			!again.CreationTime.AsTime().Equal(snap.CreationTime.AsTime()) {
 			t.Errorf("the same again is %v, %v", again, err)
 		}
 		cloned, err := p.createFrom("clone", id, writer, 0, 0)
@@ -45,7 +47,8 @@ func TestSnapshotAndRestore(t *testing.T) {
 		}
 		step(t, "delete the source", p.delete(id), codes.OK)
 		restored, err := p.createFrom("restored", snap.SnapshotId, writer, 32<<20, 0)
-		if err != nil || restored.CapacityBytes != 32<<20 || restored.GetContentSource().GetSnapshot().GetSnapshotId() != snap.SnapshotId {
+		if err != nil || restored.CapacityBytes != 32<<20 ||
+			restored.GetContentSource().GetSnapshot().GetSnapshotId() != snap.SnapshotId {
 			t.Fatalf("restore: %v, %v", restored, err)
 		}
 		step(t, "delete the snapshot", p.deleteSnapshot(snap.SnapshotId), codes.OK)
@@ -182,8 +185,8 @@ func TestListSnapshots(t *testing.T) {
 	step(t, "negative max", err, codes.InvalidArgument)
 }
 
-// A snapshot of a mounted volume has everything that was written before it, needs no repair, and is of one moment: of two files
-// that are always written one after the other, it never has more of the later one.
+// A snapshot of a mounted volume has everything that was written before it, needs no repair, and is of one moment: of
+// two files that are always written one after the other, it never has more of the later one.
 func TestSnapshotInUse(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
@@ -210,7 +213,8 @@ func TestSnapshotInUse(t *testing.T) {
 	s2 := m.staging("s2")
 	for _, name := range names {
 		snap := string(disk.IDFor(disk.Snapshot, disk.Name(name)))
-		if out, err := exec.Command("e2fsck", "-f", "-n", filepath.Join(m.data, "images", snap+".img")).CombinedOutput(); err != nil {
+		if out, err := exec.Command("e2fsck", "-f", "-n",
+			filepath.Join(m.data, "images", snap+".img")).CombinedOutput(); err != nil {
 			t.Errorf("snapshot %s needs repair: %v\n%s", name, err, out)
 		}
 		v, err := p.createFrom("r"+name, snap, writer, 0, 0)
@@ -284,7 +288,8 @@ func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 		_, err := p.snapshot("s", id)
 		if m.reflinks() && backend == disk.LoopBackend {
 			step(t, "snapshot", err, codes.OK)
-		} else if step(t, "snapshot", err, codes.FailedPrecondition); !strings.Contains(status.Convert(err).Message(), "unpublish it first") {
+		} else if step(t, "snapshot", err, codes.FailedPrecondition); !strings.Contains(status.Convert(err).Message(),
+			"unpublish it first") {
 			t.Errorf("the error does not say what to do: %v", err)
 		}
 		step(t, "unpublish", p.unpublish(id, target), codes.OK)
@@ -300,7 +305,8 @@ func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 	})
 }
 
-// Where the data directory has reflinks, even a raw volume that is written to can be copied: with all that was written before.
+// Where the data directory has reflinks, even a raw volume that is written to can be copied: with all that was written
+// before.
 func TestReflinks(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
@@ -346,7 +352,8 @@ func TestCopiesOfXFS(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "loop", "--capacity", "2GiB")
 	xfs := mountOf(writer, "xfs", "")
-	made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a", VolumeCapabilities: []*csi.VolumeCapability{xfs}})
+	made, err := p.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a",
+		VolumeCapabilities: []*csi.VolumeCapability{xfs}})
 	if err != nil || made.Volume.CapacityBytes != 300<<20 {
 		t.Fatalf("the smallest xfs is %v, %v", made, err)
 	}

@@ -13,8 +13,11 @@ import (
 	"holdfast/examples/loopfs/internal/mount"
 )
 
-// NodeStageVolume mounts a volume at its one staging path on this node. A raw volume gets its device; its staging path stays empty.
-func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+// NodeStageVolume mounts a volume at its one staging path on this node. A raw volume gets its device; its staging path
+// stays empty.
+func (n *node) NodeStageVolume(
+	ctx context.Context, req *csi.NodeStageVolumeRequest,
+) (*csi.NodeStageVolumeResponse, error) {
 	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	a, badAccess := readAccess(req.GetVolumeCapability())
 	at, badPath := n.place("staging target path", req.GetStagingTargetPath())
@@ -70,8 +73,8 @@ func (n *node) stage(ctx context.Context, h *disk.Hold, r disk.Record, at mount.
 	return nil
 }
 
-// fileSystem is the type that the volume is staged with: what is asked for, or what it was made for, or what it holds, or loopfs'
-// own choice.
+// fileSystem is the type that the volume is staged with: what is asked for, or what it was made for, or what it holds,
+// or loopfs' own choice.
 func (n *node) fileSystem(now here, u disk.Usage) (string, error) {
 	if u.Access == disk.Raw {
 		return "", nil
@@ -91,13 +94,15 @@ func (h here) stagedAt(at mount.Place, usage disk.Usage) (bool, error) {
 	case staged && h.stage.Path != at.String():
 		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s already", h.record.ID, h.stage.Path)
 	case staged && h.stage.Usage != usage:
-		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for another usage (%s)", h.record.ID, at, h.stage.Usage)
+		return false, disk.Errorf(disk.ErrExists, "volume %s is staged at %s for another usage (%s)", h.record.ID, at,
+			h.stage.Usage)
 	case staged:
 		return true, nil
 	}
 	shown, err := h.shown(at.String())
 	if shown {
-		err = disk.Errorf(disk.ErrExists, "volume %s is mounted at %s and not staged there; unstage it first", h.record.ID, at)
+		err = disk.Errorf(disk.ErrExists, "volume %s is mounted at %s and not staged there; unstage it first",
+			h.record.ID, at)
 	}
 	return false, err
 }
@@ -158,8 +163,11 @@ func (n *node) putAway(now here, at mount.Place) error {
 	return devices.Detach(now.record.ID)
 }
 
-// NodeUnstageVolume takes the staging mount, or the device, away. The volume must not be published on this node any more.
-func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+// NodeUnstageVolume takes the staging mount, or the device, away. The volume must not be published on this node any
+// more.
+func (n *node) NodeUnstageVolume(
+	ctx context.Context, req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
 	id, badID := disk.ParseID(disk.Volume, req.GetVolumeId())
 	at, badPath := n.oldPlace("staging target path", req.GetStagingTargetPath())
 	if err := refusal(badID, badPath); err != nil {
@@ -199,8 +207,8 @@ func (n *node) unstage(ctx context.Context, h *disk.Hold, r disk.Record, at moun
 	return h.Save(r.WithStage(n.id, nil))
 }
 
-// awaitRelease gives the kernel a moment to free the loop device, so that a delete right after this one succeeds. Something
-// else may keep the device (a copy of the mount in another namespace); the volume is unstaged all the same.
+// awaitRelease gives the kernel a moment to free the loop device, so that a delete right after this one succeeds.
+// Something else may keep the device (a copy of the mount in another namespace); the volume is unstaged all the same.
 func awaitRelease(ctx context.Context, now here) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

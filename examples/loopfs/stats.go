@@ -11,7 +11,9 @@ import (
 )
 
 // NodeGetVolumeStats counts bytes and inodes of a file system, and the bytes of a device.
-func (n *node) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (n *node) NodeGetVolumeStats(
+	_ context.Context, req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, err := known(req.GetVolumeId())
 	if req.GetVolumePath() == "" {
 		err = disk.Errorf(disk.ErrInvalid, "the volume path is missing")
@@ -75,8 +77,11 @@ func (n *node) at(r disk.Record, path string) (here, string, error) {
 	return now, p.String(), err
 }
 
-// NodeExpandVolume makes what the node shows of a volume as large as ControllerExpandVolume made its bytes, while it is used.
-func (n *node) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+// NodeExpandVolume makes what the node shows of a volume as large as ControllerExpandVolume made its bytes, while it is
+// used.
+func (n *node) NodeExpandVolume(
+	_ context.Context, req *csi.NodeExpandVolumeRequest,
+) (*csi.NodeExpandVolumeResponse, error) {
 	id, err := disk.ParseID(disk.Volume, req.GetVolumeId())
 	if req.GetVolumePath() == "" && !errors.Is(err, disk.ErrInvalid) {
 		err = disk.Errorf(disk.ErrInvalid, "the volume path is missing")

@@ -20,8 +20,8 @@ import (
 	"holdfast/internal/installed"
 )
 
-// doomed has the process killed when one of its threads is about to make that system call for the n-th time. The function that it
-// returns lets a process live that lives still.
+// doomed has the process killed when one of its threads is about to make that system call for the n-th time. The
+// function that it returns lets a process live that lives still.
 func (p *process) doomed(effect string, n int, more ...string) (spare func(alive bool)) {
 	p.t.Helper()
 	cmd := exec.Command("strace", append(more, "-f", "-o", "/dev/null", "-p", fmt.Sprint(p.cmd.Process.Pid),
@@ -47,8 +47,8 @@ func (p *process) doomed(effect string, n int, more ...string) (spare func(alive
 	}
 }
 
-// sweep is a call that is killed before each of its effects, and what takes it back. Effects are the system calls by which records
-// and images get and lose their names, and things are mounted, unmounted, made, removed and enlarged.
+// sweep is a call that is killed before each of its effects, and what takes it back. Effects are the system calls by
+// which records and images get and lose their names, and things are mounted, unmounted, made, removed and enlarged.
 type sweep struct {
 	name       string
 	call, undo func(p *process) error
@@ -82,9 +82,9 @@ func (m *sweeper) sweep(s sweep) {
 	}
 }
 
-// killed says whether the call had an n-th effect of that kind, and was killed before it. After every second kill the caller repeats the
-// call, which succeeds, and takes it back; after the others it takes back what it does not know. In either case everything is as
-// before.
+// killed says whether the call had an n-th effect of that kind, and was killed before it. After every second kill the
+// caller repeats the call, which succeeds, and takes it back; after the others it takes back what it does not know. In
+// either case everything is as before.
 func (m *sweeper) killed(s sweep, effect string, n int) bool {
 	m.t.Helper()
 	before := m.volumeFiles()
@@ -119,8 +119,8 @@ func needStrace(t *testing.T) {
 	}
 }
 
-// A process that dies while a volume is frozen leaves it frozen; the next start thaws it, also that of a controller which does not see
-// the mount.
+// A process that dies while a volume is frozen leaves it frozen; the next start thaws it, also that of a controller
+// which does not see the mount.
 func TestKillWhileFrozen(t *testing.T) {
 	needStrace(t)
 	need(t, disk.LoopBackend)
@@ -243,14 +243,17 @@ func (m *sweeper) sweepStage() {
 	group := mountOf(writer, "ext4", "1234")
 	id, s := string(disk.IDFor(disk.Volume, "fresh")), m.staging("fresh-s")
 	create := func(p *process) error {
-		_, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{Name: "fresh", VolumeCapabilities: []*csi.VolumeCapability{group}})
+		_, err := p.CreateVolume(p.t.Context(), &csi.CreateVolumeRequest{Name: "fresh",
+			VolumeCapabilities: []*csi.VolumeCapability{group}})
 		return err
 	}
 	stage := sweep{"first stage",
 		func(p *process) error { return p.stage(id, s, group) },
 		func(p *process) error {
 			for _, undo := range []func() error{
-				func() error { return p.unstage(id, s) }, func() error { return p.delete(id) }, func() error { return create(p) },
+				func() error {
+					return p.unstage(id, s)
+				}, func() error { return p.delete(id) }, func() error { return create(p) },
 			} {
 				if err := undo(); err != nil {
 					return err
@@ -259,7 +262,9 @@ func (m *sweeper) sweepStage() {
 			return nil
 		},
 		[]string{"renameat", "mount"}}
-	unstage := sweep{"unstage", func(p *process) error { return p.unstage(id, s) }, stage.call, []string{"umount2", "renameat"}}
+	unstage := sweep{"unstage", func(p *process) error {
+		return p.unstage(id, s)
+	}, stage.call, []string{"umount2", "renameat"}}
 	step(m.t, "create", create(m.p), codes.OK)
 	m.sweep(stage)
 	m.sweep(unstage)

@@ -252,8 +252,8 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// restartPolicy decides whether and when a task that ended is restarted: Attempts times within Interval, each time after
-// Delay. After that, mode fail gives up, and mode delay waits for the end of the interval.
+// restartPolicy decides whether and when a task that ended is restarted: Attempts times within Interval, each time
+// after Delay. After that, mode fail gives up, and mode delay waits for the end of the interval.
 type restartPolicy struct {
 	Attempts int
 	Interval time.Duration

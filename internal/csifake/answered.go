@@ -16,10 +16,12 @@ func answered(req, reply proto.Message) *journal.Answer {
 	case *csi.GetPluginInfoResponse:
 		return &journal.Answer{Name: r.GetName()}
 	case *csi.NodeGetInfoResponse:
-		return &journal.Answer{Node: r.GetNodeId(), MaxVolumes: r.GetMaxVolumesPerNode(), Segments: segments(r.GetAccessibleTopology())}
+		return &journal.Answer{Node: r.GetNodeId(), MaxVolumes: r.GetMaxVolumesPerNode(),
+			Segments: segments(r.GetAccessibleTopology())}
 	case *csi.CreateVolumeResponse:
-		return &journal.Answer{Volume: r.GetVolume().GetVolumeId(), VolumeContext: HashMap(r.GetVolume().GetVolumeContext()),
-			Segments: segments(r.GetVolume().GetAccessibleTopology()...)}
+		return &journal.Answer{Volume: r.GetVolume().GetVolumeId(),
+			VolumeContext: HashMap(r.GetVolume().GetVolumeContext()),
+			Segments:      segments(r.GetVolume().GetAccessibleTopology()...)}
 	case *csi.ControllerPublishVolumeResponse:
 		return &journal.Answer{PublishContext: HashMap(r.GetPublishContext())}
 	case *csi.ControllerExpandVolumeResponse:
@@ -49,9 +51,10 @@ func announced(reply proto.Message) *journal.Answer {
 			return c.GetRpc().GetType()
 		})}
 	case *csi.GroupControllerGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.GroupControllerServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
+		return &journal.Answer{Caps: names(r.GetCapabilities(),
+			func(c *csi.GroupControllerServiceCapability) fmt.Stringer {
+				return c.GetRpc().GetType()
+			})}
 	case *csi.NodeGetCapabilitiesResponse:
 		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.NodeServiceCapability) fmt.Stringer {
 			return c.GetRpc().GetType()
@@ -104,7 +107,9 @@ func denied(req proto.Message, confirmed *csi.ValidateVolumeCapabilitiesResponse
 		return nil
 	}
 	for _, want := range asked.GetVolumeCapabilities() {
-		if !slices.ContainsFunc(confirmed.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return proto.Equal(c, want) }) {
+		if !slices.ContainsFunc(confirmed.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool {
+			return proto.Equal(c, want)
+		}) {
 			usages = append(usages, usageOf(want))
 		}
 	}

@@ -127,7 +127,8 @@ func (b *Backend) load() error {
 	return nil
 }
 
-// reserve is the right to change a volume, until release is called. free is false while another call has it, at a plugin that lives.
+// reserve is the right to change a volume, until release is called. free is false while another call has it, at a
+// plugin that lives.
 func (b *Backend) reserve(id string, p *Plugin) (release func(), free bool) {
 	b.reserving.Lock()
 	defer b.reserving.Unlock()

@@ -15,7 +15,8 @@ import (
 type BlockKind string
 
 const (
-	BlockLoop BlockKind = "loop" // a loop device over a sparse file of DataDir, as large as the volume; it outlives the plugin
+	// a loop device over a sparse file of DataDir, as large as the volume; it outlives the plugin
+	BlockLoop BlockKind = "loop"
 	BlockNode BlockKind = "node" // /dev/null: a device node where there are no loop devices
 	BlockFile BlockKind = "file" // a regular file of DataDir of 1 MiB: what a plugin must not do
 )
@@ -24,7 +25,8 @@ func (c Config) blockKind() BlockKind {
 	if c.Block != "" {
 		return c.Block
 	}
-	if _, err := os.Stat("/dev/loop-control"); c.DataDir == "" || err != nil || unix.Access("/dev/loop-control", unix.W_OK) != nil {
+	if _, err := os.Stat("/dev/loop-control"); c.DataDir == "" || err != nil ||
+		unix.Access("/dev/loop-control", unix.W_OK) != nil {
 		return BlockNode
 	}
 	return BlockLoop
@@ -93,7 +95,8 @@ func sparse(path string, size int64) error {
 	return err
 }
 
-// attachLoop finds a free loop device and puts a file behind it. Others look for one at the same time: it tries for a while.
+// attachLoop finds a free loop device and puts a file behind it. Others look for one at the same time: it tries for a
+// while.
 func attachLoop(file string) (device string, err error) {
 	backing, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -142,8 +145,8 @@ func loopOf(device, file string) bool {
 	return err == nil && unix.Stat(file, &st) == nil && info.Inode == st.Ino && info.Device == st.Dev
 }
 
-// FreeLoops gives back all loop devices over files below a directory, for tests that end with a block volume published: such a device
-// outlives its plugin and its file. Start does it for its DataDir.
+// FreeLoops gives back all loop devices over files below a directory, for tests that end with a block volume published:
+// such a device outlives its plugin and its file. Start does it for its DataDir.
 func FreeLoops(dir string) error {
 	backed, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

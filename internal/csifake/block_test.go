@@ -22,8 +22,8 @@ func (c *client) publishBlock(id, target string) error {
 	return err
 }
 
-// TestBlockLoop: the target of a block volume is a block device as large as the volume, the same for every target and after a restart, and
-// keeps what is written. The last unpublication gives it back.
+// TestBlockLoop: the target of a block volume is a block device as large as the volume, the same for every target and
+// after a restart, and keeps what is written. The last unpublication gives it back.
 func TestBlockLoop(t *testing.T) {
 	needMounts(t)
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
@@ -35,8 +35,9 @@ func TestBlockLoop(t *testing.T) {
 	c, one, two := dial(t, fake.Socket()).learn(), makePlaces(t), makePlaces(t)
 	cleanMounts(t, one)
 	cleanMounts(t, two)
-	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "disk", VolumeCapabilities: []*csi.VolumeCapability{blockWriter()},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 8 << 20}})
+	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "disk",
+		VolumeCapabilities: []*csi.VolumeCapability{blockWriter()},
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: 8 << 20}})
 	must(t, err)
 	id := made.GetVolume().GetVolumeId()
 	must(t, c.publishBlock(id, one.target))
@@ -51,9 +52,11 @@ func TestBlockLoop(t *testing.T) {
 	if deviceAt(t, two.target) != device {
 		t.Error("another target has another device")
 	}
-	stats, err := c.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: two.target})
+	stats, err := c.NodeGetVolumeStats(t.Context(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: two.target})
 	must(t, err)
-	if u := stats.GetUsage(); len(u) != 1 || u[0].GetTotal() != 8<<20 || u[0].GetUsed() != 0 || u[0].GetAvailable() != 0 {
+	if u := stats.GetUsage(); len(u) != 1 || u[0].GetTotal() != 8<<20 || u[0].GetUsed() != 0 ||
+		u[0].GetAvailable() != 0 {
 		t.Errorf("the stats are %v", u)
 	}
 	must(t, c.unpublish(t.Context(), id, one))
@@ -118,7 +121,8 @@ func TestBlockLeft(t *testing.T) {
 	}
 }
 
-// TestBlockNode: without loop devices a block volume is a device node all the same, and without staging it there is nothing to stage.
+// TestBlockNode: without loop devices a block volume is a device node all the same, and without staging it there is
+// nothing to stage.
 func TestBlockNode(t *testing.T) {
 	needMounts(t)
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Block: BlockNode})
@@ -151,7 +155,8 @@ func TestBlockNode(t *testing.T) {
 }
 
 func (c *client) publishStagedBlock(id string, at places) error {
-	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
-		TargetPath: at.target, VolumeCapability: blockWriter()})
+	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id,
+		StagingTargetPath: at.staging,
+		TargetPath:        at.target, VolumeCapability: blockWriter()})
 	return err
 }

@@ -107,8 +107,9 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	return p.leave(c, reply, err)
 }
 
-// arrive writes the begin of a call, after the farewells of the calls whose callers have gone. It is false for a call whose own caller has
-// gone before its turn came: a later call of that caller may have overtaken it, and it must not take effect after that one.
+// arrive writes the begin of a call, after the farewells of the calls whose callers have gone. It is false for a call
+// whose own caller has gone before its turn came: a later call of that caller may have overtaken it, and it must not
+// take effect after that one.
 func (p *Plugin) arrive(c *call) bool {
 	beside := p.companions(c)
 	deadline := time.NewTimer(farewell)
@@ -168,7 +169,8 @@ func (p *Plugin) farewell(c *call) {
 	}
 }
 
-// orphaned says whether the call's caller is another process, which is dead. The end of its connection may be read later than that.
+// orphaned says whether the call's caller is another process, which is dead. The end of its connection may be read
+// later than that.
 func (c *call) orphaned() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }

@@ -38,8 +38,9 @@ func dial(t *testing.T, socket string) *client {
 }
 
 func clientOf(t *testing.T, to grpc.ClientConnInterface) *client {
-	return &client{t: t, to: to, IdentityClient: csi.NewIdentityClient(to), ControllerClient: csi.NewControllerClient(to),
-		NodeClient: csi.NewNodeClient(to)}
+	return &client{t: t, to: to, IdentityClient: csi.NewIdentityClient(to),
+		ControllerClient: csi.NewControllerClient(to),
+		NodeClient:       csi.NewNodeClient(to)}
 }
 
 // inBothForms runs a test at a socket and at a Port.
@@ -141,7 +142,8 @@ func eventually(t *testing.T, is func() bool) {
 	t.Fatal("what was waited for does not happen")
 }
 
-// patiently makes a call again while another one for the volume is running: one whose connection was cut may not have noticed.
+// patiently makes a call again while another one for the volume is running: one whose connection was cut may not have
+// noticed.
 func patiently(t *testing.T, call func() error) {
 	t.Helper()
 	var err error

@@ -7,14 +7,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Condition is VolumeCondition of CSI up to version 1.12: what a plugin says of a volume's health. A plugin with the capability
-// VOLUME_CONDITION of a service tells one with each volume in the answers of that service: that of the rule, or that all is well.
+// Condition is VolumeCondition of CSI up to version 1.12: what a plugin says of a volume's health. A plugin with the
+// capability VOLUME_CONDITION of a service tells one with each volume in the answers of that service: that of the rule,
+// or that all is well.
 type Condition struct {
 	Abnormal bool   `json:"abnormal,omitempty"`
 	Message  string `json:"message,omitempty"`
 }
 
-// tellCondition adds the condition of a volume to a message that had volume_condition as its field 2, as an old plugin encodes it.
+// tellCondition adds the condition of a volume to a message that had volume_condition as its field 2, as an old plugin
+// encodes it.
 func (p *Plugin) tellCondition(ctx context.Context, service string, m proto.Message) {
 	if !p.caps.has(service + "/VOLUME_CONDITION") {
 		return

@@ -28,14 +28,15 @@ const Empty = "\x00empty"
 // Config says what a plugin is. Its zero value is a monolith without any optional capability, on a socket in a new
 // temporary directory.
 type Config struct {
-	Name       string     // of the provider; default csifake.example.org
-	Version    string     // default 1.0.0
-	Instance   string     // who writes in the journal; default <role>@<node id>
-	Role       Role       // default Monolith
-	NodeID     string     // default node-1
-	Caps       []string   // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
-	CapsLater  [][]string // those of the second start, the third and so on; the last ones stay. The backend counts the starts
-	MaxVolumes int64      // per node; 0: not told, no limit
+	Name     string   // of the provider; default csifake.example.org
+	Version  string   // default 1.0.0
+	Instance string   // who writes in the journal; default <role>@<node id>
+	Role     Role     // default Monolith
+	NodeID   string   // default node-1
+	Caps     []string // "STAGE_UNSTAGE", "node/EXPAND_VOLUME", "controller/99"; see parseCaps
+	// those of the second start, the third and so on; the last ones stay. The backend counts the starts
+	CapsLater  [][]string
+	MaxVolumes int64 // per node; 0: not told, no limit
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
 

@@ -23,9 +23,9 @@
 // OK makes it up or down; a refusal leaves an edge that was up as it was, and makes any other failed, which is to say
 // that part of the effect may be there. These answers say nothing, and neither does no answer, nor one that cannot be
 // read, nor a volume without an id: CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED, UNKNOWN,
-// INTERNAL, DATA_LOSS, and codes that gRPC does not have. An unsure edge may be sent the same call with the same fields,
-// or its negation. A step up needs the edge before it up; a step down needs the edges after it down. Edges that do not
-// depend on each other, say two targets, do not wait for each other.
+// INTERNAL, DATA_LOSS, and codes that gRPC does not have. An unsure edge may be sent the same call with the same
+// fields, or its negation. A step up needs the edge before it up; a step down needs the edges after it down. Edges that
+// do not depend on each other, say two targets, do not wait for each other.
 //
 // A call whose caller has gone (cancelled, past its deadline, connection lost) is no longer in flight for the caller,
 // though it may still run, and its answer teaches nobody.
@@ -67,13 +67,14 @@
 //	RU   from an uncertain outcome only the same call or its negation; what was sent is undone in the end
 //
 // The numbers are those of the project's table of CSI rules; those that are missing cannot be seen from the plugin. R5,
-// that publications are counted across restarts, is R4 seen from outside; R7, that an ambiguous creation is cleared up, is RU.
+// that publications are counted across restarts, is R4 seen from outside; R7, that an ambiguous creation is cleared up,
+// is RU.
 //
 // # What can be scripted
 //
-// A Rule is a line of a script. A test writes it as Rule, or as On(rpc) and so on (Expect); the process form reads a JSON
-// list of rules from a file (--script), anew for every call, and keeps how often they matched in a file beside it, so
-// that "crash once" is once also after the restart. The words are those of the file.
+// A Rule is a line of a script. A test writes it as Rule, or as On(rpc) and so on (Expect); the process form reads a
+// JSON list of rules from a file (--script), anew for every call, and keeps how often they matched in a file beside it,
+// so that "crash once" is once also after the restart. The words are those of the file.
 //
 //	which       rpc        an RPC; empty is every one; accept: a connection (a knock counts); fuse: what the kernel asks of a mount
 //	            volume     its id; empty is every one
@@ -105,12 +106,13 @@
 //	            repeat-ids token-loop endless empty-pages many unknown-nodes                   of lists
 //	connection  garbage    http1 tls random close silence, instead of gRPC
 //
-// Capabilities that change from one start to the next are Config.CapsLater (--caps-later); what is mounted is Config.Mount
-// and Config.Block (--mount, --block); how long ids are and what they hold is Config.IDs (--ids). A test in the process may also rewrite answers with a function (Rule.Answer).
+// Capabilities that change from one start to the next are Config.CapsLater (--caps-later); what is mounted is
+// Config.Mount and Config.Block (--mount, --block); how long ids are and what they hold is Config.IDs (--ids). A test
+// in the process may also rewrite answers with a function (Rule.Answer).
 //
 // A call for a volume that another call is changing, also at another plugin that shares the Backend in this process, is
-// answered ABORTED, before any rule sees it. A plugin for Go cannot write invalid UTF-8, nor read it: bad-utf8 is INTERNAL
-// for a caller in Go, and the journal says that the answer was Lost.
+// answered ABORTED, before any rule sees it. A plugin for Go cannot write invalid UTF-8, nor read it: bad-utf8 is
+// INTERNAL for a caller in Go, and the journal says that the answer was Lost.
 //
 // # What survives
 //

@@ -116,7 +116,8 @@ func usageOf(c *csi.VolumeCapability) string {
 
 // capabilities fills a line with what a request says of how volumes are to be used.
 func capabilities(l *journal.Line, req proto.Message) {
-	if one, ok := req.(interface{ GetVolumeCapability() *csi.VolumeCapability }); ok && one.GetVolumeCapability() != nil {
+	if one, ok := req.(interface{ GetVolumeCapability() *csi.VolumeCapability }); ok &&
+		one.GetVolumeCapability() != nil {
 		l.Usage = usageOf(one.GetVolumeCapability())
 		l.MountGroup = one.GetVolumeCapability().GetMount().GetVolumeMountGroup() != ""
 	}
@@ -170,7 +171,8 @@ func lookAt(path string) string {
 		return ""
 	}
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
+		unix.STATX_TYPE, &st)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return "absent"

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuses are the FUSE mounts that a plugin serves, by path. They are dead as soon as the plugin is: who comes to one finds ENOTCONN.
+// fuses are the FUSE mounts that a plugin serves, by path. They are dead as soon as the plugin is: who comes to one
+// finds ENOTCONN.
 type fuses struct {
 	mu     sync.Mutex
 	by     map[string]*fuseMount

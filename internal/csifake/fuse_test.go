@@ -43,8 +43,8 @@ func answers(t *testing.T, answer <-chan error) error {
 	}
 }
 
-// TestFuse: a FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the script says, and is
-// dead as soon as the plugin is. The next plugin takes the dead mounts down.
+// TestFuse: a FUSE mount is alive while its plugin is, at the staging path and at targets, hangs and fails as the
+// script says, and is dead as soon as the plugin is. The next plugin takes the dead mounts down.
 func TestFuse(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
@@ -98,7 +98,8 @@ func TestFuse(t *testing.T) {
 	}
 }
 
-// TestFuseStop: a plugin that was told to stop takes its mounts with it too, and one volume that hangs is no other's trouble.
+// TestFuseStop: a plugin that was told to stop takes its mounts with it too, and one volume that hangs is no other's
+// trouble.
 func TestFuseStop(t *testing.T) {
 	needFuse(t)
 	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse})

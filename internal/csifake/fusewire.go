@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel asks of a FUSE file system, as far as an empty one is asked. Numbers and layouts are those of linux/fuse.h,
-// protocol 7.31.
+// What the kernel asks of a FUSE file system, as far as an empty one is asked. Numbers and layouts are those of
+// linux/fuse.h, protocol 7.31.
 const (
 	fuseLookup     = 1
 	fuseForget     = 2
@@ -42,7 +42,8 @@ func (q fuseRequest) answer() []byte {
 	case fuseForget, fuseForgetMany, fuseInterrupt:
 		return nil
 	case fuseInit:
-		return q.reply(0, fuseWords(64, 7, 31, 0, 0, 0, 4096, 1)) // version, read-ahead, flags, background, longest write, time grain
+		// version, read-ahead, flags, background, longest write, time grain
+		return q.reply(0, fuseWords(64, 7, 31, 0, 0, 0, 4096, 1))
 	case fuseGetattr:
 		return q.reply(0, fuseAttributes())
 	case fuseStatfs:
@@ -75,7 +76,8 @@ func fuseWords(size int, words ...uint32) []byte {
 	return b
 }
 
-// fuseAttributes are those of the root directory. They are good for no time at all: every stat asks again, and hangs if we do.
+// fuseAttributes are those of the root directory. They are good for no time at all: every stat asks again, and hangs if
+// we do.
 func fuseAttributes() []byte {
 	b := make([]byte, 16+88)
 	binary.NativeEndian.PutUint64(b[16:], 1) // inode

@@ -89,8 +89,8 @@ func own(fd protoreflect.FieldDescriptor) bool {
 // kind is a test of fields.
 type kind func(protoreflect.FieldDescriptor) bool
 
-// visit calls f for all fields of a kind, in a message and in those in it, whether they are set or not. A message that is missing is made
-// for the sake of such a field, unless it is one of several that may be.
+// visit calls f for all fields of a kind, in a message and in those in it, whether they are set or not. A message that
+// is missing is made for the sake of such a field, unless it is one of several that may be.
 func (is kind) visit(m protoreflect.Message, f func(protoreflect.Message, protoreflect.FieldDescriptor)) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {

@@ -41,7 +41,9 @@ var shows = map[Hostile]func(told) bool{
 	LongerIDs: func(a told) bool { return someField(a, idOf(257)) },
 	BadUTF8:   func(a told) bool { return a.code == "INTERNAL" },
 	Negative: func(a told) bool {
-		return someField(a, func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool { return isNumber(fd) && v.Int() == -1 })
+		return someField(a, func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+			return isNumber(fd) && v.Int() == -1
+		})
 	},
 	UnknownEnum: func(a told) bool {
 		return someField(a, func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -84,7 +86,9 @@ var shows = map[Hostile]func(told) bool{
 
 // someField tells whether an answer has a field, set, that passes a test.
 func someField(a told, test func(protoreflect.FieldDescriptor, protoreflect.Value) bool) (found bool) {
-	measure(a.reply.ProtoReflect(), func(fd protoreflect.FieldDescriptor, v protoreflect.Value) { found = found || test(fd, v) })
+	measure(a.reply.ProtoReflect(), func(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+		found = found || test(fd, v)
+	})
 	return found
 }
 
@@ -125,7 +129,10 @@ func segmentKeys(want ...string) func(protoreflect.FieldDescriptor, protoreflect
 			return false
 		}
 		var keys []string
-		v.Map().Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool { keys = append(keys, k.String()); return true })
+		v.Map().Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+			keys = append(keys, k.String())
+			return true
+		})
 		slices.Sort(keys)
 		return slices.Equal(keys, want)
 	}
@@ -160,10 +167,12 @@ type hall struct {
 
 func newHall(t *testing.T, start func(Config) (*Plugin, *client)) *hall {
 	h := &hall{t: t, at: makePlaces(t)}
-	h.fake, h.c = start(Config{Caps: append(everyCap(), "expansion/ONLINE"), Topology: map[string]string{"zone": "a"}, MaxVolumes: 9})
+	h.fake, h.c = start(Config{Caps: append(everyCap(), "expansion/ONLINE"), Topology: map[string]string{"zone": "a"},
+		MaxVolumes: 9})
 	ctx := t.Context()
 	for _, name := range []string{"one", "two", "three"} {
-		made, err := h.c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+		made, err := h.c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
+			VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 		must(t, err)
 		h.volume = made.GetVolume().GetVolumeId()
 	}
@@ -185,7 +194,8 @@ func (h *hall) request(rpc string) proto.Message {
 	h.made++
 	switch rpc {
 	case "CreateVolume":
-		return &csi.CreateVolumeRequest{Name: fmt.Sprint("more-", h.made), VolumeCapabilities: []*csi.VolumeCapability{writer()}}
+		return &csi.CreateVolumeRequest{Name: fmt.Sprint("more-", h.made),
+			VolumeCapabilities: []*csi.VolumeCapability{writer()}}
 	case "DeleteVolume":
 		return &csi.DeleteVolumeRequest{VolumeId: "gone"}
 	case "ControllerPublishVolume":
@@ -202,22 +212,27 @@ func (h *hall) request(rpc string) proto.Message {
 	case "GetSnapshot":
 		return &csi.GetSnapshotRequest{SnapshotId: h.snapshot}
 	case "CreateVolumeGroupSnapshot":
-		return &csi.CreateVolumeGroupSnapshotRequest{Name: fmt.Sprint("more-", h.made), SourceVolumeIds: []string{h.volume}}
+		return &csi.CreateVolumeGroupSnapshotRequest{Name: fmt.Sprint("more-", h.made),
+			SourceVolumeIds: []string{h.volume}}
 	case "GetVolumeGroupSnapshot":
 		return &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: h.group}
 	case "NodeStageVolume":
-		return &csi.NodeStageVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging, VolumeCapability: writer()}
+		return &csi.NodeStageVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging,
+			VolumeCapability: writer()}
 	case "NodeUnstageVolume":
 		return &csi.NodeUnstageVolumeRequest{VolumeId: h.volume, StagingTargetPath: "/csifake/nothing"}
 	case "NodePublishVolume":
-		return &csi.NodePublishVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging, TargetPath: h.at.target,
+		return &csi.NodePublishVolumeRequest{VolumeId: h.volume, StagingTargetPath: h.at.staging,
+			TargetPath:       h.at.target,
 			VolumeCapability: writer()}
 	case "NodeUnpublishVolume":
 		return &csi.NodeUnpublishVolumeRequest{VolumeId: h.volume, TargetPath: "/csifake/nothing"}
 	case "NodeGetVolumeStats":
-		return &csi.NodeGetVolumeStatsRequest{VolumeId: h.volume, VolumePath: h.at.target, StagingTargetPath: h.at.staging}
+		return &csi.NodeGetVolumeStatsRequest{VolumeId: h.volume, VolumePath: h.at.target,
+			StagingTargetPath: h.at.staging}
 	case "NodeExpandVolume":
-		return &csi.NodeExpandVolumeRequest{VolumeId: h.volume, VolumePath: h.at.target, StagingTargetPath: h.at.staging}
+		return &csi.NodeExpandVolumeRequest{VolumeId: h.volume, VolumePath: h.at.target,
+			StagingTargetPath: h.at.staging}
 	}
 	mt, err := messageType(rpc, "Request")
 	must(h.t, err)
@@ -244,8 +259,8 @@ func (h *hall) ask(ctx context.Context, rpc string) told {
 	return a
 }
 
-// TestHostileAnswers: every RPC gives every hostile answer that it can, its caller sees it, and the journal has what was sent. Its
-// honest answer shows none of them.
+// TestHostileAnswers: every RPC gives every hostile answer that it can, its caller sees it, and the journal has what
+// was sent. Its honest answer shows none of them.
 func TestHostileAnswers(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		h, given := newHall(t, start), map[Hostile]bool{}
@@ -297,7 +312,8 @@ func TestPages(t *testing.T) {
 		}
 		h.fake.On("ListVolumes").Times(3).Hostile(TokenLoop)
 		one, two, three := page(""), page("0"), page("0")
-		if one.GetNextToken() != two.GetNextToken() || two.GetNextToken() != three.GetNextToken() || !proto.Equal(one, three) {
+		if one.GetNextToken() != two.GetNextToken() || two.GetNextToken() != three.GetNextToken() ||
+			!proto.Equal(one, three) {
 			t.Errorf("the loop is %v, %v, %v", one, two, three)
 		}
 		h.fake.ClearScript()
@@ -327,7 +343,8 @@ func TestReply(t *testing.T) {
 		}
 		caps, err := c.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
 		must(t, err)
-		if len(caps.GetCapabilities()) != 2 || caps.GetCapabilities()[0].GetRpc().GetType() != 99 || caps.GetCapabilities()[1].GetType() != nil {
+		if len(caps.GetCapabilities()) != 2 || caps.GetCapabilities()[0].GetRpc().GetType() != 99 ||
+			caps.GetCapabilities()[1].GetType() != nil {
 			t.Errorf("ControllerGetCapabilities answers %v", caps)
 		}
 	})
@@ -336,10 +353,12 @@ func TestReply(t *testing.T) {
 // TestErrorText: an error may be as long as 1 MiB and carry binary details.
 func TestErrorText(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		_, c := start(Config{Script: []Rule{{RPC: "Probe", Code: "INTERNAL", Message: "begin ", TextBytes: 1 << 20, Details: true}}})
+		_, c := start(Config{Script: []Rule{{RPC: "Probe", Code: "INTERNAL", Message: "begin ", TextBytes: 1 << 20,
+			Details: true}}})
 		_, err := c.Probe(t.Context(), &csi.ProbeRequest{})
 		s := statusOf(t, err)
-		if s.Code().String() != "Internal" || len(s.Message()) != 1<<20 || !strings.HasPrefix(s.Message(), "begin xxx") || len(s.Details()) != 1 {
+		if s.Code().String() != "Internal" || len(s.Message()) != 1<<20 ||
+			!strings.HasPrefix(s.Message(), "begin xxx") || len(s.Details()) != 1 {
 			t.Errorf("%v, %d bytes, details %v", s.Code(), len(s.Message()), s.Details())
 		}
 	})
@@ -347,11 +366,13 @@ func TestErrorText(t *testing.T) {
 
 // TestOddAnswersInTheJournal: the judge knows what the caller could not read, or could make nothing of.
 func TestOddAnswersInTheJournal(t *testing.T) {
-	for hostile, want := range map[Hostile][]string{Huge: {"RU"}, BadUTF8: {"RU"}, NilParts: {"RU"}, EmptyIDs: {"RU"}, LongIDs: nil} {
+	for hostile, want := range map[Hostile][]string{Huge: {"RU"}, BadUTF8: {"RU"}, NilParts: {"RU"}, EmptyIDs: {"RU"},
+		LongIDs: nil} {
 		t.Run(string(hostile), func(t *testing.T) {
 			fake := Start(t, Config{Caps: AllCaps, Script: []Rule{{RPC: "CreateVolume", Hostile: hostile}}})
 			c := dial(t, fake.Socket()).learn()
-			_, _ = c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+			_, _ = c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one",
+				VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 			var got []string
 			for _, v := range fake.Check(journal.Options{Settled: true}) {
 				got = append(got, v.Rule)

@@ -18,10 +18,12 @@ var hostilities = map[Hostile]hostility{
 		return reply.ProtoReflect().New().Interface()
 	}},
 	NilParts: {kind(own).fits, emptied},
-	Huge: {func(string, protoreflect.MessageDescriptor) bool { return true }, func(_ spoiling, reply proto.Message) proto.Message {
-		reply.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 9999, protowire.BytesType), make([]byte, maxAnswer+1<<20)))
-		return reply
-	}},
+	Huge: {func(string, protoreflect.MessageDescriptor) bool { return true },
+		func(_ spoiling, reply proto.Message) proto.Message {
+			reply.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 9999, protowire.BytesType),
+				make([]byte, maxAnswer+1<<20)))
+			return reply
+		}},
 	BigMap:    each(protoreflect.FieldDescriptor.IsMap, bigMap),
 	EmptyIDs:  each(isID, setText("")),
 	LongIDs:   each(isID, setText(strings.Repeat("i", 4097))),
@@ -32,10 +34,16 @@ var hostilities = map[Hostile]hostility{
 	Negative:    each(isNumber, minus),
 	UnknownEnum: {kind(isEnum).fits, unknownEnum},
 
-	NameChanges: {of("GetPluginInfo"), as(func(s spoiling, r *csi.GetPluginInfoResponse) { r.Name = fmt.Sprintf("%s-%d", r.Name, s.turn) })},
-	NameEmpty:   {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) { r.Name = "" })},
-	NameLong:    {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) { r.Name = strings.Repeat("n", 64) })},
-	NameIllegal: {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) { r.Name = "-../a plugin\n" })},
+	NameChanges: {of("GetPluginInfo"), as(func(s spoiling, r *csi.GetPluginInfoResponse) {
+		r.Name = fmt.Sprintf("%s-%d", r.Name, s.turn)
+	})},
+	NameEmpty: {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) { r.Name = "" })},
+	NameLong: {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) {
+		r.Name = strings.Repeat("n", 64)
+	})},
+	NameIllegal: {of("GetPluginInfo"), as(func(_ spoiling, r *csi.GetPluginInfoResponse) {
+		r.Name = "-../a plugin\n"
+	})},
 
 	TopologyIllegal: each(isTopology, setSegments(map[string]string{"Up.Example/a/b": strings.Repeat("v", 64)})),
 	TopologyTwins:   each(isTopology, setSegments(map[string]string{"example.org/zone": "a", "example.org/Zone": "b"})),
@@ -54,7 +62,9 @@ var hostilities = map[Hostile]hostility{
 			VolumeCapabilities: append(r.GetConfirmed().GetVolumeCapabilities(), more)}
 	})},
 
-	SameID: {of("CreateVolume"), as(func(s spoiling, r *csi.CreateVolumeResponse) { r.Volume.VolumeId = s.p.cfg.Backend.firstMade() })},
+	SameID: {of("CreateVolume"), as(func(s spoiling, r *csi.CreateVolumeResponse) {
+		r.Volume.VolumeId = s.p.cfg.Backend.firstMade()
+	})},
 
 	RepeatIDs: {of(lists...), entries(func(_ spoiling, l protoreflect.List) {
 		for i := range l.Len() {
@@ -119,7 +129,8 @@ func bigMap(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 		size += len(k.String()) + len(v.String())
 		return true
 	})
-	entries.Set(protoreflect.ValueOfString("csifake").MapKey(), protoreflect.ValueOfString(strings.Repeat("x", max(0, 4097-size))))
+	entries.Set(protoreflect.ValueOfString("csifake").MapKey(),
+		protoreflect.ValueOfString(strings.Repeat("x", max(0, 4097-size))))
 }
 
 func setSegments(to map[string]string) func(protoreflect.Message, protoreflect.FieldDescriptor) {
@@ -186,7 +197,8 @@ func entries(f func(spoiling, protoreflect.List)) func(spoiling, proto.Message) 
 	}
 }
 
-// nextToken is a spoil of what comes after a page. All tokens that it makes are, for this plugin, that of the first page.
+// nextToken is a spoil of what comes after a page. All tokens that it makes are, for this plugin, that of the first
+// page.
 func nextToken(next func(s spoiling, before string) string) func(spoiling, proto.Message) proto.Message {
 	return func(s spoiling, reply proto.Message) proto.Message {
 		m := reply.ProtoReflect()

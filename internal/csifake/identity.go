@@ -27,7 +27,8 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 		reply.Capabilities = append(reply.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
 			Service: &csi.PluginCapability_Service{Type: n}}})
 	}
-	if s.p.cfg.serves(Controller) || len(s.p.caps["controller"]) > 0 { // a node says it too: it is of the plugin as a whole
+	// a node says it too: it is of the plugin as a whole
+	if s.p.cfg.serves(Controller) || len(s.p.caps["controller"]) > 0 {
 		add(csi.PluginCapability_Service_CONTROLLER_SERVICE)
 	}
 	for _, n := range s.p.caps["service"] {
@@ -36,8 +37,9 @@ func (s identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilit
 		}
 	}
 	for _, n := range s.p.caps["expansion"] {
-		reply.Capabilities = append(reply.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
-			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_Type(n)}}})
+		reply.Capabilities = append(reply.Capabilities,
+			&csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_Type(n)}}})
 	}
 	return reply, nil
 }

@@ -42,8 +42,9 @@ func liar(t *testing.T, lie Lie, rpc string) (*Plugin, *client, places) {
 }
 
 func (c *client) publishReadOnly(id string, p places) error {
-	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: p.staging,
-		TargetPath: p.target, VolumeCapability: writer(), Readonly: true})
+	_, err := c.NodePublishVolume(c.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id,
+		StagingTargetPath: p.staging,
+		TargetPath:        p.target, VolumeCapability: writer(), Readonly: true})
 	return err
 }
 
@@ -85,7 +86,8 @@ func TestLiesOfPublish(t *testing.T) {
 			}
 		},
 		WrongData: func(t *testing.T, at places) {
-			if _, err := os.Lstat(filepath.Join(at.target, "mine")); !os.IsNotExist(err) || len(mountsOn(t, at.target)) != 1 {
+			if _, err := os.Lstat(filepath.Join(at.target, "mine")); !os.IsNotExist(err) ||
+				len(mountsOn(t, at.target)) != 1 {
 				t.Errorf("it is the right data: %v", err)
 			}
 		},
@@ -142,7 +144,8 @@ func liesOf(rpc string) (all []Lie) {
 // TestLiesOfStage: it answers OK, and the staging path has something else.
 func TestLiesOfStage(t *testing.T) {
 	needMounts(t)
-	cases := map[Lie][2]int{"": {1, 0}, NoEffect: {0, 0}, NoMount: {0, 0}, Elsewhere: {0, 1}, Stacked: {2, 0}, WrongData: {1, 0}}
+	cases := map[Lie][2]int{"": {1, 0}, NoEffect: {0, 0}, NoMount: {0, 0}, Elsewhere: {0, 1}, Stacked: {2, 0},
+		WrongData: {1, 0}}
 	for lie, want := range cases {
 		t.Run(string(lie), func(t *testing.T) {
 			fake, c, at := liar(t, lie, "NodeStageVolume")
@@ -204,15 +207,18 @@ func TestLiesOfTheWayDown(t *testing.T) {
 	}
 }
 
-// TestMiddle: a step of two is done as the plugin is slow, fails, dies or hangs. The same call again, or its undo, by the plugin or by the
-// next one, sets it right.
+// TestMiddle: a step of two is done as the plugin is slow, fails, dies or hangs. The same call again, or its undo, by
+// the plugin or by the next one, sets it right.
 func TestMiddle(t *testing.T) {
 	needMounts(t)
 	for _, undo := range []bool{true, false} {
-		for name, rule := range map[string]Rule{"crash": {Crash: true}, "code": {Code: "INTERNAL"}, "drop": {Drop: true}} {
+		for name, rule := range map[string]Rule{"crash": {Crash: true}, "code": {Code: "INTERNAL"},
+			"drop": {Drop: true}} {
 			t.Run(name, func(t *testing.T) {
-				path := NewJournal(t, journal.Options{Settled: true, Strict: name != "drop"}) // who is cut off may not wait
-				fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(), Journal: path})
+				// who is cut off may not wait
+				path := NewJournal(t, journal.Options{Settled: true, Strict: name != "drop"})
+				fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(),
+					Journal: path})
 				c, at := dial(t, fake.Socket()).learn(), makePlaces(t)
 				cleanMounts(t, at)
 				must(t, c.stage(t.Context(), "v1", at))
@@ -245,7 +251,8 @@ func TestMiddle(t *testing.T) {
 	}
 }
 
-// TestKillInTheMiddle: who kills a plugin does not wait for a call that hangs between its steps, and the next plugin finds the volume free.
+// TestKillInTheMiddle: who kills a plugin does not wait for a call that hangs between its steps, and the next plugin
+// finds the volume free.
 func TestKillInTheMiddle(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
@@ -275,13 +282,19 @@ func TestMiddleOfEach(t *testing.T) {
 		call  func() error
 		after func() bool // what the first step has done
 	}{
-		{"NodeStageVolume", func() error { return c.stage(t.Context(), "v1", at) }, func() bool { return len(mountsOn(t, at.staging)) == 1 }},
-		{"NodePublishVolume", func() error { return c.publish(t.Context(), "v1", at) }, func() bool { return len(mountsOn(t, at.target)) == 1 }},
+		{"NodeStageVolume", func() error {
+			return c.stage(t.Context(), "v1", at)
+		}, func() bool { return len(mountsOn(t, at.staging)) == 1 }},
+		{"NodePublishVolume", func() error {
+			return c.publish(t.Context(), "v1", at)
+		}, func() bool { return len(mountsOn(t, at.target)) == 1 }},
 		{"NodeUnpublishVolume", func() error { return c.unpublish(t.Context(), "v1", at) }, func() bool {
 			_, err := os.Lstat(at.target)
 			return len(mountsOn(t, at.target)) == 0 && err == nil
 		}},
-		{"NodeUnstageVolume", func() error { return c.unstage(t.Context(), "v1", at) }, func() bool { return len(mountsOn(t, at.staging)) == 0 }},
+		{"NodeUnstageVolume", func() error {
+			return c.unstage(t.Context(), "v1", at)
+		}, func() bool { return len(mountsOn(t, at.staging)) == 0 }},
 	}
 	for _, s := range steps {
 		gate, done := fake.On(s.rpc).Volume("v1").Middle().Hold(), make(chan error, 1)
@@ -290,7 +303,8 @@ func TestMiddleOfEach(t *testing.T) {
 		if !s.after() {
 			t.Errorf("%s has not done its first step in its middle", s.rpc)
 		}
-		must(t, c.stage(t.Context(), "v2", other), c.publish(t.Context(), "v2", other), c.unpublish(t.Context(), "v2", other),
+		must(t, c.stage(t.Context(), "v2", other), c.publish(t.Context(), "v2", other),
+			c.unpublish(t.Context(), "v2", other),
 			c.unstage(t.Context(), "v2", other))
 		gate.Open()
 		must(t, <-done)

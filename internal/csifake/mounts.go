@@ -23,9 +23,10 @@ const (
 	MountFuse  MountKind = "fuse"  // an empty FUSE file system that dies with the plugin; the script may make it hang
 )
 
-// With Mounts, stage mounts a volume's data at the staging path, and publish binds that at the target; a plugin without staging, and an
-// ephemeral volume, has its data mounted at the target. What is to be read-only becomes so in a second step. Without Mounts, publish makes
-// and removes an empty directory or file at the target, as any plugin does. No path that may hold a volume is followed.
+// With Mounts, stage mounts a volume's data at the staging path, and publish binds that at the target; a plugin without
+// staging, and an ephemeral volume, has its data mounted at the target. What is to be read-only becomes so in a second
+// step. Without Mounts, publish makes and removes an empty directory or file at the target, as any plugin does. No path
+// that may hold a volume is followed.
 
 // work is what one call does to a path.
 type work struct {
@@ -65,8 +66,9 @@ func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	return w.afterAnswer(func() error { return w.put(r.GetReadonly() && !w.c.lies(Writable), from) })
 }
 
-// afterAnswer runs change, which mounts or unmounts at the path; under mount_late it does so after the answer. A change of an
-// earlier call that is still pending is cancelled or waited for: the last call for a path decides what is mounted there.
+// afterAnswer runs change, which mounts or unmounts at the path; under mount_late it does so after the answer. A change
+// of an earlier call that is still pending is cancelled or waited for: the last call for a path decides what is mounted
+// there.
 func (w work) afterAnswer(change func() error) error {
 	w.p.putOff.end(w.path)
 	var after time.Duration
@@ -289,10 +291,12 @@ func (w work) unmount() error {
 	return nil
 }
 
-// isMounted says whether something is mounted at a path. The kernel knows without asking what is: that may hang, or be dead.
+// isMounted says whether something is mounted at a path. The kernel knows without asking what is: that may hang, or be
+// dead.
 func isMounted(path string) bool {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0,
+		&st)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return false

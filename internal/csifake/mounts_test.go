@@ -54,7 +54,8 @@ func TestMounts(t *testing.T) {
 			cleanMounts(t, at)
 			fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
 			c, ctx := dial(t, fake.Socket()).learn(), t.Context()
-			must(t, c.stage(ctx, "v/1", at), c.stage(ctx, "v/1", at), c.publish(ctx, "v/1", at), c.publish(ctx, "v/1", at))
+			must(t, c.stage(ctx, "v/1", at), c.stage(ctx, "v/1", at), c.publish(ctx, "v/1", at),
+				c.publish(ctx, "v/1", at))
 			if !mounted(t, at.staging) || !mounted(t, at.target) {
 				t.Fatal("stage or publish is not in the mount table")
 			}
@@ -70,7 +71,8 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestMountComesAfterItsAnswer: a mount that is put off comes later, goes later, and never comes once it was unpublished.
+// TestMountComesAfterItsAnswer: a mount that is put off comes later, goes later, and never comes once it was
+// unpublished.
 func TestMountComesAfterItsAnswer(t *testing.T) {
 	needMounts(t)
 	at := makePlaces(t)

@@ -257,7 +257,8 @@ func usage(v *volume, n *onNode) []*csi.VolumeUsage {
 	return []*csi.VolumeUsage{bytes, {Unit: csi.VolumeUsage_INODES, Total: 1000, Used: 10, Available: 990}}
 }
 
-// NodeExpandVolume lets the node see what the controller has made of the volume. A plugin whose controller does not expand does it here.
+// NodeExpandVolume lets the node see what the controller has made of the volume. A plugin whose controller does not
+// expand does it here.
 func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolumeRequest) (
 	*csi.NodeExpandVolumeResponse, error,
 ) {
@@ -269,7 +270,8 @@ func (s nodeService) NodeExpandVolume(_ context.Context, r *csi.NodeExpandVolume
 		if !n.hasPath(r.GetVolumePath()) {
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
-		size, err := capacity(&csi.CapacityRange{RequiredBytes: max(r.GetCapacityRange().GetRequiredBytes(), v.Capacity),
+		size, err := capacity(&csi.CapacityRange{RequiredBytes: max(r.GetCapacityRange().GetRequiredBytes(),
+			v.Capacity),
 			LimitBytes: r.GetCapacityRange().GetLimitBytes()})
 		if err != nil {
 			return err

@@ -70,7 +70,8 @@ func TestTheDeadKeepNoVolume(t *testing.T) {
 	<-arrived
 	fake.Kill()
 	wantCode(t, <-done, "UNAVAILABLE")
-	_, err := dial(t, Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
+	_, err := dial(t, Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(),
+		&csi.DeleteVolumeRequest{VolumeId: "v"})
 	must(t, err)
 }
 
@@ -86,16 +87,18 @@ func TestCallsOfDeadCallersAreInNobodysFlight(t *testing.T) {
 	arrived, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = fake.handle(from(caller.Process.Pid), csi.Controller_DeleteVolume_FullMethodName, request, func(context.Context) (proto.Message, error) {
-			close(arrived)
-			<-end
-			return &csi.DeleteVolumeResponse{}, nil
-		})
+		_, _ = fake.handle(from(caller.Process.Pid), csi.Controller_DeleteVolume_FullMethodName, request,
+			func(context.Context) (proto.Message, error) {
+				close(arrived)
+				<-end
+				return &csi.DeleteVolumeResponse{}, nil
+			})
 	}()
 	<-arrived
-	_, _ = fake.handle(from(os.Getpid()), csi.Controller_DeleteVolume_FullMethodName, request, func(context.Context) (proto.Message, error) {
-		return &csi.DeleteVolumeResponse{}, nil
-	})
+	_, _ = fake.handle(from(os.Getpid()), csi.Controller_DeleteVolume_FullMethodName, request,
+		func(context.Context) (proto.Message, error) {
+			return &csi.DeleteVolumeResponse{}, nil
+		})
 	close(end)
 	<-done
 	calls, err := fake.Calls()

@@ -91,11 +91,13 @@ func (p *Plugin) takeLate(c *call, after time.Duration, do effect) {
 	}
 	late := &call{ctx: c.ctx, req: c.req, line: c.line, acts: c.acts} // the call itself has ended
 	_, err := p.take(late, do)
-	p.note(journal.Line{Kind: journal.Late, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role, Volume: c.line.Volume,
-		Code: journal.CodeName(uint32(status.Code(err))), Effect: late.effect})
+	p.note(journal.Line{Kind: journal.Late, Call: c.line.Call, RPC: c.line.RPC, Role: c.line.Role,
+		Volume: c.line.Volume,
+		Code:   journal.CodeName(uint32(status.Code(err))), Effect: late.effect})
 }
 
-// middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must not wait for this.
+// middle is where a call acts that has done one thing of two. The plugin may die meanwhile, so whoever kills it must
+// not wait for this.
 func (p *Plugin) middle(c *call) error {
 	if c.acts.middle == nil {
 		return nil

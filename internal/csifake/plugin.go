@@ -126,7 +126,8 @@ func (p *Plugin) serve() (hangUp func()) {
 	if p.cfg.Port != nil {
 		return p.leavePort
 	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.UnknownServiceHandler(p.unknown), grpc.ForceServerCodecV2(garbling{}),
+	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.UnknownServiceHandler(p.unknown),
+		grpc.ForceServerCodecV2(garbling{}),
 		grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20))
 	p.register(server)
 	var serving sync.WaitGroup

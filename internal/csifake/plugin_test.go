@@ -129,7 +129,8 @@ func TestLateEffect(t *testing.T) {
 	must(t, c.unstage(t.Context(), "v1", at))
 }
 
-// TestLostConnection: a caller that goes away with its connection has no call in flight, however soon the next one comes.
+// TestLostConnection: a caller that goes away with its connection has no call in flight, however soon the next one
+// comes.
 func TestLostConnection(t *testing.T) {
 	path := NewJournal(t, journal.Options{})
 	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
@@ -238,7 +239,8 @@ func TestKillAndRestart(t *testing.T) {
 // TestCapabilities: every capability is told under its service, also one that no CSI version knows.
 func TestCapabilities(t *testing.T) {
 	fake := Start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE", "TOPOLOGY"},
-		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org", Version: "2.0"})
+		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org",
+		Version: "2.0"})
 	c := dial(t, fake.Socket()).learn()
 	calls, err := fake.Calls("GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities")
 	must(t, err)
@@ -325,7 +327,8 @@ func TestTwoPlugins(t *testing.T) {
 	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	wantCode(t, err, "FAILED_PRECONDITION") // the controller sees what the node did
 	must(t, n.unstage(ctx, id, at))
-	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: info.GetNodeId()})
+	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id,
+		NodeId: info.GetNodeId()})
 	must(t, err)
 	var got []string
 	for _, v := range Check(path, journal.Options{Settled: true}) {

@@ -14,18 +14,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Port is a socket without a socket: a connection to whichever plugin was last made with it (Config.Port), for model tests and for tests
-// within a synctest bubble. A call goes straight to the plugin's own services, through the same journal, script and codec; request and
-// answer are written and read again, so that nothing is shared. With Config.Blind and without Config.Mounts there is no system call in
-// it, all waiting is for channels and timers, and all time is time.Now.
+// Port is a socket without a socket: a connection to whichever plugin was last made with it (Config.Port), for model
+// tests and for tests within a synctest bubble. A call goes straight to the plugin's own services, through the same
+// journal, script and codec; request and answer are written and read again, so that nothing is shared. With
+// Config.Blind and without Config.Mounts there is no system call in it, all waiting is for channels and timers, and all
+// time is time.Now.
 //
 //	var port csifake.Port
 //	fake := csifake.Start(t, csifake.Config{Port: &port, Blind: true})
 //	csi.NewNodeClient(&port).NodeStageVolume(ctx, ...)
 //
-// As over a socket, a caller whose context ends has its answer at once, and the plugin may go on. A plugin that stops, dies or drops the
-// connection fails the calls with UNAVAILABLE, and so does a Port with no plugin; the next plugin at the same Port is found by itself, as
-// one at the same path would be. Garbage is UNAVAILABLE, and silence lasts as long as the caller's patience. There are no headers.
+// As over a socket, a caller whose context ends has its answer at once, and the plugin may go on. A plugin that stops,
+// dies or drops the connection fails the calls with UNAVAILABLE, and so does a Port with no plugin; the next plugin at
+// the same Port is found by itself, as one at the same path would be. Garbage is UNAVAILABLE, and silence lasts as long
+// as the caller's patience. There are no headers.
 type Port struct {
 	mu     sync.Mutex
 	plugin *Plugin
@@ -158,8 +160,8 @@ func (o *Port) begin(ctx context.Context, work func(*portCall) error) (*portCall
 	return c, nil
 }
 
-// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there counts, unless the
-// plugin knew that nobody listened.
+// wait for the answer, for the end of the caller's patience or for that of the connection. An answer that is there
+// counts, unless the plugin knew that nobody listened.
 func (c *portCall) wait(ctx context.Context) error {
 	defer c.end()
 	select {

@@ -33,8 +33,8 @@ func bubble(t *testing.T, cfg Config, f func(t *testing.T, fake *Plugin, c *clie
 // nowhere are paths that nobody touches.
 var nowhere = places{staging: "/nowhere/staging", target: "/nowhere/alloc/target"}
 
-// TestBubble: in a bubble the time of a script is that of the bubble. A delay of an hour takes no time, a deadline before it ends the call,
-// and the effect comes all the same, an hour after.
+// TestBubble: in a bubble the time of a script is that of the bubble. A delay of an hour takes no time, a deadline
+// before it ends the call, and the effect comes all the same, an hour after.
 func TestBubble(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
@@ -66,13 +66,16 @@ func TestBubble(t *testing.T) {
 		}
 		lines, err := fake.Lines()
 		must(t, err)
-		if first, last := lines[0].Wall, lines[len(lines)-1].Wall; last.Sub(first) < time.Hour || count(lines, journal.Abandoned, "") != 1 {
-			t.Errorf("the journal begins at %v and ends at %v, and has %d abandoned calls", first, last, count(lines, journal.Abandoned, ""))
+		if first, last := lines[0].Wall, lines[len(lines)-1].Wall; last.Sub(first) < time.Hour ||
+			count(lines, journal.Abandoned, "") != 1 {
+			t.Errorf("the journal begins at %v and ends at %v, and has %d abandoned calls", first, last,
+				count(lines, journal.Abandoned, ""))
 		}
 	})
 }
 
-// TestPortRestart: a plugin that dies fails the calls that run, a port without a plugin fails all, and the next plugin is found.
+// TestPortRestart: a plugin that dies fails the calls that run, a port without a plugin fails all, and the next plugin
+// is found.
 func TestPortRestart(t *testing.T) {
 	bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
 		c.learn()
@@ -98,31 +101,35 @@ func TestPortRestart(t *testing.T) {
 	})
 }
 
-// TestDroppedCallsAreNotHeard: once a connection is cut, nobody hears an answer of a call that ran on it, whichever goroutine is quicker.
+// TestDroppedCallsAreNotHeard: once a connection is cut, nobody hears an answer of a call that ran on it, whichever
+// goroutine is quicker.
 func TestDroppedCallsAreNotHeard(t *testing.T) {
 	gone := 0
 	for range 300 {
-		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}, AnyVolume: true}, func(t *testing.T, fake *Plugin, c *client) {
-			c.learn()
-			rule := Rule{RPC: "NodeUnpublishVolume", When: After, Delay: Duration(time.Second)}
-			must(t, fake.Script(Rule{RPC: rule.RPC, Volume: "cut", When: After, Delay: rule.Delay, Drop: true}, rule))
-			var calls sync.WaitGroup
-			heard := make([]error, 4)
-			for i := range heard {
-				calls.Go(func() { heard[i] = c.unpublish(t.Context(), fmt.Sprint(i), places{target: fmt.Sprint("/nowhere/", i)}) })
-			}
-			wantCode(t, c.unpublish(t.Context(), "cut", nowhere), "UNAVAILABLE")
-			calls.Wait()
-			synctest.Wait()
-			lines, err := fake.Lines()
-			must(t, err)
-			for _, call := range journal.Calls(lines) {
-				if i, err := strconv.Atoi(call.Volume); err == nil && call.Abandoned {
-					gone++
-					wantCode(t, heard[i], "UNAVAILABLE")
+		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}, AnyVolume: true},
+			func(t *testing.T, fake *Plugin, c *client) {
+				c.learn()
+				rule := Rule{RPC: "NodeUnpublishVolume", When: After, Delay: Duration(time.Second)}
+				must(t, fake.Script(Rule{RPC: rule.RPC, Volume: "cut", When: After, Delay: rule.Delay, Drop: true}, rule))
+				var calls sync.WaitGroup
+				heard := make([]error, 4)
+				for i := range heard {
+					calls.Go(func() {
+						heard[i] = c.unpublish(t.Context(), fmt.Sprint(i), places{target: fmt.Sprint("/nowhere/", i)})
+					})
 				}
-			}
-		})
+				wantCode(t, c.unpublish(t.Context(), "cut", nowhere), "UNAVAILABLE")
+				calls.Wait()
+				synctest.Wait()
+				lines, err := fake.Lines()
+				must(t, err)
+				for _, call := range journal.Calls(lines) {
+					if i, err := strconv.Atoi(call.Volume); err == nil && call.Abandoned {
+						gone++
+						wantCode(t, heard[i], "UNAVAILABLE")
+					}
+				}
+			})
 	}
 	if gone == 0 {
 		t.Error("no call ran beside the one that cut the connection")
@@ -137,7 +144,8 @@ func TestPortSharesNothing(t *testing.T) {
 		must(t, err)
 		req.Name, made.Volume.VolumeId = "two", "other"
 		made.Volume.VolumeContext["csifake/name"] = "two"
-		again, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+		again, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one",
+			VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 		must(t, err)
 		if v := again.GetVolume(); v.GetVolumeId() != VolumeID("one") || v.GetVolumeContext()["csifake/name"] != "one" {
 			t.Errorf("the volume is %v", v)
@@ -164,12 +172,15 @@ func TestPortLimits(t *testing.T) {
 func TestPortStream(t *testing.T) {
 	bubble(t, Config{Caps: everyCap()}, func(t *testing.T, fake *Plugin, c *client) {
 		ctx := t.Context()
-		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
+			VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 		must(t, err)
-		snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: made.GetVolume().GetVolumeId()})
+		snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s",
+			SourceVolumeId: made.GetVolume().GetVolumeId()})
 		must(t, err)
 		ask := func(ctx context.Context, id string) (n int, err error) {
-			stream, err := csi.NewSnapshotMetadataClient(c.to).GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: id})
+			stream, err := csi.NewSnapshotMetadataClient(c.to).GetMetadataAllocated(ctx,
+				&csi.GetMetadataAllocatedRequest{SnapshotId: id})
 			for err == nil {
 				if _, err = stream.Recv(); err == nil {
 					n++
@@ -233,7 +244,8 @@ func TestFlapping(t *testing.T) {
 	})
 }
 
-// TestLateEffectAfterAnswer: an answer that says nothing comes at once and the effect later. Until then the volume is busy.
+// TestLateEffectAfterAnswer: an answer that says nothing comes at once and the effect later. Until then the volume is
+// busy.
 func TestLateEffectAfterAnswer(t *testing.T) {
 	for _, rule := range []Rule{{Code: "DEADLINE_EXCEEDED"}, {Code: "ABORTED"}, {Drop: true}} {
 		bubble(t, Config{Caps: []string{"STAGE_UNSTAGE"}}, func(t *testing.T, fake *Plugin, c *client) {
@@ -328,8 +340,10 @@ func TestManyCalls(t *testing.T) {
 		}
 		for range 2500 {
 			fake.ClearScript()
-			must(t, fake.Script(Rule{Times: 2, When: []Moment{Before, After}[rnd.IntN(2)], Code: journal.CodeName(uint32(rnd.IntN(17)))}))
-			for _, call := range []func(context.Context, string, places) error{c.stage, c.publish, c.unpublish, c.unstage} {
+			must(t, fake.Script(Rule{Times: 2, When: []Moment{Before, After}[rnd.IntN(2)],
+				Code: journal.CodeName(uint32(rnd.IntN(17)))}))
+			for _, call := range []func(context.Context, string, places) error{c.stage, c.publish, c.unpublish,
+				c.unstage} {
 				again(call)
 			}
 		}

@@ -20,8 +20,9 @@ type Moment string
 
 const (
 	Before Moment = "before" // the call takes effect
-	Middle Moment = "middle" // of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done
-	After  Moment = "after"  // the effect, and before the answer
+	// of stage, unstage, publish and unpublish: something is mounted or unmounted, and not all is done
+	Middle Moment = "middle"
+	After  Moment = "after" // the effect, and before the answer
 )
 
 // Hang is how long a call hangs.
@@ -38,8 +39,8 @@ const (
 	Fuse   = "fuse"   // what the kernel asks of a FUSE mount of a volume: see MountFuse
 )
 
-// Rule changes what happens to some calls. Its actions happen in the order of the fields: delay, wait, hang, drop, crash,
-// code. The first rule that matches a call at a moment is the one that acts.
+// Rule changes what happens to some calls. Its actions happen in the order of the fields: delay, wait, hang, drop,
+// crash, code. The first rule that matches a call at a moment is the one that acts.
 type Rule struct {
 	RPC    string `json:"rpc,omitempty"`    // empty or *: every one
 	Volume string `json:"volume,omitempty"` // empty: every one
@@ -58,18 +59,23 @@ type Rule struct {
 	Details   bool     `json:"details,omitempty"`    // with Code: the status has binary details, which CSI forbids
 
 	Pattern []string `json:"pattern,omitempty"` // what the calls get, one after the other and over again: see steps
-	Every   Duration `json:"every,omitempty"`   // with Pattern: a step is as long as this, from the first call on, not one call
-	Late    Duration `json:"late,omitempty"`    // with Code or Drop, before: the effect comes all the same, so much later
-	Lie     Lie      `json:"lie,omitempty"`     // it answers OK and has done something else
+	// with Pattern: a step is as long as this, from the first call on, not one call
+	Every Duration `json:"every,omitempty"`
+	// with Code or Drop, before: the effect comes all the same, so much later
+	Late Duration `json:"late,omitempty"`
+	Lie  Lie      `json:"lie,omitempty"` // it answers OK and has done something else
 
-	MountLate Duration `json:"mount_late,omitempty"` // publish and unpublish answer OK, and the mount comes or goes so much later
+	// publish and unpublish answer OK, and the mount comes or goes so much later
+	MountLate Duration `json:"mount_late,omitempty"`
 
 	Condition *Condition `json:"condition,omitempty"` // of all volumes in the answer; needs VOLUME_CONDITION
 
-	NotReady bool            `json:"not_ready,omitempty"` // Probe answers ready=false, CreateSnapshot ready_to_use=false
-	Reply    json.RawMessage `json:"reply,omitempty"`     // the answer, as protobuf writes it in JSON, instead of the true one
-	Hostile  Hostile         `json:"hostile,omitempty"`   // the true answer, spoilt
-	Answer   Answer          `json:"-"`                   // rewrites the answer
+	// Probe answers ready=false, CreateSnapshot ready_to_use=false
+	NotReady bool `json:"not_ready,omitempty"`
+	// the answer, as protobuf writes it in JSON, instead of the true one
+	Reply   json.RawMessage `json:"reply,omitempty"`
+	Hostile Hostile         `json:"hostile,omitempty"` // the true answer, spoilt
+	Answer  Answer          `json:"-"`                 // rewrites the answer
 
 	Garbage Garbage `json:"garbage,omitempty"` // what a connection gets instead of gRPC, for the RPC "accept"
 
@@ -179,7 +185,8 @@ func (r Rule) wrongAction() string {
 		return fmt.Sprintf("unknown lie %q", r.Lie)
 	case r.Lie != "" && !r.everyRPC() && !r.Lie.fits(r.RPC):
 		return fmt.Sprintf("it does not lie %q", r.Lie)
-	case r.MountLate != 0 && (!r.everyRPC() && r.RPC != "NodePublishVolume" && r.RPC != "NodeUnpublishVolume" || r.When != "" && r.When != Before):
+	case r.MountLate != 0 && (!r.everyRPC() && r.RPC != "NodePublishVolume" && r.RPC != "NodeUnpublishVolume" ||
+		r.When != "" && r.When != Before):
 		return "mount_late goes with publish and unpublish, before the effect"
 	case r.Lie != "" && r.When != "" && r.When != Before:
 		return "a lie is told before the effect"

@@ -10,14 +10,19 @@ import (
 // TestNonsense: a script that says nonsense is an error, and so is a rule of a test.
 func TestNonsense(t *testing.T) {
 	for _, text := range []string{
-		`{"rpc": "Probe"}`, `[{"rpc": "NodeStageVolum"}]`, `[{"rpc": "Probe", "cod": "INTERNAL"}]`, `[{"code": "BROKEN"}]`,
+		`{"rpc": "Probe"}`, `[{"rpc": "NodeStageVolum"}]`, `[{"rpc": "Probe", "cod": "INTERNAL"}]`,
+		`[{"code": "BROKEN"}]`,
 		`[{"code": "CODE_x"}]`,
 		`[{"when": "later"}]`, `[{"rpc": "Probe", "when": "middle"}]`, `[{"hang": "long"}]`, `[{"late": "1s"}]`,
-		`[{"late": "1s", "code": "ABORTED", "when": "after"}]`, `[{"rpc": "GetMetadataDelta", "late": "1s", "code": "ABORTED"}]`,
+		`[{"late": "1s", "code": "ABORTED", "when": "after"}]`,
+		`[{"rpc": "GetMetadataDelta", "late": "1s", "code": "ABORTED"}]`,
 		`[{"rpc": "NodeStageVolume", "mount_late": "1s"}]`,
-		`[{"lie": "white"}]`, `[{"rpc": "NodeStageVolume", "lie": "leave-target"}]`, `[{"lie": "no-mount", "when": "after"}]`,
-		`[{"pattern": ["ok", "odd"]}]`, `[{"every": "1s"}]`, `[{"hostile": "friendly"}]`, `[{"rpc": "Probe", "hostile": "id-4097"}]`,
-		`[{"reply": {}}]`, `[{"rpc": "Probe", "reply": {"redy": true}}]`, `[{"garbage": "http1"}]`, `[{"rpc": "accept"}]`,
+		`[{"lie": "white"}]`, `[{"rpc": "NodeStageVolume", "lie": "leave-target"}]`,
+		`[{"lie": "no-mount", "when": "after"}]`,
+		`[{"pattern": ["ok", "odd"]}]`, `[{"every": "1s"}]`, `[{"hostile": "friendly"}]`,
+		`[{"rpc": "Probe", "hostile": "id-4097"}]`,
+		`[{"reply": {}}]`, `[{"rpc": "Probe", "reply": {"redy": true}}]`, `[{"garbage": "http1"}]`,
+		`[{"rpc": "accept"}]`,
 		`[{"rpc": "accept", "garbage": "spam"}]`,
 	} {
 		if _, err := ParseScript([]byte(text)); err == nil || !strings.HasPrefix(err.Error(), "csifake: script: ") {
@@ -33,7 +38,8 @@ func TestNonsense(t *testing.T) {
 	fake.On("Probe").Lie("white")
 }
 
-// TestScriptOfEverything: what a test can have a plugin in its process do, a file can have any plugin do, but for functions and gates.
+// TestScriptOfEverything: what a test can have a plugin in its process do, a file can have any plugin do, but for
+// functions and gates.
 func TestScriptOfEverything(t *testing.T) {
 	rules := reflect.TypeFor[Rule]()
 	for i := range rules.NumField() {
@@ -48,7 +54,8 @@ func TestScriptOfEverything(t *testing.T) {
 func TestTable(t *testing.T) {
 	text, err := os.ReadFile("doc.go")
 	must(t, err)
-	words := []string{string(Before), string(Middle), string(After), Accept, Fuse, string(UntilCancelled), string(ForEver)}
+	words := []string{string(Before), string(Middle), string(After), Accept, Fuse, string(UntilCancelled),
+		string(ForEver)}
 	for h := range hostilities {
 		words = append(words, string(h))
 	}

@@ -32,7 +32,9 @@ func (s *served) RegisterService(desc *grpc.ServiceDesc, impl any) {
 		}
 	}
 	for _, m := range desc.Streams {
-		s.streams["/"+desc.ServiceName+"/"+m.StreamName] = func(out grpc.ServerStream) error { return m.Handler(impl, out) }
+		s.streams["/"+desc.ServiceName+"/"+m.StreamName] = func(out grpc.ServerStream) error {
+			return m.Handler(impl, out)
+		}
 	}
 }
 
@@ -50,7 +52,9 @@ func (s *served) call(c *portCall, method string, sent mem.BufferSlice) (mem.Buf
 }
 
 // NewStream is that of grpc.ClientConnInterface.
-func (o *Port) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (o *Port) NewStream(
+	ctx context.Context, _ *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	s := &portStream{caller: ctx, up: make(chan mem.BufferSlice, 1), down: make(chan mem.BufferSlice)}
 	s.codec, s.most = portOptions(opts)
 	var err error

@@ -21,7 +21,8 @@ const (
 	longestContext = 64 << 10 // volume_context, publish_context
 )
 
-// tooLong names the fields of a request that break the size limits of CSI, never what they hold. Paths have no limit of CSI.
+// tooLong names the fields of a request that break the size limits of CSI, never what they hold. Paths have no limit of
+// CSI.
 func tooLong(req proto.Message) (over []string) {
 	tell := func(fd protoreflect.FieldDescriptor, size, limit int) {
 		if size > limit {

@@ -33,12 +33,15 @@ func (p *Plugin) snap(c *contents, name, source, group string) (*snapshot, error
 		}
 		return x, nil
 	}
-	x := &snapshot{ID: snapshotID(name), Name: name, Source: source, Size: v.Capacity, Made: time.Now().Unix(), Group: group}
+	x := &snapshot{ID: snapshotID(name), Name: name, Source: source, Size: v.Capacity, Made: time.Now().Unix(),
+		Group: group}
 	c.Snapshots[x.ID] = x
 	return x, nil
 }
 
-func (s controller) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (s controller) CreateSnapshot(
+	_ context.Context, r *csi.CreateSnapshotRequest,
+) (*csi.CreateSnapshotResponse, error) {
 	if r.GetName() == "" {
 		return nil, invalid("name is missing")
 	}
@@ -52,7 +55,9 @@ func (s controller) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotReque
 	})
 }
 
-func (s controller) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (s controller) DeleteSnapshot(
+	_ context.Context, r *csi.DeleteSnapshotRequest,
+) (*csi.DeleteSnapshotResponse, error) {
 	if r.GetSnapshotId() == "" {
 		return nil, invalid("snapshot_id is missing")
 	}

@@ -13,16 +13,19 @@ import (
 func (c *client) risen(name string, at places) (id string) {
 	c.t.Helper()
 	ctx := c.t.Context()
-	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
+		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 	must(c.t, err)
 	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
 	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "node-1",
 		VolumeCapability: writer(), VolumeContext: vc})
 	must(c.t, err)
-	_, err = c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging, VolumeCapability: writer(),
-		VolumeContext: vc, PublishContext: attached.GetPublishContext()})
+	_, err = c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		VolumeCapability: writer(),
+		VolumeContext:    vc, PublishContext: attached.GetPublishContext()})
 	must(c.t, err)
-	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging, TargetPath: at.target,
+	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
+		TargetPath:       at.target,
 		VolumeCapability: writer(), VolumeContext: vc, PublishContext: attached.GetPublishContext()})
 	must(c.t, err)
 	return id
@@ -41,14 +44,16 @@ func (c *client) fallen(id string, at places) {
 // sizes are what stats tell.
 func (c *client) sizes(id string, at places) [3]int64 {
 	c.t.Helper()
-	stats, err := c.NodeGetVolumeStats(c.t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at.target,
-		StagingTargetPath: at.staging})
+	stats, err := c.NodeGetVolumeStats(c.t.Context(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: at.target,
+			StagingTargetPath: at.staging})
 	must(c.t, err)
 	u := stats.GetUsage()[0]
 	return [3]int64{u.GetTotal(), u.GetUsed(), u.GetAvailable()}
 }
 
-// TestStatsAndExpand: the node tells the size that it knows: it grows on the controller first, then on the node. The judge agrees.
+// TestStatsAndExpand: the node tells the size that it knows: it grows on the controller first, then on the node. The
+// judge agrees.
 func TestStatsAndExpand(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
@@ -75,7 +80,8 @@ func TestStatsAndExpand(t *testing.T) {
 		if c.sizes(id, at)[0] != 3*gib {
 			t.Errorf("the node has %v", c.sizes(id, at))
 		}
-		_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere", StagingTargetPath: at.staging})
+		_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere",
+			StagingTargetPath: at.staging})
 		wantCode(t, err, "NOT_FOUND")
 		c.fallen(id, at)
 		var got []string
@@ -107,7 +113,9 @@ func TestPublishedNodes(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		caps := append(everyCap(), "expansion/ONLINE")
 		if !tells {
-			caps = slices.DeleteFunc(caps, func(s string) bool { return s == "controller/LIST_VOLUMES_PUBLISHED_NODES" })
+			caps = slices.DeleteFunc(caps, func(s string) bool {
+				return s == "controller/LIST_VOLUMES_PUBLISHED_NODES"
+			})
 		}
 		fake := Start(t, Config{Caps: caps})
 		c := dial(t, fake.Socket()).learn()
@@ -129,17 +137,20 @@ func TestPublishedNodes(t *testing.T) {
 	}
 }
 
-// TestSources: a volume that is filled from another or from a snapshot is as large as that, and only where the plugin can do it.
+// TestSources: a volume that is filled from another or from a snapshot is as large as that, and only where the plugin
+// can do it.
 func TestSources(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 	create := func(c *client, name string, limit int64, from *csi.VolumeContentSource) (*csi.Volume, error) {
 		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeContentSource: from,
-			VolumeCapabilities: []*csi.VolumeCapability{writer()}, CapacityRange: &csi.CapacityRange{LimitBytes: limit}})
+			VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			CapacityRange:      &csi.CapacityRange{LimitBytes: limit}})
 		return made.GetVolume(), err
 	}
-	first, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "first", VolumeCapabilities: []*csi.VolumeCapability{writer()},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 5 << 30}})
+	first, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "first",
+		VolumeCapabilities: []*csi.VolumeCapability{writer()},
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: 5 << 30}})
 	must(t, err)
 	id := first.GetVolume().GetVolumeId()
 	snap, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
@@ -171,11 +182,13 @@ func TestSources(t *testing.T) {
 func TestNotReadySnapshot(t *testing.T) {
 	fake := Start(t, Config{Caps: AllCaps})
 	c := dial(t, fake.Socket()).learn()
-	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()}})
+	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one",
+		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
 	must(t, err)
 	fake.On("CreateSnapshot").Times(1).NotReady()
 	for _, want := range []bool{false, true} {
-		snap, err := c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: made.GetVolume().GetVolumeId()})
+		snap, err := c.CreateSnapshot(t.Context(),
+			&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: made.GetVolume().GetVolumeId()})
 		must(t, err)
 		if snap.GetSnapshot().GetReadyToUse() != want {
 			t.Errorf("the snapshot is %v", snap)
@@ -188,7 +201,8 @@ func TestTopologyOfVolumes(t *testing.T) {
 	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"), Topology: map[string]string{"zone": "b"}})
 	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
 	zone := &csi.Topology{Segments: map[string]string{"Zone": "a"}}
-	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
+		VolumeCapabilities:        []*csi.VolumeCapability{writer()},
 		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{zone}}})
 	must(t, err)
 	if got := made.GetVolume().GetAccessibleTopology(); len(got) != 1 || got[0].GetSegments()["Zone"] != "a" {
@@ -202,15 +216,17 @@ func TestTopologyOfVolumes(t *testing.T) {
 	}
 }
 
-// TestEphemeral: an inline volume is published without having been made, attached or staged, and is gone with its last publication.
+// TestEphemeral: an inline volume is published without having been made, attached or staged, and is gone with its last
+// publication.
 func TestEphemeral(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: AllCaps})
 		c.learn()
 		one, two := makePlaces(t), makePlaces(t)
 		publish := func(at places, context map[string]string) error {
-			_, err := c.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
-				VolumeCapability: writer(), VolumeContext: context})
+			_, err := c.NodePublishVolume(t.Context(),
+				&csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
+					VolumeCapability: writer(), VolumeContext: context})
 			return err
 		}
 		inlined := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1"}
@@ -228,7 +244,8 @@ func TestEphemeral(t *testing.T) {
 		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
 			t.Error(v)
 		}
-		wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND") // that is no inline volume
+		// that is no inline volume
+		wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
 		if found := fake.Check(journal.Options{}); len(found) == 0 {
 			t.Error("a volume that was never staged is published, and nobody is blamed")
 		}
@@ -244,8 +261,9 @@ func TestRequestsInTheJournal(t *testing.T) {
 	grouped.GetMount().VolumeMountGroup = "100"
 	grouped.GetMount().MountFlags = []string{long, string(make([]byte, 4000))}
 	grouped.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-	_, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: long, VolumeCapabilities: []*csi.VolumeCapability{grouped},
-		Parameters: map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "s"},
+	_, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: long,
+		VolumeCapabilities: []*csi.VolumeCapability{grouped},
+		Parameters:         map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "s"},
 		AccessibilityRequirements: &csi.TopologyRequirement{}})
 	must(t, err)
 	_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: "nonsense"})
@@ -258,7 +276,8 @@ func TestRequestsInTheJournal(t *testing.T) {
 	for _, v := range fake.Check(journal.Options{}) {
 		got = append(got, v.Rule)
 	}
-	// R31 at the start; of the creation: the mode, name, flags and parameters, control characters, the secret's key, topology; two tokens.
+	// R31 at the start; of the creation: the mode, name, flags and parameters, control characters, the secret's key,
+	// topology; two tokens.
 	if want := []string{"R31", "R1", "R18", "R18", "R18", "R21", "R23", "R26", "R29", "R29"}; !slices.Equal(got, want) {
 		t.Errorf("Check finds %v, want %v", got, want)
 	}

@@ -37,8 +37,8 @@ func TestEveryCode(t *testing.T) {
 	})
 }
 
-// TestDrop: a connection that is cut before or after the effect is UNAVAILABLE for its callers, all of them, and is told as such in the
-// journal. The next call has a connection of its own.
+// TestDrop: a connection that is cut before or after the effect is UNAVAILABLE for its callers, all of them, and is
+// told as such in the journal. The next call has a connection of its own.
 func TestDrop(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		for _, when := range []Moment{Before, After} {
@@ -62,13 +62,15 @@ func TestDrop(t *testing.T) {
 				calls, err := fake.Calls("NodeStageVolume")
 				must(t, err)
 				last := calls[len(calls)-1]
-				return calls[0].Abandoned && calls[1].Abandoned && !last.Abandoned && calls[0].Conn == calls[1].Conn && last.Conn > calls[0].Conn
+				return calls[0].Abandoned && calls[1].Abandoned && !last.Abandoned && calls[0].Conn == calls[1].Conn &&
+					last.Conn > calls[0].Conn
 			})
 		}
 	})
 }
 
-// TestNoAnswer: a call that took effect and is never answered lasts as long as its caller's patience, on a connection that stays.
+// TestNoAnswer: a call that took effect and is never answered lasts as long as its caller's patience, on a connection
+// that stays.
 func TestNoAnswer(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
@@ -95,7 +97,8 @@ func TestNoAnswer(t *testing.T) {
 
 // TestGarbage: who connects meets what the script has, and then, with the next connection, a plugin.
 func TestGarbage(t *testing.T) {
-	for kind, hears := range map[Garbage]string{HTTP1: "HTTP/1.1 400", TLS: "\x15\x03\x01", Random: "", Close: "", Silence: ""} {
+	for kind, hears := range map[Garbage]string{HTTP1: "HTTP/1.1 400", TLS: "\x15\x03\x01", Random: "", Close: "",
+		Silence: ""} {
 		t.Run(string(kind), func(t *testing.T) {
 			fake := Start(t, Config{})
 			fake.On(Accept).Times(1).Garbage(kind)
@@ -127,7 +130,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestGarbageForCallers: calls fail while there is garbage, in both forms, and the plugin ends all the same while somebody listens to it.
+// TestGarbageForCallers: calls fail while there is garbage, in both forms, and the plugin ends all the same while
+// somebody listens to it.
 func TestGarbageForCallers(t *testing.T) {
 	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
 		for _, kind := range []Garbage{HTTP1, TLS, Random, Close} {

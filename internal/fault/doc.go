@@ -1,10 +1,11 @@
-// Package fault makes shims that fail on purpose, for tests. Such a shim is the program shim/internal/faulty: the real shim
-// with faults at named points. The faults are lines after its executable:
+// Package fault makes shims that fail on purpose, for tests. Such a shim is the program shim/internal/faulty: the real
+// shim with faults at named points. The faults are lines after its executable:
 //
 //	path := fault.Binary(t, faulty, dir, "hangs", "Activate before hang") // a shim with a digest of its own
 //	report, err := h.Swap(ctx, host.Binary{Path: path})
 //
-// A line has a point, an action, and how often. Lines of one point are executed in order. Without lines the shim is good.
+// A line has a point, an action, and how often. Lines of one point are executed in order. Without lines the shim is
+// good.
 //
 // Points:
 //
@@ -37,6 +38,6 @@
 //	arrivals FILE     append a line for each call from now on: its name, and how long its caller waits (at start)
 //	schema 99         turn the copy of the state that will be rehearsed into one of this schema (at Rehearse before)
 //
-// How often: always; with a final "times 2" at most twice per process; with a final "once FILE" once over all processes,
-// which create FILE.
+// How often: always; with a final "times 2" at most twice per process; with a final "once FILE" once over all
+// processes, which create FILE.
 package fault

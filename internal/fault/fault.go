@@ -29,8 +29,10 @@ type Fault struct {
 
 // actions maps each action to the kind of its argument.
 var actions = map[string]string{
-	"hang": "", "slow": "time", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind", "kill-host": "", "kill-other": "",
-	"touch": "path", "wait-for": "path", "arrivals": "path", "rubbish": "", "noise": "", "fork": "", "protocol": "number", "schema": "number",
+	"hang": "", "slow": "time", "exit": "", "panic": "", "kill-self": "", "freeze": "", "error": "kind",
+	"kill-host": "", "kill-other": "",
+	"touch": "path", "wait-for": "path", "arrivals": "path", "rubbish": "", "noise": "", "fork": "",
+	"protocol": "number", "schema": "number",
 }
 
 // Kinds are the arguments of "error".
@@ -139,7 +141,8 @@ func Read(program string) ([]Fault, error) {
 	return Parse(strings.Split(string(text), "\n")...)
 }
 
-// Binary copies the program, which testbin.FaultyShim builds, to dir/name and appends faults. Each name has another digest.
+// Binary copies the program, which testbin.FaultyShim builds, to dir/name and appends faults. Each name has another
+// digest.
 func Binary(t testing.TB, program, dir, name string, lines ...string) (path string) {
 	t.Helper()
 	if _, err := Parse(lines...); err != nil {

@@ -12,13 +12,15 @@ import (
 func TestBinaryCarriesItsFaults(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "program")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 0\n# and so on, as a program is longer than this line\n"), 0o700); err != nil {
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 0\n# and so on, as a program is longer than this line\n"),
+		0o700); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := Read(program); err != nil || got != nil {
 		t.Errorf("without faults: %v, %v", got, err)
 	}
-	path := Binary(t, program, dir, "bad", "start touch /x once /mark", "serving 200ms exit", "Activate after error fenced times 2", "Quiesce before slow 1s")
+	path := Binary(t, program, dir, "bad", "start touch /x once /mark", "serving 200ms exit",
+		"Activate after error fenced times 2", "Quiesce before slow 1s")
 	got, err := Read(path)
 	want := []Fault{
 		{At: "start", Do: "touch", With: "/x", Once: "/mark"},
@@ -37,7 +39,8 @@ func TestBinaryCarriesItsFaults(t *testing.T) {
 // A line without a meaning is an error: the shim would be a good one.
 func TestParseRefusesUnknownFaults(t *testing.T) {
 	for _, line := range []string{
-		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch", "start touch x", "Activate before error green",
+		"Activate", "Activate hang", "Activate before", "Activate before dance", "serving exit", "start touch",
+		"start touch x", "Activate before error green",
 		"start slow", "start exit now", "start protocol x", "start exit times x",
 	} {
 		if got, err := Parse(line); err == nil {

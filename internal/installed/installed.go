@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Tool skips a test that needs a program which is not installed, and names the Debian package. If CI is set, the test fails
-// instead.
+// Tool skips a test that needs a program which is not installed, and names the Debian package. If CI is set, the test
+// fails instead.
 func Tool(t testing.TB, name, pkg string) {
 	t.Helper()
 	_, err := exec.LookPath(name)

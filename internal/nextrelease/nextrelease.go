@@ -1,8 +1,8 @@
 // Package nextrelease builds the release after this one, for the tests of two releases that follow each other.
 //
-// The later release differs from this tree in the files below e2e/testdata/next, which lie there under the paths that they
-// replace or add. A go build overlay ("go help build", -overlay) puts them in place, so production code has no seam for
-// them. A copy has to follow the file that it replaces: Outdated compares the originals with the digests in
+// The later release differs from this tree in the files below e2e/testdata/next, which lie there under the paths that
+// they replace or add. A go build overlay ("go help build", -overlay) puts them in place, so production code has no
+// seam for them. A copy has to follow the file that it replaces: Outdated compares the originals with the digests in
 // e2e/testdata/next/originals.sha256, which `go run ./internal/nextrelease/overlay -update` rewrites.
 package nextrelease
 

@@ -76,26 +76,38 @@ type rule struct {
 }
 
 func rules() []rule {
-	schema := []string{"holdfast/config...", "github.com/hashicorp/hcl...", "github.com/zclconf/go-cty...", "github.com/container-storage-interface..."}
+	schema := []string{"holdfast/config...", "github.com/hashicorp/hcl...", "github.com/zclconf/go-cty...",
+		"github.com/container-storage-interface..."}
 	rs := []rule{
-		{of: "holdfast/registry", only: []string{}, std: true, why: "registry is the words: everybody imports it, so it imports the standard library only"},
-		{of: "holdfast/hooks", only: []string{"holdfast/registry"}, std: true, why: "hooks is pure: the host imports it too, so it brings no schema along"},
-		{of: "holdfast/config", only: []string{"holdfast/registry", "holdfast/hooks"}, why: "config knows no running thing"},
-		{of: "holdfast/proto/wire", only: []string{"holdfast/registry", "holdfast/hooks", "holdfast/proto/holdfast/v1"}, why: "wire is what both sides share"},
-		{of: "holdfast/host", no: append(schema, "holdfast/shim..."), why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host rebuild"},
-		{of: "holdfast/host/...", no: append(schema, "holdfast/shim..."), why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
+		{of: "holdfast/registry", only: []string{}, std: true,
+			why: "registry is the words: everybody imports it, so it imports the standard library only"},
+		{of: "holdfast/hooks", only: []string{"holdfast/registry"}, std: true,
+			why: "hooks is pure: the host imports it too, so it brings no schema along"},
+		{of: "holdfast/config", only: []string{"holdfast/registry", "holdfast/hooks"},
+			why: "config knows no running thing"},
+		{of: "holdfast/proto/wire", only: []string{"holdfast/registry", "holdfast/hooks", "holdfast/proto/holdfast/v1"},
+			why: "wire is what both sides share"},
+		{of: "holdfast/host", no: append(schema, "holdfast/shim..."),
+			why: "the host SDK holds no schema: everything about CSI changes by swapping the shim, without a host rebuild"},
+		{of: "holdfast/host/...", no: append(schema, "holdfast/shim..."),
+			why: "an orchestrator holds no schema either; host and shim meet in proto and hooks only"},
 		{of: "holdfast/shim/...", no: []string{"holdfast/host..."}, why: "host and shim meet in proto and hooks only"},
-		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap", "holdfast/shim/internal/lifecycle"}, why: "main is flags, then lifecycle"},
-		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...), why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
-		{of: "holdfast/shim/internal/csi", only: []string{"holdfast/registry", "holdfast/shim/internal/intent", "holdfast/internal/display"}, why: "csi speaks to plugins: use cases import its requests"},
+		{of: "holdfast/shim", direct: true, only: []string{"holdfast/proto/bootstrap",
+			"holdfast/shim/internal/lifecycle"}, why: "main is flags, then lifecycle"},
+		{of: "holdfast/shim/internal/rpc", no: shim(append(adapters, "lifecycle")...),
+			why: "rpc turns calls into use cases; adapters are wired by lifecycle"},
+		{of: "holdfast/shim/internal/csi", only: []string{"holdfast/registry", "holdfast/shim/internal/intent",
+			"holdfast/internal/display"}, why: "csi speaks to plugins: use cases import its requests"},
 		{of: "holdfast/shim/internal/intent", only: []string{"holdfast/registry"}, why: "an intent knows records only"},
 		{of: "holdfast/internal/proc", only: []string{}, why: "proc only reads /proc"},
-		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc", "holdfast/registry", "holdfast/hooks"}, why: "mount serves host, shim and plugins: it knows paths of the layout and kinds of errors, and none of them"},
+		{of: "holdfast/internal/mount", only: []string{"holdfast/internal/proc", "holdfast/registry", "holdfast/hooks"},
+			why: "mount serves host, shim and plugins: it knows paths of the layout and kinds of errors, and none of them"},
 	}
 	for _, u := range useCases {
 		others := slices.DeleteFunc(slices.Clone(useCases), func(o string) bool { return o == u })
 		rs = append(rs, rule{
-			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters, []string{"rpc", "lifecycle"})...),
+			of: "holdfast/shim/internal/" + u, no: shim(slices.Concat(others, adapters,
+				[]string{"rpc", "lifecycle"})...),
 			why: "a use case imports neither an adapter nor another use case: it declares the few methods that it needs of them",
 		})
 	}
@@ -199,8 +211,10 @@ func (r rule) breaks(dep string) string {
 // Packages that are for tests are in no binary.
 func TestTestKitsStayInTests(t *testing.T) {
 	kits := []string{
-		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake", "holdfast/internal/mount/mounttest",
-		"holdfast/internal/installed", "holdfast/internal/testbin", "holdfast/internal/fault", "holdfast/shim/internal/faulty",
+		"holdfast/registry/registrytest", "holdfast/shim/internal/store/storetest", "holdfast/internal/csifake",
+		"holdfast/internal/mount/mounttest",
+		"holdfast/internal/installed", "holdfast/internal/testbin", "holdfast/internal/fault",
+		"holdfast/shim/internal/faulty",
 	}
 	for path, p := range all(t) {
 		if slices.ContainsFunc(kits, func(k string) bool { return covers(k+"/...", path) }) {
@@ -216,7 +230,8 @@ func TestTestKitsStayInTests(t *testing.T) {
 
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	for path, p := range all(t) {
-		if len(p.GoFiles) > 0 && len(p.Doc) < 20 && !strings.HasSuffix(path, "proto/holdfast/v1") && !strings.Contains(path, "/testdata/") {
+		if len(p.GoFiles) > 0 && len(p.Doc) < 20 && !strings.HasSuffix(path, "proto/holdfast/v1") &&
+			!strings.Contains(path, "/testdata/") {
 			t.Errorf("package %s has no comment that tells a stranger what it is for", path)
 		}
 	}

@@ -14,9 +14,10 @@ import (
 	"testing"
 )
 
-// banned are the names of what of go-plugin breaks under a swap. Nothing else may have such a name: so whatever its package is imported as, it is
-// found.
-var banned = []string{"Reattach", "ReattachConfig", "ReattachFunc", "CleanupClients", "Managed", "GRPCBrokerMultiplex", "GRPCBroker", "MuxBroker"}
+// banned are the names of what of go-plugin breaks under a swap. Nothing else may have such a name: so whatever its
+// package is imported as, it is found.
+var banned = []string{"Reattach", "ReattachConfig", "ReattachFunc", "CleanupClients", "Managed", "GRPCBrokerMultiplex",
+	"GRPCBroker", "MuxBroker"}
 
 // bannedIn is what of it a file uses. Its interface has a broker as a parameter: one that has no name is not used.
 func bannedIn(file *ast.File) (found []string) {
@@ -53,8 +54,8 @@ func pointee(e ast.Expr) *ast.Ident {
 	return sel.Sel
 }
 
-// What of go-plugin breaks under a swap is not used at all: its broker dies with the first host, reattaching checks nothing, its global list
-// of clients grows for ever. That is so in every file, whatever it is built for.
+// What of go-plugin breaks under a swap is not used at all: its broker dies with the first host, reattaching checks
+// nothing, its global list of clients grows for ever. That is so in every file, whatever it is built for.
 func TestNoGoPluginBrokerReattachOrGlobalList(t *testing.T) {
 	files := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -92,7 +93,8 @@ func TestBanCatches(t *testing.T) {
 		"var c = gp.ClientConfig{Reattach: nil}", "var c gp.ReattachConfig", "func f() { defer gp.CleanupClients() }",
 		"var c = gp.ClientConfig{Managed: true}", "func f(c *gp.ClientConfig) { c.Managed = true }", "var c = gp.ClientConfig{GRPCBrokerMultiplex: true}",
 		"type b = gp.GRPCBroker", "func (p) GRPCServer(b *gp.GRPCBroker, s *grpc.Server) error { return nil }", "var f = gp.CleanupClients",
-		"func (p) Server(*gp.MuxBroker) (any, error) { return nil, nil }", "func f() *gp.GRPCBroker { return nil }", "func f(_ int, b *gp.GRPCBroker) {}",
+		"func (p) Server(*gp.MuxBroker) (any, error) { return nil, nil }", "func f() *gp.GRPCBroker { return nil }",
+		"func f(_ int, b *gp.GRPCBroker) {}",
 	} {
 		if len(in(head+text)) == 0 {
 			t.Errorf("%q is not caught", text)
@@ -102,7 +104,8 @@ func TestBanCatches(t *testing.T) {
 		t.Error("what is imported without a name is not caught")
 	}
 	for _, text := range []string{
-		"func (p) GRPCServer(_ *gp.GRPCBroker, s *grpc.Server) error { return p.register(s) }", "func (p) GRPCServer(*gp.GRPCBroker, *grpc.Server) error { return nil }",
+		"func (p) GRPCServer(_ *gp.GRPCBroker, s *grpc.Server) error { return p.register(s) }",
+		"func (p) GRPCServer(*gp.GRPCBroker, *grpc.Server) error { return nil }",
 	} {
 		if found := in(head + text); len(found) > 0 {
 			t.Errorf("%q is caught for %q: the broker has no name there", text, found)
@@ -113,8 +116,8 @@ func TestBanCatches(t *testing.T) {
 // byBan are the traps whose countermeasure is that a part of go-plugin is not used.
 var byBan = map[string]bool{"T9": true, "T10": true, "T11": true}
 
-// Every trap has a row in docs/traps.md, and a test that bears its number, or is banned; every test with a number is in its row. That
-// tests exist is held for all documents.
+// Every trap has a row in docs/traps.md, and a test that bears its number, or is banned; every test with a number is in
+// its row. That tests exist is held for all documents.
 func TestTrapsHaveTheirTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "traps.md"))
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package testbin builds the programs that tests execute, once for all test processes of a source tree.
 //
-// The programs lie in .cache/testbin of the module. A test process that finds them up to date starts within a quarter of
-// a second; go build takes seconds to link one with the race detector.
+// The programs lie in .cache/testbin of the module. A test process that finds them up to date starts within a quarter
+// of a second; go build takes seconds to link one with the race detector.
 package testbin
 
 import (

@@ -29,10 +29,11 @@ const maxGrace = 800 * time.Millisecond
 type ServeOptions struct {
 	// Logger of the shim; nil makes one at level info.
 	Logger *Logger
-	// Run is the shim's own work beside its services. It ends when its context does, whose cause is then ErrHostGone. Its
-	// own end, with or without an error, ends the shim.
+	// Run is the shim's own work beside its services. It ends when its context does, whose cause is then ErrHostGone.
+	// Its own end, with or without an error, ends the shim.
 	Run func(context.Context) error
-	// Grace is how long Run may take to end once its context has ended; then the process exits. At most 800 ms, the default.
+	// Grace is how long Run may take to end once its context has ended; then the process exits. At most 800 ms, the
+	// default.
 	Grace time.Duration
 	// Server adds interceptors and the like. Message limits are set already.
 	Server []grpc.ServerOption
@@ -55,9 +56,9 @@ func (o *ServeOptions) defaults() {
 	}
 }
 
-// Serve is the main of a shim: it registers services, tells the host where they are and blocks until the shim is to end:
-// its host is gone, ctx has ended, Run has failed, or go-plugin was told to shut down. The context that register gets ends
-// first. A shim that does not come to its end within the grace is ended with os.Exit.
+// Serve is the main of a shim: it registers services, tells the host where they are and blocks until the shim is to
+// end: its host is gone, ctx has ended, Run has failed, or go-plugin was told to shut down. The context that register
+// gets ends first. A shim that does not come to its end within the grace is ended with os.Exit.
 func Serve(ctx context.Context, register func(context.Context, *grpc.Server) error, opts ServeOptions) error {
 	opts.defaults()
 	if err := checkInherited(opts.Logger); err != nil {
@@ -102,7 +103,8 @@ func warnOfVersions(opts ServeOptions) {
 			return
 		}
 	}
-	opts.Logger.Error("no common protocol version", "shim_speaks", fmt.Sprint(opts.Versions), "host_speaks", "["+asked+"]")
+	opts.Logger.Error("no common protocol version", "shim_speaks", fmt.Sprint(opts.Versions), "host_speaks",
+		"["+asked+"]")
 	opts.Logger.Flush(time.Second)
 }
 
@@ -180,7 +182,8 @@ func (s *shim) goPlugin(ctx context.Context) error {
 		sets[v] = set
 	}
 	plugin.Serve(&plugin.ServeConfig{
-		HandshakeConfig: Handshake(), VersionedPlugins: sets, GRPCServer: s.newServer, Logger: s.opts.Logger.Named("go-plugin"),
+		HandshakeConfig: Handshake(), VersionedPlugins: sets, GRPCServer: s.newServer,
+		Logger: s.opts.Logger.Named("go-plugin"),
 	})
 	if registered != nil {
 		return fmt.Errorf("register the shim's services: %w", registered)

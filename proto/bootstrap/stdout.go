@@ -21,8 +21,8 @@ type inherited struct {
 // given is filled before any code of the shim runs, so that no print of it can reach the handshake's pipe.
 var given = inherit()
 
-// inherit takes over the inherited descriptors. LifeFD is taken out of the environment, so that a child of the shim that
-// runs the same binary is not taken for a shim.
+// inherit takes over the inherited descriptors. LifeFD is taken out of the environment, so that a child of the shim
+// that runs the same binary is not taken for a shim.
 func inherit() inherited {
 	number := os.Getenv(LifeFD)
 	if number == "" || os.Getenv(CookieKey) != CookieValue {
@@ -68,8 +68,8 @@ func silenceStdout() (*os.File, error) {
 
 var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
 
-// forwardHandshake copies the first line that is a handshake from what go-plugin prints to the host, and drops all else:
-// other goroutines may print while go-plugin makes its certificate. It reads until the end of from.
+// forwardHandshake copies the first line that is a handshake from what go-plugin prints to the host, and drops all
+// else: other goroutines may print while go-plugin makes its certificate. It reads until the end of from.
 func forwardHandshake(from io.Reader, to io.WriteCloser) {
 	lines := bufio.NewReader(from)
 	for {

@@ -58,7 +58,8 @@ func withDetail(code codes.Code, err error) error {
 	detail := &pb.ErrorDetail{Kind: pb.ErrorKind(kindIndex(err) + 1)}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		detail.Call = &pb.CallFailure{
-			Rpc: text(string(call.RPC)), Instance: InstanceKeyProto(call.Instance), Code: text(call.Code), Outcome: string(call.Outcome), Detail: text(call.Detail),
+			Rpc: text(string(call.RPC)), Instance: InstanceKeyProto(call.Instance), Code: text(call.Code),
+			Outcome: string(call.Outcome), Detail: text(call.Detail),
 		}
 	}
 	st, failed := status.New(code, text(err.Error())).WithDetails(protoadapt.MessageV1Of(detail))
@@ -68,8 +69,8 @@ func withDetail(code codes.Code, err error) error {
 	return st.Err()
 }
 
-// Error is the error that a status carries, with its kind. What has no kind becomes one by its code: the transport's own errors are
-// ErrUnavailable, ended contexts stay what they are.
+// Error is the error that a status carries, with its kind. What has no kind becomes one by its code: the transport's
+// own errors are ErrUnavailable, ended contexts stay what they are.
 func Error(err error) error {
 	if err == nil {
 		return nil

@@ -15,9 +15,11 @@ func InstanceProto(i registry.Instance) *pb.Instance {
 			Topology: topologyProto(f.Topology), Capabilities: strs(f.Capabilities),
 		},
 		Health: &pb.Health{
-			State: string(i.Health.State), Cause: string(i.Health.Cause), Detail: text(i.Health.Detail), Since: stamp(i.Health.Since),
+			State: string(i.Health.State), Cause: string(i.Health.Cause), Detail: text(i.Health.Detail),
+			Since: stamp(i.Health.Since),
 		},
-		Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex), Since: stamp(i.Since),
+		Options: i.Options, CreateIndex: uint64(i.CreateIndex), ModifyIndex: uint64(i.ModifyIndex),
+		Since: stamp(i.Since),
 	}
 }
 
@@ -25,22 +27,27 @@ func Instance(m *pb.Instance) registry.Instance {
 	f, h := m.GetFingerprint(), m.GetHealth()
 	return registry.Instance{
 		InstanceKey: InstanceKey(m.GetKey()), Attempt: m.GetAttempt(),
-		Endpoint: registry.Endpoint{Host: m.GetEndpoint().GetHost(), Task: m.GetEndpoint().GetTask()}, Volumes: tree(m.GetVolumes()),
+		Endpoint: registry.Endpoint{Host: m.GetEndpoint().GetHost(), Task: m.GetEndpoint().GetTask()},
+		Volumes:  tree(m.GetVolumes()),
 		Fingerprint: registry.Fingerprint{
-			Provider: f.GetProvider(), Version: f.GetVersion(), NodeID: registry.NodeID(f.GetNodeId()), MaxVolumes: f.GetMaxVolumes(),
-			Topology: topology(f.GetTopology()), Capabilities: words[registry.Capability](f.GetCapabilities()),
+			Provider: f.GetProvider(), Version: f.GetVersion(), NodeID: registry.NodeID(f.GetNodeId()),
+			MaxVolumes: f.GetMaxVolumes(),
+			Topology:   topology(f.GetTopology()), Capabilities: words[registry.Capability](f.GetCapabilities()),
 		},
 		Health: registry.Health{
-			State: registry.HealthState(h.GetState()), Cause: registry.Cause(h.GetCause()), Detail: h.GetDetail(), Since: moment(h.GetSince()),
+			State: registry.HealthState(h.GetState()), Cause: registry.Cause(h.GetCause()), Detail: h.GetDetail(),
+			Since: moment(h.GetSince()),
 		},
-		Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since: moment(m.GetSince()),
+		Options: m.GetOptions(), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()),
+		Since:       moment(m.GetSince()),
 	}
 }
 
 func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 	out := &pb.PluginTask{
-		Task: TaskKeyProto(t.TaskKey), Plugin: string(t.Plugin), Type: t.Type, Job: t.Job, Phase: string(t.Phase), Attempt: t.Attempt,
+		Task: TaskKeyProto(t.TaskKey), Plugin: string(t.Plugin), Type: t.Type, Job: t.Job, Phase: string(t.Phase),
+		Attempt: t.Attempt,
 	}
 	if t.Restart != nil {
 		out.Restart = RestartProto(registry.PendingRestart{TaskKey: t.TaskKey, RestartRequest: *t.Restart})
@@ -62,19 +69,22 @@ func PluginTask(m *pb.PluginTask) registry.PluginTask {
 
 func RestartProto(r registry.PendingRestart) *pb.RestartRequest {
 	return &pb.RestartRequest{
-		Task: TaskKeyProto(r.TaskKey), Attempt: r.Attempt, Cause: string(r.Cause), Detail: text(r.Detail), Since: stamp(r.Since),
+		Task: TaskKeyProto(r.TaskKey), Attempt: r.Attempt, Cause: string(r.Cause), Detail: text(r.Detail),
+		Since: stamp(r.Since),
 	}
 }
 
 func Restart(m *pb.RestartRequest) registry.PendingRestart {
 	return registry.PendingRestart{TaskKey: TaskKey(m.GetTask()), RestartRequest: registry.RestartRequest{
-		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(), Since: moment(m.GetSince()),
+		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
+		Since: moment(m.GetSince()),
 	}}
 }
 
 func PluginFingerprintProto(f registry.PluginFingerprint) *pb.PluginFingerprint {
 	out := &pb.PluginFingerprint{
-		Role: string(f.Role), Plugin: string(f.Plugin), Gone: f.Gone, Healthy: uint32(f.Healthy), Expected: uint32(f.Expected),
+		Role: string(f.Role), Plugin: string(f.Plugin), Gone: f.Gone, Healthy: uint32(f.Healthy),
+		Expected: uint32(f.Expected),
 	}
 	if !f.Gone {
 		out.Active = InstanceProto(f.Active)
@@ -96,8 +106,9 @@ func PluginFingerprint(m *pb.PluginFingerprint) registry.PluginFingerprint {
 
 func EventProto(e registry.Event) *pb.Event {
 	out := &pb.Event{
-		Seq: uint64(e.Seq), Generation: uint64(e.Generation), Kind: string(e.Kind), Role: string(e.Role), Plugin: string(e.Plugin),
-		Alloc: string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume), ExternalId: string(e.External),
+		Seq: uint64(e.Seq), Generation: uint64(e.Generation), Kind: string(e.Kind), Role: string(e.Role),
+		Plugin: string(e.Plugin),
+		Alloc:  string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume), ExternalId: string(e.External),
 		Request: string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail), At: stamp(e.At),
 	}
 	if e.Instance != nil {
@@ -111,17 +122,22 @@ func EventProto(e registry.Event) *pb.Event {
 
 func Event(m *pb.Event) registry.Event {
 	out := registry.Event{
-		Seq: registry.Seq(m.GetSeq()), Generation: registry.Generation(m.GetGeneration()), Kind: registry.EventKind(m.GetKind()),
-		Role: registry.Role(m.GetRole()), Plugin: registry.PluginID(m.GetPlugin()), Alloc: registry.AllocID(m.GetAlloc()),
-		Task: registry.TaskName(m.GetTask()), Volume: VolumeName(m.GetVolume()), External: registry.ExternalID(m.GetExternalId()),
-		Request: registry.RequestName(m.GetRequest()), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(), At: moment(m.GetAt()),
+		Seq: registry.Seq(m.GetSeq()), Generation: registry.Generation(m.GetGeneration()),
+		Kind: registry.EventKind(m.GetKind()),
+		Role: registry.Role(m.GetRole()), Plugin: registry.PluginID(m.GetPlugin()),
+		Alloc: registry.AllocID(m.GetAlloc()),
+		Task:  registry.TaskName(m.GetTask()), Volume: VolumeName(m.GetVolume()),
+		External: registry.ExternalID(m.GetExternalId()),
+		Request:  registry.RequestName(m.GetRequest()), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
+		At: moment(m.GetAt()),
 	}
 	if m.GetInstance() != nil {
 		i := Instance(m.GetInstance())
 		out.Instance = &i
 	}
 	if out.Kind == registry.EventResync {
-		out.Snapshot = &registry.Snapshot{Index: registry.Seq(m.GetSnapshotIndex()), Instances: each(m.GetSnapshot(), Instance)}
+		out.Snapshot = &registry.Snapshot{Index: registry.Seq(m.GetSnapshotIndex()),
+			Instances: each(m.GetSnapshot(), Instance)}
 	}
 	return out
 }

@@ -9,20 +9,24 @@ import (
 	"holdfast/registry"
 )
 
-// What leaves the shim for people has no secret that stands in a mount flag, a parameter or a context. What is sent to it has all.
+// What leaves the shim for people has no secret that stands in a mount flag, a parameter or a context. What is sent to
+// it has all.
 func TestStatusShowsNoSecretInFlags(t *testing.T) {
 	const canary = "canary-1234"
 	flags := registry.FlagsOf([]string{"vers=4,hard", "username=u,password=" + canary})
 	spec := registry.VolumeSpec{
-		MountFlags: flags, Parameters: map[string]string{"fsType": "ext4", "adminPassword": canary}, Context: map[string]string{"token": canary},
+		MountFlags: flags, Parameters: map[string]string{"fsType": "ext4", "adminPassword": canary},
+		Context: map[string]string{"token": canary},
 	}
 	usage := registry.Usage{MountFlags: flags}
-	status := registry.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec}, Holders: []registry.Holder{{Claim: registry.Claim{Usage: usage}}}}
+	status := registry.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec},
+		Holders: []registry.Holder{{Claim: registry.Claim{Usage: usage}}}}
 	for what, shown := range map[string]string{
 		"volume status": prototext.Format(VolumeProto(status)),
 		"alloc status":  prototext.Format(AllocProto(registry.AllocStatus{Uses: []registry.Use{{Usage: usage}}})),
 	} {
-		if strings.Contains(shown, canary) || !strings.Contains(shown, "username=u,password=***") || !strings.Contains(shown, "vers=4,hard") {
+		if strings.Contains(shown, canary) || !strings.Contains(shown, "username=u,password=***") ||
+			!strings.Contains(shown, "vers=4,hard") {
 			t.Errorf("%s: %s", what, shown)
 		}
 	}

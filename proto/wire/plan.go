@@ -18,11 +18,13 @@ func PlanProto(p hooks.Plan) *pb.Plan {
 	}
 	for _, b := range p.Binds {
 		add(hooks.OpBind, &pb.PlanOperation{Operation: &pb.PlanOperation_Bind{Bind: &pb.Bind{
-			Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly, Propagation: string(b.Propagation), SelinuxLabel: b.SELinux,
+			Source: b.Source, Target: b.Target, ReadOnly: b.ReadOnly, Propagation: string(b.Propagation),
+			SelinuxLabel: b.SELinux,
 		}}})
 	}
 	for _, e := range p.Env {
-		add(hooks.OpEnv, &pb.PlanOperation{Operation: &pb.PlanOperation_Env{Env: &pb.Env{Name: e.Name, Value: e.Value, Default: e.Default}}})
+		add(hooks.OpEnv, &pb.PlanOperation{Operation: &pb.PlanOperation_Env{Env: &pb.Env{Name: e.Name, Value: e.Value,
+			Default: e.Default}}})
 	}
 	for _, d := range p.Devices {
 		add(hooks.OpDevice, &pb.PlanOperation{Operation: &pb.PlanOperation_Device{Device: &pb.Device{
@@ -52,13 +54,15 @@ func Plan(m *pb.Plan) (hooks.Plan, error) {
 		case *pb.PlanOperation_Env:
 			p.Env = append(p.Env, hooks.Env{Name: o.Env.Name, Value: o.Env.Value, Default: o.Env.Default})
 		case *pb.PlanOperation_Device:
-			p.Devices = append(p.Devices, hooks.Device{Source: o.Device.Source, Target: o.Device.Target, Access: o.Device.Access})
+			p.Devices = append(p.Devices, hooks.Device{Source: o.Device.Source, Target: o.Device.Target,
+				Access: o.Device.Access})
 		case *pb.PlanOperation_DeviceRule:
 			r := o.DeviceRule
 			p.Rules = append(p.Rules, hooks.DeviceRule{Type: r.Type, Major: r.Major, Minor: r.Minor, Access: r.Access})
 		default:
 			return hooks.Plan{}, registry.Errorf(registry.ErrUnsupported,
-				"the plan has the operation %q, which this host does not know; nothing was applied; update the host", op.GetName())
+				"the plan has the operation %q, which this host does not know; nothing was applied; update the host",
+				op.GetName())
 		}
 	}
 	return p, nil
@@ -91,19 +95,22 @@ func JobProto(j *hooks.Job) *pb.Job {
 		return nil
 	}
 	return &pb.Job{
-		Id: j.ID, Namespace: string(j.Namespace), Type: j.Type, Groups: each(j.Groups, groupProto), Rest: j.Rest, Digest: j.Digest,
+		Id: j.ID, Namespace: string(j.Namespace), Type: j.Type, Groups: each(j.Groups, groupProto), Rest: j.Rest,
+		Digest: j.Digest,
 	}
 }
 
 func groupProto(g hooks.Group) *pb.Group {
 	return &pb.Group{
-		Name: g.Name, Count: int64(g.Count), Tasks: each(g.Tasks, taskProto), Volumes: g.Volumes, Sealed: g.Sealed, Rest: g.Rest,
+		Name: g.Name, Count: int64(g.Count), Tasks: each(g.Tasks, taskProto), Volumes: g.Volumes, Sealed: g.Sealed,
+		Rest: g.Rest,
 	}
 }
 
 func taskProto(t hooks.Task) *pb.Task {
 	return &pb.Task{
-		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env, Config: t.Config, Rest: t.Rest,
+		Name: string(t.Name), Driver: t.Driver, Plugin: string(t.Plugin), Sealed: t.Sealed, Env: t.Env,
+		Config: t.Config, Rest: t.Rest,
 		PluginType: string(t.PluginType),
 	}
 }
@@ -113,27 +120,32 @@ func Job(m *pb.Job) *hooks.Job {
 		return nil
 	}
 	return &hooks.Job{
-		ID: m.Id, Namespace: registry.Namespace(m.Namespace), Type: m.Type, Groups: each(m.Groups, group), Rest: m.Rest, Digest: m.Digest,
+		ID: m.Id, Namespace: registry.Namespace(m.Namespace), Type: m.Type, Groups: each(m.Groups, group), Rest: m.Rest,
+		Digest: m.Digest,
 	}
 }
 
 func group(m *pb.Group) hooks.Group {
 	return hooks.Group{
-		Name: m.GetName(), Count: int(m.GetCount()), Tasks: each(m.GetTasks(), task), Volumes: m.GetVolumes(), Sealed: m.GetSealed(), Rest: m.GetRest(),
+		Name: m.GetName(), Count: int(m.GetCount()), Tasks: each(m.GetTasks(), task), Volumes: m.GetVolumes(),
+		Sealed: m.GetSealed(), Rest: m.GetRest(),
 	}
 }
 
 func task(m *pb.Task) hooks.Task {
 	return hooks.Task{
-		Name: registry.TaskName(m.GetName()), Driver: m.GetDriver(), Plugin: registry.PluginID(m.GetPlugin()), Sealed: m.GetSealed(),
-		Env: m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(), PluginType: hooks.PluginType(m.GetPluginType()),
+		Name: registry.TaskName(m.GetName()), Driver: m.GetDriver(), Plugin: registry.PluginID(m.GetPlugin()),
+		Sealed: m.GetSealed(),
+		Env:    m.GetEnv(), Config: m.GetConfig(), Rest: m.GetRest(), PluginType: hooks.PluginType(m.GetPluginType()),
 	}
 }
 
-// AllocTaskProto, AllocTask, AllocGroupProto and AllocGroup are what the shim is told of tasks and allocs. Reading checks the ids.
+// AllocTaskProto, AllocTask, AllocGroupProto and AllocGroup are what the shim is told of tasks and allocs. Reading
+// checks the ids.
 func AllocTaskProto(t hooks.AllocTask) *pb.AllocTask {
 	return &pb.AllocTask{
-		Task: &pb.TaskKey{Alloc: string(t.Alloc), Task: string(t.Task)}, Job: t.Job, Digest: t.Digest, Attempt: t.Attempt,
+		Task: &pb.TaskKey{Alloc: string(t.Alloc), Task: string(t.Task)}, Job: t.Job, Digest: t.Digest,
+		Attempt:  t.Attempt,
 		Isolated: t.Isolated, Sealed: t.Sealed,
 	}
 }
@@ -147,14 +159,16 @@ func AllocTask(m *pb.AllocTask) (hooks.AllocTask, error) {
 		return hooks.AllocTask{}, err
 	}
 	return hooks.AllocTask{
-		Alloc: key.Alloc, Task: key.Task, Job: m.GetJob(), Digest: m.GetDigest(), Attempt: m.GetAttempt(), Isolated: m.GetIsolated(),
-		Sealed: m.GetSealed(),
+		Alloc: key.Alloc, Task: key.Task, Job: m.GetJob(), Digest: m.GetDigest(), Attempt: m.GetAttempt(),
+		Isolated: m.GetIsolated(),
+		Sealed:   m.GetSealed(),
 	}, nil
 }
 
 func AllocGroupProto(g hooks.AllocGroup) *pb.AllocGroup {
 	return &pb.AllocGroup{
-		Alloc: string(g.Alloc), Job: g.Job, Group: g.Group, Namespace: string(g.Namespace), Index: g.Index, Sealed: g.Sealed, Isolated: g.Isolated,
+		Alloc: string(g.Alloc), Job: g.Job, Group: g.Group, Namespace: string(g.Namespace), Index: g.Index,
+		Sealed: g.Sealed, Isolated: g.Isolated,
 	}
 }
 
@@ -166,7 +180,8 @@ func AllocGroup(m *pb.AllocGroup) (hooks.AllocGroup, error) {
 		return hooks.AllocGroup{}, err
 	}
 	return hooks.AllocGroup{
-		Alloc: registry.AllocID(m.GetAlloc()), Job: m.GetJob(), Group: m.GetGroup(), Namespace: registry.Namespace(m.GetNamespace()),
-		Index: m.GetIndex(), Sealed: m.GetSealed(), Isolated: m.GetIsolated(),
+		Alloc: registry.AllocID(m.GetAlloc()), Job: m.GetJob(), Group: m.GetGroup(),
+		Namespace: registry.Namespace(m.GetNamespace()),
+		Index:     m.GetIndex(), Sealed: m.GetSealed(), Isolated: m.GetIsolated(),
 	}, nil
 }

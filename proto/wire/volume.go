@@ -7,10 +7,13 @@ import (
 
 func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 	out := &pb.VolumeSpec{
-		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin), ExternalId: string(s.External),
+		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin),
+		ExternalId:  string(s.External),
 		CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType, MountFlags: s.MountFlags.List(),
-		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto), Preferred: each(s.Preferred, topologyProto),
-		CloneId: string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID), MountGroup: s.MountGroup,
+		Parameters: s.Parameters, Context: s.Context, Required: each(s.Required, topologyProto),
+		Preferred: each(s.Preferred, topologyProto),
+		CloneId:   string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
+		MountGroup: s.MountGroup,
 	}
 	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
 		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
@@ -28,13 +31,16 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 	out := registry.VolumeSpec{
 		Namespace: registry.Namespace(m.GetNamespace()), ID: registry.VolumeID(m.GetId()), Name: m.GetName(),
 		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
-		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
-		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology), Preferred: each(m.GetPreferred(), topology),
-		CloneID: registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
+		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(),
+		MountFlags: registry.FlagsOf(m.GetMountFlags()),
+		Parameters: m.GetParameters(), Context: m.GetContext(), Required: each(m.GetRequired(), topology),
+		Preferred: each(m.GetPreferred(), topology),
+		CloneID:   registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
 	}
 	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
-		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()), Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
+		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
+			Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
 	})
 	for name, s := range m.GetSecrets() {
 		if out.Secrets == nil {
@@ -52,36 +58,45 @@ func VolumeProto(v registry.VolumeStatus) *pb.Volume {
 	}
 	return &pb.Volume{
 		Spec: VolumeSpecProto(v.Masked().VolumeSpec), State: string(v.State), Created: v.Created, Capacity: v.Capacity,
-		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex), ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
+		Accessible: each(v.Accessible, topologyProto), CreateIndex: uint64(v.CreateIndex),
+		ModifyIndex: uint64(v.ModifyIndex), Since: stamp(v.Since),
 		Attach: string(attached.State), AttachedNodeId: string(attached.NodeID), Stage: string(v.Staging.State),
 		StagedAt: treeProto(v.Staging.Path), Holders: each(v.Holders, holderProto), Intent: intentProto(v.Intent),
-		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto), Expansion: expansionProto(v.Expansion),
-		Health:  healthProto(v.Health),
-		Failure: failureProto(v.Failure), SourceVolume: string(v.Source.Volume), SourceSnapshot: string(v.Source.Snapshot),
+		Ephemeral: v.Ephemeral, Owner: string(v.Owner), Waiting: each(v.Waiting, waitProto),
+		Expansion: expansionProto(v.Expansion),
+		Health:    healthProto(v.Health),
+		Failure:   failureProto(v.Failure), SourceVolume: string(v.Source.Volume),
+		SourceSnapshot: string(v.Source.Snapshot),
 	}
 }
 
 func Volume(m *pb.Volume) registry.VolumeStatus {
 	out := registry.VolumeStatus{Volume: registry.Volume{
-		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(), Capacity: m.GetCapacity(),
-		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
-		Since: moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
+		VolumeSpec: VolumeSpec(m.GetSpec()), State: registry.VolumeState(m.GetState()), Created: m.GetCreated(),
+		Capacity:   m.GetCapacity(),
+		Accessible: each(m.GetAccessible(), topology), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		ModifyIndex: registry.Seq(m.GetModifyIndex()),
+		Since:       moment(m.GetSince()), Ephemeral: m.GetEphemeral(), Owner: registry.AllocID(m.GetOwner()),
 		Expansion: expansion(m.GetExpansion()), Health: health(m.GetHealth()),
 		Failure: failure(m.GetFailure()),
-		Source:  registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()), Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
+		Source: registry.Source{Volume: registry.ExternalID(m.GetSourceVolume()),
+			Snapshot: registry.ExternalID(m.GetSourceSnapshot())},
 	}, Waiting: each(m.GetWaiting(), wait)}
 	if m.GetAttach() != "" {
-		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()), NodeID: registry.NodeID(m.GetAttachedNodeId())}}
+		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),
+			NodeID: registry.NodeID(m.GetAttachedNodeId())}}
 	}
 	out.Staging = registry.Staging{State: registry.Mark(m.GetStage()), Path: tree(m.GetStagedAt())}
 	out.Intent = intent(m.GetIntent())
 	out.Holders = each(m.GetHolders(), func(h *pb.Holder) registry.Holder {
 		return registry.Holder{
 			Claim: registry.Claim{
-				Volume: out.VolumeKey(), Name: out.VolumeName(), Alloc: registry.AllocID(h.GetAlloc()), Request: registry.RequestName(h.GetRequest()),
-				Node: registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: moment(h.GetSince()),
+				Volume: out.VolumeKey(), Name: out.VolumeName(), Alloc: registry.AllocID(h.GetAlloc()),
+				Request: registry.RequestName(h.GetRequest()),
+				Node:    registry.NodeName(h.GetNode()), Usage: usage(h.GetUsage()), Since: moment(h.GetSince()),
 			},
-			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()), Trouble: h.GetTrouble(), Troubled: moment(h.GetTroubled()),
+			Publish: registry.Mark(h.GetPublish()), Target: tree(h.GetTarget()), Trouble: h.GetTrouble(),
+			Troubled: moment(h.GetTroubled()),
 		}
 	})
 	return out
@@ -93,16 +108,18 @@ func expansionProto(e registry.Expansion) *pb.Expansion {
 		return nil
 	}
 	return &pb.Expansion{
-		Done: e.Done, AskedRequired: e.Asked.Required, AskedLimit: e.Asked.Limit, NodeRequired: e.Node.Required, NodeLimit: e.Node.Limit,
-		Refused: e.Refused, Since: stamp(e.Since), Rpc: string(e.RPC), Code: e.Code, Detail: text(e.Detail),
+		Done: e.Done, AskedRequired: e.Asked.Required, AskedLimit: e.Asked.Limit, NodeRequired: e.Node.Required,
+		NodeLimit: e.Node.Limit,
+		Refused:   e.Refused, Since: stamp(e.Since), Rpc: string(e.RPC), Code: e.Code, Detail: text(e.Detail),
 	}
 }
 
 func expansion(m *pb.Expansion) registry.Expansion {
 	return registry.Expansion{
 		Done: m.GetDone(), Asked: registry.CapacityRange{Required: m.GetAskedRequired(), Limit: m.GetAskedLimit()},
-		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(), Since: moment(m.GetSince()),
-		RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
+		Node: registry.CapacityRange{Required: m.GetNodeRequired(), Limit: m.GetNodeLimit()}, Refused: m.GetRefused(),
+		Since: moment(m.GetSince()),
+		RPC:   registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
 	}
 }
 
@@ -136,13 +153,16 @@ func failureProto(f registry.Failure) *pb.Failure {
 }
 
 func failure(m *pb.Failure) registry.Failure {
-	return registry.Failure{RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(), Since: moment(m.GetSince())}
+	return registry.Failure{RPC: registry.RPC(m.GetRpc()), Code: m.GetCode(), Detail: m.GetDetail(),
+		Since: moment(m.GetSince())}
 }
 
 func holderProto(h registry.Holder) *pb.Holder {
 	return &pb.Holder{
-		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Node: string(h.Claim.Node), Usage: usageProto(h.Claim.Usage),
-		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since), Trouble: text(h.Trouble), Troubled: stamp(h.Troubled),
+		Alloc: string(h.Claim.Alloc), Request: string(h.Claim.Request), Node: string(h.Claim.Node),
+		Usage:   usageProto(h.Claim.Usage),
+		Publish: string(h.Publish), Target: treeProto(h.Target), Since: stamp(h.Claim.Since), Trouble: text(h.Trouble),
+		Troubled: stamp(h.Troubled),
 	}
 }
 
@@ -151,8 +171,9 @@ func intentProto(i *registry.Intent) *pb.IntentState {
 		return nil
 	}
 	return &pb.IntentState{
-		Rpc: string(i.RPC), Attempt: i.Attempt, Outcome: string(i.Outcome), Code: i.Code, Detail: text(i.Detail), Since: stamp(i.Since),
-		Next: stamp(i.Next), Alloc: string(i.Alloc), Request: string(i.Request),
+		Rpc: string(i.RPC), Attempt: i.Attempt, Outcome: string(i.Outcome), Code: i.Code, Detail: text(i.Detail),
+		Since: stamp(i.Since),
+		Next:  stamp(i.Next), Alloc: string(i.Alloc), Request: string(i.Request),
 	}
 }
 
@@ -161,38 +182,47 @@ func intent(m *pb.IntentState) *registry.Intent {
 		return nil
 	}
 	return &registry.Intent{
-		RPC: registry.RPC(m.Rpc), Attempt: m.Attempt, Outcome: registry.Outcome(m.Outcome), Code: m.Code, Detail: m.Detail, Since: moment(m.Since),
+		RPC: registry.RPC(m.Rpc), Attempt: m.Attempt, Outcome: registry.Outcome(m.Outcome), Code: m.Code,
+		Detail: m.Detail, Since: moment(m.Since),
 		Next: moment(m.Next), Alloc: registry.AllocID(m.Alloc), Request: registry.RequestName(m.Request),
 	}
 }
 
 func ClaimProto(c registry.Claim) *pb.Claim {
 	return &pb.Claim{
-		Volume: VolumeNameProto(c.Name), Plugin: string(c.Volume.Plugin), ExternalId: string(c.Volume.External), Alloc: string(c.Alloc),
-		Request: string(c.Request), Node: string(c.Node), Usage: usageProto(c.Usage), CreateIndex: uint64(c.CreateIndex),
+		Volume: VolumeNameProto(c.Name), Plugin: string(c.Volume.Plugin), ExternalId: string(c.Volume.External),
+		Alloc:   string(c.Alloc),
+		Request: string(c.Request), Node: string(c.Node), Usage: usageProto(c.Usage),
+		CreateIndex: uint64(c.CreateIndex),
 		ModifyIndex: uint64(c.ModifyIndex), Since: stamp(c.Since),
 	}
 }
 
 func Claim(m *pb.Claim) registry.Claim {
 	return registry.Claim{
-		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()), External: registry.ExternalID(m.GetExternalId())},
-		Name:   VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()),
-		Node: registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
+			External: registry.ExternalID(m.GetExternalId())},
+		Name: VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()),
+		Request: registry.RequestName(m.GetRequest()),
+		Node:    registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()), CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
 	}
 }
 
 func AllocProto(a registry.AllocStatus) *pb.Alloc {
 	return &pb.Alloc{
-		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index, State: string(a.State),
+		Id: string(a.ID), Job: a.Job, Group: a.Group, Namespace: string(a.Namespace), Index: a.Index,
+		State: string(a.State),
 		Waits: text(registry.Waits(a.Waiting)), Waiting: each(a.Waiting, waitProto),
 		CreateIndex: uint64(a.CreateIndex), ModifyIndex: uint64(a.ModifyIndex), Since: stamp(a.Since),
 		Volumes: each(a.Uses, func(u registry.Use) *pb.Use {
 			return &pb.Use{
-				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin), ExternalId: string(u.Volume.External),
-				Usage: usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage), Publish: string(u.Publish), Target: treeProto(u.Target),
-				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble), Troubled: stamp(u.Troubled),
+				Request: string(u.Request), Volume: VolumeNameProto(u.Name), Plugin: string(u.Volume.Plugin),
+				ExternalId: string(u.Volume.External),
+				Usage:      usageProto(u.Usage), Attach: string(u.Attach), Stage: string(u.Stage),
+				Publish: string(u.Publish), Target: treeProto(u.Target),
+				Intent: intentProto(u.Intent), Wait: maybeWaitProto(u.Wait), Trouble: text(u.Trouble),
+				Troubled:  stamp(u.Troubled),
 				Expansion: expansionProto(u.Expansion), Health: healthProto(u.Health),
 			}
 		}),
@@ -202,15 +232,18 @@ func AllocProto(a registry.AllocStatus) *pb.Alloc {
 func Alloc(m *pb.Alloc) registry.AllocStatus {
 	return registry.AllocStatus{
 		Alloc: registry.Alloc{
-			ID: registry.AllocID(m.GetId()), Job: m.GetJob(), Group: m.GetGroup(), Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
-			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait), CreateIndex: registry.Seq(m.GetCreateIndex()),
+			ID: registry.AllocID(m.GetId()), Job: m.GetJob(), Group: m.GetGroup(),
+			Namespace: registry.Namespace(m.GetNamespace()), Index: m.GetIndex(),
+			State: registry.AllocState(m.GetState()), Waiting: each(m.GetWaiting(), wait),
+			CreateIndex: registry.Seq(m.GetCreateIndex()),
 			ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
 		},
 		Uses: each(m.GetVolumes(), func(u *pb.Use) registry.Use {
 			return registry.Use{
 				Request: registry.RequestName(u.GetRequest()), Name: VolumeName(u.GetVolume()),
-				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()), External: registry.ExternalID(u.GetExternalId())},
-				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
+				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()),
+					External: registry.ExternalID(u.GetExternalId())},
+				Usage: usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
 				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: moment(u.GetTroubled()),
 				Expansion: expansion(u.GetExpansion()), Health: health(u.GetHealth()),

@@ -108,11 +108,17 @@ func TestEveryFieldCrosses(t *testing.T) {
 	})
 	t.Run("AllocTask", func(t *testing.T) {
 		a := full[hooks.AllocTask]()
-		same(t, trip(t, a, AllocTaskProto, func(m *pb.AllocTask) hooks.AllocTask { out, _ := AllocTask(m); return out }), a)
+		same(t, trip(t, a, AllocTaskProto, func(m *pb.AllocTask) hooks.AllocTask {
+			out, _ := AllocTask(m)
+			return out
+		}), a)
 	})
 	t.Run("AllocGroup", func(t *testing.T) {
 		a := full[hooks.AllocGroup]()
-		same(t, trip(t, a, AllocGroupProto, func(m *pb.AllocGroup) hooks.AllocGroup { out, _ := AllocGroup(m); return out }), a)
+		same(t, trip(t, a, AllocGroupProto, func(m *pb.AllocGroup) hooks.AllocGroup {
+			out, _ := AllocGroup(m)
+			return out
+		}), a)
 	})
 	t.Run("Instance", func(t *testing.T) {
 		i := full[registry.Instance]()
@@ -184,7 +190,8 @@ func TestStatusCrosses(t *testing.T) {
 
 func shown(i *registry.Intent) *registry.Intent {
 	return &registry.Intent{
-		RPC: i.RPC, Attempt: i.Attempt, Outcome: i.Outcome, Code: i.Code, Detail: i.Detail, Since: i.Since, Next: i.Next, Alloc: i.Alloc, Request: i.Request,
+		RPC: i.RPC, Attempt: i.Attempt, Outcome: i.Outcome, Code: i.Code, Detail: i.Detail, Since: i.Since,
+		Next: i.Next, Alloc: i.Alloc, Request: i.Request,
 	}
 }
 
@@ -193,7 +200,8 @@ func TestUnknownPlanOperation(t *testing.T) {
 	m := PlanProto(hooks.Plan{Env: []hooks.Env{{Name: "A", Value: "b"}}})
 	m.Operations = append(m.Operations, &pb.PlanOperation{Name: "seccomp"})
 	p, err := Plan(m)
-	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), `"seccomp"`) || !p.Equal(hooks.Plan{}) {
+	if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), `"seccomp"`) ||
+		!p.Equal(hooks.Plan{}) {
 		t.Errorf("Plan = %+v, %v", p, err)
 	}
 }
@@ -214,7 +222,8 @@ func TestErrorsCross(t *testing.T) {
 		}
 	}
 	call := registry.CallError{
-		RPC: "NodeStageVolume", Instance: full[registry.InstanceKey](), Code: "ABORTED", Outcome: registry.OutcomeUncertain, Detail: "busy",
+		RPC: "NodeStageVolume", Instance: full[registry.InstanceKey](), Code: "ABORTED",
+		Outcome: registry.OutcomeUncertain, Detail: "busy",
 		Kind: registry.ErrUncertain,
 	}
 	err := Error(Status(fmt.Errorf("stage: %w", &call)))
@@ -245,7 +254,8 @@ func FuzzErrors(f *testing.F) {
 		if err := Error(Status(registry.Errorf(kind, "%s", text))); !errors.Is(err, kind) {
 			t.Errorf("%v with %q came back as %v", kind, text, err)
 		}
-		err := Error(Status(&registry.CallError{RPC: registry.RPC(rpc), Detail: detail, Kind: kind, Outcome: registry.OutcomeFailed}))
+		err := Error(Status(&registry.CallError{RPC: registry.RPC(rpc), Detail: detail, Kind: kind,
+			Outcome: registry.OutcomeFailed}))
 		if !errors.Is(err, kind) {
 			t.Errorf("call error of %v with %q came back as %v", kind, detail, err)
 		}

@@ -87,7 +87,8 @@ func tree(m *pb.Tree) registry.Tree { return registry.Tree{Host: m.GetHost(), Ta
 
 func usageProto(u registry.Usage) *pb.Usage {
 	return &pb.Usage{
-		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType, MountFlags: u.MountFlags.Masked().List(),
+		AccessMode: string(u.Access), AttachmentMode: string(u.Attachment), ReadOnly: u.ReadOnly, FsType: u.FSType,
+		MountFlags: u.MountFlags.Masked().List(),
 		MountGroup: u.MountGroup,
 	}
 }
@@ -95,7 +96,8 @@ func usageProto(u registry.Usage) *pb.Usage {
 func usage(m *pb.Usage) registry.Usage {
 	return registry.Usage{
 		Access: registry.AccessMode(m.GetAccessMode()), Attachment: registry.AttachmentMode(m.GetAttachmentMode()),
-		ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()), MountGroup: m.GetMountGroup(),
+		ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), MountFlags: registry.FlagsOf(m.GetMountFlags()),
+		MountGroup: m.GetMountGroup(),
 	}
 }
 
@@ -122,7 +124,8 @@ func DiagnosticsProto(ds registry.Diagnostics) []*pb.Diagnostic {
 func Diagnostics(ms []*pb.Diagnostic) registry.Diagnostics {
 	return each(ms, func(m *pb.Diagnostic) registry.Diagnostic {
 		return registry.Diagnostic{
-			Severity: registry.Severity(m.GetSeverity()), Summary: m.GetSummary(), Detail: m.GetDetail(), File: m.GetFile(),
+			Severity: registry.Severity(m.GetSeverity()), Summary: m.GetSummary(), Detail: m.GetDetail(),
+			File:  m.GetFile(),
 			Start: position(m.GetStart()), End: position(m.GetEnd()), Snippet: m.GetSnippet(),
 		}
 	})

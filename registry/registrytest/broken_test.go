@@ -20,7 +20,9 @@ type brokenLog struct {
 	err    func(error) error
 }
 
-func (l brokenLog) Commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) (registry.Seq, error) {
+func (l brokenLog) Commit(
+	ctx context.Context, decide func(registry.View) (registry.Change, error),
+) (registry.Seq, error) {
 	seq, err := l.Log.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		c, err := decide(v)
 		if l.change != nil {

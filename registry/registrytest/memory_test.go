@@ -43,7 +43,8 @@ func TestFaults(t *testing.T) {
 	for n, written := range []bool{false, true} {
 		log.Lose(written)
 		before := allocs(t, log)
-		if err := commit(log, registry.AllocID("lost")); !errors.Is(err, registry.ErrUncertain) || allocs(t, log) != before {
+		if err := commit(log, registry.AllocID("lost")); !errors.Is(err, registry.ErrUncertain) ||
+			allocs(t, log) != before {
 			t.Errorf("lost commit: %v, %d records", err, allocs(t, log))
 		}
 		if err := commit(log, "b"); !errors.Is(err, registry.ErrUncertain) {

@@ -130,7 +130,9 @@ func in[T registry.Record](b registry.Bucket, k kind, set func(*T)) kind {
 }
 
 var volumes = kindOf(
-	func(v registry.View, r registry.Volume) (registry.Volume, bool) { return v.Volume(r.VolumeName()) }, registry.View.Volumes)
+	func(v registry.View, r registry.Volume) (registry.Volume, bool) {
+		return v.Volume(r.VolumeName())
+	}, registry.View.Volumes)
 
 var intents = kindOf(func(v registry.View, r registry.Intent) (registry.Intent, bool) {
 	if r.RPC.OnNode() {
@@ -142,7 +144,9 @@ var intents = kindOf(func(v registry.View, r registry.Intent) (registry.Intent, 
 // kinds has every bucket.
 var kinds = map[registry.Bucket]kind{
 	registry.BucketInstances: kindOf(
-		func(v registry.View, r registry.Instance) (registry.Instance, bool) { return v.Instance(r.InstanceKey) }, registry.View.AllInstances),
+		func(v registry.View, r registry.Instance) (registry.Instance, bool) {
+			return v.Instance(r.InstanceKey)
+		}, registry.View.AllInstances),
 	registry.BucketTasks: kindOf(
 		func(v registry.View, r registry.Task) (registry.Task, bool) { return v.Task(r.TaskKey) }, registry.View.Tasks),
 	registry.BucketAllocs: kindOf(
@@ -160,7 +164,9 @@ var kinds = map[registry.Bucket]kind{
 		},
 		registry.View.AllAttachments),
 	registry.BucketStagings: kindOf(
-		func(v registry.View, r registry.Staging) (registry.Staging, bool) { return v.Staging(r.Volume) }, registry.View.Stagings),
+		func(v registry.View, r registry.Staging) (registry.Staging, bool) {
+			return v.Staging(r.Volume)
+		}, registry.View.Stagings),
 	registry.BucketRefs: kindOf(func(v registry.View, r registry.Ref) (registry.Ref, bool) {
 		return only(v.Refs(r.Volume), func(c registry.Ref) bool { return c.ClaimKey() == r.ClaimKey() })
 	}, registry.View.AllRefs),
@@ -175,7 +181,8 @@ var kinds = map[registry.Bucket]kind{
 }
 
 // unset are the fields that no record of a bucket has.
-var unset = map[registry.Bucket][]string{registry.BucketVolumes: {".Ephemeral"}, registry.BucketInlineVolumes: {".Created"}}
+var unset = map[registry.Bucket][]string{registry.BucketVolumes: {".Ephemeral"},
+	registry.BucketInlineVolumes: {".Created"}}
 
 // testRoundTrip sets every field of every record, by reflection, and compares before and after the log was reopened.
 func testRoundTrip(t *testing.T, open Open) {
@@ -199,7 +206,8 @@ func testRoundTrip(t *testing.T, open Open) {
 				} else if zero := Zeros(got); !slices.Equal(zero, unset[want.Key().Bucket]) {
 					t.Errorf("%s: %T has no %v", when, got, zero)
 				}
-				if all := k.all(v); want.Key().Bucket != registry.BucketRequests && !reflect.DeepEqual(all, []registry.Record{want}) {
+				if all := k.all(v); want.Key().Bucket != registry.BucketRequests &&
+					!reflect.DeepEqual(all, []registry.Record{want}) {
 					t.Errorf("%s: all %s are %+v", when, want.Key().Bucket, all)
 				}
 			}
@@ -229,7 +237,9 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 				t.Errorf("by the name that volume %s was created under %d are found: %v", r.ID, len(same), same)
 			}
 		case registry.Alloc:
-			if same := v.AllocsWhere(func(o registry.Alloc) bool { return o.ID == r.ID }); len(same) != 1 || !among(same, r) {
+			if same := v.AllocsWhere(func(o registry.Alloc) bool {
+				return o.ID == r.ID
+			}); len(same) != 1 || !among(same, r) {
 				t.Errorf("by the id of alloc %s %d are found: %v", r.ID, len(same), same)
 			}
 			continue
@@ -238,7 +248,9 @@ func checkOtherReads(t *testing.T, v registry.View, written []registry.Record) {
 				return v.Attachments(r.Volume)
 			}).all(v)...)
 		case registry.Claim:
-			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim { return v.ClaimsOf(r.Alloc) }).all(v)...)
+			got = append(got, kindOf(nil, func(v registry.View) []registry.Claim {
+				return v.ClaimsOf(r.Alloc)
+			}).all(v)...)
 		case registry.Instance:
 			got = append(got, kindOf(nil, func(v registry.View) []registry.Instance {
 				return v.Instances(r.Role, r.Plugin)
@@ -267,7 +279,8 @@ func testIndexes(t *testing.T, open Open) {
 	log = reopen()
 	fourth := at(t, log, puts(registry.Alloc{ID: "d"}))
 	look(t, log, func(v registry.View) {
-		for id, want := range map[registry.AllocID][2]registry.Seq{"a": {first, third}, "b": {second, second}, "c": {second, second}, "d": {fourth, fourth}} {
+		for id, want := range map[registry.AllocID][2]registry.Seq{"a": {first, third}, "b": {second, second},
+			"c": {second, second}, "d": {fourth, fourth}} {
 			if a, _ := v.Alloc(id); a.CreateIndex != want[0] || a.ModifyIndex != want[1] {
 				t.Errorf("alloc %s has indexes %d, %d, want %v", id, a.CreateIndex, a.ModifyIndex, want)
 			}
@@ -282,7 +295,8 @@ func testAtomic(t *testing.T, open Open) {
 	log, reopen := open(t)
 	gone := registry.Alloc{ID: "gone"}
 	at(t, log, puts(gone))
-	change := registry.Change{Delete: []registry.Key{gone.Key()}, Events: []registry.Event{{Kind: registry.EventAttached}, {Kind: registry.EventStaged}}}
+	change := registry.Change{Delete: []registry.Key{gone.Key()},
+		Events: []registry.Event{{Kind: registry.EventAttached}, {Kind: registry.EventStaged}}}
 	for seed, b := range registry.Buckets {
 		change.Put = append(change.Put, kinds[b].make(t, seed+1))
 	}
@@ -299,7 +313,8 @@ func testAtomic(t *testing.T, open Open) {
 				t.Errorf("%s: the deleted record is there", when)
 			}
 			events, _ := v.Events(seq-1, 10)
-			if len(events) != 2 || events[0].Seq != seq || events[0].Kind != registry.EventAttached || events[1].Kind != registry.EventStaged {
+			if len(events) != 2 || events[0].Seq != seq || events[0].Kind != registry.EventAttached ||
+				events[1].Kind != registry.EventStaged {
 				t.Errorf("%s: events are %v", when, events)
 			}
 		})
@@ -353,7 +368,9 @@ func testFinishedContext(t *testing.T, open Open) {
 	reason := errors.New("caller went away")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
-	_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) { return puts(registry.Alloc{ID: "a"}), nil })
+	_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return puts(registry.Alloc{ID: "a"}), nil
+	})
 	if !errors.Is(err, reason) {
 		t.Errorf("commit under a finished context: %v", err)
 	}
@@ -376,7 +393,8 @@ func testConcurrency(t *testing.T, open Open) {
 			for range each {
 				seq, err := log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 					counter, _ := v.Alloc("counter")
-					return puts(registry.Alloc{ID: "counter", Index: counter.Index + 1}, registry.Alloc{ID: registry.AllocID(fmt.Sprint("writer-", w))}), nil
+					return puts(registry.Alloc{ID: "counter", Index: counter.Index + 1},
+						registry.Alloc{ID: registry.AllocID(fmt.Sprint("writer-", w))}), nil
 				})
 				mu.Lock()
 				if err != nil || seen[seq] {
@@ -461,7 +479,8 @@ func testNothingShared(t *testing.T, open Open) {
 	i := Filled[registry.Instance](t, 1)
 	want := i.Clone()
 	event := i.Clone()
-	at(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{{Kind: registry.EventRegistered, Instance: &event}}})
+	at(t, log, registry.Change{Put: []registry.Record{i},
+		Events: []registry.Event{{Kind: registry.EventRegistered, Instance: &event}}})
 	i.Options["x"], i.Fingerprint.Capabilities[0], event.Options["x"] = "changed", "changed", "changed"
 	look(t, log, func(v registry.View) {
 		if got, _ := v.Instance(i.InstanceKey); !got.Same(want) {
@@ -509,18 +528,22 @@ func testPrefixes(t *testing.T, open Open) {
 	log, _ := open(t)
 	key := registry.VolumeKey{Plugin: "p", External: "vol"}
 	var change registry.Change
-	for n, k := range []registry.VolumeKey{key, {Plugin: "p", External: "vol-2"}, {Plugin: "p", External: "vo"}, {Plugin: "pv", External: "ol"}, {Plugin: "p-2", External: "vol"}} {
+	for n, k := range []registry.VolumeKey{key, {Plugin: "p", External: "vol-2"}, {Plugin: "p", External: "vo"},
+		{Plugin: "pv", External: "ol"}, {Plugin: "p-2", External: "vol"}} {
 		alloc := registry.AllocID("alloc" + fmt.Sprint(n))
 		change.Put = append(change.Put,
 			registry.Claim{Volume: k, Alloc: alloc, Request: "r"}, registry.Ref{Volume: k, Alloc: alloc, Request: "r"},
-			registry.Claim{Volume: k, Alloc: alloc + "-x", Request: "r"}, registry.Ref{Volume: k, Alloc: alloc + "-x", Request: "r"},
+			registry.Claim{Volume: k, Alloc: alloc + "-x", Request: "r"},
+			registry.Ref{Volume: k, Alloc: alloc + "-x", Request: "r"},
 			registry.Staging{Volume: k, Boot: k.String()}, registry.Intent{Volume: k, Hash: k.String()},
-			registry.Attachment{Volume: k, Node: "n"}, registry.Attachment{Volume: k, Node: "n-2"}, registry.Staging{Volume: k, Boot: k.String()},
+			registry.Attachment{Volume: k, Node: "n"}, registry.Attachment{Volume: k, Node: "n-2"},
+			registry.Staging{Volume: k, Boot: k.String()},
 			registry.Instance{InstanceKey: registry.InstanceKey{Role: "r", Plugin: k.Plugin, Alloc: alloc, Task: "t"}})
 	}
 	at(t, log, change)
 	look(t, log, func(v registry.View) {
-		if c, r := v.Claims(key), v.Refs(key); len(c) != 2 || c[0].Volume != key || c[1].Volume != key || len(r) != 2 || r[0].Volume != key || r[1].Volume != key {
+		if c, r := v.Claims(key), v.Refs(key); len(c) != 2 || c[0].Volume != key || c[1].Volume != key || len(r) != 2 ||
+			r[0].Volume != key || r[1].Volume != key {
 			t.Errorf("claims and refs of %s are %+v and %+v", key, c, r)
 		}
 		if c := v.ClaimsOf("alloc0"); len(c) != 1 || c[0].Alloc != "alloc0" {
@@ -541,7 +564,8 @@ func testPrefixes(t *testing.T, open Open) {
 		if is := v.Instances("r", "p"); len(is) != 3 {
 			t.Errorf("instances of p are %+v", is)
 		}
-		if len(v.Instances("r", "")) != 0 || len(v.Claims(registry.VolumeKey{})) != 0 || len(v.Claims(registry.VolumeKey{Plugin: "p"})) != 0 || len(v.ClaimsOf("")) != 0 {
+		if len(v.Instances("r", "")) != 0 || len(v.Claims(registry.VolumeKey{})) != 0 ||
+			len(v.Claims(registry.VolumeKey{Plugin: "p"})) != 0 || len(v.ClaimsOf("")) != 0 {
 			t.Error("an empty id finds records")
 		}
 	})
@@ -560,10 +584,12 @@ func testOrder(t *testing.T, open Open) {
 		for _, i := range v.AllInstances() {
 			names = append(names, fmt.Sprint(i.Role, " ", i.Plugin, " ", i.Alloc))
 		}
-		if want := []string{"q p x", "r p new", "r p both-1", "r p both-2", "r p old", "r q x"}; !slices.Equal(names, want) {
+		if want := []string{"q p x", "r p new", "r p both-1", "r p both-2", "r p old", "r q x"}; !slices.Equal(names,
+			want) {
 			t.Errorf("all instances are %q, want %q", names, want)
 		}
-		if list := v.Instances("r", "p"); len(list) != 4 || list[0].Alloc != "new" || list[1].Alloc != "both-1" || list[3].Alloc != "old" {
+		if list := v.Instances("r", "p"); len(list) != 4 || list[0].Alloc != "new" || list[1].Alloc != "both-1" ||
+			list[3].Alloc != "old" {
 			t.Errorf("instances of p are %+v", list)
 		}
 	})

@@ -59,7 +59,8 @@ func testEventInstance(t *testing.T, open Open) {
 	look(t, log, func(v registry.View) {
 		stored, _ := v.Instance(i.InstanceKey)
 		events, _ := v.Events(0, 2)
-		if !reflect.DeepEqual(*events[0].Instance, stored) || stored.CreateIndex != first || stored.ModifyIndex != second {
+		if !reflect.DeepEqual(*events[0].Instance, stored) || stored.CreateIndex != first ||
+			stored.ModifyIndex != second {
 			t.Errorf("the event tells\n%+v, stored is\n%+v", *events[0].Instance, stored)
 		}
 		if !reflect.DeepEqual(*events[1].Instance, other) {
@@ -82,7 +83,8 @@ func testPruning(t *testing.T, open Open) {
 	log = reopen()
 	look(t, log, func(v registry.View) {
 		kept, floor := v.Events(0, 2*registry.MaxEvents)
-		if len(kept) != registry.MaxEvents || kept[0].Seq != last-registry.MaxEvents+1 || kept[len(kept)-1].Seq != last {
+		if len(kept) != registry.MaxEvents || kept[0].Seq != last-registry.MaxEvents+1 ||
+			kept[len(kept)-1].Seq != last {
 			t.Fatalf("kept %d events, %d to %d; last is %d", len(kept), kept[0].Seq, kept[len(kept)-1].Seq, last)
 		}
 		if floor != kept[0].Seq-1 {
@@ -124,7 +126,8 @@ func testApplied(t *testing.T, open Open) {
 			for n := range 10 {
 				id := registry.AllocID(fmt.Sprintf("%d-%d", w, n))
 				seq, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-					return registry.Change{Put: []registry.Record{registry.Alloc{ID: id}}, Events: make([]registry.Event, n%3)}, nil
+					return registry.Change{Put: []registry.Record{registry.Alloc{ID: id}},
+						Events: make([]registry.Event, n%3)}, nil
 				})
 				if err != nil || !slices.ContainsFunc(applied(), func(a registry.Applied) bool {
 					return a.Index == seq && a.Change.Put[0].(registry.Alloc).ID == id

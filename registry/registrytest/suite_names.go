@@ -34,21 +34,27 @@ var naming = []struct {
 	change registry.Change
 	want   string
 }{
-	{"creations", puts(named("b", "p", "name"), named("a", "p", "name"), named("c", "p", "nam"), named("d", "pn", "ame"), named("e", "p", "")),
+	{"creations", puts(named("b", "p", "name"), named("a", "p", "name"), named("c", "p", "nam"),
+		named("d", "pn", "ame"), named("e", "p", "")),
 		"name:a,b nam:c :e | ame:d"},
 	{"an answer", puts(but(named("a", "p", "name"), func(v *registry.Volume) {
 		v.State, v.External = registry.VolumeReady, "vol"
 	})),
 		"name:a,b nam:c :e | ame:d"},
-	{"others", puts(but(named("f", "p", "name"), register), but(named("g", "p", "name"), makeInline)), "name:a,b nam:c :e | ame:d"},
+	{"others", puts(but(named("f", "p", "name"), register), but(named("g", "p", "name"), makeInline)),
+		"name:a,b nam:c :e | ame:d"},
 	{"another name", puts(but(named("a", "p", "name"), rename)), "name:b nam:c new:a :e | ame:d"},
 	{"another plugin", puts(named("a", "pn", "name")), "name:b nam:c :e | name:a ame:d"},
-	{"its record is gone", registry.Change{Delete: []registry.Key{named("a", "", "").Key()}}, "name:b nam:c :e | ame:d"},
+	{"its record is gone", registry.Change{Delete: []registry.Key{named("a", "", "").Key()}},
+		"name:b nam:c :e | ame:d"},
 	{"created again", puts(named("a", "p", "name")), "name:a,b nam:c :e | ame:d"},
-	{"twice in one change", puts(but(named("a", "p", "name"), rename), named("a", "p", "name")), "name:a,b nam:c :e | ame:d"},
-	{"put and deleted in one change", registry.Change{Put: []registry.Record{named("h", "p", "name")}, Delete: []registry.Key{named("h", "", "").Key()}},
+	{"twice in one change", puts(but(named("a", "p", "name"), rename), named("a", "p", "name")),
 		"name:a,b nam:c :e | ame:d"},
-	{"deletions", registry.Change{Delete: []registry.Key{named("a", "", "").Key(), named("e", "", "").Key()}}, "name:b nam:c | ame:d"},
+	{"put and deleted in one change", registry.Change{Put: []registry.Record{named("h", "p", "name")},
+		Delete: []registry.Key{named("h", "", "").Key()}},
+		"name:a,b nam:c :e | ame:d"},
+	{"deletions", registry.Change{Delete: []registry.Key{named("a", "", "").Key(), named("e", "", "").Key()}},
+		"name:b nam:c | ame:d"},
 	{"its name again", puts(named("i", "p", "name")), "name:b,i nam:c | ame:d"},
 	{"names that begin alike", puts(named("j", "p", long+"1"), named("k", "p", long+"2"), named("l", "p", long)),
 		"name:b,i nam:c long:l long1:j long2:k | ame:d"},
@@ -98,11 +104,13 @@ func whoIsNamed(t *testing.T, v registry.View) string {
 func testVolumesOf(t *testing.T, open Open) {
 	log, reopen := open(t)
 	inline := func(namespace registry.Namespace, alloc registry.AllocID, request registry.RequestName) registry.Volume {
-		spec := registry.VolumeSpec{Namespace: namespace, ID: registry.InlineID(alloc, request), Plugin: "p", External: "x"}
+		spec := registry.VolumeSpec{Namespace: namespace, ID: registry.InlineID(alloc, request), Plugin: "p",
+			External: "x"}
 		return registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Ephemeral: true, Owner: alloc}
 	}
 	registered := but(inline("n", "a", "registered"), func(v *registry.Volume) { v.Ephemeral, v.Owner = false, "" })
-	at(t, log, puts(inline("n", "a", "r"), inline("n", "a", "s"), inline("m", "a", "r"), inline("n", "b", "r"), inline("n", "b@a", "r"), registered,
+	at(t, log, puts(inline("n", "a", "r"), inline("n", "a", "s"), inline("m", "a", "r"), inline("n", "b", "r"),
+		inline("n", "b@a", "r"), registered,
 		named("a", "p", "r@a")))
 	holds := func(what string, want map[registry.AllocID]string) {
 		look(t, log, func(v registry.View) {
@@ -120,7 +128,8 @@ func testVolumesOf(t *testing.T, open Open) {
 			}
 		})
 	}
-	holds("put", map[registry.AllocID]string{"a": "m/r@a n/r@a n/s@a", "b": "n/r@b", "b@a": "n/r@b@a", "": "", "@a": "", "c": ""})
+	holds("put", map[registry.AllocID]string{"a": "m/r@a n/r@a n/s@a", "b": "n/r@b", "b@a": "n/r@b@a", "": "", "@a": "",
+		"c": ""})
 	at(t, log, registry.Change{Delete: []registry.Key{inline("n", "a", "r").Key()}})
 	after := map[registry.AllocID]string{"a": "m/r@a n/s@a", "b": "n/r@b"}
 	holds("deleted", after)

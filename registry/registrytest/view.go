@@ -201,7 +201,8 @@ func (v view) VolumesNamed(plugin registry.PluginID, name string) []registry.Vol
 }
 
 func (v view) Volumes() []registry.Volume {
-	all := append(many[registry.Volume](v, registry.BucketVolumes, ""), many[registry.Volume](v, registry.BucketInlineVolumes, "")...)
+	all := append(many[registry.Volume](v, registry.BucketVolumes, ""),
+		many[registry.Volume](v, registry.BucketInlineVolumes, "")...)
 	slices.SortStableFunc(all, func(a, b registry.Volume) int { return strings.Compare(a.Key().Path, b.Key().Path) })
 	return all
 }
@@ -261,7 +262,8 @@ func (v view) NodeIntent(k registry.VolumeKey) (registry.Intent, bool) {
 }
 
 func (v view) Intents() []registry.Intent {
-	return append(many[registry.Intent](v, registry.BucketIntents, ""), many[registry.Intent](v, registry.BucketNodeIntents, "")...)
+	return append(many[registry.Intent](v, registry.BucketIntents, ""),
+		many[registry.Intent](v, registry.BucketNodeIntents, "")...)
 }
 
 func (v view) Operation(id registry.OperationID) (registry.Operation, bool) {

@@ -28,16 +28,20 @@ const mib = 1 << 20
 
 var configurations = []configuration{
 	{Name: "ext4", Args: []string{"--backend=loop"}, Size: 20 * mib, Larger: 40 * mib, skips: unattached},
-	{Name: "xfs", Args: []string{"--backend=loop", "--fs-type=xfs"}, Size: 300 * mib, Larger: 320 * mib, skips: unattached},
-	{Name: "block", Args: []string{"--backend=loop"}, Access: "block", Size: 16 * mib, Larger: 17 * mib, skips: unattached},
+	{Name: "xfs", Args: []string{"--backend=loop", "--fs-type=xfs"}, Size: 300 * mib, Larger: 320 * mib,
+		skips: unattached},
+	{Name: "block", Args: []string{"--backend=loop"}, Access: "block", Size: 16 * mib, Larger: 17 * mib,
+		skips: unattached},
 	{Name: "dir", Args: []string{"--backend=dir"}, Size: 16 * mib, Larger: 32 * mib, skips: unattached},
 
 	{Name: "ext4 attached", Args: attach("loop"), Size: 16 * mib, Larger: 24 * mib, skips: unlimited},
 	{Name: "xfs attached", Args: attach("loop", "--fs-type=xfs"), Size: 300 * mib, Larger: 400 * mib, skips: unlimited},
 	{Name: "block attached", Args: attach("loop"), Access: "block", Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
 	{Name: "dir attached", Args: attach("dir"), Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
-	{Name: "attached, limited", Args: attach("loop", "--max-volumes=2"), Size: 16 * mib, Larger: 32 * mib, Limited: true},
-	{Name: "controller and node apart", Args: attach("loop"), Split: true, Size: 16 * mib, Larger: 32 * mib, skips: unlimited},
+	{Name: "attached, limited", Args: attach("loop", "--max-volumes=2"), Size: 16 * mib, Larger: 32 * mib,
+		Limited: true},
+	{Name: "controller and node apart", Args: attach("loop"), Split: true, Size: 16 * mib, Larger: 32 * mib,
+		skips: unlimited},
 }
 
 func attach(backend string, more ...string) []string {
@@ -69,7 +73,8 @@ var packages = []struct{ program, pkg string }{
 	{"mkfs.ext4", "e2fsprogs"}, {"resize2fs", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"xfs_growfs", "xfsprogs"},
 }
 
-// lacking says which packages have to be installed first; empty: none. All configurations are judged, so that nothing is skipped.
+// lacking says which packages have to be installed first; empty: none. All configurations are judged, so that nothing
+// is skipped.
 func lacking(look func(program string) (string, error)) string {
 	var programs, install []string
 	for _, p := range packages {
@@ -83,7 +88,8 @@ func lacking(look func(program string) (string, error)) string {
 	if len(programs) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("this machine lacks %s: apt-get install %s", strings.Join(programs, ", "), strings.Join(install, " "))
+	return fmt.Sprintf("this machine lacks %s: apt-get install %s", strings.Join(programs, ", "),
+		strings.Join(install, " "))
 }
 
 func TestMissingPackageIsNamed(t *testing.T) {
@@ -129,8 +135,8 @@ func (s spec) text() string {
 	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
 }
 
-// run runs all of csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace of its own,
-// so that nobody else sees what is mounted.
+// run runs all of csi-sanity once: in a process of its own, as ginkgo runs once per process, and in a mount namespace
+// of its own, so that nobody else sees what is mounted.
 func run(t *testing.T, c configuration, binary string) []spec {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-") // short, for sockets
@@ -143,7 +149,8 @@ func run(t *testing.T, c configuration, binary string) []spec {
 		t.Fatal(err)
 	}
 	report := filepath.Join(dir, "report.json")
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-ginkgo.json-report="+report, "-ginkgo.no-color", "-ginkgo.succinct")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-ginkgo.json-report="+report, "-ginkgo.no-color",
+		"-ginkgo.succinct")
 	cmd.Env = append(os.Environ(), taskVariable+"="+string(job))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if out, err := cmd.CombinedOutput(); err != nil {

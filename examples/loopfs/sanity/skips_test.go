@@ -9,7 +9,8 @@ type skip struct{ spec, why string }
 var always = []skip{
 	{"GroupController Service ", "loopfs takes no snapshots of groups of volumes"},
 	{"ModifyVolume ", "loopfs has no parameters that could be changed"},
-	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class", "as above"},
+	{"Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
+		"as above"},
 	{"Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class", "as above"},
 	{"ControllerGetVolumeHealth ", "loopfs knows nothing of a volume's health that an error of its calls does not say"},
 	{"ControllerListVolumeHealth ", "as above"},

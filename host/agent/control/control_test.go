@@ -354,7 +354,8 @@ func TestAJobRunsAndItsLogsAreRead(t *testing.T) {
 		t.Errorf("logs %q, %v", out.String(), err)
 	}
 	a, err := c.Alloc(ctx, job.Allocs[0].ID[:8])
-	if err != nil || a.State != "complete" || a.Tasks[0].ExitCode == nil || *a.Tasks[0].ExitCode != 0 || len(a.Notes) == 0 {
+	if err != nil || a.State != "complete" || a.Tasks[0].ExitCode == nil || *a.Tasks[0].ExitCode != 0 ||
+		len(a.Notes) == 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	if err := c.Logs(ctx, a.ID, "nobody", "stdout", false, &out); !errors.Is(err, registry.ErrNotFound) {
@@ -458,10 +459,12 @@ func TestPluginsArePutTogether(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	p := list[0]
-	if p.ID != "loopfs" || p.Provider != "loopfs.example" || p.Version != "2" || len(p.Roles) != 1 || p.Roles[0] != (Role{"csi-node", 1, 2, ""}) {
+	if p.ID != "loopfs" || p.Provider != "loopfs.example" || p.Version != "2" || len(p.Roles) != 1 ||
+		p.Roles[0] != (Role{"csi-node", 1, 2, ""}) {
 		t.Errorf("%+v", p)
 	}
-	if i := p.Instances[0]; !i.Active || i.Health != "unhealthy" || i.Cause != "missed" || i.NodeID != "n1" || len(i.Capabilities) != 1 {
+	if i := p.Instances[0]; !i.Active || i.Health != "unhealthy" || i.Cause != "missed" || i.NodeID != "n1" ||
+		len(i.Capabilities) != 1 {
 		t.Errorf("%+v", i)
 	}
 	if r := p.Tasks[0].Restart; r == nil || r.Attempt != 2 {

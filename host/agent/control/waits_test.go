@@ -98,17 +98,21 @@ func TestWaitsAreExplained(t *testing.T) {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	w := a.Waiting[0]
-	if w.Job != "user" || w.Leaving || w.Next.IsZero() || w.Plugin == nil || w.Plugin.ID != "loopfs" || len(w.Plugin.Instances) != 1 || w.Help.What != line+"loc" {
+	if w.Job != "user" || w.Leaving || w.Next.IsZero() || w.Plugin == nil || w.Plugin.ID != "loopfs" ||
+		len(w.Plugin.Instances) != 1 || w.Help.What != line+"loc" {
 		t.Errorf("%+v", w)
 	}
-	if len(w.Holders) != 1 || w.Holders[0].Alloc != "other-alloc" || len(w.Others) != 1 || w.Others[0].Detail != "busy" {
+	if len(w.Holders) != 1 || w.Holders[0].Alloc != "other-alloc" || len(w.Others) != 1 ||
+		w.Others[0].Detail != "busy" {
 		t.Errorf("others: %+v %+v", w.Holders, w.Others)
 	}
-	if tr := a.Volumes[0].Trouble; tr == nil || tr.Found != "its server is gone" || !tr.Since.Equal(noon) || !commands(tr.Help, "holdfast job stop --wait user") {
+	if tr := a.Volumes[0].Trouble; tr == nil || tr.Found != "its server is gone" || !tr.Since.Equal(noon) ||
+		!commands(tr.Help, "holdfast job stop --wait user") {
 		t.Errorf("trouble: %+v", tr)
 	}
 	v, err := c.Volume(ctx, disk)
-	if err != nil || len(v.Waiting) != 2 || v.Waiting[0].Help.What != w.Help.What || len(v.Holders) != 1 || v.Holders[0].Trouble == nil || v.Holders[0].Trouble.Found != "it hangs" {
+	if err != nil || len(v.Waiting) != 2 || v.Waiting[0].Help.What != w.Help.What || len(v.Holders) != 1 ||
+		v.Holders[0].Trouble == nil || v.Holders[0].Trouble.Found != "it hangs" {
 		t.Errorf("the volume: %+v, %v", v, err)
 	}
 	if err := c.StopJob(ctx, "user", true, false); err != nil {
@@ -131,7 +135,8 @@ func TestHelp(t *testing.T) {
 			Advice: "somebody is to do something"}
 	}
 	sick := &Plugin{ID: "p", Instances: []Instance{{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c",
-		Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "unhealthy"}}}
+		Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true,
+		Health: "unhealthy"}}}
 	mine := host.VolumeName{Namespace: "mine", ID: "disk"}
 	other := at(registry.StepStage, "")
 	other.Alloc = "other-alloc"

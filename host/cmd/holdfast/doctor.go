@@ -118,7 +118,8 @@ func (v inspect) ask(ctx context.Context, c control.Consultation) (found host.Di
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, inspectGrace
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	err = cmd.Run()
-	if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() == exitFailed { // something needs attention
+	// something needs attention
+	if exit, is := errors.AsType[*exec.ExitError](err); is && exit.ExitCode() == exitFailed {
 		err = nil
 	}
 	if err != nil {

@@ -127,7 +127,8 @@ func (v *variables) readFiles(paths []string, unread func(path string, err error
 func failOnUnread(_ string, err error) error { return err }
 
 func declares(text []byte, name string) bool {
-	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) + `"?\s*\{|"variable"\s*:`).Match(text)
+	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) +
+		`"?\s*\{|"variable"\s*:`).Match(text)
 }
 
 func parseOptions(f file, validate bool) host.ParseOptions {

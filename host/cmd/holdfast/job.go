@@ -77,7 +77,8 @@ func (v *variables) single(path string, volume bool) (control.Submission, error)
 	case err != nil:
 		return f.Source, err
 	case f.volume && !volume:
-		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create or holdfast volume register", path)
+		return f.Source, fmt.Errorf("%s: this is a volume file; use holdfast volume create or holdfast volume register",
+			path)
 	case volume && jobHead.Match(f.Text):
 		return f.Source, fmt.Errorf("%s: this is a job file; use holdfast job run", path)
 	}

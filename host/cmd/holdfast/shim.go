@@ -138,7 +138,8 @@ func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 func writeSwapped(to writer, s host.SwapReport) error {
 	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
 		"Generation", s.Generation,
-		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond), "Warnings", strings.Join(s.Warnings, "; "))
+		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond),
+		"Warnings", strings.Join(s.Warnings, "; "))
 }
 
 func stepsText(steps []host.SwapStepTime) string {

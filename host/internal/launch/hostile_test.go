@@ -46,7 +46,8 @@ func (c *countingLogger) Error(msg string, args ...any) { c.Log(hclog.Error, msg
 
 func FuzzStderr(f *testing.F) {
 	for _, seed := range []string{
-		`{"@message":5}`, `{"@message":"m","@level":5,"@timestamp":{}}`, `{"@message":"m","":null,"a\u001b":"\ud800","b":{"c":"\n"}}`,
+		`{"@message":5}`, `{"@message":"m","@level":5,"@timestamp":{}}`,
+		`{"@message":"m","":null,"a\u001b":"\ud800","b":{"c":"\n"}}`,
 		"panic: x\ngoroutine 1", "\xff\xfe\r\n", strings.Repeat("x", 3*maxLine), "{", `{"@message":"m"`, "\x1b[2J",
 	} {
 		f.Add([]byte(seed))
@@ -65,7 +66,8 @@ func FuzzStderr(f *testing.F) {
 }
 
 func FuzzHandshake(f *testing.F) {
-	for _, seed := range []string{"1|1|unix|/run/x/plugin1|grpc|" + strings.Repeat("A", 60), "||||", "1|1|tcp|:1|grpc", "1|-1|a|b", "\xff|"} {
+	for _, seed := range []string{"1|1|unix|/run/x/plugin1|grpc|" + strings.Repeat("A", 60), "||||", "1|1|tcp|:1|grpc",
+		"1|-1|a|b", "\xff|"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
@@ -136,7 +138,8 @@ func TestDirectoriesWithoutPermissions(t *testing.T) {
 				return err
 			}
 			deep := filepath.Join(d.path, "a", "b")
-			err = errors.Join(os.MkdirAll(filepath.Join(deep, "c"), 0o700), os.Chmod(deep, 0), os.Chmod(filepath.Dir(deep), 0o500), os.Chmod(d.path, 0))
+			err = errors.Join(os.MkdirAll(filepath.Join(deep, "c"), 0o700), os.Chmod(deep, 0),
+				os.Chmod(filepath.Dir(deep), 0o500), os.Chmod(d.path, 0))
 			return errors.Join(err, d.remove())
 		})
 	}()

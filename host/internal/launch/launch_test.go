@@ -103,7 +103,8 @@ func shortDir(t testing.TB) string {
 
 func options(t testing.TB, mode string) launch.Options {
 	return launch.Options{
-		Store: shared.store, Digest: shared.digest, RunDir: shortDir(t), Generation: 7, Env: []string{shimMode + "=" + mode},
+		Store: shared.store, Digest: shared.digest, RunDir: shortDir(t), Generation: 7,
+		Env:          []string{shimMode + "=" + mode},
 		StartTimeout: patience,
 	}
 }

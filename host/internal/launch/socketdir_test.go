@@ -144,7 +144,8 @@ func TestTrapT8OddThings(t *testing.T) {
 	precious = filepath.Join(shortDir(t), "precious")
 	writeFile(t, precious, "precious", 0o600)
 	_, err := startScript(t, patience, "cd $PLUGIN_UNIX_SOCKET_DIR", "ln -s "+filepath.Dir(precious)+" link",
-		"mkdir -p closed/below", "mkfifo closed/fifo", "chmod 0 closed .", "exit 3") // which looks whether anything is left
+		// which looks whether anything is left
+		"mkdir -p closed/below", "mkfifo closed/fifo", "chmod 0 closed .", "exit 3")
 	checkText(t, err, "exited with code 3")
 	checkFile(t, precious)
 }
@@ -161,7 +162,8 @@ func plant(t *testing.T, dir, precious string) {
 	closed := filepath.Join(dir, "closed")
 	tree, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	errs := []error{
-		err, socket.Close(), unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600), os.MkdirAll(filepath.Join(closed, "below"), 0o700),
+		err, socket.Close(), unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
+		os.MkdirAll(filepath.Join(closed, "below"), 0o700),
 		os.Symlink(
 			filepath.Dir(precious), filepath.Join(dir, "link"),
 		), os.Symlink(precious, filepath.Join(closed, "link")),

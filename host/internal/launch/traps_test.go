@@ -270,7 +270,8 @@ func TestTrapT6EndlessOutputOfAServingShim(t *testing.T) {
 	opts := options(t, "babbles")
 	opts.Logger = log
 	p := start(t, opts)
-	bounded := func() bool { return log.has("more bytes]") } // a busy machine writes too little for the rate to be exceeded
+	// a busy machine writes too little for the rate to be exceeded
+	bounded := func() bool { return log.has("more bytes]") }
 	for end := time.Now().Add(patience); !bounded(); time.Sleep(50 * time.Millisecond) {
 		if got, err := ask(t.Context(), p.Conn(), "echo hello"); err != nil || got != "hello" {
 			t.Fatalf("%q, %v", got, err)

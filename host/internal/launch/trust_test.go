@@ -282,11 +282,13 @@ func TestHandshakesThatAreRefused(t *testing.T) {
 		kind       error
 		text       []string
 	}{
-		{"core version", "2|1|" + at + "|grpc|", registry.ErrUnsupported, []string{"go-plugin's own protocol", "version 2"}},
+		{"core version", "2|1|" + at + "|grpc|", registry.ErrUnsupported,
+			[]string{"go-plugin's own protocol", "version 2"}},
 		{"net/rpc", "1|1|" + at + "|netrpc|", registry.ErrUnsupported, []string{`"netrpc"`, "gRPC only"}},
 		{"tcp", "1|1|tcp|127.0.0.1:1|grpc|", registry.ErrDenied, []string{"only a unix socket"}},
 		{"outside", "1|1|unix|/tmp/plugin1|grpc|", registry.ErrDenied, []string{"outside its own directory"}},
-		{"dots", "1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/../plugin1|grpc|", registry.ErrDenied, []string{"outside its own directory"}},
+		{"dots", "1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/../plugin1|grpc|", registry.ErrDenied,
+			[]string{"outside its own directory"}},
 		{"no socket", "1|1|" + at + "|grpc|", registry.ErrDenied, []string{"no such file"}},
 		{"version", "1|12|" + at + "|grpc|", registry.ErrUnsupported, []string{"offers 12", "speaks [1]"}},
 	} {

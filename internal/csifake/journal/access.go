@@ -55,7 +55,8 @@ func (c *checker) besideOthers(l Line, n *node) {
 		}
 		switch {
 		case e.usage != l.Usage:
-			c.report("R17", "volume %s is published with the capability %q while it is at %s with %q", l.Volume, l.Usage, path, e.usage)
+			c.report("R17", "volume %s is published with the capability %q while it is at %s with %q", l.Volume,
+				l.Usage, path, e.usage)
 		case !manyTargets(l.Usage):
 			c.report("R17", "volume %s (%s) is published while it is at %s", l.Volume, l.Usage, path)
 		}
@@ -65,8 +66,10 @@ func (c *checker) besideOthers(l Line, n *node) {
 // room is R28.
 func (c *checker) room(l Line, v *volume) {
 	most := c.plugin(l.Plugin).nodes[l.Node].most
-	if have := len(c.attachments[nodeKey{l.Plugin, l.Node}]); most > 0 && int64(have) >= most && v.node(l.Node).attach.state != up {
-		c.report("R28", "volume %s is attached to %s, which has %d volumes and takes no more than %d", l.Volume, l.Node, have, most)
+	if have := len(c.attachments[nodeKey{l.Plugin, l.Node}]); most > 0 && int64(have) >= most &&
+		v.node(l.Node).attach.state != up {
+		c.report("R28", "volume %s is attached to %s, which has %d volumes and takes no more than %d", l.Volume, l.Node,
+			have, most)
 	}
 }
 

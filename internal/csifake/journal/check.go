@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check holds a journal against the CSI automaton and says what broke it, in the order of the lines. It takes time in proportion to
-// their number.
+// Check holds a journal against the CSI automaton and says what broke it, in the order of the lines. It takes time in
+// proportion to their number.
 func Check(lines []Line, o Options) []Violation {
 	c := newChecker(o)
 	for i, l := range lines {
@@ -40,8 +40,8 @@ func Check(lines []Line, o Options) []Violation {
 	return c.found
 }
 
-// checker reads a journal from top to bottom, as the client's knowledge grows. Whatever a line needs is found by a key, never by a look
-// through all that came before.
+// checker reads a journal from top to bottom, as the client's knowledge grows. Whatever a line needs is found by a key,
+// never by a look through all that came before.
 type checker struct {
 	opts  Options
 	found []Violation
@@ -81,7 +81,8 @@ func newChecker(o Options) *checker {
 		open: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
 		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
 		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
-		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{}, pages: map[listKey]int{},
+		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{},
+		pages:  map[listKey]int{},
 		probes: map[string][]int64{}, attachments: map[nodeKey]volumeSet{}}
 }
 
@@ -134,8 +135,8 @@ func (c *checker) begin(l Line) {
 	c.takeOff(f)
 }
 
-// end applies an answer that the caller saw. An answer to a caller that had gone teaches nobody anything, nor does one that cannot be
-// read. A volume or snapshot that was made and has no id leaves its caller as wise as before.
+// end applies an answer that the caller saw. An answer to a caller that had gone teaches nobody anything, nor does one
+// that cannot be read. A volume or snapshot that was made and has no id leaves its caller as wise as before.
 func (c *checker) end(l Line) {
 	f := c.land(callID{l.Run, l.Call})
 	if f == nil || f.abandoned || l.Lost || l.nameless(f.RPC) {

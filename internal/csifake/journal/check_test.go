@@ -132,7 +132,8 @@ var illegal = []offence{
 		tell().knows().ok(create, with(stage, func(l *Line) { l.PublishContext = "" })), Options{}},
 	{"R2", "publish before stage", tell().knows().ok(create, attach, publish), Options{}},
 	{"R2", "attach after a deletion without a certain answer, which was then refused in a way that does not say whether the volume is there",
-		tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove, "PERMISSION_DENIED", nil).ok(attach), Options{}},
+		tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove, "PERMISSION_DENIED", nil).ok(attach),
+		Options{}},
 	{"R2", "publish after a refused stage",
 		tell().knows().ok(create, attach).call(stage, "NOT_FOUND", nil).ok(publish), Options{}},
 	{"R2", "publish after unstage", risen().ok(unpublish, unstage, publish), Options{}},
@@ -180,14 +181,19 @@ var illegal = []offence{
 	{"R10", "publish from another staging path",
 		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Staging = "/s/rw" })), Options{}},
 	{"R10", "two volumes at one staging path",
-		risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }), with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
+		risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
+			with(stage, func(l *Line) { l.Volume = "v2" })), Options{}},
 	{"R11", "two volumes at one target", risen().ok(with(attach, func(l *Line) { l.Volume = "v2" }),
 		with(stage, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" }),
 		with(publish, func(l *Line) { l.Volume, l.Staging = "v2", "/s/v2" })), Options{}},
 	{"R11", "no parent",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "absent", Target: "absent"} })), Options{}},
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) {
+			l.Look = &Look{Parent: "absent", Target: "absent"}
+		})), Options{}},
 	{"R11", "the target was made",
-		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Look = &Look{Parent: "dir", Target: "dir"} })), Options{}},
+		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) {
+			l.Look = &Look{Parent: "dir", Target: "dir"}
+		})), Options{}},
 	{"R11", "a relative target",
 		tell().knows().ok(create, attach, stage, with(publish, func(l *Line) { l.Target = "t/1" })), Options{}},
 	{"R11", "the staging path as target",
@@ -212,17 +218,22 @@ var illegal = []offence{
 	{"R15", "readonly that is not advertised",
 		tell().knows().ok(create, with(attach, func(l *Line) { l.ReadOnly = true })), Options{}},
 	{"R19", "a long path",
-		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.Staging = "/" + strings.Repeat("s", 128) })), Options{MaxPath: 128}},
+		tell().knows().ok(create, attach, with(stage, func(l *Line) {
+			l.Staging = "/" + strings.Repeat("s", 128)
+		})), Options{MaxPath: 128}},
 	{"R30", "node expansion that was not asked for",
 		tell().knows("EXPAND_VOLUME").ok(direct).
 			call(enlarge, "OK", &Answer{}).ok(grow), Options{}},
 	{"R30", "node expansion of a volume that is nowhere", tell().knows("EXPAND_VOLUME").
 		call(enlarge, "OK", &Answer{NodeExpand: true}).ok(grow), Options{}},
 	{"R30", "node expansion where it may be published", tell().knows("EXPAND_VOLUME").ok(direct).
-		call(enlarge, "OK", &Answer{NodeExpand: true}).call(with(direct, func(l *Line) { l.Target = "/t/2" }), "INTERNAL", nil).
+		call(enlarge, "OK", &Answer{NodeExpand: true}).call(with(direct, func(l *Line) {
+		l.Target = "/t/2"
+	}), "INTERNAL", nil).
 		ok(with(grow, func(l *Line) { l.Path = "/t/2" })), Options{}},
 	{"R30", "node expansion to more than the controller has made", tell().knows("EXPAND_VOLUME").ok(direct).
-		call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 2}).ok(with(grow, func(l *Line) { l.Bytes = 3 })), Options{}},
+		call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 2}).ok(with(grow,
+		func(l *Line) { l.Bytes = 3 })), Options{}},
 	{"R30", "node expansion again after it was refused", tell().knows("EXPAND_VOLUME").ok(direct).
 		call(enlarge, "OK", &Answer{NodeExpand: true}).call(grow, "FAILED_PRECONDITION", nil).ok(grow), Options{}},
 	{"RU", "publish after an uncertain stage",
@@ -273,25 +284,37 @@ func fall() []Line { return []Line{unpublish, unstage, detach, remove} }
 // TestLegal: journals that a good client writes have no violation.
 func TestLegal(t *testing.T) {
 	cases := map[string]*story{
-		"up and down":      risen().ok(fall()...),
-		"twice up":         risen().ok(fall()...).ok(create, attach, stage, publish).ok(fall()...),
-		"two targets":      risen().ok(second, unpublish, with(unpublish, func(l *Line) { l.Target = "/t/2" })).ok(fall()[1:]...),
-		"everything twice": risen().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach, remove, remove),
-		"the same again": tell().knows().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE", nil).ok(attach).
-			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS", nil).ok(publish).
+		"up and down": risen().ok(fall()...),
+		"twice up":    risen().ok(fall()...).ok(create, attach, stage, publish).ok(fall()...),
+		"two targets": risen().ok(second, unpublish, with(unpublish, func(l *Line) {
+			l.Target = "/t/2"
+		})).ok(fall()[1:]...),
+		"everything twice": risen().ok(attach, stage, publish, unpublish, unpublish, unstage, unstage, detach, detach,
+			remove, remove),
+		"the same again": tell().knows().call(create, "INTERNAL", nil).ok(create).call(attach, "UNAVAILABLE",
+			nil).ok(attach).
+			call(stage, "ABORTED", nil).call(stage, "DEADLINE_EXCEEDED", nil).ok(stage).call(publish, "DATA_LOSS",
+			nil).ok(publish).
 			call(unpublish, "UNKNOWN", nil).ok(unpublish).call(unstage, "CANCELLED", nil).ok(unstage).
 			call(detach, "RESOURCE_EXHAUSTED", nil).ok(detach).call(remove, "INTERNAL", nil).ok(remove),
-		"in use, and so there": tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove, "FAILED_PRECONDITION", nil).
+		"in use, and so there": tell().knows().ok(create).call(remove, "INTERNAL", nil).call(remove,
+			"FAILED_PRECONDITION", nil).
 			ok(attach, detach, remove),
-		"the negation": tell().knows().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage, "INTERNAL", nil).
-			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL", nil).ok(publish).ok(fall()...),
-		"refused and undone": tell().knows().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage, detach, remove),
+		"the negation": tell().knows().ok(create).call(attach, "ABORTED", nil).ok(detach, attach).call(stage,
+			"INTERNAL", nil).
+			ok(unstage, stage).call(publish, "INTERNAL", nil).ok(unpublish, publish).call(unpublish, "INTERNAL",
+			nil).ok(publish).ok(fall()...),
+		"refused and undone": tell().knows().ok(create, attach).call(stage, "FAILED_PRECONDITION", nil).ok(unstage,
+			detach, remove),
 		"refused, then with other fields": tell().knows().ok(create, attach).call(stage, "INVALID_ARGUMENT", nil).
 			ok(with(stage, func(l *Line) { l.Hash = "other" }), unstage, detach, remove),
-		"refused while it was up":  risen().call(publish, "ALREADY_EXISTS", nil).ok(fall()...),
-		"not there any more":       risen().call(unpublish, "NOT_FOUND", nil).call(unstage, "NOT_FOUND", nil).ok(detach, remove),
-		"the plugin was killed":    tell().knows().ok(create, attach).call(stage, "", nil).at("a", "a2").ok(stage, publish).ok(fall()...),
-		"another instance goes on": tell().knows().ok(create, attach).call(stage, "", nil).at("b", "b1").knows().ok(stage, publish).ok(fall()...),
+		"refused while it was up": risen().call(publish, "ALREADY_EXISTS", nil).ok(fall()...),
+		"not there any more": risen().call(unpublish, "NOT_FOUND", nil).call(unstage, "NOT_FOUND", nil).ok(detach,
+			remove),
+		"the plugin was killed": tell().knows().ok(create, attach).call(stage, "", nil).at("a", "a2").ok(stage,
+			publish).ok(fall()...),
+		"another instance goes on": tell().knows().ok(create, attach).call(stage, "", nil).at("b",
+			"b1").knows().ok(stage, publish).ok(fall()...),
 		"capabilities that vanished": risen().call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{}).
 			call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{}).ok(fall()...),
 		"the retry of an abandoned call": func() *story {
@@ -300,7 +323,8 @@ func TestLegal(t *testing.T) {
 			return s.abandoned(n).call(stage, "ABORTED", nil).end(n, "OK", nil).ok(stage, publish).ok(fall()...)
 		}(),
 		"no staging, no controller": tell().knows("GET_VOLUME_STATS").ok(direct, unpublish),
-		"reads at any time": tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES").
+		"reads at any time": tell().knows("CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME",
+			"LIST_VOLUMES").
 			ok(create, attach).call(stage, "ABORTED", nil).ok(Line{RPC: "ListVolumes"}, stage, publish).ok(fall()...),
 		"a reboot": func() *story {
 			s := risen()
@@ -336,7 +360,8 @@ func TestByNode(t *testing.T) {
 	s := risen()
 	n := s.begin(publish)
 	other := with(publish, func(l *Line) { l.Role, l.Node = "node", "n2" })
-	s.at("b", "b1").knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"}).ok(other).at("a", "a1").end(n, "OK", nil)
+	s.at("b", "b1").knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n2"}).ok(other).at("a", "a1").end(n,
+		"OK", nil)
 	for byNode, want := range map[bool]bool{true: false, false: true} {
 		found := Check(s.lines, Options{ByNode: byNode, Allow: []string{"R2", "R14"}})
 		if got := slices.ContainsFunc(found, func(v Violation) bool { return v.Rule == "R3" }); got != want {

@@ -1,8 +1,8 @@
 // Package journal is the record that a CSI plugin keeps of the calls it got, and the judge of that record.
 //
 // A journal is a file of JSON lines. Every line is one append, so that several plugins, in one process or in many, may
-// write the same file, and so that what was written is still there after a kill. A call is two lines, begin and end; one
-// that was cut by a kill has no end. Begin is written before the plugin does anything for the call, end before the
+// write the same file, and so that what was written is still there after a kill. A call is two lines, begin and end;
+// one that was cut by a kill has no end. Begin is written before the plugin does anything for the call, end before the
 // answer leaves the plugin. So when a client sends B after it has seen the answer of A, the end of A stands above the
 // begin of B: the order of the lines is an order that the client can be held to.
 //

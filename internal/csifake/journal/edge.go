@@ -57,15 +57,17 @@ func (e *edge) end(l Line, f *flight) {
 }
 
 // afterRefusal: a refused call upwards leaves what was certain as it was; anything else has to be undone, for part of
-// it may be there. What was not found, or is not implemented, is not there. A volume whose deletion was refused is there:
-// it may be used again. One that is in use is, whatever came of an earlier try.
+// it may be there. What was not found, or is not implemented, is not there. A volume whose deletion was refused is
+// there: it may be used again. One that is in use is, whatever came of an earlier try.
 func (f *flight) afterRefusal(code string) state {
 	switch {
-	case (f.RPC == "CreateVolume" || f.RPC == "CreateSnapshot") && f.before != up, code == "UNIMPLEMENTED" && f.before == down:
+	case (f.RPC == "CreateVolume" || f.RPC == "CreateSnapshot") && f.before != up, code == "UNIMPLEMENTED" &&
+		f.before == down:
 		return down
 	case code == "NOT_FOUND" && (f.RPC == "NodeUnstageVolume" || f.RPC == "NodeUnpublishVolume"):
 		return down
-	case f.up && f.before == up, f.deletes() && f.before == up && code != "NOT_FOUND", f.deletes() && code == "FAILED_PRECONDITION":
+	case f.up && f.before == up, f.deletes() && f.before == up && code != "NOT_FOUND", f.deletes() &&
+		code == "FAILED_PRECONDITION":
 		return up
 	}
 	return failed

@@ -28,7 +28,8 @@ var (
 
 // everything is what a plugin can announce.
 var everything = []string{"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "LIST_VOLUMES",
-	"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP", "CLONE_VOLUME"}
+	"CREATE_DELETE_SNAPSHOT", "EXPAND_VOLUME", "GET_VOLUME_STATS", "SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP",
+	"CLONE_VOLUME"}
 
 func (s *story) called(name string) *story {
 	return s.call(Line{RPC: "GetPluginInfo"}, "OK", &Answer{Name: name})
@@ -60,9 +61,11 @@ func room(most int64) *story {
 }
 
 func expanding(how ...string) *story {
-	return tell().call(Line{RPC: "GetPluginCapabilities"}, "OK", &Answer{Caps: []string{"CONTROLLER_SERVICE"}, Expansion: how}).
+	return tell().call(Line{RPC: "GetPluginCapabilities"}, "OK",
+		&Answer{Caps: []string{"CONTROLLER_SERVICE"}, Expansion: how}).
 		call(Line{RPC: "ControllerGetCapabilities"}, "OK", &Answer{Caps: everything}).
-		call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{Caps: everything}).call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{Node: "n1"})
+		call(Line{RPC: "NodeGetCapabilities"}, "OK", &Answer{Caps: everything}).call(Line{RPC: "NodeGetInfo"}, "OK",
+		&Answer{Node: "n1"})
 }
 
 func probes(n int, apart int64) *story {
@@ -86,7 +89,9 @@ var misfilled = []offence{
 		tell().knows().ok(with(create, func(l *Line) { l.Usages = []string{writer, several} })), Options{}},
 	{"R1", "a mount group that is not advertised",
 		tell().knows().ok(create, attach, with(stage, func(l *Line) { l.MountGroup = true })), Options{}},
-	{"R1", "a clone that is not advertised", tell().knows().ok(with(create, func(l *Line) { l.Source = "volume v0" })), Options{}},
+	{"R1", "a clone that is not advertised", tell().knows().ok(with(create, func(l *Line) {
+		l.Source = "volume v0"
+	})), Options{}},
 	{"R1", "a restored snapshot that is not advertised",
 		tell().knows().ok(with(create, func(l *Line) { l.Source = "snapshot s0" })), Options{}},
 	{"R2", "an ephemeral volume is staged",
@@ -94,7 +99,8 @@ var misfilled = []offence{
 	{"R2", "an ephemeral volume that was created",
 		tell().knows().ok(create, with(inline, func(l *Line) { l.Volume = "v1" })), Options{}},
 	{"R2", "a snapshot of a deleted volume", tell().knows(everything...).ok(create, remove, snap), Options{}},
-	{"R2", "a volume of a deleted snapshot", tell().knows(everything...).ok(create).call(snap, "OK", &Answer{Snapshot: "s1"}).
+	{"R2", "a volume of a deleted snapshot", tell().knows(everything...).ok(create).call(snap, "OK",
+		&Answer{Snapshot: "s1"}).
 		ok(unsnap, with(create, func(l *Line) { l.Name, l.Source = "two", "snapshot s1" })), Options{}},
 	{"R6", "another request after an answer without an id", tell().knows().call(create, "OK", &Answer{}).
 		call(with(create, func(l *Line) { l.Hash = "other" }), "OK", &Answer{Volume: "v1"}), Options{}},
@@ -105,36 +111,52 @@ var misfilled = []offence{
 		return s.ok(with(attach, func(l *Line) { l.Hash = "other" }))
 	}(), Options{}},
 	{"R8", "an ephemeral volume in the end", tell().knows().ok(inline), Options{Settled: true}},
-	{"R12", "an ephemeral volume with a staging path", tell().knows().ok(with(inline, func(l *Line) { l.Staging = "/s/e" })), Options{}},
+	{"R12", "an ephemeral volume with a staging path", tell().knows().ok(with(inline, func(l *Line) {
+		l.Staging = "/s/e"
+	})), Options{}},
 	{"R12", "stats without the staging path", tell().knows(everything...).ok(create, attach, stage, publish).
 		ok(with(stats, func(l *Line) { l.Staging = "" })), Options{}},
-	{"R12", "stats where the volume is not", tell().knows(everything...).ok(create, attach, stage, publish, unpublish, stats), Options{}},
+	{"R12", "stats where the volume is not", tell().knows(everything...).ok(create, attach, stage, publish, unpublish,
+		stats), Options{}},
 	{"R14", "a node without an id gets a volume",
 		tell().knows().call(Line{RPC: "NodeGetInfo"}, "OK", &Answer{}).ok(create, stage), Options{}},
-	{"R16", "a capability that was not confirmed", tell().knows().ok(create).validated(writer, writer).ok(using(writer, attach)), Options{}},
+	{"R16", "a capability that was not confirmed",
+		tell().knows().ok(create).validated(writer, writer).ok(using(writer, attach)), Options{}},
 	{"R17", "a single-node volume on two nodes",
 		tell().knows().ok(create, using(writer, attach)).elsewhere().ok(on2(using(writer, attach))), Options{}},
 	{"R17", "a second publication with another capability",
-		tell().knows().ok(create, attach, stage, using(shared, publish), at2(using("block MULTI_NODE_MULTI_WRITER", publish))), Options{}},
+		tell().knows().ok(create, attach, stage, using(shared, publish),
+			at2(using("block MULTI_NODE_MULTI_WRITER", publish))), Options{}},
 	{"R17", "a single-node volume at two targets",
 		tell().knows().ok(create, attach, stage, using(writer, publish), at2(using(writer, publish))), Options{}},
 	{"R17", "a single writer at two targets",
-		tell().knows(everything...).ok(create, attach, stage, using(sole, publish), at2(using(sole, publish))), Options{}},
-	{"R18", "a name of 129 bytes", tell().knows().ok(with(create, func(l *Line) { l.Over = []string{"name: 129 bytes"} })), Options{}},
+		tell().knows(everything...).ok(create, attach, stage, using(sole, publish), at2(using(sole, publish))),
+		Options{}},
+	{"R18", "a name of 129 bytes", tell().knows().ok(with(create, func(l *Line) {
+		l.Over = []string{"name: 129 bytes"}
+	})), Options{}},
 	{"R18", "an undo with more in it than the id",
 		tell().knows().ok(with(detach, func(l *Line) { l.Over = []string{"node_id: 257 bytes"} })), Options{}},
-	{"R20", "a plugin with a name of 64 bytes", tell().knows().called(string(slices.Repeat([]byte("n"), 64))).ok(create), Options{}},
+	{"R20", "a plugin with a name of 64 bytes", tell().knows().called(string(slices.Repeat([]byte("n"),
+		64))).ok(create), Options{}},
 	{"R20", "a plugin with a name that is none", tell().knows().called("no name").ok(create), Options{}},
 	{"R20", "a plugin without a name", tell().knows().called("").ok(create), Options{}},
-	{"R21", "a name with a control character", tell().knows().ok(with(create, func(l *Line) { l.Name = "a\x7fb" })), Options{}},
-	{"R23", "a key with a slash", tell().knows().ok(with(create, func(l *Line) { l.SecretKeys = []string{"a/b"} })), Options{}},
+	{"R21", "a name with a control character", tell().knows().ok(with(create, func(l *Line) {
+		l.Name = "a\x7fb"
+	})), Options{}},
+	{"R23", "a key with a slash", tell().knows().ok(with(create, func(l *Line) {
+		l.SecretKeys = []string{"a/b"}
+	})), Options{}},
 	{"R25", "a detach without secrets",
 		tell().knows().ok(create, with(attach, func(l *Line) { l.SecretKeys = []string{"k"} }), detach), Options{}},
-	{"R26", "topology that is not advertised", tell().knows().ok(with(create, func(l *Line) { l.Topology = true })), Options{}},
+	{"R26", "topology that is not advertised", tell().knows().ok(with(create, func(l *Line) {
+		l.Topology = true
+	})), Options{}},
 	{"R26", "a node that is elsewhere", zoned("z2").ok(attach), Options{}},
 	{"R27", "a probe every second", probes(7, aSecond), Options{ProbesPerMinute: 6}},
 	{"R28", "one volume too many", room(1), Options{}},
-	{"R29", "a token out of nowhere", tell().knows(everything...).ok(with(list, func(l *Line) { l.Token = "t" })), Options{}},
+	{"R29", "a token out of nowhere", tell().knows(everything...).ok(with(list, func(l *Line) { l.Token = "t" })),
+		Options{}},
 	{"R29", "a list without end", tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
 		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}).
 		call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{Next: "t"}), Options{MaxPages: 2}},
@@ -181,17 +203,22 @@ func TestLegalFields(t *testing.T) {
 		"few probes":            {probes(100, 11*aSecond), Options{ProbesPerMinute: 6}},
 		"many probes unlimited": {probes(100, 1), Options{}},
 		"as many as there is room for": {room(2).ok(with(detach, func(l *Line) { l.Volume = "v2" }),
-			with(attach, func(l *Line) { l.Volume = "v3" }), with(detach, func(l *Line) { l.Volume = "v3" }), detach, remove), Options{}},
+			with(attach, func(l *Line) { l.Volume = "v3" }), with(detach,
+				func(l *Line) { l.Volume = "v3" }), detach, remove), Options{}},
 		"pages": {tell().knows(everything...).call(list, "OK", &Answer{Next: "t"}).
-			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK", &Answer{}), Options{MaxPages: 2}},
+			call(with(list, func(l *Line) { l.Token = "t" }), "OK", &Answer{}).call(list, "OK",
+			&Answer{}), Options{MaxPages: 2}},
 		"offline expansion": {expanding("OFFLINE").ok(create, attach, detach, enlarge, remove), Options{}},
 		"online expansion":  {expanding("OFFLINE", "ONLINE").ok(create, attach, enlarge, detach, remove), Options{}},
-		"expansion on the node": {tell().knows("EXPAND_VOLUME").ok(direct).call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 3}).
+		"expansion on the node": {tell().knows("EXPAND_VOLUME").ok(direct).call(enlarge, "OK",
+			&Answer{NodeExpand: true, Bytes: 3}).
 			call(with(grow, func(l *Line) { l.Bytes = 3 }), "FAILED_PRECONDITION", nil).ok(unpublish, direct).
 			call(with(grow, func(l *Line) { l.Bytes = 3 }), "INTERNAL", nil).ok(unpublish, direct).
-			call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 4}).ok(with(grow, func(l *Line) { l.Bytes = 4 }), unpublish), Options{}},
+			call(enlarge, "OK", &Answer{NodeExpand: true, Bytes: 4}).ok(with(grow, func(l *Line) { l.Bytes = 4 }),
+			unpublish), Options{}},
 		"a socket": {started("unix:///run/csi.sock"), Options{}},
-		"a snapshot": {tell().knows(everything...).ok(create).call(snap, "INTERNAL", nil).call(snap, "OK", &Answer{Snapshot: "s1"}).
+		"a snapshot": {tell().knows(everything...).ok(create).call(snap, "INTERNAL", nil).call(snap, "OK",
+			&Answer{Snapshot: "s1"}).
 			call(unsnap, "ABORTED", nil).ok(unsnap, remove), Options{}},
 	}
 	for name, c := range cases {

@@ -143,7 +143,8 @@ func (c *checker) knowsDetails(l Line, k *learnt) {
 		service = "controller"
 	}
 	for _, usage := range append([]string{l.Usage}, l.Usages...) {
-		if strings.HasSuffix(usage, " SINGLE_NODE_SINGLE_WRITER") || strings.HasSuffix(usage, " SINGLE_NODE_MULTI_WRITER") {
+		if strings.HasSuffix(usage, " SINGLE_NODE_SINGLE_WRITER") ||
+			strings.HasSuffix(usage, " SINGLE_NODE_MULTI_WRITER") {
 			lacks(service, "SINGLE_NODE_MULTI_WRITER", "the access mode in "+usage)
 		}
 	}

@@ -13,7 +13,8 @@ const (
 	Stop      Kind = "stop"      // the plugin ended; a killed process writes no such line
 	Reboot    Kind = "reboot"    // written by a test: all mounts of Node are gone, nothing is staged or published there
 	Forgot    Kind = "forgot"    // the plugin has lost its records; what it has mounted stays mounted
-	Late      Kind = "late"      // what a call asked for that was answered long ago has come to be now, or has failed: see Effect
+	// what a call asked for that was answered long ago has come to be now, or has failed: see Effect
+	Late Kind = "late"
 )
 
 // Line is one line of a journal. Fields that say nothing are left out.
@@ -45,17 +46,20 @@ type Line struct {
 	VolumeContext  string   `json:"volume_context,omitempty"`  // hash; empty for an empty map
 	SecretKeys     []string `json:"secret_keys,omitempty"`     // never a value
 	Usages         []string `json:"usages,omitempty"`          // of a request with several volume capabilities
-	Source         string   `json:"source,omitempty"`          // what a new volume is to be filled from: "snapshot <id>", "volume <id>"
-	Token          string   `json:"token,omitempty"`           // starting_token
-	Ephemeral      bool     `json:"ephemeral,omitempty"`       // volume_context asks for an ephemeral inline volume
-	MountGroup     bool     `json:"mount_group,omitempty"`     // volume_mount_group is set
-	Topology       bool     `json:"topology,omitempty"`        // accessibility_requirements or accessible_topology is set
-	Over           []string `json:"over,omitempty"`            // fields that are longer than CSI allows: "name: 129 bytes"
-	Look           *Look    `json:"look,omitempty"`
-	Flight         int      `json:"flight,omitempty"` // calls running in this plugin as this one began, itself included
-	Beside         []uint64 `json:"beside,omitempty"` // calls for the same volume that ran as this one arrived
-	Peer           int      `json:"peer,omitempty"`   // process id of the caller
-	Conn           uint64   `json:"conn,omitempty"`   // number of the connection within the run
+	// what a new volume is to be filled from: "snapshot <id>", "volume <id>"
+	Source     string `json:"source,omitempty"`
+	Token      string `json:"token,omitempty"`       // starting_token
+	Ephemeral  bool   `json:"ephemeral,omitempty"`   // volume_context asks for an ephemeral inline volume
+	MountGroup bool   `json:"mount_group,omitempty"` // volume_mount_group is set
+	// accessibility_requirements or accessible_topology is set
+	Topology bool `json:"topology,omitempty"`
+	// fields that are longer than CSI allows: "name: 129 bytes"
+	Over   []string `json:"over,omitempty"`
+	Look   *Look    `json:"look,omitempty"`
+	Flight int      `json:"flight,omitempty"` // calls running in this plugin as this one began, itself included
+	Beside []uint64 `json:"beside,omitempty"` // calls for the same volume that ran as this one arrived
+	Peer   int      `json:"peer,omitempty"`   // process id of the caller
+	Conn   uint64   `json:"conn,omitempty"`   // number of the connection within the run
 
 	Code   string  `json:"code,omitempty"`     // name of the gRPC code as the CSI spec writes it
 	Effect bool    `json:"effect,omitempty"`   // what the call asks for is the case now, whatever the code says

@@ -2,8 +2,9 @@ package journal
 
 import "sync"
 
-// Memory is a journal without a file, for very many calls and for tests within a synctest bubble: its clock is time.Now, and writing
-// to it is no system call. Its zero value is empty. Plugins that write to one Memory write one journal.
+// Memory is a journal without a file, for very many calls and for tests within a synctest bubble: its clock is
+// time.Now, and writing to it is no system call. Its zero value is empty. Plugins that write to one Memory write one
+// journal.
 type Memory struct {
 	mu    sync.Mutex
 	lines []Line

@@ -61,8 +61,9 @@ func (c *climber) try(l Line) bool {
 }
 
 func (c *climber) round() {
-	undo := map[string]Line{"ControllerPublishVolume": detach, "NodeStageVolume": unstage, "NodePublishVolume": unpublish,
-		"CreateVolume": remove}
+	undo := map[string]Line{"ControllerPublishVolume": detach, "NodeStageVolume": unstage,
+		"NodePublishVolume": unpublish,
+		"CreateVolume":      remove}
 	var sent []Line
 	for _, l := range []Line{create, attach, stage, publish} {
 		sent = append(sent, undo[l.RPC])

@@ -59,7 +59,8 @@ func (c *checker) source(l Line) {
 	}
 }
 
-// ephemeral tells whether the call is for an ephemeral volume: nobody has made it, and all that happens to it is publish and unpublish.
+// ephemeral tells whether the call is for an ephemeral volume: nobody has made it, and all that happens to it is
+// publish and unpublish.
 func (c *checker) ephemeral(l Line, v *volume) bool {
 	switch l.RPC {
 	case "NodePublishVolume":
@@ -135,7 +136,8 @@ func (c *checker) expandable(l Line, v *volume) {
 	case c.plugin(l.Plugin).expands && l.Bytes > v.bytes:
 		c.report("R30", "NodeExpandVolume for volume %s to %d bytes; ControllerExpandVolume has answered that it has %d", l.Volume, l.Bytes, v.bytes)
 	case v.node(c.nodeOf(l)).refused:
-		c.report("R30", "NodeExpandVolume for volume %s again, though it cannot be as long as it is mounted as it is", l.Volume)
+		c.report("R30", "NodeExpandVolume for volume %s again, though it cannot be as long as it is mounted as it is",
+			l.Volume)
 	case k.node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != up:
 		c.report("R30", "NodeExpandVolume for volume %s, which is not staged", l.Volume)
 	case !k.node.ever["STAGE_UNSTAGE_VOLUME"] && !v.node(c.nodeOf(l)).isPublished():

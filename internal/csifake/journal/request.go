@@ -81,7 +81,8 @@ func (c *checker) oneStagingPath(l Line, n *node) {
 		n.staging = l.Staging
 	}
 	if n.staging != l.Staging {
-		c.report("R10", "%s has volume %s at the staging path %s, before it was %s", l.RPC, l.Volume, l.Staging, n.staging)
+		c.report("R10", "%s has volume %s at the staging path %s, before it was %s", l.RPC, l.Volume, l.Staging,
+			n.staging)
 	}
 	place := placeKey{l.Plugin, c.nodeOf(l), l.Staging}
 	if owner, taken := c.stagings[place]; taken && owner != l.Volume {
@@ -175,7 +176,8 @@ func (c *checker) sameSecrets(l Line, v *volume) {
 		return
 	}
 	if now := strings.Join(l.SecretKeys, " "); now != n.attach.secrets {
-		c.report("R25", "ControllerUnpublishVolume of %s has the secrets %q, ControllerPublishVolume had %q", l.Volume, now, n.attach.secrets)
+		c.report("R25", "ControllerUnpublishVolume of %s has the secrets %q, ControllerPublishVolume had %q", l.Volume,
+			now, n.attach.secrets)
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 // topology is R26.
 func (c *checker) topology(l Line) {
 	if k := c.of(l); l.Topology && k.service.known && !k.service.now["VOLUME_ACCESSIBILITY_CONSTRAINTS"] {
-		c.report("R26", "%s with topology, but %s does not advertise VOLUME_ACCESSIBILITY_CONSTRAINTS", l.RPC, l.Instance)
+		c.report("R26", "%s with topology, but %s does not advertise VOLUME_ACCESSIBILITY_CONSTRAINTS", l.RPC,
+			l.Instance)
 	}
 	id := l.Node
 	switch l.RPC {
@@ -20,7 +21,8 @@ func (c *checker) topology(l Line) {
 	}
 	v := c.volume(l.Plugin, l.Volume)
 	if at, told := c.plugin(l.Plugin).nodes[id]; told && !reaches(v.segments, at.segments) {
-		c.report("R26", "%s of %s on %s, which is at %v, but the volume is at %v", l.RPC, l.Volume, id, at.segments, v.segments)
+		c.report("R26", "%s of %s on %s, which is at %v, but the volume is at %v", l.RPC, l.Volume, id, at.segments,
+			v.segments)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Command overlay prints the go build overlay of the next release. With -update it records instead that the copies below
-// e2e/testdata/next follow the files that they replace.
+// Command overlay prints the go build overlay of the next release. With -update it records instead that the copies
+// below e2e/testdata/next follow the files that they replace.
 package main
 
 import (

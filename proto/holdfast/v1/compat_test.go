@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden file")
 
-// The API as it stands, one line for each field, enum value and method. A line that goes away or changes is a break: fields are never
-// removed or renumbered.
+// The API as it stands, one line for each field, enum value and method. A line that goes away or changes is a break:
+// fields are never removed or renumbered.
 func TestNothingIsRemovedOrRenumbered(t *testing.T) {
 	const golden = "testdata/api.golden"
 	now := describe()
@@ -55,7 +55,8 @@ func TestEnumZeroIsUnspecified(t *testing.T) {
 	})
 }
 
-// Every request of a service begins with a Call, every reply with an Answer: operation ids and indexes are everywhere from the first day.
+// Every request of a service begins with a Call, every reply with an Answer: operation ids and indexes are everywhere
+// from the first day.
 func TestEveryRequestIsACall(t *testing.T) {
 	each(func(f protoreflect.FileDescriptor) {
 		for i := range f.Services().Len() {
@@ -65,10 +66,12 @@ func TestEveryRequestIsACall(t *testing.T) {
 			}
 			for j := range s.Methods().Len() {
 				m := s.Methods().Get(j)
-				if first := m.Input().Fields().ByNumber(1); first == nil || first.Message() == nil || first.Message().Name() != "Call" {
+				if first := m.Input().Fields().ByNumber(1); first == nil || first.Message() == nil ||
+					first.Message().Name() != "Call" {
 					t.Errorf("%s: field 1 of its request is not a Call", m.FullName())
 				}
-				if first := m.Output().Fields().ByNumber(1); first == nil || first.Message() == nil || first.Message().Name() != "Answer" {
+				if first := m.Output().Fields().ByNumber(1); first == nil || first.Message() == nil ||
+					first.Message().Name() != "Answer" {
 					t.Errorf("%s: field 1 of its reply is not an Answer", m.FullName())
 				}
 			}
@@ -101,7 +104,8 @@ func describe() (lines []string) {
 		for i := range f.Services().Len() {
 			for j := range f.Services().Get(i).Methods().Len() {
 				m := f.Services().Get(i).Methods().Get(j)
-				lines = append(lines, fmt.Sprintf("%s(%s stream=%t) %s stream=%t", m.FullName(), m.Input().Name(), m.IsStreamingClient(),
+				lines = append(lines, fmt.Sprintf("%s(%s stream=%t) %s stream=%t", m.FullName(), m.Input().Name(),
+					m.IsStreamingClient(),
 					m.Output().Name(), m.IsStreamingServer()))
 			}
 		}

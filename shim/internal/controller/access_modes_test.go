@@ -16,8 +16,8 @@ func using(m registry.AccessMode, a registry.AttachmentMode, readOnly bool, node
 	return registry.Claim{Node: node, Usage: registry.Usage{Access: m, Attachment: a, ReadOnly: readOnly}}
 }
 
-// The whole matrix for two users of one mode, written by hand: which of (writer, writer), (writer, reader), (reader, reader) may be
-// together on one node and on two.
+// The whole matrix for two users of one mode, written by hand: which of (writer, writer), (writer, reader), (reader,
+// reader) may be together on one node and on two.
 func TestMatrix(t *testing.T) {
 	want := map[registry.AccessMode]string{ //   one node: WW WR RR, two nodes: WW WR RR
 		registry.SingleNodeWriter:       "no no no  no no no",
@@ -32,7 +32,8 @@ func TestMatrix(t *testing.T) {
 		var got []string
 		for _, node := range []registry.NodeName{"n1", "n2"} {
 			for _, readers := range [][2]bool{{false, false}, {false, true}, {true, true}} {
-				a, b := using(mode, registry.FileSystem, readers[0], "n1"), using(mode, registry.FileSystem, readers[1], node)
+				a, b := using(mode, registry.FileSystem, readers[0], "n1"), using(mode, registry.FileSystem, readers[1],
+					node)
 				switch {
 				case controller.Check(a.Usage) != nil || controller.Check(b.Usage) != nil:
 					got = append(got, "-")
@@ -54,10 +55,11 @@ func anyClaim() *rapid.Generator[registry.Claim] {
 		return registry.Claim{
 			Node: rapid.SampledFrom([]registry.NodeName{"n1", "n2"}).Draw(t, "node"),
 			Usage: registry.Usage{
-				Access:     rapid.SampledFrom(registry.AccessModes).Draw(t, "mode"),
-				Attachment: rapid.SampledFrom([]registry.AttachmentMode{registry.FileSystem, registry.BlockDevice}).Draw(t, "attachment"),
-				ReadOnly:   rapid.Bool().Draw(t, "read-only"),
-				FSType:     rapid.SampledFrom([]string{"", "ext4"}).Draw(t, "fs type"),
+				Access: rapid.SampledFrom(registry.AccessModes).Draw(t, "mode"),
+				Attachment: rapid.SampledFrom([]registry.AttachmentMode{registry.FileSystem,
+					registry.BlockDevice}).Draw(t, "attachment"),
+				ReadOnly: rapid.Bool().Draw(t, "read-only"),
+				FSType:   rapid.SampledFrom([]string{"", "ext4"}).Draw(t, "fs type"),
 			},
 		}
 	})
@@ -93,11 +95,13 @@ func TestReaderModesNeedReadOnly(t *testing.T) {
 		if refused := errors.Is(err, registry.ErrInvalid); refused != mode.ReaderOnly() {
 			t.Errorf("%s for writing: %v", mode, err)
 		}
-		if err := controller.Check(registry.Usage{Access: mode, Attachment: registry.BlockDevice, ReadOnly: true}); err != nil {
+		if err := controller.Check(registry.Usage{Access: mode, Attachment: registry.BlockDevice,
+			ReadOnly: true}); err != nil {
 			t.Errorf("%s for reading: %v", mode, err)
 		}
 	}
-	for _, u := range []registry.Usage{{Access: "any", Attachment: registry.FileSystem}, {Access: registry.SingleNodeWriter}} {
+	for _, u := range []registry.Usage{{Access: "any", Attachment: registry.FileSystem},
+		{Access: registry.SingleNodeWriter}} {
 		if err := controller.Check(u); !errors.Is(err, registry.ErrInvalid) {
 			t.Errorf("%s: %v", u, err)
 		}

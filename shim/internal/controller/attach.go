@@ -98,7 +98,8 @@ func (m *Controller) attach(
 				return err
 			}
 			if err := checkMap("publish context", answer); err != nil {
-				return broken(open.RPC, inst.InstanceKey, registry.ErrInternal, "the plugin's answer cannot be used: %v", err)
+				return broken(open.RPC, inst.InstanceKey, registry.ErrInternal,
+					"the plugin's answer cannot be used: %v", err)
 			}
 			return nil
 		},
@@ -167,7 +168,8 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 	}
 	request := csi.DetachRequest{
 		VolumeID: at.Volume.External, Node: at.NodeID, Secrets: secrets,
-		Private: csi.Private{MountFlags: at.Usage.MountFlags, Contexts: []map[string]string{v.Context, at.PublishContext}},
+		Private: csi.Private{MountFlags: at.Usage.MountFlags,
+			Contexts: []map[string]string{v.Context, at.PublishContext}},
 	}
 	if _, err := m.Await(ctx, by, registry.RoleController, at.Volume.Plugin); err != nil {
 		return err
@@ -201,7 +203,9 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 
 // AwaitAttach returns once the plugin can be asked to attach the volume, or does not need to be. It calls waits before
 // it waits. It needs no lock.
-func (m *Controller) AwaitAttach(ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string)) error {
+func (m *Controller) AwaitAttach(
+	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
+) error {
 	at, err := m.attachment(ctx, v.VolumeKey(), to.Node)
 	if err != nil || !wanted(v, at, to.Used) || at.State == registry.MarkDone || m.there(v.Plugin) {
 		return err
@@ -250,8 +254,8 @@ func attaches(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
-// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain end,
-// by the same call again. nil says that it has one, whether it failed or not. It needs the volume's lock.
+// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain
+// end, by the same call again. nil says that it has one, whether it failed or not. It needs the volume's lock.
 func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var at registry.Attachment
 	var v registry.Volume

@@ -21,7 +21,8 @@ func TestAttachAndDetach(t *testing.T) {
 	}
 	d.expect("ControllerPublishVolume vol-data i-1")
 	p := d.attachment()
-	if p.State != registry.MarkDone || p.NodeID != "i-1" || !maps.Equal(p.PublishContext, d.publish) || p.Usage != usage() {
+	if p.State != registry.MarkDone || p.NodeID != "i-1" || !maps.Equal(p.PublishContext, d.publish) ||
+		p.Usage != usage() {
 		t.Errorf("%+v", p)
 	}
 	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
@@ -38,7 +39,8 @@ func TestAttachAndDetach(t *testing.T) {
 	if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventAttached, registry.EventDetached}) {
 		t.Errorf("events %v", kinds)
 	}
-	if want := []string{"ControllerPublishVolume " + canary, "ControllerUnpublishVolume " + canary}; !slices.Equal(d.plugin.secrets, want) {
+	if want := []string{"ControllerPublishVolume " + canary, "ControllerUnpublishVolume " +
+		canary}; !slices.Equal(d.plugin.secrets, want) {
 		t.Errorf("secrets were sent with %q", d.plugin.secrets)
 	}
 }
@@ -46,7 +48,8 @@ func TestAttachAndDetach(t *testing.T) {
 func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
-	for what, plugins := range map[string]table{"a controller that does not": of(registry.CreateDelete), "no controller": {registry.RoleNode: node}} {
+	for what, plugins := range map[string]table{"a controller that does not": of(registry.CreateDelete),
+		"no controller": {registry.RoleNode: node}} {
 		v := ready()
 		v.Created = false
 		d := open(t, plugins, v, claimed())
@@ -71,20 +74,24 @@ func TestAttachReadOnly(t *testing.T) {
 	}{
 		{"a reader's mode", reading, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, true},
 		{"not announced", reading, []registry.Capability{registry.AttachDetach}, false},
-		{"a reader among writers", writing, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly}, false},
+		{"a reader among writers", writing, []registry.Capability{registry.AttachDetach, registry.AttachReadOnly},
+			false},
 	} {
 		d := open(t, of(c.caps...), ready(), claimed())
-		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil || d.last.attach.Usage.ReadOnly != c.want {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil ||
+			d.last.attach.Usage.ReadOnly != c.want {
 			t.Errorf("%s: %+v, %v", c.name, d.last.attach.Usage, err)
 		}
-		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil || len(d.journal) != 1 {
+		if err := d.Controller.Attach(t.Context(), by, ready(), c.usage, here("i-1")); err != nil ||
+			len(d.journal) != 1 {
 			t.Errorf("%s, again: %v, %v", c.name, d.journal, err)
 		}
 	}
 }
 
 func TestAttachRefuses(t *testing.T) {
-	there := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-9", State: registry.MarkDone, Usage: usage()}
+	there := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-9", State: registry.MarkDone,
+		Usage: usage()}
 	other := there
 	other.NodeID, other.Usage.FSType = "i-1", "xfs"
 	for _, c := range []struct {
@@ -112,7 +119,8 @@ func TestAttachRefuses(t *testing.T) {
 
 // Whatever became of an attach, its undo goes to the node that was recorded before it was sent.
 func TestWhateverWasSentIsDetached(t *testing.T) {
-	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true), uncertain("ALREADY_EXISTS", false)} {
+	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true),
+		uncertain("ALREADY_EXISTS", false)} {
 		d := open(t, of(registry.AttachDetach), ready(), claimed())
 		d.faults = []fault{f}
 		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err == nil {
@@ -134,7 +142,8 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 func TestLargePublishContextIsRefused(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"k": strings.Repeat("x", maxMap)}
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err, registry.ErrInternal) {
+	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err,
+		registry.ErrInternal) {
 		t.Errorf("%v", err)
 	}
 	if p := d.attachment(); p.State != registry.MarkSent || p.PublishContext != nil {

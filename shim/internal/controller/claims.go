@@ -19,9 +19,9 @@ type Claims struct {
 // NewClaims returns the claims in log. now tells the wall time, for people.
 func NewClaims(log registry.State, now func() time.Time) *Claims { return &Claims{log, now} }
 
-// Claim grants the claim and returns it as it was stored: its usage is complete, with what the volume says where the request was
-// silent. Claiming the same again returns the claim that is there. ErrConflict names those who hold the volume, or says that the
-// volume is on its way in or out.
+// Claim grants the claim and returns it as it was stored: its usage is complete, with what the volume says where the
+// request was silent. Claiming the same again returns the claim that is there. ErrConflict names those who hold the
+// volume, or says that the volume is on its way in or out.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
 	if err := completeClaim(c); err != nil {
 		return registry.Claim{}, err
@@ -51,7 +51,8 @@ func completeClaim(c registry.Claim) error {
 func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
 	volume, found := view.VolumeByKey(c.Volume)
 	if !found {
-		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound, "volume %s not found; create or register it first",
+		return c, registry.Change{}, registry.Errorf(registry.ErrNotFound,
+			"volume %s not found; create or register it first",
 			c.Volume)
 	}
 	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
@@ -68,7 +69,8 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 		return c, registry.Change{}, err
 	}
 	c.Since = l.now()
-	return c, registry.Change{Put: []registry.Record{c}, Events: []registry.Event{l.event(registry.EventClaimed, c)}}, nil
+	return c, registry.Change{Put: []registry.Record{c}, Events: []registry.Event{l.event(registry.EventClaimed, c)}},
+		nil
 }
 
 // overlay is the usage with the volume's mount options where it has none of its own.
@@ -130,8 +132,8 @@ func admits(claims []registry.Claim, c registry.Claim) error {
 		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
-// Unclaim gives the claim up, and says whether there was one. last: the node has taken the volume down for the claim, and
-// as a whole if this is its last claim. Without last, another claim of the node has to remain, which then keeps the
+// Unclaim gives the claim up, and says whether there was one. last: the node has taken the volume down for the claim,
+// and as a whole if this is its last claim. Without last, another claim of the node has to remain, which then keeps the
 // volume up. ErrConflict: something that the claim stands for is not taken down.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
@@ -165,7 +167,8 @@ func down(view registry.View, claims []registry.Claim, c registry.Claim, last bo
 		}
 	}
 	if !last {
-		return registry.Errorf(registry.ErrConflict, "alloc %s is the last user of volume %s on node %s", c.Alloc, c.Name, c.Node)
+		return registry.Errorf(registry.ErrConflict, "alloc %s is the last user of volume %s on node %s", c.Alloc,
+			c.Name, c.Node)
 	}
 	if at, attached := view.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node}); attached {
 		return registry.Errorf(registry.ErrConflict,
@@ -177,7 +180,8 @@ func down(view registry.View, claims []registry.Claim, c registry.Claim, last bo
 
 func (l *Claims) event(kind registry.EventKind, c registry.Claim) registry.Event {
 	return registry.Event{
-		Kind: kind, Plugin: c.Volume.Plugin, Alloc: c.Alloc, Volume: c.Name, External: c.Volume.External, Request: c.Request,
-		Detail: fmt.Sprintf("%s on node %s", c.Usage, c.Node), At: l.now(),
+		Kind: kind, Plugin: c.Volume.Plugin, Alloc: c.Alloc, Volume: c.Name, External: c.Volume.External,
+		Request: c.Request,
+		Detail:  fmt.Sprintf("%s on node %s", c.Usage, c.Node), At: l.now(),
 	}
 }

@@ -43,7 +43,9 @@ func ledger(t testing.TB, records ...registry.Record) (*controller.Claims, *regi
 
 func put(t testing.TB, log registry.State, records ...registry.Record) {
 	t.Helper()
-	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +53,9 @@ func put(t testing.TB, log registry.State, records ...registry.Record) {
 
 func remove(t testing.TB, log registry.State, keys ...registry.Key) {
 	t.Helper()
-	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: keys}, nil })
+	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Delete: keys}, nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +88,8 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	u := first.Usage
-	if u.FSType != "xfs" || u.MountFlags != "noatime" || u.MountGroup != "2000" || first.Name != name || first.Since.IsZero() || first.CreateIndex == 0 {
+	if u.FSType != "xfs" || u.MountFlags != "noatime" || u.MountGroup != "2000" || first.Name != name ||
+		first.Since.IsZero() || first.CreateIndex == 0 {
 		t.Errorf("taken: %+v", first)
 	}
 	again, err := l.Claim(t.Context(), want("a1", registry.SingleNodeWriter))
@@ -92,7 +97,8 @@ func TestTakeCompletesAndRepeats(t *testing.T) {
 		t.Errorf("again: %+v, %v", again, err)
 	}
 	claims, events := stored(t, log)
-	if len(claims) != 1 || claims[0].Usage != first.Usage || len(events) != 1 || events[0].Kind != registry.EventClaimed {
+	if len(claims) != 1 || claims[0].Usage != first.Usage || len(events) != 1 ||
+		events[0].Kind != registry.EventClaimed {
 		t.Errorf("stored: %v, %v", claims, events)
 	}
 }
@@ -121,7 +127,8 @@ func TestConflictNamesTheHolder(t *testing.T) {
 	if !errors.Is(err, registry.ErrConflict) {
 		t.Fatalf("%v", err)
 	}
-	for _, part := range []string{"data", "alloc a1", "node n1", "single-node-writer", "since 20", "one user at a time"} {
+	for _, part := range []string{"data", "alloc a1", "node n1", "single-node-writer", "since 20",
+		"one user at a time"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in: %v", part, err)
 		}
@@ -132,7 +139,8 @@ func TestConflictNamesTheHolder(t *testing.T) {
 func TestSingleWriterIsSymmetric(t *testing.T) {
 	reader := want("a2", registry.SingleNodeWriter)
 	reader.Usage.ReadOnly = true
-	for _, order := range [][2]registry.Claim{{want("a1", registry.SingleNodeWriter), reader}, {reader, want("a1", registry.SingleNodeWriter)}} {
+	for _, order := range [][2]registry.Claim{{want("a1", registry.SingleNodeWriter), reader},
+		{reader, want("a1", registry.SingleNodeWriter)}} {
 		l, _ := ledger(t, volume())
 		if _, err := l.Claim(t.Context(), order[0]); err != nil {
 			t.Fatal(err)
@@ -156,7 +164,8 @@ func TestModeOfActiveClaimsIsCompared(t *testing.T) {
 func TestTakeRefuses(t *testing.T) {
 	deleting, creating, narrow := volume(), volume(), volume()
 	deleting.State, creating.State = registry.VolumeDeleting, registry.VolumeCreating
-	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}
+	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly,
+		Attachment: registry.FileSystem}}
 	ok := want("a1", registry.SingleNodeWriter)
 	anonymous, homeless := ok, ok
 	anonymous.Alloc, homeless.Node = "", ""
@@ -170,7 +179,8 @@ func TestTakeRefuses(t *testing.T) {
 		{"no volume", nil, ok, registry.ErrNotFound, "create or register"},
 		{"being deleted", []registry.Record{deleting}, ok, registry.ErrConflict, "deleting"},
 		{"being created", []registry.Record{creating}, ok, registry.ErrConflict, "creating"},
-		{"other capability", []registry.Record{narrow}, ok, registry.ErrUnsupported, "multi-node-reader-only as file-system"},
+		{"other capability", []registry.Record{narrow}, ok, registry.ErrUnsupported,
+			"multi-node-reader-only as file-system"},
 		{"no alloc", []registry.Record{volume()}, anonymous, registry.ErrInvalid, "alloc"},
 		{"no node", []registry.Record{volume()}, homeless, registry.ErrInvalid, "node"},
 	} {
@@ -238,7 +248,8 @@ func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	l, log := ledger(t, volume())
 	far := want("a3", registry.MultiNodeMultiWriter)
 	far.Node = "n2"
-	for _, c := range []registry.Claim{want("a1", registry.MultiNodeMultiWriter), want("a2", registry.MultiNodeMultiWriter), far} {
+	for _, c := range []registry.Claim{want("a1", registry.MultiNodeMultiWriter),
+		want("a2", registry.MultiNodeMultiWriter), far} {
 		if _, err := l.Claim(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -269,8 +280,8 @@ func TestManyWantOne(t *testing.T) {
 	}
 }
 
-// Whatever is asked in whatever order, with a reopen after each step: what is stored never holds two claims that exclude each
-// other, and what is answered is what is stored.
+// Whatever is asked in whatever order, with a reopen after each step: what is stored never holds two claims that
+// exclude each other, and what is answered is what is stored.
 func TestModelOfClaims(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := registrytest.NewLog(time.Now)
@@ -321,9 +332,11 @@ func checkClaims(t *rapid.T, log registry.State, held map[registry.ClaimKey]regi
 					writers++
 				}
 			}
-			exclusive := a.Usage.Access == registry.SingleNodeWriter || a.Usage.Access == registry.SingleNodeReaderOnly || a.Usage.Access == registry.SingleNodeSingleWriter
+			exclusive := a.Usage.Access == registry.SingleNodeWriter ||
+				a.Usage.Access == registry.SingleNodeReaderOnly || a.Usage.Access == registry.SingleNodeSingleWriter
 			switch {
-			case a.Usage.Access != b.Usage.Access, exclusive, a.Usage.Access == registry.MultiNodeSingleWriter && writers > 1,
+			case a.Usage.Access != b.Usage.Access, exclusive, a.Usage.Access == registry.MultiNodeSingleWriter &&
+				writers > 1,
 				a.Usage.Access == registry.SingleNodeMultiWriter && a.Node != b.Node:
 				t.Fatalf("held together: %+v and %+v", a, b)
 			}

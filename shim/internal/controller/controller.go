@@ -32,9 +32,11 @@ func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Con
 	}
 }
 
-// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends. certain: the plugin is
-// known to have one. A controller that is away for a moment is no reason to go on without one.
-func (m *Controller) controller(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
+// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.
+// certain: the plugin is known to have one. A controller that is away for a moment is no reason to go on without one.
+func (m *Controller) controller(
+	ctx context.Context, id registry.PluginID, certain bool,
+) (inst registry.Instance, has bool, err error) {
 	if !certain {
 		if certain, err = m.Expects(ctx, registry.RoleController, id); err != nil {
 			return inst, false, err
@@ -111,12 +113,13 @@ func unknown(name registry.VolumeName) error {
 
 func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail string) registry.Event {
 	return registry.Event{
-		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External, Detail: detail, At: m.Now(),
+		Kind: kind, Role: registry.RoleController, Plugin: v.Plugin, Volume: v.VolumeName(), External: v.External,
+		Detail: detail, At: m.Now(),
 	}
 }
 
-// idle returns nil if the volume is not used, else an ErrConflict that names its users. local lists how this node uses it
-// (Node.Uses).
+// idle returns nil if the volume is not used, else an ErrConflict that names its users. local lists how this node uses
+// it (Node.Uses).
 func idle(view registry.View, v registry.Volume, local []string, what string) error {
 	if v.External == "" {
 		return nil
@@ -156,7 +159,8 @@ func (m *Controller) localUses(ctx context.Context, key registry.VolumeKey) ([]s
 // broken is the error of a call that the plugin answered OK, with an answer that cannot be used.
 func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
 	return &registry.CallError{
-		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind, Detail: fmt.Sprintf(format, args...),
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind,
+		Detail: fmt.Sprintf(format, args...),
 	}
 }
 
@@ -166,8 +170,8 @@ func answered(err error, code string) bool {
 	return ok && call.Code == code
 }
 
-// maxMap bounds the maps of a plugin's answer in bytes. CSI allows 4096 ("Size Limits"); a volume whose driver needs more is of more use than none,
-// as a map is only stored and handed back.
+// maxMap bounds the maps of a plugin's answer in bytes. CSI allows 4096 ("Size Limits"); a volume whose driver needs
+// more is of more use than none, as a map is only stored and handed back.
 const maxMap = 64 << 10
 
 func checkMap(what string, m map[string]string) error {
@@ -186,8 +190,8 @@ func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) 
 	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
 }
 
-// Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a call that
-// was or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
+// Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a
+// call that was or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
 type Driver interface {
 	Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error)
 	Delete(context.Context, registry.InstanceKey, csi.DeleteRequest) error

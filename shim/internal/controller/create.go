@@ -12,9 +12,11 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Create has the plugin make the volume, and waits for its active controller until ctx ends. The same spec again is the same
-// volume; another spec under the name is ErrExists.
-func (m *Controller) Create(ctx context.Context, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+// Create has the plugin make the volume, and waits for its active controller until ctx ends. The same spec again is the
+// same volume; another spec under the name is ErrExists.
+func (m *Controller) Create(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec,
+) (registry.Volume, error) {
 	spec, err := creatable(spec)
 	if err != nil {
 		return registry.Volume{}, err
@@ -33,7 +35,8 @@ func (m *Controller) Create(ctx context.Context, call registry.Call, spec regist
 	}
 	if err != nil {
 		m.leaves()
-		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(), m.aftermath(ctx, spec.VolumeName(), err))
+		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(),
+			m.aftermath(ctx, spec.VolumeName(), err))
 	}
 	return m.volume(ctx, spec.VolumeName())
 }
@@ -93,7 +96,9 @@ func asked(v registry.Volume) string {
 func given(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
 
 // known is the volume of the spec's name if there is one, which must have been asked for alike.
-func (m *Controller) known(ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string) (v registry.Volume, err error) {
+func (m *Controller) known(
+	ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string,
+) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		v, err = existing(view, registry.Volume{VolumeSpec: spec, Created: spec.External == ""}, form)
 		return err
@@ -106,21 +111,25 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	switch {
 	case !found:
 		return registry.Volume{}, nil
-	case !alike(v, want, form) && v.State == registry.VolumeReady && want.CapacityMin > max(v.CapacityMin, v.Capacity) && sized(v, want, form):
+	case !alike(v, want, form) && v.State == registry.VolumeReady &&
+		want.CapacityMin > max(v.CapacityMin, v.Capacity) && sized(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; "+
-			"to make it larger: %s", v.VolumeName(), display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
-			display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
+			"to make it larger: %s", v.VolumeName(),
+			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
+				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
 	case !alike(v, want, form):
-		return v, registry.Errorf(registry.ErrExists, "a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
-			"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
+		return v, registry.Errorf(registry.ErrExists,
+			"a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
+				"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
 	case v.State == registry.VolumeDeleting:
-		return v, registry.Errorf(registry.ErrConflict, "volume %s is being deleted; wait until it is gone", v.VolumeName())
+		return v, registry.Errorf(registry.ErrConflict, "volume %s is being deleted; wait until it is gone",
+			v.VolumeName())
 	}
 	return v, nil
 }
 
-// alike says whether want is v, of the size that it was made with, or that it was expanded to since, or of a larger one that it has
-// already: plugins round up.
+// alike says whether want is v, of the size that it was made with, or that it was expanded to since, or of a larger one
+// that it has already: plugins round up.
 func alike(v, want registry.Volume, form func(registry.Volume) string) bool {
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
 	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
@@ -183,12 +192,14 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			if clash = taken(view, made); clash != nil {
 				unnamed := made
 				unnamed.External = ""
-				return m.unusable(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK", Detail: clash.Error()})
+				return m.unusable(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK",
+					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
 			return registry.Change{
-				Put:    []registry.Record{made},
-				Events: []registry.Event{m.event(registry.EventVolumeCreated, made, fmt.Sprintf("%d bytes", made.Capacity))},
+				Put: []registry.Record{made},
+				Events: []registry.Event{m.event(registry.EventVolumeCreated, made,
+					fmt.Sprintf("%d bytes", made.Capacity))},
 			}
 		},
 		Failed: func(_ registry.View, err *registry.CallError, clean bool) registry.Change {
@@ -211,21 +222,25 @@ func (m *Controller) unusable(v registry.Volume, why *registry.CallError) regist
 	v.State = registry.VolumeUncertain
 	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
 	return registry.Change{
-		Put:    []registry.Record{v},
-		Events: []registry.Event{m.event(registry.EventVolumeUncertain, v, fmt.Sprintf("%s: %s", why.Code, why.Detail))},
+		Put: []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeUncertain, v,
+			fmt.Sprintf("%s: %s", why.Code, why.Detail))},
 	}
 }
 
-// making is the record that a creation begins with: the one that there is, or a new one with the source that the spec names. The source is
-// resolved once, as each further try has to be the same call.
-func (m *Controller) making(ctx context.Context, inst registry.Instance, spec registry.VolumeSpec) (v registry.Volume, err error) {
+// making is the record that a creation begins with: the one that there is, or a new one with the source that the spec
+// names. The source is resolved once, as each further try has to be the same call.
+func (m *Controller) making(
+	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec,
+) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(spec.VolumeName()); found {
 			return nil
 		}
 		v = registry.Volume{
-			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(), Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
+			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(),
+			Unattached: !inst.Fingerprint.Has(registry.AttachDetach),
 		}
 		v.Source, err = sourceOf(view, spec)
 		return err
@@ -242,19 +257,21 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 	from, found := view.Volume(name)
 	switch {
 	case !found:
-		return registry.Source{}, registry.Errorf(registry.ErrNotFound, "clone_id names volume %s, which does not exist; "+
-			"if it is the plugin's own id of a volume, write clone_external_id instead", name)
+		return registry.Source{}, registry.Errorf(registry.ErrNotFound,
+			"clone_id names volume %s, which does not exist; "+
+				"if it is the plugin's own id of a volume, write clone_external_id instead", name)
 	case from.Plugin != s.Plugin:
 		return registry.Source{}, registry.Invalid("clone_id names volume %s, which is one of plugin %s; a plugin clones its own volumes only", name, from.Plugin)
 	case from.State != registry.VolumeReady:
-		return registry.Source{}, registry.Errorf(registry.ErrConflict, "clone_id names volume %s, which is %s; only one that is %s can be cloned",
+		return registry.Source{}, registry.Errorf(registry.ErrConflict,
+			"clone_id names volume %s, which is %s; only one that is %s can be cloned",
 			name, from.State, registry.VolumeReady)
 	}
 	return registry.Source{Volume: from.External}, nil
 }
 
-// creating stands for the external id in the intent of a volume that has none yet. It is a hash of the name, as a plugin may well use
-// the name itself, or some text made of it, as the id of another volume.
+// creating stands for the external id in the intent of a volume that has none yet. It is a hash of the name, as a
+// plugin may well use the name itself, or some text made of it, as the id of another volume.
 func creating(s registry.VolumeSpec) registry.ExternalID {
 	return registry.ExternalID("name:" + intent.Hash(registry.CreateVolumeRPC, s.Plugin, s.Name))
 }
@@ -266,24 +283,29 @@ func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (regist
 	case err != nil:
 		return inst, err
 	case !has || !inst.Fingerprint.Has(registry.CreateDelete):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot create volumes (it lacks %s); register one that exists",
+		return inst, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot create volumes (it lacks %s); register one that exists",
 			s.Plugin, registry.CreateDelete)
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s knows no topology (it lacks %s); remove topology_request.required",
+		return inst, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s knows no topology (it lacks %s); remove topology_request.required",
 			s.Plugin, registry.PluginTopology)
 	case (s.CloneID != "" || s.CloneExternal != "") && !inst.Fingerprint.Has(registry.CloneVolume):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot clone volumes (it lacks %s), and the new volume would be empty; "+
-			"remove clone_id or clone_external_id, or use a plugin that can", s.Plugin, registry.CloneVolume)
+		return inst, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot clone volumes (it lacks %s), and the new volume would be empty; "+
+				"remove clone_id or clone_external_id, or use a plugin that can", s.Plugin, registry.CloneVolume)
 	case s.SnapshotID != "" && !inst.Fingerprint.Has(registry.CreateSnapshot):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
-			"remove snapshot_id, or use a plugin that can", s.Plugin, registry.CreateSnapshot)
+		return inst, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot restore snapshots (it lacks %s), and the new volume would be empty; "+
+				"remove snapshot_id, or use a plugin that can", s.Plugin, registry.CreateSnapshot)
 	}
 	return inst, intent.Supports(inst, usagesOf(s)...)
 }
 
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
 	r := csi.CreateRequest{
-		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities, FSType: s.FSType,
+		Name: s.Name, CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, Capabilities: s.Capabilities,
+		FSType:     s.FSType,
 		MountFlags: s.MountFlags, Parameters: s.Parameters, Source: s.Source,
 	}
 	if inst.Fingerprint.Has(registry.PluginTopology) {
@@ -292,7 +314,8 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// begin makes the volume a record. Two volumes of a plugin never share a name there: the plugin would answer with one disk.
+// begin makes the volume a record. Two volumes of a plugin never share a name there: the plugin would answer with one
+// disk.
 func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := existing(view, v, asked)
 	if err != nil {
@@ -303,16 +326,19 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	}
 	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
 		if other.VolumeName() != v.VolumeName() {
-			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %s has the name %q at plugin %s already; give this one another name",
+			return registry.Change{}, registry.Errorf(registry.ErrExists,
+				"volume %s has the name %q at plugin %s already; give this one another name",
 				other.VolumeName(), v.Name, v.Plugin)
 		}
 	}
 	return registry.Change{Put: []registry.Record{v}}, nil
 }
 
-// accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so that the volume can be
-// deleted.
-func (m *Controller) accept(ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created) error {
+// accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so
+// that the volume can be deleted.
+func (m *Controller) accept(
+	ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created,
+) error {
 	refuse := func(kind error, err error) error {
 		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
 	}
@@ -347,8 +373,9 @@ func taken(view registry.View, v registry.Volume) error {
 		v.External, other.VolumeName())
 }
 
-// checkCreated returns an error if anything but the id cannot be used. A plugin that knows nothing of sources ignores them: what it does not repeat in its answer it has
-// not done (CSI CreateVolume: content_source is required in the answer if it was in the request).
+// checkCreated returns an error if anything but the id cannot be used. A plugin that knows nothing of sources ignores
+// them: what it does not repeat in its answer it has not done (CSI CreateVolume: content_source is required in the
+// answer if it was in the request).
 func checkCreated(c csi.Created, source registry.Source) error {
 	if source != (registry.Source{}) && c.Source != source {
 		return registry.Invalid("it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",

@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the plugin hears
-// of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
+// Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the
+// plugin hears of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
 func (m *Controller) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	leave, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
@@ -64,13 +64,14 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 	return v, idle(view, v, local, "deleted")
 }
 
-// settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless the plugin has already
-// said what it calls the volume. The zero volume: there is none.
+// settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless
+// the plugin has already said what it calls the volume. The zero volume: there is none.
 func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
 	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
 		return v, err
 	}
-	err := m.create(ctx, call, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
+	err := m.create(ctx, call, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
+		again: pace.First})
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // refused for certain
@@ -93,7 +94,10 @@ func (m *Controller) named(ctx context.Context, name registry.VolumeName) (named
 }
 
 // delete drives DeleteVolume to its end. again is as attempt.again.
-func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy, again time.Duration) error {
+func (m *Controller) delete(
+	ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy,
+	again time.Duration,
+) error {
 	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
@@ -115,13 +119,15 @@ func (m *Controller) delete(ctx context.Context, call registry.Call, v registry.
 		return err
 	}
 	request := csi.DeleteRequest{
-		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+		VolumeID: v.External, Private: csi.Private{MountFlags: v.MountFlags,
+			Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
 	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
 	return m.Send(ctx, intent.Call{
-		Intent: base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)), Policy: policy(registry.DeleteVolumeRPC),
+		Intent:    base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
+		Policy:    policy(registry.DeleteVolumeRPC),
 		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName(), local)

@@ -2,9 +2,9 @@
 // Controller creates, registers, expands and deletes volumes, and attaches them to nodes where their plugin wants that
 // (ControllerPublishVolume). It touches no mount.
 //
-// Every call that changes something has an intent before it and a stored outcome after it. A volume is a record in state
-// creating before the plugin is asked for it, so what a plugin made for a process that died is found by asking for the
-// same name again. It stays a record in state deleting until the plugin says that it is gone.
+// Every call that changes something has an intent before it and a stored outcome after it. A volume is a record in
+// state creating before the plugin is asked for it, so what a plugin made for a process that died is found by asking
+// for the same name again. It stays a record in state deleting until the plugin says that it is gone.
 //
 // Claims decide who may use which volume, and how. A claim is taken in one transaction that sees all others. One matrix
 // over all seven access modes decides (Compatible). It is symmetric: the order of claims does not matter.
@@ -29,8 +29,8 @@
 // An expansion has two halves. The commit that stores the controller's answer records what is pending for the node,
 // which the node does (Node). A plugin may have either half or both.
 //
-// Optional calls and fields are sent only where the plugin declares them. Detach follows what Attach recorded. A node is
-// never detached without its id: an empty one would mean all nodes. Answers are checked before they are stored.
+// Optional calls and fields are sent only where the plugin declares them. Detach follows what Attach recorded. A node
+// is never detached without its id: an empty one would mean all nodes. Answers are checked before they are stored.
 //
 // Attach and Detach need the volume's lock; all other methods take it. Run finishes what no caller waits for any more.
 package controller

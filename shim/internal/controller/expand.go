@@ -11,13 +11,14 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Expand makes the volume larger: its controller does (ControllerExpandVolume), and in the commit of its answer it is recorded that
-// the node has to see to it too, which it does now if the volume is used here, else when it is used next. Where the plugin expands on
-// the node alone, that is all. A volume that is large enough stays as it is, and nothing is sent.
+// Expand makes the volume larger: its controller does (ControllerExpandVolume), and in the commit of its answer it is
+// recorded that the node has to see to it too, which it does now if the volume is used here, else when it is used next.
+// Where the plugin expands on the node alone, that is all. A volume that is large enough stays as it is, and nothing is
+// sent.
 //
-// An expansion that nobody knows the end of is asked for once more before another is. A plugin that expands only
-// unused volumes (VolumeExpansion OFFLINE without ONLINE) is not asked while the volume is attached, staged or published: ErrConflict names
-// its users.
+// An expansion that nobody knows the end of is asked for once more before another is. A plugin that expands only unused
+// volumes (VolumeExpansion OFFLINE without ONLINE) is not asked while the volume is attached, staged or published:
+// ErrConflict names its users.
 func (m *Controller) Expand(
 	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
 ) (registry.Volume, error) {
@@ -62,13 +63,17 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 		err = registry.Errorf(registry.ErrUnsupported,
 			"volume %s is an inline volume of alloc %s, and goes with it: it cannot be expanded", name, v.Owner)
 	case v.State != registry.VolumeReady:
-		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be expanded when it is ready", name, v.State)
+		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be expanded when it is ready", name,
+			v.State)
 	}
 	return v, err
 }
 
-// enough says whether there is nothing to do: the volume is as large as it is to be, here too. An error says that it would have to shrink.
-func (m *Controller) enough(ctx context.Context, v registry.Volume, want registry.CapacityRange) (done bool, err error) {
+// enough says whether there is nothing to do: the volume is as large as it is to be, here too. An error says that it
+// would have to shrink.
+func (m *Controller) enough(
+	ctx context.Context, v registry.Volume, want registry.CapacityRange,
+) (done bool, err error) {
 	e, floor := v.Expansion, v.Capacity
 	if asked := max(e.Done, v.CapacityMin); asked > 0 {
 		floor = min(floor, asked) // plugins round up, and what was asked for before is no request to shrink
@@ -100,12 +105,14 @@ type way struct {
 	online     bool // also while they are used
 }
 
-// expandsInUse reports whether the plugin may be asked to expand a volume in use. A plugin that declares no mode decides itself.
+// expandsInUse reports whether the plugin may be asked to expand a volume in use. A plugin that declares no mode
+// decides itself.
 func expandsInUse(f registry.Fingerprint) bool {
 	return f.Has(registry.ExpandsOnline) || !f.Has(registry.ExpandsOffline)
 }
 
-// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lock is held meanwhile.
+// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lock is held
+// meanwhile.
 func (m *Controller) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
 	if err != nil {
@@ -172,8 +179,9 @@ func (m *Controller) expandIn(
 	return m.possible(ctx, name, want)
 }
 
-// earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What the node has
-// answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node was asked for what is pending.
+// earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What
+// the node has answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node
+// was asked for what is pending.
 func (m *Controller) earlier(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way,
 ) (now registry.Volume, asked bool, err error) {
@@ -199,8 +207,8 @@ func (m *Controller) earlier(
 	return m.nodeFirst(ctx, by, v, want)
 }
 
-// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was, or
-// it cannot be.
+// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was,
+// or it cannot be.
 func (m *Controller) nodeFirst(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
@@ -227,8 +235,10 @@ func (m *Controller) nodeFirst(
 		other = now.Expansion.Node != want
 	}
 	if other && n.Refused != "" && intent.Vague(n.Refused) { // the record is one of the volume as it is mounted now
-		return now, false, registry.Errorf(registry.ErrConflict, "the expansion before is not known to have come to its end "+
-			"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC, n.Refused)
+		return now, false, registry.Errorf(registry.ErrConflict,
+			"the expansion before is not known to have come to its end "+
+				"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC,
+			n.Refused)
 	}
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
@@ -246,8 +256,8 @@ func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registr
 	return rpc, err
 }
 
-// grow has the node make what is pending, if it can, and records what it has made. again: also what the node's plugin has
-// refused, unless CSI forbids that.
+// grow has the node make what is pending, if it can, and records what it has made. again: also what the node's plugin
+// has refused, unless CSI forbids that.
 func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
 	if m.node == nil {
 		return nil
@@ -259,8 +269,8 @@ func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.Vo
 	return m.NodeExpanded(ctx, key, done)
 }
 
-// NodeExpanded records in the volume what a node has done of its expansion. The node has stored that before, so it may be
-// called any number of times.
+// NodeExpanded records in the volume what a node has done of its expansion. The node has stored that before, so it may
+// be called any number of times.
 func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		v, known := view.VolumeByKey(key)
@@ -327,8 +337,9 @@ func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want re
 		now.Expansion = now.Expansion.Settled()
 		now.Expansion.Node, now.Expansion.Since = want, m.Now()
 		return registry.Change{
-			Put:    []registry.Record{now},
-			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now, fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
+			Put: []registry.Record{now},
+			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now,
+				fmt.Sprintf("to %d bytes, by its node alone", want.Required))},
 		}, nil
 	})
 	return err
@@ -350,10 +361,12 @@ func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 	return err
 }
 
-// possible is nil unless the node has said that it can never make the volume so large, and is not asked for that any more.
+// possible is nil unless the node has said that it can never make the volume so large, and is not asked for that any
+// more.
 func (m *Controller) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
 	v, err := m.volume(ctx, name)
-	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() && e.RPC == registry.NodeExpandRPC {
+	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() &&
+		e.RPC == registry.NodeExpandRPC {
 		err = registry.Invalid("%s: %s: %s; %s", e.RPC, e.Code, e.Detail, intent.Advice(e.RPC, e.Code))
 	}
 	return err
@@ -364,7 +377,8 @@ func (m *Controller) enlarge(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
-		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags, Contexts: []map[string]string{v.Context, v.Parameters}},
+		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags,
+			Contexts: []map[string]string{v.Context, v.Parameters}},
 	}
 	var err error
 	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
@@ -395,7 +409,8 @@ func (m *Controller) enlarge(
 			if answer, err = m.driver.Expand(ctx, inst.InstanceKey, request); err == nil {
 				err = checkExpanded(answer, inst.InstanceKey, want)
 			}
-			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) && !intent.Silent(e.Code) {
+			if e, is := errors.AsType[*registry.CallError](err); is && intent.Answers(e.Code) &&
+				!intent.Silent(e.Code) {
 				vague = intent.Vague(e.Code)
 			}
 			return err
@@ -420,8 +435,8 @@ func (m *Controller) enlarge(
 	})
 }
 
-// usage is that for which the volume is attached; else the one that it was made for; zero if there are several: a plugin that is told
-// of the one could leave out what the others need.
+// usage is that for which the volume is attached; else the one that it was made for; zero if there are several: a
+// plugin that is told of the one could leave out what the others need.
 func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		if at := view.Attachments(v.VolumeKey()); len(at) > 0 {
@@ -469,7 +484,9 @@ func (m *Controller) expanding(
 }
 
 // expanded is what the controller has made of the volume, and in the same commit what is left for its node.
-func (m *Controller) expanded(view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded) registry.Change {
+func (m *Controller) expanded(
+	view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded,
+) registry.Change {
 	v, known := view.Volume(name)
 	if !known {
 		return registry.Change{}
@@ -482,10 +499,12 @@ func (m *Controller) expanded(view registry.View, name registry.VolumeName, want
 	if answer.Node {
 		told += "; its node is to see to it"
 	}
-	return registry.Change{Put: []registry.Record{v}, Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
+	return registry.Change{Put: []registry.Record{v},
+		Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
 }
 
-// resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is mounted still stands.
+// resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is
+// mounted still stands.
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.Node {

@@ -31,7 +31,8 @@ func upTo(required, limit int64) registry.CapacityRange {
 
 const large, larger = 2 << 20, 3 << 20
 
-// What the controller made of a volume is its capacity, its node's part is recorded in the same commit, and a replay asks nobody.
+// What the controller made of a volume is its capacity, its node's part is recorded in the same commit, and a replay
+// asks nobody.
 func TestExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
@@ -74,22 +75,26 @@ func TestExpandRefused(t *testing.T) {
 		"inline":        {expands(), inline, upTo(large, 0), registry.ErrUnsupported, "inline"},
 		"nobody expands": {both(registry.CreateDelete), madeOf(1 << 20), upTo(large, 0), registry.ErrUnsupported,
 			"lacks controller.EXPAND_VOLUME and node.EXPAND_VOLUME"},
-		"another one": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y", Plugin: "p"}}, upTo(large, 0),
+		"another one": {expands(), registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "x", ID: "y",
+			Plugin: "p"}}, upTo(large, 0),
 			registry.ErrNotFound, "not found"},
 	} {
 		d := open(t, c.plugins, c.volume)
-		if _, err := d.Controller.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+		if _, err := d.Controller.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", what, err)
 		}
 		d.expect()
 	}
 	d := open(t, expands(), mixed)
-	if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != (registry.Usage{}) {
+	if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil ||
+		d.last.expand.Usage != (registry.Usage{}) {
 		t.Errorf("of a volume for both: %+v, %v", d.last.expand, err)
 	}
 }
 
-// Whether a volume in use may be expanded is what the plugin declares, and the plugin's own decision if it declares neither mode.
+// Whether a volume in use may be expanded is what the plugin declares, and the plugin's own decision if it declares
+// neither mode.
 func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	staged := registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone}
 	const asked = "ControllerExpandVolume vol-data 2097152..0"
@@ -113,7 +118,8 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 			alone[registry.RoleNode] = with(append(c.modes, registry.NodeExpand)...)
 			d = open(t, alone, madeOf(1<<20), claimed(), staged)
 			_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
-			if v, _ := d.stored(); c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && v.Expansion.Node != upTo(large, 0) {
+			if v, _ := d.stored(); c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil &&
+				v.Expansion.Node != upTo(large, 0) {
 				t.Errorf("on the node alone: %v, recorded %+v", err, v.Expansion)
 			}
 		})
@@ -129,7 +135,8 @@ func both(caps ...registry.Capability) table {
 	return t
 }
 
-// A vague answer leaves nothing open that holds up others, and is found out by the same call before another one is made.
+// A vague answer leaves nothing open that holds up others, and is found out by the same call before another one is
+// made.
 func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
@@ -185,13 +192,15 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	larger := spec()
 	larger.CapacityMin = large
 	const advice = "holdfast volume expand --namespace=default --size 2097152 data"
-	if _, err := d.Controller.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), advice) {
+	if _, err := d.Controller.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) ||
+		!strings.Contains(err.Error(), advice) {
 		t.Errorf("before: %v", err)
 	}
 	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
 		t.Fatal(err)
 	}
-	for what, s := range map[string]registry.VolumeSpec{"the larger file": larger, "the one that it was made of": spec()} {
+	for what, s := range map[string]registry.VolumeSpec{"the larger file": larger,
+		"the one that it was made of": spec()} {
 		if v, err := d.Controller.Create(t.Context(), registry.Call{}, s); err != nil || v.Capacity != large {
 			t.Errorf("%s: %+v, %v", what, v, err)
 		}
@@ -217,11 +226,13 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)
 		}
-		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 2097152..0", "DeleteVolume vol-data")
+		d.expect("ControllerExpandVolume vol-data 2097152..0", "ControllerExpandVolume vol-data 2097152..0",
+			"DeleteVolume vol-data")
 	})
 }
 
-// What a plugin says that did not look at the volume says nothing of an earlier try that had no answer: that may have made it larger.
+// What a plugin says that did not look at the volume says nothing of an earlier try that had no answer: that may have
+// made it larger.
 func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	for code, tries := range map[string]int{"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 3, "UNIMPLEMENTED": 1} {
 		for what, first := range map[string]fault{
@@ -266,9 +277,11 @@ func TestExpandedToAnotherSize(t *testing.T) {
 		answer csi.Expanded
 		says   string
 	}{
-		"too small":                  {upTo(larger, 0), csi.Expanded{Capacity: large, Node: true}, "3145728 were asked for"},
-		"too small, by itself":       {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were asked for"},
-		"too large":                  {upTo(large, large), csi.Expanded{Capacity: larger, Node: true}, "at most 2097152 were asked for"},
+		"too small": {upTo(larger, 0), csi.Expanded{Capacity: large, Node: true},
+			"3145728 were asked for"},
+		"too small, by itself": {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were asked for"},
+		"too large": {upTo(large, large), csi.Expanded{Capacity: larger, Node: true},
+			"at most 2097152 were asked for"},
 		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, Node: true}, "has 1 bytes"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -282,7 +295,8 @@ func TestExpandedToAnotherSize(t *testing.T) {
 			if c.answer.Node {
 				node.Required = has
 			}
-			if v, _ := d.stored(); v.Capacity != has || v.Expansion.Node != node || v.Expansion.Open() || v.Expansion.Done != 0 {
+			if v, _ := d.stored(); v.Capacity != has || v.Expansion.Node != node || v.Expansion.Open() ||
+				v.Expansion.Done != 0 {
 				t.Errorf("%s: recorded %d bytes, %+v", what, v.Capacity, v.Expansion)
 			}
 		})
@@ -296,7 +310,8 @@ func TestLargerFileOfARoundedVolume(t *testing.T) {
 		least, most int64
 		is          bool
 	}{
-		"as much as there is": {larger, 0, true}, "less": {large, 0, true}, "between": {large, larger, true}, "too little": {large, large, false},
+		"as much as there is": {larger, 0, true}, "less": {large, 0, true}, "between": {large, larger, true},
+		"too little":              {large, large, false},
 		"less than was asked for": {1 << 19, 0, false},
 	} {
 		s := spec()
@@ -312,20 +327,24 @@ func TestLargerFileOfARoundedVolume(t *testing.T) {
 	d.expect()
 }
 
-// The plugin is told for which usage the volume is attached, where it is, and else for which one it was made, if that is one.
+// The plugin is told for which usage the volume is attached, where it is, and else for which one it was made, if that
+// is one.
 func TestUsageOfAnExpansion(t *testing.T) {
 	several := madeOf(1 << 20)
-	several.Capabilities = append(several.Capabilities, registry.VolumeCapability{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem})
+	several.Capabilities = append(several.Capabilities,
+		registry.VolumeCapability{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem})
 	attached := registry.Usage{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem, FSType: "xfs"}
 	for what, c := range map[string]struct {
 		place []registry.Record
 		want  registry.Usage
 	}{
-		"attached": {[]registry.Record{registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone, Usage: attached}}, attached},
-		"not":      {nil, registry.Usage{}},
+		"attached": {[]registry.Record{registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone,
+			Usage: attached}}, attached},
+		"not": {nil, registry.Usage{}},
 	} {
 		d := open(t, expands(), append(c.place, several)...)
-		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil || d.last.expand.Usage != c.want {
+		if _, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0)); err != nil ||
+			d.last.expand.Usage != c.want {
 			t.Errorf("%s: %+v, %v", what, d.last.expand.Usage, err)
 		}
 	}
@@ -337,7 +356,8 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 		v := madeOf(1 << 20)
 		v.Expansion.Asked, v.Expansion.Node = upTo(larger, 0), upTo(large, 0)
 		node := table{registry.RoleNode: with(registry.NodeExpand)}
-		for rpc, comes := range map[registry.RPC]bool{registry.NodeExpandRPC: true, registry.ControllerExpandRPC: false} {
+		for rpc, comes := range map[registry.RPC]bool{registry.NodeExpandRPC: true,
+			registry.ControllerExpandRPC: false} {
 			d := open(t, node, v)
 			if d.node = (local{open: rpc}); !rpc.OnNode() {
 				d.put(registry.Intent{Volume: key, Name: name, RPC: rpc})
@@ -354,8 +374,9 @@ func TestDeleteTriesAnExpansionAsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := madeOf(1 << 20)
 		v.Expansion.Asked = upTo(large, 0)
-		d := open(t, expands(), v, registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: intent.Hash(
-			registry.ControllerExpandRPC, csi.ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
+		d := open(t, expands(), v, registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC,
+			Hash: intent.Hash(
+				registry.ControllerExpandRPC, csi.ExpandRequest{VolumeID: key.External, Range: upTo(large, 0)})})
 		d.faults = []fault{failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED"), failed("RESOURCE_EXHAUSTED")}
 		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)

@@ -14,7 +14,8 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others find it done.
+// Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others
+// find it done.
 func TestOneCreationAtATime(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	var all sync.WaitGroup
@@ -32,7 +33,8 @@ func TestOneCreationAtATime(t *testing.T) {
 	}
 	for range 8 {
 		all.Go(func() {
-			if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil && !errors.Is(err, registry.ErrNotFound) {
+			if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil &&
+				!errors.Is(err, registry.ErrNotFound) {
 				t.Error(err)
 			}
 		})
@@ -41,11 +43,13 @@ func TestOneCreationAtATime(t *testing.T) {
 	d.expect("DeleteVolume vol-data")
 }
 
-// Nobody forgets a volume, or registers it under another name, while a call for it is under way or waits for its next try.
+// Nobody forgets a volume, or registers it under another name, while a call for it is under way or waits for its next
+// try.
 func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
-		d.made["vol-data"], d.faults = true, []fault{uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false)}
+		d.made["vol-data"], d.faults = true, []fault{uncertain("UNAVAILABLE", false), uncertain("UNAVAILABLE", false),
+			uncertain("UNAVAILABLE", false)}
 		deleted := make(chan error, 1)
 		go func() { deleted <- d.Controller.Delete(t.Context(), call, name) }()
 		synctest.Wait() // it waits for its second try
@@ -53,11 +57,13 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 		defer cancel()
 		other := ready().VolumeSpec
 		other.ID, other.External = "other", key.External
-		if _, err := d.Controller.Register(ctx, other); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "its deletion is under way") {
+		if _, err := d.Controller.Register(ctx, other); !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "its deletion is under way") {
 			t.Errorf("registered while it is being deleted: %v", err)
 		}
 		err := d.Controller.Deregister(t.Context(), name)
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
+		if !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
 			t.Errorf("forgotten while it is being deleted: %v", err)
 		}
 		if err := <-deleted; err != nil || len(d.made) > 0 {

@@ -66,7 +66,8 @@ func (p *plugin) call(rpc registry.RPC, about string, secrets map[string]registr
 			if f.after {
 				effect()
 			}
-			return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrInternal, Detail: "injected"}
+			return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrInternal,
+				Detail: "injected"}
 		}
 	}
 	effect()
@@ -84,7 +85,9 @@ func (p *plugin) Create(_ context.Context, _ registry.InstanceKey, r csi.CreateR
 }
 
 func (p *plugin) Delete(_ context.Context, _ registry.InstanceKey, r csi.DeleteRequest) error {
-	return p.call(registry.DeleteVolumeRPC, string(r.VolumeID), r.Secrets, func() { delete(p.made, string(r.VolumeID)) })
+	return p.call(registry.DeleteVolumeRPC, string(r.VolumeID), r.Secrets, func() {
+		delete(p.made, string(r.VolumeID))
+	})
 }
 
 func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r csi.AttachRequest) (map[string]string, error) {
@@ -114,9 +117,10 @@ func (p *plugin) Validate(_ context.Context, _ registry.InstanceKey, r csi.Valid
 
 func (p *plugin) Expand(_ context.Context, _ registry.InstanceKey, r csi.ExpandRequest) (csi.Expanded, error) {
 	p.last.expand = r
-	err := p.call(registry.ControllerExpandRPC, fmt.Sprintf("%s %d..%d", r.VolumeID, r.Range.Required, r.Range.Limit), r.Secrets, func() {
-		p.sizes[string(r.VolumeID)] = max(p.sizes[string(r.VolumeID)], r.Range.Required)
-	})
+	err := p.call(registry.ControllerExpandRPC, fmt.Sprintf("%s %d..%d", r.VolumeID, r.Range.Required, r.Range.Limit),
+		r.Secrets, func() {
+			p.sizes[string(r.VolumeID)] = max(p.sizes[string(r.VolumeID)], r.Range.Required)
+		})
 	if p.enlarged != nil {
 		return *p.enlarged, err
 	}
@@ -144,7 +148,8 @@ func (t table) Await(ctx context.Context, role registry.Role, id registry.Plugin
 		return i, nil
 	}
 	<-ctx.Done()
-	return registry.Instance{}, registry.Errorf(registry.ErrUnavailable, "no %s of plugin %s: %w", role, id, context.Cause(ctx))
+	return registry.Instance{}, registry.Errorf(registry.ErrUnavailable, "no %s of plugin %s: %w", role, id,
+		context.Cause(ctx))
 }
 
 func with(caps ...registry.Capability) registry.Instance {
@@ -186,7 +191,8 @@ type desk struct {
 }
 
 func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *desk {
-	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{}}, log: registrytest.NewLog(time.Now), t: t}
+	d := &desk{plugin: &plugin{t: t, made: map[string]bool{}, attached: map[string]string{}, sizes: map[string]int64{}},
+		log: registrytest.NewLog(time.Now), t: t}
 	d.use(plugins)
 	d.put(records...)
 	t.Cleanup(d.checkNoSecret)
@@ -196,8 +202,9 @@ func open(t *testing.T, plugins intent.Plugins, records ...registry.Record) *des
 // build returns a controller over the desk's state.
 func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller {
 	return New(intent.Calls{
-		Sender: intent.Sender{State: registry.Unmixed(d.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
-		Locks: &intent.Locks{}, Expected: serves,
+		Sender: intent.Sender{State: registry.Unmixed(d.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
+		Secrets: secrets,
+		Locks:   &intent.Locks{}, Expected: serves,
 	}, d.plugin, nil, hclog.NewNullLogger())
 }
 
@@ -214,7 +221,9 @@ func (d *desk) crash() {
 
 func (d *desk) put(records ...registry.Record) {
 	d.t.Helper()
-	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -222,7 +231,9 @@ func (d *desk) put(records ...registry.Record) {
 
 func (d *desk) drop(key registry.Key) {
 	d.t.Helper()
-	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Delete: []registry.Key{key}}, nil })
+	_, err := d.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Delete: []registry.Key{key}}, nil
+	})
 	if err != nil {
 		d.t.Fatal(err)
 	}

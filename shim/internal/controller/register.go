@@ -15,7 +15,8 @@ import (
 // validateTimeout bounds ValidateVolumeCapabilities.
 const validateTimeout = time.Minute
 
-// Register makes a volume that exists at its plugin known. Where the plugin has a controller, that one confirms the capabilities.
+// Register makes a volume that exists at its plugin known. Where the plugin has a controller, that one confirms the
+// capabilities.
 func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -44,7 +45,8 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 
 // admit registers a volume that is not known yet.
 func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error {
-	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External}, "its registration")
+	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External},
+		"its registration")
 	if err != nil {
 		return err
 	}
@@ -71,7 +73,8 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
 	answer, err := m.driver.Validate(ctx, inst.InstanceKey, csi.ValidateRequest{
-		VolumeID: s.External, VolumeContext: s.Context, Capabilities: s.Capabilities, FSType: s.FSType, MountFlags: s.MountFlags,
+		VolumeID: s.External, VolumeContext: s.Context, Capabilities: s.Capabilities, FSType: s.FSType,
+		MountFlags: s.MountFlags,
 		Parameters: s.Parameters, Secrets: secrets,
 	})
 	if errors.Is(err, registry.ErrUnsupported) || answered(err, "UNIMPLEMENTED") {
@@ -97,7 +100,8 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 			return registry.Change{}, err
 		}
 		if other, found := view.VolumeByKey(v.VolumeKey()); found {
-			return registry.Change{}, registry.Errorf(registry.ErrExists, "volume %q of plugin %s is known as %s already",
+			return registry.Change{}, registry.Errorf(registry.ErrExists,
+				"volume %q of plugin %s is known as %s already",
 				v.External, v.Plugin, other.VolumeName())
 		}
 		return registry.Change{
@@ -108,8 +112,8 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 	return err
 }
 
-// Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody uses it, and while a
-// call for it is under way.
+// Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody
+// uses it, and while a call for it is under way.
 func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) error {
 	leave, err := m.soon(ctx, name, name)
 	if err != nil {
@@ -168,7 +172,8 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 		}
 		return nil
 	})
-	return errors.Join(registry.Errorf(registry.ErrConflict, "volume %s cannot be deregistered now: %v%s; end that call, or wait for its end",
+	return errors.Join(registry.Errorf(registry.ErrConflict,
+		"volume %s cannot be deregistered now: %v%s; end that call, or wait for its end",
 		name, why, open), err)
 }
 
@@ -201,7 +206,8 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName) e
 		}
 		change := registry.Change{
 			Delete: []registry.Key{v.Key()},
-			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v, "its plugin was not asked to delete it")},
+			Events: []registry.Event{m.event(registry.EventVolumeDeregistered, v,
+				"its plugin was not asked to delete it")},
 		}
 		for _, open := range intents(view, v) {
 			change.Delete = append(change.Delete, open.Key())

@@ -14,10 +14,10 @@ import (
 // pace is the wait between two tries of what nobody waits for.
 var pace = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier process, and those whose
-// caller got no certain answer. Each is sent again as it was, one try at a time, so that whoever asks for the volume meanwhile gets his
-// turn, until it is done or has failed for certain. What it has come to is in the volume's state and its open intent. It returns when ctx
-// ends.
+// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier
+// process, and those whose caller got no certain answer. Each is sent again as it was, one try at a time, so that
+// whoever asks for the volume meanwhile gets his turn, until it is done or has failed for certain. What it has come to
+// is in the volume's state and its open intent. It returns when ctx ends.
 func (m *Controller) Run(ctx context.Context) error {
 	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
@@ -86,11 +86,13 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		if over || ctx.Err() != nil {
 			return
 		}
-		r.logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait, "error", err)
+		r.logger.Warn("a creation, deletion or expansion is not finished yet", "volume", name, "again_in", wait,
+			"error", err)
 	}
 }
 
-// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside of the lock.
+// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside
+// of the lock.
 func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
@@ -126,8 +128,8 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 	return false, err
 }
 
-// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is the plugin's
-// controller, or its node plugin where nothing goes on by itself but the node's half of an expansion.
+// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is
+// the plugin's controller, or its node plugin where nothing goes on by itself but the node's half of an expansion.
 func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	open, err := m.opened(ctx, v)
 	if err != nil {
@@ -176,7 +178,9 @@ func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeNam
 }
 
 // unfinishedOne returns the volume if something is left to be done for it.
-func (m *Controller) unfinishedOne(ctx context.Context, name registry.VolumeName) (v registry.Volume, found bool, err error) {
+func (m *Controller) unfinishedOne(
+	ctx context.Context, name registry.VolumeName,
+) (v registry.Volume, found bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error { v, found = view.Volume(name); return nil })
 	if err != nil || !found {
 		return v, false, err
@@ -194,8 +198,8 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	return m.node.Grows(ctx, v)
 }
 
-// remains reports whether something is left to be done for the volume at its controller: a creation that may have left, a
-// deletion, or an expansion. A creation that has ended for certain without a volume that can be used is for people.
+// remains reports whether something is left to be done for the volume at its controller: a creation that may have left,
+// a deletion, or an expansion. A creation that has ended for certain without a volume that can be used is for people.
 func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	open := false
 	for _, i := range intents(view, v) {
@@ -215,8 +219,9 @@ func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	return false
 }
 
-// resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so while that was allowed,
-// and nothing else has happened to the volume since. Whoever calls it holds the lock of the volume's name.
+// resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so
+// while that was allowed, and nothing else has happened to the volume since. Whoever calls it holds the lock of the
+// volume's name.
 func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) error {
 	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {

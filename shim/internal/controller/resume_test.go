@@ -21,7 +21,8 @@ func (d *desk) run() (end func()) {
 
 // What a process that died had begun to create or to delete is finished by the next one, unasked, with the same call.
 func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
-	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true), uncertain("NOT_FOUND", true)}} {
+	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true),
+		uncertain("NOT_FOUND", true)}} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))
 			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
@@ -44,7 +45,8 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 				t.Fatal(err)
 			}
 			d.crash()
-			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" }) // which means gone
+			// which means gone
+			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" })
 			tries := len(d.faults) + 2
 			end = d.run()
 			time.Sleep(time.Hour)
@@ -104,7 +106,8 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 	})
 }
 
-// A controller that is away is waited for: its task is known, or it has made the volume. Nothing is put up without being attached.
+// A controller that is away is waited for: its task is known, or it has made the volume. Nothing is put up without
+// being attached.
 func TestControllerThatIsAwayIsWaitedFor(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode

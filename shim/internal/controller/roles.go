@@ -15,9 +15,11 @@ const roleWait = 5 * time.Second
 // errNoRole ends a wait for a role that no known task will serve.
 type errNoRole struct{ error }
 
-// withRole runs f, which waits for the plugin's role. After roleWait it ends f, with an ErrUnavailable that names the role, as soon as the
-// plugin is healthy in its other role and no task is known that would serve this one.
-func (m *Controller) withRole(ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error) error {
+// withRole runs f, which waits for the plugin's role. After roleWait it ends f, with an ErrUnavailable that names the
+// role, as soon as the plugin is healthy in its other role and no task is known that would serve this one.
+func (m *Controller) withRole(
+	ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan struct{})
@@ -77,7 +79,9 @@ func typeOf(role registry.Role) string {
 }
 
 // asked is controller with roleWait: it fails soon if the plugin must have a controller and no task will serve it.
-func (m *Controller) asked(ctx context.Context, id registry.PluginID, certain bool) (inst registry.Instance, has bool, err error) {
+func (m *Controller) asked(
+	ctx context.Context, id registry.PluginID, certain bool,
+) (inst registry.Instance, has bool, err error) {
 	err = m.withRole(ctx, registry.RoleController, id, func(ctx context.Context) (err error) {
 		inst, has, err = m.controller(ctx, id, certain)
 		return err

@@ -11,7 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// A healthy plugin that lacks the role that a call needs is said to lack it, soon. One that may still come is waited for.
+// A healthy plugin that lacks the role that a call needs is said to lack it, soon. One that may still come is waited
+// for.
 func TestMissingRoleIsNamedSoon(t *testing.T) {
 	instance := func(role registry.Role, state registry.HealthState, caps ...registry.Capability) registry.Instance {
 		i := with(caps...)
@@ -42,11 +43,15 @@ func TestMissingRoleIsNamedSoon(t *testing.T) {
 		of      []string
 		says    string
 	}{
-		"only a node":                  {table{registry.RoleNode: node}, "ebs", []string{"create", "register", "delete", "expand"}, `type = "controller"`},
-		"only a controller":            {table{registry.RoleController: instance(registry.RoleController, registry.Healthy, registry.NodeExpand)}, "ebs", []string{"expand"}, `type = "node"`},
-		"nothing":                      {table{}, "ebs", []string{"create", "delete", "expand"}, ""},
-		"a sick node":                  {table{registry.RoleNode: instance(registry.RoleNode, registry.Unhealthy)}, "ebs", []string{"delete", "expand"}, ""},
-		"a controller that is to come": {table{registry.RoleNode: node}, "split", []string{"create", "register", "delete", "expand"}, ""},
+		"only a node": {table{registry.RoleNode: node}, "ebs",
+			[]string{"create", "register", "delete", "expand"}, `type = "controller"`},
+		"only a controller": {table{registry.RoleController: instance(registry.RoleController,
+			registry.Healthy, registry.NodeExpand)}, "ebs", []string{"expand"}, `type = "node"`},
+		"nothing": {table{}, "ebs", []string{"create", "delete", "expand"}, ""},
+		"a sick node": {table{registry.RoleNode: instance(registry.RoleNode, registry.Unhealthy)},
+			"ebs", []string{"delete", "expand"}, ""},
+		"a controller that is to come": {table{registry.RoleNode: node}, "split",
+			[]string{"create", "register", "delete", "expand"}, ""},
 	} {
 		for _, name := range c.of {
 			t.Run(what+", "+name, func(t *testing.T) {

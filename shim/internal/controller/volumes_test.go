@@ -20,7 +20,8 @@ import (
 func TestCreate(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	v, err := d.Controller.Create(t.Context(), call, spec())
-	if err != nil || v.External != key.External || v.State != registry.VolumeReady || !v.Created || v.Capacity != 1<<30 || v.Context["pool"] != "p" {
+	if err != nil || v.External != key.External || v.State != registry.VolumeReady || !v.Created ||
+		v.Capacity != 1<<30 || v.Context["pool"] != "p" {
 		t.Fatalf("%+v, %v", v, err)
 	}
 	d.expect("CreateVolume data")
@@ -74,7 +75,8 @@ func theirs() registry.VolumeSpec {
 	return s
 }
 
-// What is being created, or deleted, has its name already, or still; what is registered or inline has none at the plugin, whatever it is called.
+// What is being created, or deleted, has its name already, or still; what is registered or inline has none at the
+// plugin, whatever it is called.
 func TestWhoHasANameAtItsPlugin(t *testing.T) {
 	as := func(change func(*registry.Volume)) registry.Volume {
 		v := ready()
@@ -85,11 +87,15 @@ func TestWhoHasANameAtItsPlugin(t *testing.T) {
 		known registry.Volume
 		taken bool
 	}{
-		"created":             {ready(), true},
-		"being created":       {as(func(v *registry.Volume) { v.State, v.External = registry.VolumeCreating, "" }), true},
-		"being deleted":       {as(func(v *registry.Volume) { v.State = registry.VolumeDeleting }), true},
-		"registered":          {as(func(v *registry.Volume) { v.Created, v.External = false, "vol-other" }), false},
-		"inline":              {as(func(v *registry.Volume) { v.Created, v.Ephemeral, v.External = false, true, "vol-other" }), false},
+		"created": {ready(), true},
+		"being created": {as(func(v *registry.Volume) {
+			v.State, v.External = registry.VolumeCreating, ""
+		}), true},
+		"being deleted": {as(func(v *registry.Volume) { v.State = registry.VolumeDeleting }), true},
+		"registered":    {as(func(v *registry.Volume) { v.Created, v.External = false, "vol-other" }), false},
+		"inline": {as(func(v *registry.Volume) {
+			v.Created, v.Ephemeral, v.External = false, true, "vol-other"
+		}), false},
 		"of another plugin":   {as(func(v *registry.Volume) { v.Plugin = "other" }), false},
 		"of a name like it":   {as(func(v *registry.Volume) { v.Name, v.External = "data-2", "vol-data-2" }), false},
 		"of a name within it": {as(func(v *registry.Volume) { v.Name, v.External = "dat", "vol-dat" }), false},
@@ -112,10 +118,16 @@ func TestNamesThatAreFreeAgain(t *testing.T) {
 	registered := ready()
 	registered.Name, registered.External, registered.Created = "r", "csi-1", false
 	for what, giveUp := range map[string]func(*desk) error{
-		"deleted":              func(d *desk) error { return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name) },
-		"deregistered":         func(d *desk) error { return d.Controller.Deregister(d.t.Context(), name) },
-		"replaced by another":  func(d *desk) error { d.put(registered); return nil },
-		"forgotten, then read": func(d *desk) error { err := d.Controller.Deregister(d.t.Context(), name); d.crash(); return err },
+		"deleted": func(d *desk) error {
+			return d.Controller.Delete(d.t.Context(), registry.Call{ID: "op-2"}, name)
+		},
+		"deregistered":        func(d *desk) error { return d.Controller.Deregister(d.t.Context(), name) },
+		"replaced by another": func(d *desk) error { d.put(registered); return nil },
+		"forgotten, then read": func(d *desk) error {
+			err := d.Controller.Deregister(d.t.Context(), name)
+			d.crash()
+			return err
+		},
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
 		if _, err := d.Controller.Create(t.Context(), call, theirs()); !errors.Is(err, registry.ErrExists) {
@@ -127,7 +139,8 @@ func TestNamesThatAreFreeAgain(t *testing.T) {
 		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-3"}, theirs()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err, registry.ErrExists) {
+		if _, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-4"}, spec()); !errors.Is(err,
+			registry.ErrExists) {
 			t.Errorf("%s, the first again: %v", what, err)
 		}
 	}
@@ -168,7 +181,8 @@ func TestOneOfManyGetsTheName(t *testing.T) {
 		s := theirs()
 		s.Namespace = registry.Namespace(fmt.Sprint("of-", i))
 		wg.Go(func() {
-			_, errs[i] = d.Controller.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))}, s)
+			_, errs[i] = d.Controller.Create(t.Context(), registry.Call{ID: registry.OperationID(fmt.Sprint("op-", i))},
+				s)
 		})
 	}
 	wg.Wait()
@@ -253,7 +267,8 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	}
 }
 
-// An answer that cannot be used leaves a record that says why, and what the plugin calls the volume if it can be called so.
+// An answer that cannot be used leaves a record that says why, and what the plugin calls the volume if it can be called
+// so.
 func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	big := map[string]string{"k": strings.Repeat("x", maxMap)}
 	for what, c := range map[string]struct {
@@ -261,8 +276,10 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 		named  bool
 		reason string
 	}{
-		"no volume":         {func(c *csi.Created) { *c = csi.Created{} }, false, "external id is empty"},
-		"over-long id":      {func(c *csi.Created) { c.VolumeID = strings.Repeat("x", 4097) }, false, "4097 bytes long"},
+		"no volume": {func(c *csi.Created) { *c = csi.Created{} }, false, "external id is empty"},
+		"over-long id": {func(c *csi.Created) {
+			c.VolumeID = strings.Repeat("x", 4097)
+		}, false, "4097 bytes long"},
 		"invalid UTF-8":     {func(c *csi.Created) { c.VolumeID = "a\xff" }, false, "not valid UTF-8"},
 		"volume of another": {func(c *csi.Created) { c.VolumeID = "vol-other" }, false, "volume other already"},
 		"large context":     {func(c *csi.Created) { c.Context = big }, true, "volume context"},
@@ -275,24 +292,28 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			d := open(t, of(registry.CreateDelete), other)
 			d.spoil = c.spoil
 			_, err := d.Controller.Create(t.Context(), call, spec())
-			if !errors.Is(err, registry.ErrInternal) && !errors.Is(err, registry.ErrExists) || !strings.Contains(fmt.Sprint(err), "volume deregister") {
+			if !errors.Is(err, registry.ErrInternal) && !errors.Is(err, registry.ErrExists) ||
+				!strings.Contains(fmt.Sprint(err), "volume deregister") {
 				t.Errorf("%v", err)
 			}
 			v, found := d.stored()
 			if !found || v.State != registry.VolumeUncertain || (v.External != "") != c.named || v.Context != nil {
 				t.Errorf("state %s, id %q, %v", v.State, v.External, found)
 			}
-			if f := v.Failure; f.RPC != registry.CreateVolumeRPC || !strings.Contains(f.Detail, c.reason) || f.Since.IsZero() {
+			if f := v.Failure; f.RPC != registry.CreateVolumeRPC || !strings.Contains(f.Detail, c.reason) ||
+				f.Since.IsZero() {
 				t.Errorf("the reason is %+v, want %q", f, c.reason)
 			}
-			if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventStepFailed, registry.EventVolumeUncertain}) {
+			if kinds := d.kinds(); !slices.Equal(kinds,
+				[]registry.EventKind{registry.EventStepFailed, registry.EventVolumeUncertain}) {
 				t.Errorf("events %v", kinds)
 			}
 			d.crash()
 			d.journal = nil
 			if !c.named {
 				// It never leads to the deletion of what is somebody else's, and can be forgotten.
-				if err := d.Controller.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "volume deregister") {
+				if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
+					!strings.Contains(err.Error(), "volume deregister") {
 					t.Errorf("%v", err)
 				}
 				d.expect("CreateVolume data")
@@ -311,10 +332,12 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 	}
 }
 
-// externalIDs are ids as real drivers have them: a path, a resource of a cloud, a share, and the longest that there may be.
+// externalIDs are ids as real drivers have them: a path, a resource of a cloud, a share, and the longest that there may
+// be.
 var externalIDs = []string{
 	"/buckets/data", "..", "a/../../etc", "server#share#data##", "two\nlines", "\x00",
-	"/subscriptions/" + strings.Repeat("0", 36) + "/resourceGroups/" + strings.Repeat("g", 60) + "/providers/Microsoft.Compute/disks/data",
+	"/subscriptions/" + strings.Repeat("0", 36) + "/resourceGroups/" + strings.Repeat("g", 60) +
+		"/providers/Microsoft.Compute/disks/data",
 	strings.Repeat("x", registry.MaxExternalID),
 }
 
@@ -353,8 +376,8 @@ func TestExternalIDIsOpaque(t *testing.T) {
 	}
 }
 
-// The intent of a creation has a key of its own, whatever ids the plugin uses: that of another volume is not found under it, and does not
-// hinder it.
+// The intent of a creation has a key of its own, whatever ids the plugin uses: that of another volume is not found
+// under it, and does not hinder it.
 func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	other := ready()
 	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
@@ -382,7 +405,8 @@ func filled(change func(*registry.VolumeSpec)) registry.VolumeSpec {
 	return s
 }
 
-// A volume is never made empty where it was to be filled: the plugin is not asked without the capability, and its answer has to name the source.
+// A volume is never made empty where it was to be filled: the plugin is not asked without the capability, and its
+// answer has to name the source.
 func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	able := of(registry.CreateDelete, registry.CloneVolume, registry.CreateSnapshot)
 	source := ready()
@@ -400,21 +424,40 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 		kind    error
 		state   registry.VolumeState
 	}{
-		"no CLONE_VOLUME":           {of(registry.CreateDelete, registry.CreateSnapshot), byName, nil, registry.Source{}, registry.ErrUnsupported, ""},
-		"no CLONE_VOLUME, their id": {of(registry.CreateDelete), func(s *registry.VolumeSpec) { s.CloneExternal = "vol-x" }, nil, registry.Source{}, registry.ErrUnsupported, ""},
-		"no snapshots":              {of(registry.CreateDelete, registry.CloneVolume), func(s *registry.VolumeSpec) { s.SnapshotID = "snap-1" }, nil, registry.Source{}, registry.ErrUnsupported, ""},
-		"an unknown volume":         {able, func(s *registry.VolumeSpec) { s.CloneID = "vol-data" }, nil, registry.Source{}, registry.ErrNotFound, ""},
-		"another plugin's volume":   {able, func(s *registry.VolumeSpec) { s.CloneID = "foreign" }, nil, registry.Source{}, registry.ErrInvalid, ""},
-		"a volume that is not made": {able, func(s *registry.VolumeSpec) { s.CloneID = "making" }, nil, registry.Source{}, registry.ErrConflict, ""},
-		"our name":                  {able, byName, honest(registry.Source{Volume: "vol-data"}), registry.Source{Volume: "vol-data"}, nil, registry.VolumeReady},
-		"their id": {able, func(s *registry.VolumeSpec) { s.CloneExternal = "vol-x" }, honest(registry.Source{Volume: "vol-x"}),
+		"no CLONE_VOLUME": {of(registry.CreateDelete, registry.CreateSnapshot), byName, nil,
+			registry.Source{}, registry.ErrUnsupported, ""},
+		"no CLONE_VOLUME, their id": {of(registry.CreateDelete), func(s *registry.VolumeSpec) {
+			s.CloneExternal = "vol-x"
+		}, nil, registry.Source{}, registry.ErrUnsupported, ""},
+		"no snapshots": {of(registry.CreateDelete, registry.CloneVolume), func(s *registry.VolumeSpec) {
+			s.SnapshotID = "snap-1"
+		}, nil, registry.Source{}, registry.ErrUnsupported, ""},
+		"an unknown volume": {able, func(s *registry.VolumeSpec) {
+			s.CloneID = "vol-data"
+		}, nil, registry.Source{}, registry.ErrNotFound, ""},
+		"another plugin's volume": {able, func(s *registry.VolumeSpec) {
+			s.CloneID = "foreign"
+		}, nil, registry.Source{}, registry.ErrInvalid, ""},
+		"a volume that is not made": {able, func(s *registry.VolumeSpec) {
+			s.CloneID = "making"
+		}, nil, registry.Source{}, registry.ErrConflict, ""},
+		"our name": {able, byName, honest(registry.Source{Volume: "vol-data"}),
+			registry.Source{Volume: "vol-data"}, nil, registry.VolumeReady},
+		"their id": {able, func(s *registry.VolumeSpec) {
+			s.CloneExternal = "vol-x"
+		}, honest(registry.Source{Volume: "vol-x"}),
 			registry.Source{Volume: "vol-x"}, nil, registry.VolumeReady},
-		"a snapshot": {able, func(s *registry.VolumeSpec) { s.SnapshotID = "snap-1" }, honest(registry.Source{Snapshot: "snap-1"}),
+		"a snapshot": {able, func(s *registry.VolumeSpec) {
+			s.SnapshotID = "snap-1"
+		}, honest(registry.Source{Snapshot: "snap-1"}),
 			registry.Source{Snapshot: "snap-1"}, nil, registry.VolumeReady},
-		"the answer names none": {able, byName, nil, registry.Source{Volume: "vol-data"}, registry.ErrInternal, registry.VolumeUncertain},
-		"the answer names another": {able, byName, honest(registry.Source{Volume: "vol-x"}), registry.Source{Volume: "vol-data"},
+		"the answer names none": {able, byName, nil, registry.Source{Volume: "vol-data"}, registry.ErrInternal,
+			registry.VolumeUncertain},
+		"the answer names another": {able, byName, honest(registry.Source{Volume: "vol-x"}),
+			registry.Source{Volume: "vol-data"},
 			registry.ErrInternal, registry.VolumeUncertain},
-		"the answer names a snapshot": {able, byName, honest(registry.Source{Snapshot: "vol-data"}), registry.Source{Volume: "vol-data"},
+		"the answer names a snapshot": {able, byName, honest(registry.Source{Snapshot: "vol-data"}),
+			registry.Source{Volume: "vol-data"},
 			registry.ErrInternal, registry.VolumeUncertain},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -452,7 +495,8 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	}
 }
 
-// A clone that is asked for once more is asked for from the same source, whatever has become of the name of that meanwhile.
+// A clone that is asked for once more is asked for from the same source, whatever has become of the name of that
+// meanwhile.
 func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
@@ -487,15 +531,18 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 		says   string
 		next   bool
 	}{
-		"refused":            {[]fault{failed("INVALID_ARGUMENT")}, "", "", false},
-		"no room":            {slices.Repeat([]fault{uncertain("RESOURCE_EXHAUSTED", false)}, 3), registry.VolumeCreating, "in the background", true},
-		"refused after that": {[]fault{uncertain("INTERNAL", false), failed("INVALID_ARGUMENT")}, registry.VolumeUncertain, "nothing is tried again", false},
+		"refused": {[]fault{failed("INVALID_ARGUMENT")}, "", "", false},
+		"no room": {slices.Repeat([]fault{uncertain("RESOURCE_EXHAUSTED", false)}, 3),
+			registry.VolumeCreating, "in the background", true},
+		"refused after that": {[]fault{uncertain("INTERNAL", false), failed("INVALID_ARGUMENT")},
+			registry.VolumeUncertain, "nothing is tried again", false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))
 			d.faults = c.faults
 			_, err := d.Controller.Create(t.Context(), call, spec())
-			if err == nil || !strings.Contains(err.Error(), c.says) || (c.says != "") != strings.Contains(err.Error(), "volume deregister") {
+			if err == nil || !strings.Contains(err.Error(), c.says) ||
+				(c.says != "") != strings.Contains(err.Error(), "volume deregister") {
 				t.Errorf("%s: %v", what, err)
 			}
 			v, _ := d.stored()
@@ -503,7 +550,8 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 				t.Errorf("%s: state %q, %+v", what, v.State, v.Failure)
 			}
 			d.view(func(view registry.View) {
-				in, open := registry.OpenIntent(view, registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
+				in, open := registry.OpenIntent(view,
+					registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
 				if open != c.next || open && (in.Detail != "injected" || !in.Next.After(time.Now())) {
 					t.Errorf("%s: intent %v, next %v", what, open, in.Next)
 				}
@@ -521,7 +569,8 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			time.Sleep(time.Hour)
 			end()
 			d.expect()
-			if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
+			if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil ||
+				v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
 				t.Errorf("%s, asked again: %s, %v", what, v.State, err)
 			}
 		})
@@ -533,7 +582,8 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3)
-		if err := d.Controller.Delete(t.Context(), call, name); err == nil || !strings.Contains(err.Error(), "in the background") {
+		if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
+			!strings.Contains(err.Error(), "in the background") {
 			t.Errorf("%v", err)
 		}
 		d.view(func(view registry.View) {
@@ -564,7 +614,8 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	zone := []registry.Topology{{"zone": "a"}}
 	preferring, requiring, newer := spec(), spec(), spec()
 	preferring.Preferred, requiring.Required = zone, zone
-	newer.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeMultiWriter, Attachment: registry.FileSystem}}
+	newer.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeMultiWriter,
+		Attachment: registry.FileSystem}}
 	for _, c := range []struct {
 		name string
 		caps []registry.Capability
@@ -573,7 +624,8 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	}{
 		{"nothing", nil, spec(), registry.ErrUnsupported},
 		{"preferred topology without it", []registry.Capability{registry.CreateDelete}, preferring, nil},
-		{"required topology without it", []registry.Capability{registry.CreateDelete}, requiring, registry.ErrUnsupported},
+		{"required topology without it", []registry.Capability{registry.CreateDelete}, requiring,
+			registry.ErrUnsupported},
 		{"required topology", []registry.Capability{registry.CreateDelete, registry.PluginTopology}, requiring, nil},
 		{"newer mode without it", []registry.Capability{registry.CreateDelete}, newer, registry.ErrUnsupported},
 		{"newer mode", []registry.Capability{registry.CreateDelete, registry.ControllerMulti}, newer, nil},
@@ -601,7 +653,8 @@ func TestCreateWaitsForItsController(t *testing.T) {
 		d := open(t, table{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := d.Controller.Create(ctx, call, spec()); !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := d.Controller.Create(ctx, call, spec()); !errors.Is(err, registry.ErrUnavailable) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		if _, found := d.stored(); found {
@@ -635,12 +688,15 @@ func TestRegister(t *testing.T) {
 		kind    error
 	}{
 		{"confirmed", of(), nil, []string{"ValidateVolumeCapabilities vol-data"}, nil},
-		{"nothing confirmed", of(), refuse(csi.Validated{Message: "no"}, nil), []string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
+		{"nothing confirmed", of(), refuse(csi.Validated{Message: "no"}, nil),
+			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
 		{"another confirmed", of(), refuse(csi.Validated{Confirmed: []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly, Attachment: registry.FileSystem}}}, nil),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrInvalid},
-		{"not implemented", of(), refuse(csi.Validated{}, &registry.CallError{Code: "UNIMPLEMENTED", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnsupported}),
+		{"not implemented", of(), refuse(csi.Validated{},
+			&registry.CallError{Code: "UNIMPLEMENTED", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnsupported}),
 			[]string{"ValidateVolumeCapabilities vol-data"}, nil},
-		{"unknown there", of(), refuse(csi.Validated{}, &registry.CallError{Code: "NOT_FOUND", Outcome: registry.OutcomeFailed, Kind: registry.ErrNotFound}),
+		{"unknown there", of(), refuse(csi.Validated{},
+			&registry.CallError{Code: "NOT_FOUND", Outcome: registry.OutcomeFailed, Kind: registry.ErrNotFound}),
 			[]string{"ValidateVolumeCapabilities vol-data"}, registry.ErrNotFound},
 		{"no controller", table{registry.RoleNode: node}, nil, nil, nil},
 	} {
@@ -658,7 +714,8 @@ func TestRegister(t *testing.T) {
 			if err != nil || v.State != registry.VolumeReady || v.Created {
 				t.Fatalf("%+v, %v", v, err)
 			}
-			if again, err := d.Controller.Register(t.Context(), known); err != nil || again.CreateIndex != v.CreateIndex {
+			if again, err := d.Controller.Register(t.Context(), known); err != nil ||
+				again.CreateIndex != v.CreateIndex {
 				t.Errorf("again: %+v, %v", again, err)
 			}
 		})
@@ -669,7 +726,8 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	d := open(t, of(), ready())
 	other := spec()
 	other.ID, other.External = "alias", key.External
-	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrExists) || !strings.Contains(err.Error(), "data") {
+	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrExists) ||
+		!strings.Contains(err.Error(), "data") {
 		t.Errorf("%v", err)
 	}
 	other.External = ""
@@ -681,10 +739,14 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 // uses are records each of which says that the volume is in use.
 func uses() map[string][]registry.Record {
 	return map[string][]registry.Record{
-		"alloc a1":   {claimed()},
-		"staged":     nil, // says the node
-		"node i-7":   {registry.Attachment{Volume: key, Node: "n1", NodeID: "i-7", State: registry.MarkSent}},
-		"since 2001": {func() registry.Claim { c := claimed(); c.Since = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC); return c }()},
+		"alloc a1": {claimed()},
+		"staged":   nil, // says the node
+		"node i-7": {registry.Attachment{Volume: key, Node: "n1", NodeID: "i-7", State: registry.MarkSent}},
+		"since 2001": {func() registry.Claim {
+			c := claimed()
+			c.Since = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
+			return c
+		}()},
 	}
 }
 
@@ -695,10 +757,12 @@ func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 		if len(records) == 0 {
 			d.node = local{uses: []string{"staged at /s"}}
 		}
-		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
-		if err := d.Controller.Deregister(t.Context(), name); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), says) {
+		if err := d.Controller.Deregister(t.Context(), name); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v", says, err)
 		}
 		d.expect()
@@ -719,7 +783,8 @@ func TestDelete(t *testing.T) {
 		if _, found := d.stored(); found {
 			t.Errorf("%s: the record is still there", what)
 		}
-		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err, registry.ErrNotFound) {
+		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2", Method: "Test"}, name); !errors.Is(err,
+			registry.ErrNotFound) {
 			t.Errorf("%s, another call: %v", what, err)
 		}
 	}
@@ -735,7 +800,8 @@ func TestDeletionThatFailsGoesOnLater(t *testing.T) {
 		t.Errorf("state %s", v.State)
 	}
 	d.crash()
-	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) && !errors.Is(err, registry.ErrExists) {
+	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrConflict) &&
+		!errors.Is(err, registry.ErrExists) {
 		t.Errorf("%v", err)
 	}
 	if err := d.Controller.Delete(t.Context(), call, name); err != nil || len(d.made) != 0 {
@@ -752,7 +818,8 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete), ready())
 			d.made["vol-data"], d.faults = true, faults
-			if err := d.Controller.Delete(t.Context(), call, name); err == nil || errors.Is(err, registry.ErrUncertain) {
+			if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
+				errors.Is(err, registry.ErrUncertain) {
 				t.Errorf("%s: %v", what, err)
 			}
 			if v, _ := d.stored(); v.State != registry.VolumeReady || v.External != key.External {

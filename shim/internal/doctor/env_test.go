@@ -52,7 +52,8 @@ func placed() []registry.Record {
 	return []registry.Record{
 		registry.Attachment{Volume: key, Name: data.VolumeName(), Node: "n1", NodeID: "i-1", State: registry.MarkDone},
 		registry.Staging{
-			Volume: key, Name: data.VolumeName(), State: registry.MarkDone, Stages: true, Path: layout.Staging(key, root()),
+			Volume: key, Name: data.VolumeName(), State: registry.MarkDone, Stages: true,
+			Path:   layout.Staging(key, root()),
 			Mounts: true, Boot: boot,
 		},
 	}

@@ -110,7 +110,8 @@ func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 			Kind: registry.FoundLost, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request, Path: p.At,
 			Detail: fmt.Sprintf("%q of volume %s is recorded as mounted here for alloc %s, and nothing is", p.Path,
 				name, r.Alloc),
-			Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again: a task that restarts would not see it", r.Alloc),
+			Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again: a task that restarts would not see it",
+				r.Alloc),
 		})
 	}
 }

@@ -266,7 +266,8 @@ func (e *examiner) listing(l Listing) {
 	}
 	for _, p := range e.Records.Placements {
 		v, listed := l.Volumes[p.Volume.External]
-		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attachment.State == registry.MarkDone && p.Attachment.NodeID != "" &&
+		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attachment.State == registry.MarkDone &&
+			p.Attachment.NodeID != "" &&
 			!v.Nodes[p.Attachment.NodeID] &&
 			unchanged(p.Volume) {
 			found = append(found, registry.Finding{

@@ -31,7 +31,8 @@ type Placement struct {
 // RecordsOf reads the records.
 func RecordsOf(v registry.View) Records {
 	return Records{
-		Volumes: v.Volumes(), Placements: placementsOf(v), Refs: v.AllRefs(), Claims: v.AllClaims(), Intents: v.Intents(),
+		Volumes: v.Volumes(), Placements: placementsOf(v), Refs: v.AllRefs(), Claims: v.AllClaims(),
+		Intents:   v.Intents(),
 		Instances: v.AllInstances(),
 	}
 }
@@ -144,7 +145,9 @@ func Marked(r Records, findings []registry.Finding, now time.Time) registry.Chan
 
 // Adopted returns the change for findings with the action adopt: the volume may be staged, and attached before that, so
 // that its plugin is asked to take it down. this is the node.
-func Adopted(r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time) registry.Change {
+func Adopted(
+	r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time,
+) registry.Change {
 	return changed(r, findings, now, func(f registry.Finding, p *Placement, _ *registry.Ref) bool {
 		if f.Action != registry.ActAdopt {
 			return false
@@ -218,8 +221,8 @@ func changed(
 	return c
 }
 
-// commit commits what decide returns: first the records that nodes share, then those of this node, of which it leaves out
-// what has changed since.
+// commit commits what decide returns: first the records that nodes share, then those of this node, of which it leaves
+// out what has changed since.
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {

@@ -64,7 +64,8 @@ func TestRepairMarks(t *testing.T) {
 	w.view(func(v registry.View) {
 		p := placedIn(v)
 		r := v.Refs(key)[0]
-		if p.Staging.State != registry.MarkSent || p.Attachment.State != registry.MarkDone || r.Publish != registry.MarkSent ||
+		if p.Staging.State != registry.MarkSent || p.Attachment.State != registry.MarkDone ||
+			r.Publish != registry.MarkSent ||
 			p.Staging.ModifyIndex != r.ModifyIndex || r.ModifyIndex != before+1 {
 			t.Errorf("%+v %+v", p, r)
 		}

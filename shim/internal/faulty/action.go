@@ -92,8 +92,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// freeze stops the process. The signal is this thread's own, so that no further instruction of it is carried out; one to the process would be taken
-// by any thread, some time.
+// freeze stops the process. The signal is this thread's own, so that no further instruction of it is carried out; one
+// to the process would be taken by any thread, some time.
 func freeze() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -103,7 +103,8 @@ func freeze() {
 func signal(pid int, s unix.Signal) { must(unix.Kill(pid, s)) }
 
 var kinds = map[string]error{
-	"invalid": registry.ErrInvalid, "conflict": registry.ErrConflict, "unavailable": registry.ErrUnavailable, "fenced": registry.ErrFenced,
+	"invalid": registry.ErrInvalid, "conflict": registry.ErrConflict, "unavailable": registry.ErrUnavailable,
+	"fenced":    registry.ErrFenced,
 	"exhausted": registry.ErrExhausted, "damaged": registry.ErrDamaged, "internal": registry.ErrInternal,
 }
 
@@ -150,8 +151,8 @@ func killed(pid int) {
 	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
 }
 
-// handshake is what was standard output when this process began: package bootstrap has put it away. It is the only pipe of this process alone
-// that can be written to.
+// handshake is what was standard output when this process began: package bootstrap has put it away. It is the only pipe
+// of this process alone that can be written to.
 func handshake() *os.File {
 	fds, err := os.ReadDir("/proc/self/fd")
 	must(err)
@@ -171,7 +172,8 @@ func handshake() *os.File {
 }
 
 func noise() {
-	for _, line := range []string{`{"@message":5}`, `{"@level":7,"@message":"m"}`, "not \xff UTF-8 \x1b[31mred", strings.Repeat("x", 1<<20)} {
+	for _, line := range []string{`{"@message":5}`, `{"@level":7,"@message":"m"}`, "not \xff UTF-8 \x1b[31mred",
+		strings.Repeat("x", 1<<20)} {
 		_, err := fmt.Fprintln(os.Stderr, line)
 		must(err)
 	}

@@ -1,5 +1,5 @@
-// Command faulty is the shim with faults, for tests only: what the lines behind its executable say that it does beside its work. Package
-// holdfast/internal/fault explains them, and makes such binaries.
+// Command faulty is the shim with faults, for tests only: what the lines behind its executable say that it does beside
+// its work. Package holdfast/internal/fault explains them, and makes such binaries.
 package main
 
 import (

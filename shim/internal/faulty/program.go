@@ -62,7 +62,8 @@ func (p *program) due(i int) bool {
 	return f.Times == 0 || p.left[i] >= 0
 }
 
-// method is how a fault names what gRPC calls /holdfast.v1.Control/Activate: Activate, or for another service Allocs.Prepare.
+// method is how a fault names what gRPC calls /holdfast.v1.Control/Activate: Activate, or for another service
+// Allocs.Prepare.
 func method(full string) string {
 	_, name, _ := strings.Cut(full, "/holdfast.v1.")
 	return strings.TrimPrefix(strings.ReplaceAll(name, "/", "."), "Control.")
@@ -103,7 +104,9 @@ func (p *program) around(full string, req any, work func() error) error {
 	return nil
 }
 
-func (p *program) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, work grpc.UnaryHandler) (reply any, err error) {
+func (p *program) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, work grpc.UnaryHandler,
+) (reply any, err error) {
 	err = p.around(info.FullMethod, req, func() (err error) {
 		reply, err = work(ctx, req)
 		return err

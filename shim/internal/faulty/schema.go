@@ -9,7 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// setSchema says in a copy of the state that only shims of a schema can read it. It writes as package store does: what it writes is sound.
+// setSchema says in a copy of the state that only shims of a schema can read it. It writes as package store does: what
+// it writes is sound.
 func setSchema(file string, number int) error {
 	db, err := bbolt.Open(file, 0o600, nil)
 	if err != nil {

@@ -26,7 +26,8 @@ type Calls struct {
 	Plugins Plugins
 	Secrets Secrets
 	Locks   *Locks
-	// Expected reports whether the plugin has a task in the role, whether or not it has an instance. nil: there are none.
+	// Expected reports whether the plugin has a task in the role, whether or not it has an instance. nil: there are
+	// none.
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
 }
 

@@ -11,8 +11,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// A short call ends though its shim releases the state meanwhile, and its outcome is stored. A long call is cancelled, and
-// so is a call whose caller is gone. No call begins after that.
+// A short call ends though its shim releases the state meanwhile, and its outcome is stored. A long call is cancelled,
+// and so is a call whose caller is gone. No call begins after that.
 func TestShortCallsEndAfterARelease(t *testing.T) {
 	const takes, later = DrainTime / 2, DrainTime / 5
 	for name, c := range map[string]struct {
@@ -21,9 +21,11 @@ func TestShortCallsEndAfterARelease(t *testing.T) {
 		ends  time.Duration // after its beginning
 		done  bool
 	}{
-		"a short one, and the shim releases the state": {takes, registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), takes, true},
-		"a long one, and the shim releases the state":  {time.Hour, registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), DrainTime, false},
-		"a short one, and its caller goes":             {takes, context.Canceled, later, false},
+		"a short one, and the shim releases the state": {takes,
+			registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), takes, true},
+		"a long one, and the shim releases the state": {time.Hour,
+			registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), DrainTime, false},
+		"a short one, and its caller goes": {takes, context.Canceled, later, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,8 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// MayRun reports whether a call is likely to run at its plugin still: it was not answered, or was answered with ABORTED.
+// MayRun reports whether a call is likely to run at its plugin still: it was not answered, or was answered with
+// ABORTED.
 func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
@@ -58,8 +59,8 @@ func Describe(open registry.Intent) string {
 	return s + " is legal"
 }
 
-// Hash returns the hash of a request: of the JSON forms of its parts. That form has no secrets and no paths that only one
-// instance knows, so the hash stays the same after a secret was rotated or the plugin was updated.
+// Hash returns the hash of a request: of the JSON forms of its parts. That form has no secrets and no paths that only
+// one instance knows, so the hash stays the same after a secret was rotated or the plugin was updated.
 func Hash(rpc registry.RPC, parts ...any) string {
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
@@ -74,8 +75,9 @@ func Hash(rpc registry.RPC, parts ...any) string {
 // Event returns an event about the call of i.
 func Event(kind registry.EventKind, i registry.Intent, at time.Time) registry.Event {
 	e := registry.Event{
-		Kind: kind, Role: RoleOf(i.RPC), Plugin: i.Volume.Plugin, Alloc: i.Alloc, Volume: i.Name, External: i.Volume.External,
-		Request: i.Request, Cause: registry.Cause(i.RPC), At: at,
+		Kind: kind, Role: RoleOf(i.RPC), Plugin: i.Volume.Plugin, Alloc: i.Alloc, Volume: i.Name,
+		External: i.Volume.External,
+		Request:  i.Request, Cause: registry.Cause(i.RPC), At: at,
 	}
 	if i.RPC == registry.CreateVolumeRPC {
 		e.External = "" // not known before it is done
@@ -91,7 +93,8 @@ func RoleOf(rpc registry.RPC) registry.Role {
 	return registry.RoleController
 }
 
-// Answers reports whether a code is the plugin's own answer. The other codes may belong to a call that never reached it.
+// Answers reports whether a code is the plugin's own answer. The other codes may belong to a call that never reached
+// it.
 func Answers(code string) bool {
 	switch code {
 	case "", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE":
@@ -116,8 +119,8 @@ func Silent(code string) bool {
 	return false
 }
 
-// NoEnd returns what is known of a call whose end is not awaited any more: at most a vague answer. A try after a certain
-// answer may be under way.
+// NoEnd returns what is known of a call whose end is not awaited any more: at most a vague answer. A try after a
+// certain answer may be under way.
 func NoEnd(open registry.Intent) *registry.CallError {
 	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
 	if open.Code == "" || !Vague(open.Code) {
@@ -126,9 +129,11 @@ func NoEnd(open registry.Intent) *registry.CallError {
 	return said
 }
 
-// Settled returns nil if the error of a call says that the call certainly does not run any more, whether it failed or not.
+// Settled returns nil if the error of a call says that the call certainly does not run any more, whether it failed or
+// not.
 func Settled(err error) error {
-	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed && !errors.Is(err, registry.ErrUncertain) {
+	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed &&
+		!errors.Is(err, registry.ErrUncertain) {
 		return nil
 	}
 	return err
@@ -149,7 +154,8 @@ func callError(rpc registry.RPC, err error) *registry.CallError {
 		}
 		return &made
 	}
-	call := &registry.CallError{RPC: rpc, Outcome: registry.OutcomeUncertain, Kind: registry.ErrUncertain, Detail: err.Error()}
+	call := &registry.CallError{RPC: rpc, Outcome: registry.OutcomeUncertain, Kind: registry.ErrUncertain,
+		Detail: err.Error()}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		call.Code = "DEADLINE_EXCEEDED"

@@ -58,7 +58,8 @@ func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	why := errors.New("nobody waits any more")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
-	if _, err := l.Lock(ctx, lockName, "other"); !errors.Is(err, why) || !strings.Contains(err.Error(), "the deletion is under way") {
+	if _, err := l.Lock(ctx, lockName, "other"); !errors.Is(err, why) ||
+		!strings.Contains(err.Error(), "the deletion is under way") {
 		t.Errorf("%v", err)
 	}
 	leave()
@@ -67,7 +68,8 @@ func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Several that yield share the lane one after the other; the first that does not ends the one inside, and keeps the others from staying.
+// Several that yield share the lane one after the other; the first that does not ends the one inside, and keeps the
+// others from staying.
 func TestLockIsYieldedToLock(t *testing.T) {
 	var l Locks
 	inside, leave, err := l.LockYielding(t.Context(), lockKey, "a question")

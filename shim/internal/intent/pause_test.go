@@ -12,17 +12,20 @@ import (
 )
 
 // pausable sends a call that a pause holds up, and says how it ended, how often it was sent, and when last.
-func pausable(t *testing.T, r *Pause, ctx context.Context, answers ...error) (sent int, last time.Duration, waits []bool, err error) {
+func pausable(
+	t *testing.T, r *Pause, ctx context.Context, answers ...error,
+) (sent int, last time.Duration, waits []bool, err error) {
 	t.Helper()
 	began := time.Now()
 	r.Notify(func(_ registry.OperationID, is bool) { waits = append(waits, is) })
-	err = Sender{State: registrytest.NewLog(time.Now), Now: time.Now, Pause: r}.Send(ctx, stage(func(context.Context) error {
-		sent, last = sent+1, time.Since(began)
-		if sent <= len(answers) {
-			return answers[sent-1]
-		}
-		return nil
-	}))
+	err = Sender{State: registrytest.NewLog(time.Now), Now: time.Now, Pause: r}.Send(ctx,
+		stage(func(context.Context) error {
+			sent, last = sent+1, time.Since(began)
+			if sent <= len(answers) {
+				return answers[sent-1]
+			}
+			return nil
+		}))
 	return sent, last, waits, err
 }
 
@@ -59,7 +62,10 @@ func TestAPausedCallEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(released) })
 		log := registrytest.NewLog(time.Now)
-		err := Sender{State: log, Now: time.Now, Pause: &r}.Send(ctx, stage(func(context.Context) error { t.Error("it is sent"); return nil }))
+		err := Sender{State: log, Now: time.Now, Pause: &r}.Send(ctx, stage(func(context.Context) error {
+			t.Error("it is sent")
+			return nil
+		}))
 		if _, found, mark, _ := look(t, log); !errors.Is(err, ErrReleased) || found || mark != registry.MarkNone {
 			t.Errorf("%v; intent open %v, mark %q", err, found, mark)
 		}

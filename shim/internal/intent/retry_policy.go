@@ -36,8 +36,8 @@ func (p Policy) Row(code string) Row {
 	return row
 }
 
-// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. For an RPC of a newer build, which the
-// state file may name, the policy takes every answer as uncertain and allows no second try.
+// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. For an RPC of a newer build,
+// which the state file may name, the policy takes every answer as uncertain and allows no second try.
 func PolicyOf(rpc registry.RPC) Policy {
 	if p, known := Policies[rpc]; known {
 		return p
@@ -66,7 +66,8 @@ func Waits(open registry.Intent) registry.Wait {
 		w.Code, w.Detail = "", "" // that was our word: the plugin has not said anything yet
 	}
 	if w.Code == "" && w.Detail == "" {
-		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then", policy.Deadline.Minutes())
+		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then",
+			policy.Deadline.Minutes())
 	}
 	return w
 }
@@ -90,9 +91,10 @@ func (r Row) with(b Backoff) Row {
 	return r
 }
 
-// common is what holds for every call that changes something (CSI spec, "Error Scheme"). Nothing says that what ended with UNKNOWN, INTERNAL or
-// DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also what a plugin's own limit on the size of its answers looks
-// like, and the plugin has acted by then, as it has where its answer cannot be read.
+// common is what holds for every call that changes something (CSI spec, "Error Scheme"). Nothing says that what ended
+// with UNKNOWN, INTERNAL or DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also
+// what a plugin's own limit on the size of its answers looks like, and the plugin has acted by then, as it has where
+// its answer cannot be read.
 var common = map[string]Row{
 	"":                    uncertain(few, "the connection to the plugin broke during the call: see in its log whether it crashes"),
 	"CANCELLED":           uncertain(few, "cancelled by the client; Holdfast repeats or undoes the call"),
@@ -123,7 +125,8 @@ var unknownRPC = Policy{5 * time.Minute, cautious()}
 func cautious() map[string]Row {
 	table := map[string]Row{}
 	for code := range common {
-		table[code] = Row{registry.OutcomeUncertain, 1, slow, "this shim does not know the call; continue with the newer shim that sent it"}
+		table[code] = Row{registry.OutcomeUncertain, 1, slow,
+			"this shim does not know the call; continue with the newer shim that sent it"}
 	}
 	return table
 }
@@ -135,7 +138,8 @@ var Policies = map[registry.RPC]Policy{
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
 		"NOT_FOUND":          failed(1, "the plugin does not know what this one is to be made of: see whether it exists there"),
 		"ALREADY_EXISTS":     failed(1, "the plugin has another volume of that name: choose another name, or ask for the same"),
-		// The plugin has made the volume, and would say the same of it again: the record says so until a person decides.
+		// The plugin has made the volume, and would say the same of it again: the record says so until a person
+		// decides.
 		registry.CodeUnreadable: failed(1, "the plugin has probably made the volume, and its answer cannot be read: use another version of it"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
@@ -177,8 +181,9 @@ func unmounting() map[string]Row {
 	}
 }
 
-// expanding is what differs for calls that make a volume larger. They have no undo, and nothing stands on them, so one that the plugin has
-// answered does not hold up the others for its volume; what it may have done is found out by the same call again.
+// expanding is what differs for calls that make a volume larger. They have no undo, and nothing stands on them, so one
+// that the plugin has answered does not hold up the others for its volume; what it may have done is found out by the
+// same call again.
 func expanding(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
@@ -210,8 +215,8 @@ func (p Policy) Once() Policy {
 // Backoff is a delay that doubles from try to try and stays at Max.
 type Backoff struct{ First, Max time.Duration }
 
-// Delay is the wait after the try of that number, which counts from 1: between half and all of First*2^(try-1), at most Max.
-// random is in [0, 1).
+// Delay is the wait after the try of that number, which counts from 1: between half and all of First*2^(try-1), at most
+// Max. random is in [0, 1).
 func (b Backoff) Delay(try uint64, random float64) time.Duration {
 	full := b.Max
 	if try = max(try, 1); try <= 62 && b.First <= b.Max>>(try-1) {

@@ -14,7 +14,8 @@ import (
 	"holdfast/registry"
 )
 
-// The delay never overflows, never exceeds its maximum and never falls below half of what it was: to try 10^6 and beyond.
+// The delay never overflows, never exceeds its maximum and never falls below half of what it was: to try 10^6 and
+// beyond.
 func TestBackoffSaturates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := time.Duration(rapid.Int64Range(1, int64(time.Minute)).Draw(t, "first"))
@@ -48,7 +49,8 @@ func TestHashKnowsNoSecrets(t *testing.T) {
 		t.Error("another secret is another request")
 	}
 	for _, other := range []string{
-		Hash(registry.NodePublishRPC, request{ID: "v"}, "/at"), Hash(registry.NodeStageRPC, request{ID: "w"}, "/at"), Hash(registry.NodeStageRPC, request{ID: "v"}, "/to"),
+		Hash(registry.NodePublishRPC, request{ID: "v"}, "/at"), Hash(registry.NodeStageRPC, request{ID: "w"}, "/at"),
+		Hash(registry.NodeStageRPC, request{ID: "v"}, "/to"),
 	} {
 		if one == other {
 			t.Error("different requests have one hash")
@@ -56,8 +58,8 @@ func TestHashKnowsNoSecrets(t *testing.T) {
 	}
 }
 
-// A call that only a newer build knows is not sent again, and whatever its answer is, it may have taken effect. NodePublishVolume's policy would
-// call an INVALID_ARGUMENT a certain failure.
+// A call that only a newer build knows is not sent again, and whatever its answer is, it may have taken effect.
+// NodePublishVolume's policy would call an INVALID_ARGUMENT a certain failure.
 func TestUnknownRPCIsNeverCertainToHaveFailed(t *testing.T) {
 	const unknown registry.RPC = "ControllerModifyVolume"
 	for code := range common {

@@ -23,7 +23,8 @@ var rpcs = []registry.RPC{
 	registry.ControllerExpandRPC, registry.NodeExpandRPC,
 }
 
-// tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what it says of each call.
+// tries is how often a call is sent at most, by hand from the specification's error scheme: its general codes, and what
+// it says of each call.
 func tries(rpc registry.RPC, code string) int {
 	switch code {
 	case "ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED":
@@ -40,14 +41,16 @@ func tries(rpc registry.RPC, code string) int {
 			return few
 		}
 	case "NOT_FOUND": // "verify, and retry with exponential back off"
-		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC || rpc.Expands() {
+		if rpc == registry.ControllerPublishRPC || rpc == registry.NodeStageRPC || rpc == registry.NodePublishRPC ||
+			rpc.Expands() {
 			return few
 		}
 	case "FAILED_PRECONDITION": // attached elsewhere: "wait for it to be detached, and retry with exponential back off"
 		if rpc == registry.ControllerPublishRPC {
 			return Forever
 		}
-		if rpc == registry.ControllerExpandRPC { // "ensure that volume is not published and retry"; on the node "MUST NOT retry"
+		// "ensure that volume is not published and retry"; on the node "MUST NOT retry"
+		if rpc == registry.ControllerExpandRPC {
 			return few
 		}
 	}
@@ -55,11 +58,12 @@ func tries(rpc registry.RPC, code string) int {
 }
 
 // stays is the codes that say nothing certain of a call.
-var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "CODE_99",
+var stays = []string{"", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL",
+	"UNAVAILABLE", "DATA_LOSS", "CODE_99",
 	registry.CodeUnreadable}
 
-// staysOpen says whether the intent of a call stays open after the answer. Nothing stands on an expansion: of those, only the ones stay that
-// may still run.
+// staysOpen says whether the intent of a call stays open after the answer. Nothing stands on an expansion: of those,
+// only the ones stay that may still run.
 func staysOpen(rpc registry.RPC, code string) bool {
 	if rpc == registry.CreateVolumeRPC && code == registry.CodeUnreadable {
 		return false // what is left is in the volume's record

@@ -215,7 +215,8 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 	defer cancel()
 	err := callError(d.Intent.RPC, d.Do(ctx))
 	if err != nil && d.doubt && !Answers(err.Code) {
-		err.Outcome = registry.OutcomeUncertain // this try may not even have left: that says nothing of the earlier ones
+		// this try may not even have left: that says nothing of the earlier ones
+		err.Outcome = registry.OutcomeUncertain
 	}
 	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
 	return err
@@ -226,7 +227,8 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 const retryDivisor = 3
 
 // delay returns the wait after a try that was answered with the code. A plugin that answers ABORTED because an earlier
-// call still runs there is asked again soon: most calls are short. A call that has run for long is asked for less often.
+// call still runs there is asked again soon: most calls are short. A call that has run for long is asked for less
+// often.
 func (d *delivery) delay(row Row, code string) time.Duration {
 	if d.repeat && code == "ABORTED" {
 		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), row.Backoff.Max)

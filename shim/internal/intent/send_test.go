@@ -36,11 +36,14 @@ func send(ctx context.Context, state registry.State, c Call) error {
 }
 
 func answer(code string, outcome registry.Outcome) error {
-	return &registry.CallError{RPC: registry.NodeStageRPC, Code: code, Outcome: outcome, Kind: registry.ErrUnavailable, Detail: "because"}
+	return &registry.CallError{RPC: registry.NodeStageRPC, Code: code, Outcome: outcome, Kind: registry.ErrUnavailable,
+		Detail: "because"}
 }
 
 // look is what a reader of the log sees.
-func look(t *testing.T, log registry.State) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
+func look(
+	t *testing.T, log registry.State,
+) (open registry.Intent, found bool, mark registry.Mark, events []registry.Event) {
 	t.Helper()
 	err := log.View(context.Background(), func(v registry.View) error {
 		open, found = registry.OpenIntent(v, vol)
@@ -59,7 +62,8 @@ func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
 	err := send(t.Context(), log, stage(func(context.Context) error {
 		open, found, mark, _ := look(t, log)
-		if !found || open.Outcome != registry.OutcomePending || open.Attempt != 1 || open.Since.IsZero() || mark != registry.MarkSent {
+		if !found || open.Outcome != registry.OutcomePending || open.Attempt != 1 || open.Since.IsZero() ||
+			mark != registry.MarkSent {
 			t.Errorf("while the call runs: intent %+v (%v), mark %q", open, found, mark)
 		}
 		return nil
@@ -108,7 +112,8 @@ func TestUncertainCallStays(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 			open, found, mark, _ := look(t, log)
-			if !found || open.Outcome != registry.OutcomeUncertain || open.Code != c.code || open.Detail == "" || mark != registry.MarkSent {
+			if !found || open.Outcome != registry.OutcomeUncertain || open.Code != c.code || open.Detail == "" ||
+				mark != registry.MarkSent {
 				t.Errorf("intent %+v (%v), mark %q", open, found, mark)
 			}
 		})
@@ -126,7 +131,8 @@ func TestOutcomeIsStoredAfterItsCallerHasGone(t *testing.T) {
 	if !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, gone) {
 		t.Errorf("%v", err)
 	}
-	if open, found, _, _ := look(t, log); !found || open.Outcome != registry.OutcomeUncertain || open.Code != "CANCELLED" {
+	if open, found, _, _ := look(t, log); !found || open.Outcome != registry.OutcomeUncertain ||
+		open.Code != "CANCELLED" {
 		t.Errorf("intent %+v (%v)", open, found)
 	}
 }
@@ -159,7 +165,8 @@ func TestBeforeRefuses(t *testing.T) {
 // Only the same call or its undo may follow a call that has no certain answer.
 func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 	publish := func(a registry.AllocID, hash string) registry.Intent {
-		return registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Alloc: a, Request: "r", Hash: hash}
+		return registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Alloc: a, Request: "r",
+			Hash: hash}
 	}
 	with := func(i registry.Intent, rpc registry.RPC, hash string) registry.Intent {
 		i.RPC, i.Hash = rpc, hash
@@ -177,21 +184,29 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 		{"the undo of another", publish("a1", "h"), with(publish("a2", ""), registry.NodeUnpublishRPC, "u"), false},
 		{"unstage under a publish", publish("a1", "h"), with(attach, registry.NodeUnstageRPC, "x"), false},
 		{"detach of an attach", attach, with(attach, registry.ControllerUnpublishRPC, "d"), true},
-		{"unstage of a stage", with(attach, registry.NodeStageRPC, "s"), with(attach, registry.NodeUnstageRPC, "u"), true},
-		{"detach under an unstage", with(attach, registry.NodeUnstageRPC, "s"), with(attach, registry.ControllerUnpublishRPC, "d"), false},
-		{"stage after an unstage", with(attach, registry.NodeUnstageRPC, "s"), with(attach, registry.NodeStageRPC, "u"), false},
-		{"delete under a detach", with(attach, registry.ControllerUnpublishRPC, "s"), with(attach, registry.DeleteVolumeRPC, "u"), false},
+		{"unstage of a stage", with(attach, registry.NodeStageRPC, "s"), with(attach, registry.NodeUnstageRPC, "u"),
+			true},
+		{"detach under an unstage", with(attach, registry.NodeUnstageRPC, "s"),
+			with(attach, registry.ControllerUnpublishRPC, "d"), false},
+		{"stage after an unstage", with(attach, registry.NodeUnstageRPC, "s"), with(attach, registry.NodeStageRPC, "u"),
+			false},
+		{"delete under a detach", with(attach, registry.ControllerUnpublishRPC, "s"),
+			with(attach, registry.DeleteVolumeRPC, "u"), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
 			lost := func(context.Context) error { return answer("PERMISSION_DENIED", registry.OutcomeUncertain) }
 			_ = send(t.Context(), log, Call{Intent: c.open, Do: lost})
 			sent := false
-			err := send(t.Context(), log, Call{Intent: c.next, Do: func(context.Context) error { sent = true; return nil }})
+			err := send(t.Context(), log, Call{Intent: c.next, Do: func(context.Context) error {
+				sent = true
+				return nil
+			}})
 			if sent != c.legal || (err == nil) != c.legal {
 				t.Fatalf("sent %v, %v", sent, err)
 			}
-			if !c.legal && (!errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), string(c.open.RPC)+" of data")) {
+			if !c.legal && (!errors.Is(err, registry.ErrConflict) ||
+				!strings.Contains(err.Error(), string(c.open.RPC)+" of data")) {
 				t.Errorf("the error does not say what is uncertain: %v", err)
 			}
 		})
@@ -326,11 +341,13 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 	})
 }
 
-// A call whose intent somebody has closed is not sent again, and what becomes of it is not stored: the volume may be another one by then.
+// A call whose intent somebody has closed is not sent again, and what becomes of it is not stored: the volume may be
+// another one by then.
 func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	for what, ends := range map[string]error{
-		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain), "failed": answer("PERMISSION_DENIED", registry.OutcomeFailed),
-		"uncertain": answer("PERMISSION_DENIED", registry.OutcomeUncertain), "done": nil,
+		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain),
+		"failed":      answer("PERMISSION_DENIED", registry.OutcomeFailed),
+		"uncertain":   answer("PERMISSION_DENIED", registry.OutcomeUncertain), "done": nil,
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -378,7 +395,8 @@ func TestRetryUntilCutsNoCallOff(t *testing.T) {
 		call = stage(func(context.Context) error { return answer("UNAVAILABLE", registry.OutcomeUncertain) })
 		call.RetryUntil = time.Now().Add(30 * time.Second)
 		err = send(t.Context(), log, call)
-		if took := time.Since(start); !errors.Is(err, registry.ErrUncertain) || took > 30*time.Second || took < 10*time.Second {
+		if took := time.Since(start); !errors.Is(err, registry.ErrUncertain) || took > 30*time.Second ||
+			took < 10*time.Second {
 			t.Errorf("tried for %s: %v", took, err)
 		}
 		waiting, cancel := Caller{RetryUntil: time.Now().Add(time.Second)}.Waiting(t.Context())
@@ -405,8 +423,8 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 	})
 }
 
-// A call that was called off still runs at the plugin: who repeats it, or undoes it, asks again soon, and less and less often. Who is told to wait
-// for a call of somebody else takes its time.
+// A call that was called off still runs at the plugin: who repeats it, or undoes it, asks again soon, and less and less
+// often. Who is told to wait for a call of somebody else takes its time.
 func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	for what, c := range map[string]struct {
 		again     bool
@@ -416,16 +434,22 @@ func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 		asked     int // at most
 		least, at time.Duration
 	}{
-		"a short one":           {true, "CANCELLED", ErrReleased, 50 * time.Millisecond, 7, 50 * time.Millisecond, 150 * time.Millisecond},
-		"a long one":            {true, "CANCELLED", ErrReleased, time.Minute, 40, time.Minute, 90 * time.Second},
-		"somebody else's":       {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond, 200 * time.Millisecond},
-		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2, 200 * time.Millisecond, 400 * time.Millisecond},
+		"a short one": {true, "CANCELLED", ErrReleased, 50 * time.Millisecond, 7, 50 * time.Millisecond,
+			150 * time.Millisecond},
+		"a long one": {true, "CANCELLED", ErrReleased, time.Minute, 40, time.Minute, 90 * time.Second},
+		"somebody else's": {false, "", nil, 50 * time.Millisecond, 2, 100 * time.Millisecond,
+			200 * time.Millisecond},
+		"one that was answered": {true, "INTERNAL", errors.New("gone"), 50 * time.Millisecond, 2,
+			200 * time.Millisecond, 400 * time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			log, asked := registrytest.NewLog(time.Now), 0
 			if c.again { // of one that a swap has called off nothing is stored
 				ctx, cancel := context.WithCancelCause(t.Context())
-				_ = send(ctx, log, stage(func(context.Context) error { cancel(c.why); return answer(c.said, registry.OutcomeUncertain) }))
+				_ = send(ctx, log, stage(func(context.Context) error {
+					cancel(c.why)
+					return answer(c.said, registry.OutcomeUncertain)
+				}))
 			}
 			began := time.Now()
 			err := send(t.Context(), log.Reopen(), stage(func(context.Context) error {
@@ -450,8 +474,9 @@ func index(t *testing.T, log registry.State) (at registry.Seq) {
 	return at
 }
 
-// A call that a swap has cut off is open just as it would be stored once more, so it is sent without that; its quick answers, which nobody could
-// read, are not stored either. What differs is stored, and what may not be sent any more is not sent.
+// A call that a swap has cut off is open just as it would be stored once more, so it is sent without that; its quick
+// answers, which nobody could read, are not stored either. What differs is stored, and what may not be sent any more is
+// not sent.
 func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 	refused := errors.New("it has no claim any more")
 	for what, c := range map[string]struct {
@@ -491,7 +516,8 @@ func TestAnOpenCallIsNotStoredAgain(t *testing.T) {
 			if err := send(t.Context(), log, again); !errors.Is(err, c.want) || sent > 0 != (c.want == nil) {
 				t.Errorf("%s: sent %d times, %v", what, sent, err)
 			}
-			if open, found, mark, events := look(t, log); c.want == nil && (found || mark != registry.MarkDone || len(events) > 0) {
+			if open, found, mark, events := look(t, log); c.want == nil &&
+				(found || mark != registry.MarkDone || len(events) > 0) {
 				t.Errorf("%s: after it %+v (%v), mark %q, events %v", what, open, found, mark, events)
 			}
 		})
@@ -507,8 +533,8 @@ func markedAt(path string) func(registry.View) (registry.Change, error) {
 	}
 }
 
-// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for again at once, and then within a part of the
-// time that it has run.
+// A call that a plugin has said still runs is gone on with by the next shim without a commit, and asked for again at
+// once, and then within a part of the time that it has run.
 func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
@@ -533,7 +559,8 @@ func TestACallThatWasToldToWaitIsAskedForSoon(t *testing.T) {
 			return nil
 		})
 		again.Before = markedAt("")
-		if err := send(t.Context(), log, again); err != nil || asked != 2 || time.Since(began) > 2*time.Second/retryDivisor {
+		if err := send(t.Context(), log, again); err != nil || asked != 2 ||
+			time.Since(began) > 2*time.Second/retryDivisor {
 			t.Errorf("asked %d times, over after %v: %v", asked, time.Since(began), err)
 		}
 	})
@@ -545,11 +572,16 @@ func TestHasty(t *testing.T) {
 		open  registry.Intent
 		hasty bool
 	}{
-		"not answered":                   {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomePending}, true},
-		"still running, says its plugin": {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "ABORTED"}, true},
-		"called off":                     {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "CANCELLED"}, false},
-		"answered":                       {registry.Intent{RPC: registry.NodeStageRPC, Outcome: registry.OutcomeUncertain, Code: "INTERNAL"}, false},
-		"an undo":                        {registry.Intent{RPC: registry.NodeUnstageRPC, Outcome: registry.OutcomePending}, false},
+		"not answered": {registry.Intent{RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomePending}, true},
+		"still running, says its plugin": {registry.Intent{RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomeUncertain, Code: "ABORTED"}, true},
+		"called off": {registry.Intent{RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomeUncertain, Code: "CANCELLED"}, false},
+		"answered": {registry.Intent{RPC: registry.NodeStageRPC,
+			Outcome: registry.OutcomeUncertain, Code: "INTERNAL"}, false},
+		"an undo": {registry.Intent{RPC: registry.NodeUnstageRPC,
+			Outcome: registry.OutcomePending}, false},
 	} {
 		if Hasty(c.open) != c.hasty {
 			t.Errorf("%s: hasty is %v", what, !c.hasty)

@@ -104,7 +104,9 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 }
 
 // openState opens the store.
-func (r *activeState) openState(ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
+func (r *activeState) openState(
+	ctx context.Context, p *Process, layout hooks.Layout, m *mount.Manager, in handoff,
+) (err error) {
 	r.store, err = store.Open(ctx, store.Options{
 		Path: layout.Database(), Boot: m.Boot(), Now: time.Now, Applied: r.applied, Logger: p.log.Named("store"),
 		ReleasedAt: in.releasedAt, Generation: in.generation,
@@ -148,12 +150,15 @@ func (r *activeState) applied(a registry.Applied) {
 }
 
 // build wires the use cases to the adapters.
-func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff) (err error) {
+func (r *activeState) build(
+	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
+) (err error) {
 	r.fleet = in.fleet(r.table)
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	state := registry.Unmixed(r.store)
-	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64, p.log.Named("tasks"))
+	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
+		p.log.Named("tasks"))
 	calls := intent.Calls{
 		Sender:  intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime},
 		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
@@ -168,7 +173,8 @@ func (r *activeState) build(p *Process, hello *rpc.Hello, layout hooks.Layout, m
 	r.allocs = node.NewAllocs(calls, r.volumes, stager, host, p.log.Named("allocs"))
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node:   hello.Node,
-		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks, Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
+		Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
+		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet,
 		Suspended: suspended,
 		Check:     func() []string { return contradictions(r.store) },
 	})
@@ -184,8 +190,8 @@ func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registr
 	return s.Fleet.Connect(id, t, at)
 }
 
-// firstInspection is when mounts are first inspected after a start, unless a plugin comes or goes before. They have just
-// been compared.
+// firstInspection is when mounts are first inspected after a start, unless a plugin comes or goes before. They have
+// just been compared.
 const firstInspection = 2 * time.Second
 
 // begin starts the loops.
@@ -257,14 +263,16 @@ func (r *activeState) release() (rest func(), err error) {
 // served returns the active state as package rpc serves it.
 func (r *activeState) served() *rpc.Active {
 	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), State: registry.Unmixed(r.store), Table: r.table, Feed: r.feed, Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
+		Node: r.node, Generation: r.store.Generation(), State: registry.Unmixed(r.store), Table: r.table, Feed: r.feed,
+		Notifier: r.notifier, Tasks: r.tasks, Allocs: r.allocs,
 		Volumes: r.volumes, Meter: r.meter, Doctor: r.doctor, Context: r.ctx, Pause: &r.pause,
 	}
 }
 
 // describe adds generation, schema, index and counts to st, unless the store is closed.
 func (r *activeState) describe(st *rpc.Status) {
-	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketNodeIntents, registry.BucketInstances, registry.BucketAllocs)
+	counts, at, err := r.store.Count(registry.BucketIntents, registry.BucketNodeIntents, registry.BucketInstances,
+		registry.BucketAllocs)
 	if err != nil {
 		return
 	}

@@ -10,7 +10,8 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Check calls report with everything that is wrong with a state file. It works on a copy: the file may be in use, and nothing is written to it.
+// Check calls report with everything that is wrong with a state file. It works on a copy: the file may be in use, and
+// nothing is written to it.
 func Check(ctx context.Context, file string, report func(error)) error {
 	dir, err := os.MkdirTemp("", "holdfast-check-")
 	if err != nil {

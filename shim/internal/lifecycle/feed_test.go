@@ -24,7 +24,8 @@ func (p *process) happen(kind registry.EventKind, n int) {
 	must(p.t, err)
 }
 
-// listen is told events after a number until one is of kind "end", or the stream ends. It returns their numbers, without those of bookmarks.
+// listen is told events after a number until one is of kind "end", or the stream ends. It returns their numbers,
+// without those of bookmarks.
 func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
@@ -46,8 +47,9 @@ func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	}
 }
 
-// TestWatchersGoOnInThePast: watchers of all ages, which go on at their cursor whenever a shim lets go of the state, are told each event once, those of
-// before the shim that they ask like all others. What ends their streams says that another shim is to be asked.
+// TestWatchersGoOnInThePast: watchers of all ages, which go on at their cursor whenever a shim lets go of the state,
+// are told each event once, those of before the shim that they ask like all others. What ends their streams says that
+// another shim is to be asked.
 func TestWatchersGoOnInThePast(t *testing.T) {
 	p := newProcess(t)
 	l := dirs(t)
@@ -99,7 +101,8 @@ func TestWatchersGoOnInThePast(t *testing.T) {
 	}))
 }
 
-// Who is told old events, and takes its time over one, does not hold up the release; when it comes back for more it is told that the state is gone.
+// Who is told old events, and takes its time over one, does not hold up the release; when it comes back for more it is
+// told that the state is gone.
 func TestReleaseDoesNotWaitForThePast(t *testing.T) {
 	p := newProcess(t)
 	l := dirs(t)

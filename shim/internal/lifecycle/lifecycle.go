@@ -42,7 +42,8 @@ type Process struct {
 // New returns a candidate.
 func New(version string, log hclog.Logger) *Process {
 	p := &Process{
-		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}), state: Candidate,
+		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}),
+		state: Candidate,
 	}
 	p.server = rpc.New(p, p.callbacks, log)
 	return p
@@ -128,8 +129,10 @@ func (p *Process) greet(h *rpc.Hello) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	settled := p.state != Candidate && p.state != Released
-	if was := p.hello; settled && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir || was.Node != h.Node) {
-		return registry.Errorf(registry.ErrConflict, "this shim is active for node %s at %s; start another one for node %s at %s",
+	if was := p.hello; settled && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir ||
+		was.Node != h.Node) {
+		return registry.Errorf(registry.ErrConflict,
+			"this shim is active for node %s at %s; start another one for node %s at %s",
 			was.Node, was.StateDir, h.Node, h.StateDir)
 	}
 	p.hello = h
@@ -202,9 +205,9 @@ func (p *Process) greeted() (State, *rpc.Hello) {
 	return p.state, p.hello
 }
 
-// Quiesce refuses new mutating calls and waits for those in flight until ctx ends. With long > 0 it waits only for calls
-// that are younger than long, and no call starts another CSI call meanwhile. It returns the number of open intents. It
-// may be called again.
+// Quiesce refuses new mutating calls and waits for those in flight until ctx ends. With long > 0 it waits only for
+// calls that are younger than long, and no call starts another CSI call meanwhile. It returns the number of open
+// intents. It may be called again.
 func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
@@ -230,8 +233,8 @@ func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents 
 // lastCalls bounds how long Release waits for the calls that it has cancelled.
 const lastCalls = 2 * time.Second
 
-// Release cancels the calls in flight and closes the store and the connections. From then on this shim writes nothing and
-// calls no plugin.
+// Release cancels the calls in flight and closes the store and the connections. From then on this shim writes nothing
+// and calls no plugin.
 func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()

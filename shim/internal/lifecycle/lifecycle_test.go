@@ -55,7 +55,8 @@ func newProcess(t *testing.T) *process {
 	wg.Go(func() { _ = g.Serve(listener) })
 	wg.Go(func() { p.ended <- p.Run(ctx) })
 	dial := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
-	conn, err := grpc.NewClient("passthrough:shim", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:shim", grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	p.conn = conn
 	t.Cleanup(func() {
@@ -111,13 +112,15 @@ func (p *process) activate(l hooks.Layout) {
 // starting records the start of a plugin's task.
 func (p *process) starting(alloc string) error {
 	text := "task \"plugin\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"x\"\n type = \"node\"\n }\n}\n"
-	job, err := pb.NewJobsClient(p.conn).Parse(p.t.Context(), &pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(text)}})
+	job, err := pb.NewJobsClient(p.conn).Parse(p.t.Context(),
+		&pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(text)}})
 	if err != nil {
 		return err
 	}
 	_, err = pb.NewTasksClient(p.conn).Starting(p.t.Context(), &pb.TaskStartingRequest{
 		Call: &pb.Call{OperationId: "start-" + alloc},
-		Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: alloc, Task: "plugin"}, Attempt: 1, Sealed: job.GetJob().GetGroups()[0].GetTasks()[0].GetSealed()},
+		Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: alloc, Task: "plugin"}, Attempt: 1,
+			Sealed: job.GetJob().GetGroups()[0].GetTasks()[0].GetSealed()},
 	})
 	return err
 }
@@ -138,7 +141,8 @@ func goroutines() (list []string) {
 	buf := make([]byte, 1<<20)
 	made := regexp.MustCompile(`(?m)^created by (\S+)`)
 	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		if m := made.FindStringSubmatch(stack); m != nil && !strings.HasPrefix(m[1], "testing.") && !strings.Contains(m[1], "google.golang.org/grpc") {
+		if m := made.FindStringSubmatch(stack); m != nil && !strings.HasPrefix(m[1], "testing.") &&
+			!strings.Contains(m[1], "google.golang.org/grpc") {
 			list = append(list, m[1])
 		}
 	}
@@ -170,8 +174,8 @@ func openFiles(l hooks.Layout) (list []string) {
 	return list
 }
 
-// One process is active three times over. The generation rises each time, nothing is lost, and between its lives nothing of it runs, is
-// open, or is answered.
+// One process is active three times over. The generation rises each time, nothing is lost, and between its lives
+// nothing of it runs, is open, or is answered.
 func TestActiveAgainInOneProcess(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
@@ -246,7 +250,8 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 func TestMovesOutOfTurnAreRefused(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
-	if err := p.Activate(t.Context(), rpc.Handover{}); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "Hello") {
+	if err := p.Activate(t.Context(), rpc.Handover{}); !errors.Is(err, registry.ErrConflict) ||
+		!strings.Contains(err.Error(), "Hello") {
 		t.Errorf("before Hello: %v", err)
 	}
 	if _, err := p.Release(t.Context()); !errors.Is(err, registry.ErrConflict) {
@@ -268,11 +273,14 @@ func TestHelloOfAnotherHostIsRefused(t *testing.T) {
 	p := newProcess(t)
 	p.activate(l)
 	for _, change := range []func(*rpc.Hello){
-		func(h *rpc.Hello) { h.StateDir = "/elsewhere" }, func(h *rpc.Hello) { h.RunDir = "/elsewhere" }, func(h *rpc.Hello) { h.Node = "node-2" },
+		func(h *rpc.Hello) {
+			h.StateDir = "/elsewhere"
+		}, func(h *rpc.Hello) { h.RunDir = "/elsewhere" }, func(h *rpc.Hello) { h.Node = "node-2" },
 	} {
 		h := hello(l)
 		change(&h)
-		if _, err := p.Hello(t.Context(), h); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), l.State) {
+		if _, err := p.Hello(t.Context(), h); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), l.State) {
 			t.Errorf("%+v: %v", h, err)
 		}
 	}
@@ -286,7 +294,8 @@ func TestHelloOfAnotherHostIsRefused(t *testing.T) {
 	}
 }
 
-// A damaged file is told as such and stays as it is, and so does the shim. Once it is put right, the same shim takes it.
+// A damaged file is told as such and stays as it is, and so does the shim. Once it is put right, the same shim takes
+// it.
 func TestDamagedStateLeavesACandidate(t *testing.T) {
 	l := dirs(t)
 	rubbish := bytes.Repeat([]byte("rubbish "), 8192)
@@ -311,8 +320,8 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 	must(t, p.Activate(t.Context(), rpc.Handover{}))
 }
 
-// Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked meanwhile. It takes over
-// when the first lets go.
+// Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked
+// meanwhile. It takes over when the first lets go.
 func TestOneWriter(t *testing.T) {
 	l := dirs(t)
 	first, second := newProcess(t), newProcess(t)
@@ -330,7 +339,8 @@ func TestOneWriter(t *testing.T) {
 	}
 	must(t, first.starting("a"))
 	cancel()
-	if err := <-done; !errors.Is(err, registry.ErrConflict) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), l.Database()) {
+	if err := <-done; !errors.Is(err, registry.ErrConflict) || !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), l.Database()) {
 		t.Errorf("the second: %v", err)
 	}
 	if st := first.Status(); st.Generation != 1 {
@@ -383,7 +393,8 @@ func TestFailureOfTheStoreEndsTheProcess(t *testing.T) {
 	if st := status.Convert(err); st.Code() != codes.Unavailable || len(st.Details()) > 0 {
 		t.Errorf("the call: %v", err)
 	}
-	if err := <-p.ended; !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), "next one starts from the disk") {
+	if err := <-p.ended; !errors.Is(err, registry.ErrDamaged) ||
+		!strings.Contains(err.Error(), "next one starts from the disk") {
 		t.Errorf("Run: %v", err)
 	}
 	if st := p.Status(); st.Tenure != pb.Tenure_TENURE_GONE {
@@ -459,7 +470,8 @@ func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	must(t, os.WriteFile(other.Database(), []byte("what was there before, which is longer than nothing"), 0o600))
 	must(t, os.Symlink(other.Database(), linked))
 	must(t, unix.Mkfifo(pipe, 0o600))
-	for what, path := range map[string]string{"missing": filepath.Join(other.Run, "missing"), "linked": linked, "a pipe": pipe, "a directory": other.Run} {
+	for what, path := range map[string]string{"missing": filepath.Join(other.Run, "missing"), "linked": linked,
+		"a pipe": pipe, "a directory": other.Run} {
 		if err := write(path); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -473,7 +485,8 @@ func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	}
 }
 
-// A shim that is quiesced for a swap begins no CSI call, until it is to go on; one that is quiesced for good lets all calls come to their end.
+// A shim that is quiesced for a swap begins no CSI call, until it is to go on; one that is quiesced for good lets all
+// calls come to their end.
 func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
@@ -488,8 +501,9 @@ func TestNoCallBeginsWhileQuiesced(t *testing.T) {
 		go func() {
 			sender := intent.Sender{State: registrytest.NewLog(time.Now), Now: time.Now, Pause: &r.pause}
 			err := sender.Send(t.Context(), intent.Call{
-				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"}, RPC: registry.NodeStageRPC, Hash: "h"},
-				Do:     func(context.Context) error { close(sent); return nil },
+				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"},
+					RPC: registry.NodeStageRPC, Hash: "h"},
+				Do: func(context.Context) error { close(sent); return nil },
 			})
 			if err != nil {
 				t.Error(err)
@@ -537,7 +551,8 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	<-told
 }
 
-// A shim that lets go of the state answers what changes nothing until it has; after that, and asked to change something, it says that it is not active.
+// A shim that lets go of the state answers what changes nothing until it has; after that, and asked to change
+// something, it says that it is not active.
 func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
@@ -565,7 +580,8 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 	if is := p.Status(); is.Generation != was.Generation || is.Index != was.Index || is.Schema != was.Schema {
 		t.Errorf("while the state is let go the shim says %+v, and said %+v", is, was)
 	}
-	_, err = pb.NewAllocsClient(p.conn).Release(t.Context(), &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}, Alloc: "a"})
+	_, err = pb.NewAllocsClient(p.conn).Release(t.Context(),
+		&pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}, Alloc: "a"})
 	if !nobody(err) {
 		t.Errorf("an alloc is released while the state is let go: %v", err)
 	}

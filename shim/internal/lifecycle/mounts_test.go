@@ -28,7 +28,8 @@ func fuse(t *testing.T, at string) (dies func()) {
 	return dies
 }
 
-// A mount whose server dies, or hangs, under its user is reported with its alloc, and delays neither calls nor releases.
+// A mount whose server dies, or hangs, under its user is reported with its alloc, and delays neither calls nor
+// releases.
 func TestDeadAndHungMountsAreReported(t *testing.T) {
 	for what, c := range map[string]struct {
 		dies bool
@@ -71,7 +72,8 @@ func TestDeadAndHungMountsAreReported(t *testing.T) {
 // waitFor is the next event of a kind.
 func (p *process) waitFor(kind registry.EventKind) (found registry.Event) {
 	p.t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && found.Seq == 0; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) &&
+		found.Seq == 0; time.Sleep(20 * time.Millisecond) {
 		must(p.t, p.active.store.View(p.t.Context(), func(v registry.View) error {
 			events, _ := v.Events(0, 1000)
 			for _, e := range events {

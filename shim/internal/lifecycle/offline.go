@@ -61,13 +61,15 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 	})
 	if refused := store.Usable(layout.Database()); err == nil && errors.Is(refused, registry.ErrDenied) {
 		out.Findings = append(out.Findings, registry.Finding{
-			Kind: registry.FoundDamage, Path: layout.Database(), Detail: fmt.Sprintf("no shim opens this file: %v", refused),
+			Kind: registry.FoundDamage, Path: layout.Database(),
+			Detail: fmt.Sprintf("no shim opens this file: %v", refused),
 			Advice: "do as the error says, then start the agent",
 		})
 	}
 	if used && err == nil {
 		out.Findings = append(out.Findings, registry.Finding{
-			Kind: registry.FoundUnseen, Path: layout.Database(), Detail: "a shim runs with this state: what it does now may look wrong from outside",
+			Kind: registry.FoundUnseen, Path: layout.Database(),
+			Detail: "a shim runs with this state: what it does now may look wrong from outside",
 			Advice: "ask it instead, through its agent: holdfast doctor",
 		})
 	}
@@ -117,13 +119,14 @@ func nowhere(state string) error {
 func sound(ctx context.Context, l hooks.Layout) error {
 	err := store.Sound(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
-		return registry.Errorf(registry.ErrNotFound, "%w: there is no state to repair; start an agent, then run holdfast doctor", err)
+		return registry.Errorf(registry.ErrNotFound,
+			"%w: there is no state to repair; start an agent, then run holdfast doctor", err)
 	}
 	return err
 }
 
-// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is made. A state that is
-// gone is an empty one, if there are mounts of it.
+// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is
+// made. A state that is gone is an empty one, if there are mounts of it.
 func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = lockedCopy(l.Database(), to); err == nil {
@@ -161,25 +164,29 @@ func lockedCopy(from, to string) (used bool, err error) {
 	return used, errors.Join(err, out.Close())
 }
 
-// Helper does not return in a helper process of a shim: one that does what may hang, or one that verifies a state file. main
-// calls it first.
+// Helper does not return in a helper process of a shim: one that does what may hang, or one that verifies a state file.
+// main calls it first.
 func Helper() {
 	mount.BecomeHelper()
 	store.BecomeVerifier()
 }
 
 // with opens the state for as long as use lasts.
-func (v Visit) with(ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error) (err error) {
+func (v Visit) with(
+	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
+) (err error) {
 	d, err := mount.NewManager(l)
 	if err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, lockLimit)
 	defer cancel()
-	s, err := store.Open(waiting, store.Options{Path: file, Boot: d.Boot(), Now: time.Now, Logger: v.Logger.Named("store")})
+	s, err := store.Open(waiting, store.Options{Path: file, Boot: d.Boot(), Now: time.Now,
+		Logger: v.Logger.Named("store")})
 	if errors.Is(err, registry.ErrConflict) {
 		return registry.Errorf(registry.ErrConflict,
-			"%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first", err)
+			"%w: a shim runs with this state; ask it through its agent (holdfast doctor --repair), or end it first",
+			err)
 	}
 	if err != nil {
 		return err

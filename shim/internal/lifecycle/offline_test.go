@@ -24,7 +24,8 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// TestMain lets the test binary be the helper that it starts itself, and gives the mounts of these tests a namespace of their own.
+// TestMain lets the test binary be the helper that it starts itself, and gives the mounts of these tests a namespace of
+// their own.
 func TestMain(m *testing.M) {
 	Helper()
 	os.Exit(mounttest.Run(m))
@@ -126,7 +127,8 @@ var uses = map[string]func(t *testing.T, at string){
 	"mount inside": func(t *testing.T, at string) { tmpfs(t, filepath.Join(at, "inner")) },
 }
 
-// A hundred mounts that no record knows, some of them stacks, half of them used in every way: exactly the others are unmounted.
+// A hundred mounts that no record knows, some of them stacks, half of them used in every way: exactly the others are
+// unmounted.
 func TestUsedUnknownMountsStay(t *testing.T) {
 	l := shared(t)
 	recorded(t, l)
@@ -162,7 +164,8 @@ func TestUsedUnknownMountsStay(t *testing.T) {
 	}
 	slices.Sort(used)
 	if !slices.Equal(isUsed, used) || len(found.Findings) != 100 {
-		t.Errorf("%d findings, used are\n%s\nwant\n%s", len(found.Findings), strings.Join(isUsed, "\n"), strings.Join(used, "\n"))
+		t.Errorf("%d findings, used are\n%s\nwant\n%s", len(found.Findings), strings.Join(isUsed, "\n"),
+			strings.Join(used, "\n"))
 	}
 	if now := mounted(t, l); !maps.Equal(now, all) {
 		t.Fatal("an examination has changed the mount table")
@@ -190,8 +193,9 @@ func TestUsedUnknownMountsStay(t *testing.T) {
 
 // inUse is a volume that is published for one alloc, as its records say.
 func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.Tree) {
-	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
-		External: "ext-1"}}
+	v := registry.Volume{State: registry.VolumeReady,
+		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "ebs",
+			External: "ext-1"}}
 	key := registry.ClaimKey{Volume: v.VolumeKey(), Alloc: "a1", Request: "vol"}
 	root := registry.Tree{Host: l.PluginRoot("ebs"), Task: "/csi"}
 	at = l.Target(key, root)
@@ -200,7 +204,8 @@ func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.
 		v, registry.Claim{Volume: key.Volume, Name: v.VolumeName(), Alloc: "a1", Request: "vol", Usage: u},
 		registry.Staging{Volume: key.Volume, Name: v.VolumeName(), State: registry.MarkDone, Stages: true, Usage: u,
 			Path: l.Staging(key.Volume, root), Boot: boot},
-		registry.Ref{Volume: key.Volume, Alloc: "a1", Request: "vol", Usage: u, Target: at, Publish: registry.MarkDone, Boot: boot},
+		registry.Ref{Volume: key.Volume, Alloc: "a1", Request: "vol", Usage: u, Target: at, Publish: registry.MarkDone,
+			Boot: boot},
 	}, at
 }
 
@@ -242,7 +247,8 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	found, err := visitOf(l).Examine(t.Context())
 	must(t, err)
 	unseen := found.Unexamined()
-	if rest := found.Findings[len(unseen):]; len(rest) != 2 || rest[0].Kind != registry.FoundRebooted || rest[1].Kind != registry.FoundRebooted {
+	if rest := found.Findings[len(unseen):]; len(rest) != 2 || rest[0].Kind != registry.FoundRebooted ||
+		rest[1].Kind != registry.FoundRebooted {
 		t.Errorf("found %v", found.Findings)
 	}
 	if after, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(after, before) {
@@ -253,7 +259,8 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	if !repaired.Sound() {
 		t.Errorf("%+v", repaired.Findings)
 	}
-	if again, err := visitOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) || len(unseen) != 1 {
+	if again, err := visitOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) ||
+		len(unseen) != 1 {
 		t.Errorf("found again: %v, %v", again.Findings, err)
 	}
 	if _, err := visitOf(l).Repair(t.Context(), found.Digest); !errors.Is(err, registry.ErrConflict) {
@@ -261,7 +268,8 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	}
 }
 
-// Who cannot look says why, and touches nothing: a damaged state, a place where nothing ever was, a state that is gone, a shim that runs.
+// Who cannot look says why, and touches nothing: a damaged state, a place where nothing ever was, a state that is gone,
+// a shim that runs.
 func TestAVisitThatCannotBe(t *testing.T) {
 	l := shared(t)
 	stray := staged(l, "stray")
@@ -273,25 +281,30 @@ func TestAVisitThatCannotBe(t *testing.T) {
 		"examine": func() error { _, err := visitOf(l).Examine(t.Context()); return err },
 		"repair":  func() error { _, err := visitOf(l).Repair(t.Context(), ""); return err },
 	} {
-		if err := look(); !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), l.Database()+" is damaged") {
+		if err := look(); !errors.Is(err, registry.ErrDamaged) ||
+			!strings.Contains(err.Error(), l.Database()+" is damaged") {
 			t.Errorf("%s of a damaged state: %v", what, err)
 		}
 	}
-	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) || !slices.Equal(listing(t, l.State), names) ||
+	if now, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(now, rubbish) ||
+		!slices.Equal(listing(t, l.State), names) ||
 		mounted(t, l)[stray] != 1 {
 		t.Errorf("something was touched: %v, %v, %v", err, listing(t, l.State), mounted(t, l))
 	}
 
 	must(t, os.Remove(l.Database()))
-	if d, err := visitOf(l).Examine(t.Context()); err != nil || len(d.Findings) != 1 || d.Findings[0].Kind != registry.FoundOrphan {
+	if d, err := visitOf(l).Examine(t.Context()); err != nil || len(d.Findings) != 1 ||
+		d.Findings[0].Kind != registry.FoundOrphan {
 		t.Errorf("a state that is gone: %v, %v", d.Findings, err)
 	}
-	if _, err := visitOf(l).Repair(t.Context(), ""); !errors.Is(err, registry.ErrNotFound) || len(listing(t, l.State)) != len(names)-1 {
+	if _, err := visitOf(l).Repair(t.Context(), ""); !errors.Is(err, registry.ErrNotFound) ||
+		len(listing(t, l.State)) != len(names)-1 {
 		t.Errorf("repair of a state that is gone: %v", err)
 	}
 	empty := dirs(t)
 	for _, state := range []string{empty.State, filepath.Join(empty.State, "none")} {
-		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err, registry.ErrNotFound) ||
+		if _, err := (Visit{State: state, Logger: hclog.NewNullLogger()}).Examine(t.Context()); !errors.Is(err,
+			registry.ErrNotFound) ||
 			!strings.Contains(err.Error(), state) {
 			t.Errorf("%s: %v", state, err)
 		}
@@ -300,7 +313,9 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	p := newProcess(t)
 	p.activate(l)
 	d, err := visitOf(l).Examine(t.Context())
-	if err != nil || !slices.ContainsFunc(d.Findings, func(f registry.Finding) bool { return strings.Contains(f.Detail, "a shim runs") }) {
+	if err != nil || !slices.ContainsFunc(d.Findings, func(f registry.Finding) bool {
+		return strings.Contains(f.Detail, "a shim runs")
+	}) {
 		t.Errorf("while a shim runs: %v, %v", d.Findings, err)
 	}
 	if _, err := visitOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) ||

@@ -73,14 +73,15 @@ const (
 	triedEvents = 300 // numbers back from the last one
 )
 
-// Rehearse takes over a copy of the state, as Activate takes over the state: it verifies and migrates the copy, parses the
-// sealed parts of tasks and allocs, and probes every healthy plugin, of which at least one has to answer. The copy is
-// removed.
+// Rehearse takes over a copy of the state, as Activate takes over the state: it verifies and migrates the copy, parses
+// the sealed parts of tasks and allocs, and probes every healthy plugin, of which at least one has to answer. The copy
+// is removed.
 func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
 	if state, hello := p.greeted(); state != Candidate && state != Released || hello == nil {
-		return rpc.Rehearsal{}, registry.Errorf(registry.ErrConflict, "this shim is %s; only a candidate that was greeted rehearses", state)
+		return rpc.Rehearsal{}, registry.Errorf(registry.ErrConflict,
+			"this shim is %s; only a candidate that was greeted rehearses", state)
 	}
 	p.rehearsed.close()
 	p.rehearsed = nil
@@ -136,8 +137,8 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	return errors.Join(err, s.Close())
 }
 
-// parse parses the sealed parts of tasks and allocs, and the newest events: decoding all events takes longer than the rest
-// of the rehearsal.
+// parse parses the sealed parts of tasks and allocs, and the newest events: decoding all events takes longer than the
+// rest of the rehearsal.
 func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
 	return state.View(ctx, func(v registry.View) error {
 		var errs []error
@@ -185,7 +186,8 @@ func (r *rehearsal) probe(ctx context.Context) error {
 	wg.Wait()
 	r.Instances = len(asked)
 	if len(failed) > 0 && len(failed) == len(asked) {
-		return registry.Errorf(registry.ErrUnavailable, "no plugin answers this shim, but they answer the old one: %w", failed[0])
+		return registry.Errorf(registry.ErrUnavailable, "no plugin answers this shim, but they answer the old one: %w",
+			failed[0])
 	}
 	for _, err := range failed[:min(len(failed), maxWarnings)] {
 		r.Warnings = append(r.Warnings, err.Error())

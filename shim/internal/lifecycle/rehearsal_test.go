@@ -24,7 +24,9 @@ func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	_, err = s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err = s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	must(t, err)
 	cancel()
 	<-ended
@@ -32,8 +34,8 @@ func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
 	return path
 }
 
-// TestRehearsalRefusesWhatItCouldNotStart: a task or an alloc that only a newer shim could start again is named, with what to do. Those that
-// this one knows are no reason, whatever fields they have besides.
+// TestRehearsalRefusesWhatItCouldNotStart: a task or an alloc that only a newer shim could start again is named, with
+// what to do. Those that this one knows are no reason, whatever fields they have besides.
 func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 	sealed := func(version string) []byte {
 		return []byte(`{"version":` + version + `,"later":1,"task":{"csi_plugin":{"id":"p","type":"node","later":1}}}`)
@@ -95,7 +97,8 @@ func TestRehearsalReadsTheNewestEvents(t *testing.T) {
 		must(t, err)
 		read := &eventsRead{State: log}
 		must(t, (&rehearsal{rehearsed: &rehearsed{}}).parse(t.Context(), read))
-		if want := min(n, triedEvents); len(read.events) != want || want > 0 && read.events[want-1].Seq != registry.Seq(n) {
+		if want := min(n, triedEvents); len(read.events) != want || want > 0 &&
+			read.events[want-1].Seq != registry.Seq(n) {
 			t.Errorf("of %d events %d are read: %v", n, len(read.events), read.events)
 		}
 	}

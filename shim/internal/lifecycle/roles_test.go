@@ -15,9 +15,11 @@ func TestControllerIsExpectedWhileItsTaskIsKnown(t *testing.T) {
 		text := "task \"t\" {\n driver = \"raw_exec\"\n csi_plugin {\n id = \"disk\"\n type = \"" + role + "\"\n }\n}\n"
 		job, diags := config.ParseJob(config.Source{Name: "t.hcl", Text: []byte(text)}, config.Options{})
 		must(t, diags.Err())
-		return registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Attempt: 1, Phase: phase, Sealed: job.Groups[0].Tasks[0].Sealed}
+		return registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Attempt: 1, Phase: phase,
+			Sealed: job.Groups[0].Tasks[0].Sealed}
 	}
-	instance := registry.Instance{InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "disk", Alloc: "a", Task: "t"}}
+	instance := registry.Instance{InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "disk",
+		Alloc: "a", Task: "t"}}
 	for what, c := range map[string]struct {
 		record registry.Record
 		want   bool
@@ -26,7 +28,8 @@ func TestControllerIsExpectedWhileItsTaskIsKnown(t *testing.T) {
 		"a monolith that starts":       {task("monolith", registry.TaskStarting), true},
 		"a node":                       {task("node", registry.TaskRunning), false},
 		"an instance":                  {instance, true},
-		"a task that cannot be opened": {registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Sealed: []byte("{}")}, false},
+		"a task that cannot be opened": {registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"},
+			Sealed: []byte("{}")}, false},
 	} {
 		log := registrytest.NewLog(time.Now)
 		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {

@@ -13,7 +13,9 @@ import (
 func TestThePluginOfTheTestsNoticesDisorder(t *testing.T) {
 	ctx, at := t.Context(), registry.InstanceKey{}
 	for what, story := range map[string]func(*plugin){
-		"stage before attach": func(p *plugin) { _ = p.Stage(ctx, at, csi.StageRequest{VolumeID: "v", StagingPath: "/csi/stage/v"}) },
+		"stage before attach": func(p *plugin) {
+			_ = p.Stage(ctx, at, csi.StageRequest{VolumeID: "v", StagingPath: "/csi/stage/v"})
+		},
 		"publish before stage": func(p *plugin) {
 			_, _ = p.Attach(ctx, at, csi.AttachRequest{VolumeID: "v", Node: "i-1"})
 			_ = p.Publish(ctx, at, csi.PublishRequest{VolumeID: "v", TargetPath: "/csi/publish/x/v"})

@@ -1,6 +1,6 @@
-// Package node uses volumes on this node. Allocs prepares the volumes of an alloc before its tasks start: claim, attach,
-// stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish, unstage, detach,
-// release the claim. Stager makes the calls to node plugins.
+// Package node uses volumes on this node. Allocs prepares the volumes of an alloc before its tasks start: claim,
+// attach, stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish, unstage,
+// detach, release the claim. Stager makes the calls to node plugins.
 //
 // One operation at a time is under way for a volume (intent.Locks; TestOneLockPerVolume). Nothing later is sent while
 // something earlier failed, and a claim is released last (TestDownOrder). Prepare and Release are an idempotent pair:

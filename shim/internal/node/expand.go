@@ -15,8 +15,9 @@ import (
 // how far the node has come, which is stored here first. The caller then records it in the volume, which nodes share.
 //
 // What the plugin refuses for certain is recorded, has an event, and is no error: users of the volume continue with the
-// size that it has. The plugin is asked again when the volume is mounted anew, not before (CSI NodeExpandVolume: "Caller
-// MUST NOT retry"). again: it is asked now for what it has refused, where CSI allows that. Grow needs the volume's lock.
+// size that it has. The plugin is asked again when the volume is mounted anew, not before (CSI NodeExpandVolume:
+// "Caller MUST NOT retry"). again: it is asked now for what it has refused, where CSI allows that. Grow needs the
+// volume's lock.
 func (s *Stager) Grow(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
 ) (n registry.NodeExpansion, err error) {
@@ -118,8 +119,8 @@ type site struct {
 	usage  registry.Usage
 }
 
-// place returns the site of the volume on this node, if it has one where the volume is mounted. Without a mount a plugin
-// would expand what lies below, or nothing, and answer that it is done.
+// place returns the site of the volume on this node, if it has one where the volume is mounted. Without a mount a
+// plugin would expand what lies below, or nothing, and answer that it is done.
 func (s *Stager) place(st state, repeats bool) (site, bool, error) {
 	where, here := s.site(st, repeats)
 	if !here {

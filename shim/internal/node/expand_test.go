@@ -13,7 +13,8 @@ import (
 	"holdfast/shim/internal/node"
 )
 
-// expanding is a world with one volume, whose plugin expands at its controller and on the node, and what is made of it first.
+// expanding is a world with one volume, whose plugin expands at its controller and on the node, and what is made of it
+// first.
 func expanding(t *testing.T, change func(*world)) *world {
 	w := open(t)
 	w.expands, w.grows = true, true
@@ -24,7 +25,8 @@ func expanding(t *testing.T, change func(*world)) *world {
 }
 
 func (w *world) expand(ctx context.Context, size int64) error {
-	_, err := w.mediator.Expand(ctx, registry.Call{ID: "op"}, volumeOf("one").VolumeName(), registry.CapacityRange{Required: size})
+	_, err := w.mediator.Expand(ctx, registry.Call{ID: "op"}, volumeOf("one").VolumeName(),
+		registry.CapacityRange{Required: size})
 	return err
 }
 
@@ -55,8 +57,9 @@ func (w *world) expansion() (e registry.Expansion) {
 	return e
 }
 
-// A volume that was expanded while nobody used it is expanded on its node when it is used next, wherever the process died between: after
-// it is staged and before it is published, or after it is published by a plugin that does not stage. It is so once.
+// A volume that was expanded while nobody used it is expanded on its node when it is used next, wherever the process
+// died between: after it is staged and before it is published, or after it is published by a plugin that does not
+// stage. It is so once.
 func TestExpandedWhileUnused(t *testing.T) {
 	const controller = "ControllerExpandVolume ext-one 5"
 	for name, c := range map[string]struct {
@@ -64,12 +67,16 @@ func TestExpandedWhileUnused(t *testing.T) {
 		usage  func(*registry.Usage)
 		asked  []string
 	}{
-		"staged":       {nil, nil, []string{controller, "NodeExpandVolume ext-one 5 at staging"}},
-		"not staged":   {func(w *world) { w.stages = false }, nil, []string{controller, "NodeExpandVolume ext-one 5 at target"}},
-		"offline":      {func(w *world) { w.offline = true }, nil, []string{controller, "NodeExpandVolume ext-one 5 at staging"}},
-		"node alone":   {func(w *world) { w.expands = false }, nil, []string{"NodeExpandVolume ext-one 5 at staging"}},
-		"block device": {nil, func(u *registry.Usage) { u.Attachment = registry.BlockDevice }, []string{controller, "NodeExpandVolume ext-one 5 at target"}},
-		"controller":   {func(w *world) { w.grows = false }, nil, []string{controller}},
+		"staged": {nil, nil, []string{controller, "NodeExpandVolume ext-one 5 at staging"}},
+		"not staged": {func(w *world) { w.stages = false }, nil,
+			[]string{controller, "NodeExpandVolume ext-one 5 at target"}},
+		"offline": {func(w *world) { w.offline = true }, nil,
+			[]string{controller, "NodeExpandVolume ext-one 5 at staging"}},
+		"node alone": {func(w *world) { w.expands = false }, nil, []string{"NodeExpandVolume ext-one 5 at staging"}},
+		"block device": {nil, func(u *registry.Usage) {
+			u.Attachment = registry.BlockDevice
+		}, []string{controller, "NodeExpandVolume ext-one 5 at target"}},
+		"controller": {func(w *world) { w.grows = false }, nil, []string{controller}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := expanding(t, c.change)
@@ -85,7 +92,8 @@ func TestExpandedWhileUnused(t *testing.T) {
 			order := w.take()
 			grown, published := slices.Index(order, "NodeExpandVolume"), slices.Index(order, "NodePublishVolume")
 			at := strings.Join(c.asked, " ")
-			if strings.Contains(at, "staging") && grown > published || strings.Contains(at, "target") && grown < published {
+			if strings.Contains(at, "staging") && grown > published || strings.Contains(at, "target") &&
+				grown < published {
 				t.Errorf("the order is %q", order)
 			}
 			w.crash()
@@ -117,8 +125,8 @@ func TestExpandedWhileUnused(t *testing.T) {
 	}
 }
 
-// A volume in use is expanded on its node right away, where it is staged, if its plugin does that; else it is refused, with who uses it,
-// and nothing is sent.
+// A volume in use is expanded on its node right away, where it is staged, if its plugin does that; else it is refused,
+// with who uses it, and nothing is sent.
 func TestExpandedWhileUsed(t *testing.T) {
 	t.Run("online", func(t *testing.T) {
 		w := expanding(t, nil)
@@ -138,7 +146,8 @@ func TestExpandedWhileUsed(t *testing.T) {
 			}
 		}
 		w.asked(t, "for what is so")
-		if err := w.expand(t.Context(), 4); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "smaller") {
+		if err := w.expand(t.Context(), 4); !errors.Is(err, registry.ErrInvalid) ||
+			!strings.Contains(err.Error(), "smaller") {
 			t.Errorf("shrinking: %v", err)
 		}
 	})
@@ -148,7 +157,8 @@ func TestExpandedWhileUsed(t *testing.T) {
 			w.mustUp("a1", shared())
 			w.take()
 			err := w.expand(t.Context(), 5)
-			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "alloc a1") || !strings.Contains(err.Error(), "stop the jobs") {
+			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "alloc a1") ||
+				!strings.Contains(err.Error(), "stop the jobs") {
 				t.Errorf("in use: %v", err)
 			}
 			w.asked(t, "in use")
@@ -164,8 +174,8 @@ func TestExpandedWhileUsed(t *testing.T) {
 	}
 }
 
-// Nothing that is read-only wherever it is grows: that waits for a user who may write. One who may not does not matter where the volume
-// is staged for writing.
+// Nothing that is read-only wherever it is grows: that waits for a user who may write. One who may not does not matter
+// where the volume is staged for writing.
 func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	w := expanding(t, func(w *world) { w.stages = false })
 	reader := shared()
@@ -188,8 +198,8 @@ func TestReadOnlyVolumeGrowsLater(t *testing.T) {
 	w.asked(t, "staged for writing", "ControllerExpandVolume ext-one 5", "NodeExpandVolume ext-one 5 at staging")
 }
 
-// What the node refuses for certain keeps nobody from the volume, is told, and is asked again at the next mount and not before, whatever
-// asks.
+// What the node refuses for certain keeps nobody from the volume, is told, and is asked again at the next mount and not
+// before, whatever asks.
 func TestNodeRefusesToExpand(t *testing.T) {
 	for _, code := range []string{"FAILED_PRECONDITION", "INTERNAL"} {
 		t.Run(code, func(t *testing.T) {
@@ -210,7 +220,8 @@ func TestNodeRefusesToExpand(t *testing.T) {
 				if want := map[string]int{"FAILED_PRECONDITION": 1, "INTERNAL": 3}[code]; sent != want {
 					t.Errorf("sent %d times, want %d", sent, want)
 				}
-				if e := w.expansion(); !e.Pending() || e.Refused != code || e.RPC != registry.NodeExpandRPC || e.Code != code || e.Detail != "injected" {
+				if e := w.expansion(); !e.Pending() || e.Refused != code || e.RPC != registry.NodeExpandRPC ||
+					e.Code != code || e.Detail != "injected" {
 					t.Errorf("recorded: %+v", e)
 				}
 				w.crash()
@@ -219,7 +230,8 @@ func TestNodeRefusesToExpand(t *testing.T) {
 				if err := w.expand(t.Context(), 5); err != nil {
 					t.Error(err)
 				}
-				if again, want := len(w.sizes()), map[string]int{"FAILED_PRECONDITION": 0, "INTERNAL": 3}[code]; again != want {
+				if again, want := len(w.sizes()), map[string]int{"FAILED_PRECONDITION": 0,
+					"INTERNAL": 3}[code]; again != want {
 					t.Errorf("a person who asks again has it sent %d times, want %d", again, want)
 				}
 				w.mustDown("a1")
@@ -235,8 +247,8 @@ func TestNodeRefusesToExpand(t *testing.T) {
 	}
 }
 
-// A call that was lost is sent again as it was, by who comes next: to use the volume, to give it back, or nobody (Run). An earlier
-// boot's is not.
+// A call that was lost is sent again as it was, by who comes next: to use the volume, to give it back, or nobody (Run).
+// An earlier boot's is not.
 func TestLostExpansionIsResumed(t *testing.T) {
 	used := func(w *world, _ *testing.T) { w.mustUp("a2", shared()) }
 	freed := func(w *world, _ *testing.T) { w.mustDown("a1") }
@@ -252,20 +264,30 @@ func TestLostExpansionIsResumed(t *testing.T) {
 		"on the node, then not":        {registry.NodeExpandRPC, freed, []string{enlarge, grow, grow}},
 		"at the controller, by nobody": {registry.ControllerExpandRPC, (*world).runs, []string{enlarge, enlarge, grow}},
 		"on the node, by nobody":       {registry.NodeExpandRPC, (*world).runs, []string{enlarge, grow, grow}},
-		"on the node, and a boot":      {registry.NodeExpandRPC, func(w *world, t *testing.T) { w.reboot(); w.crash(); w.runs(t) }, []string{enlarge, grow}},
-		"at the controller, and a boot": {registry.ControllerExpandRPC, func(w *world, t *testing.T) { w.reboot(); w.crash(); w.runs(t) },
+		"on the node, and a boot": {registry.NodeExpandRPC, func(w *world, t *testing.T) {
+			w.reboot()
+			w.crash()
+			w.runs(t)
+		}, []string{enlarge, grow}},
+		"at the controller, and a boot": {registry.ControllerExpandRPC, func(w *world, t *testing.T) {
+			w.reboot()
+			w.crash()
+			w.runs(t)
+		},
 			[]string{enlarge, enlarge}},
 		"another size": {registry.ControllerExpandRPC, func(w *world, t *testing.T) {
 			if err := w.expand(t.Context(), 7); err != nil {
 				t.Error(err)
 			}
-		}, []string{enlarge, enlarge, grow, "ControllerExpandVolume ext-one 7", "NodeExpandVolume ext-one 7 at staging"}},
+		}, []string{enlarge, enlarge, grow, "ControllerExpandVolume ext-one 7",
+			"NodeExpandVolume ext-one 7 at staging"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := expanding(t, nil)
 				w.mustUp("a1", shared())
-				w.failNext(c.rpc, fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, effect: true, then: w.crash})
+				w.failNext(c.rpc, fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, effect: true,
+					then: w.crash})
 				if err := w.expand(t.Context(), 5); err == nil {
 					t.Error("a process that died has answered")
 				}
@@ -294,7 +316,8 @@ func (w *world) runs(t *testing.T) {
 	<-done
 }
 
-// A process that dies between the controller's half and the node's has left a volume that is expanded on its node by the next one.
+// A process that dies between the controller's half and the node's has left a volume that is expanded on its node by
+// the next one.
 func TestDeathBetweenTheHalves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := expanding(t, nil)
@@ -325,8 +348,8 @@ func (w *world) refuses(rpc registry.RPC, code string) {
 	}
 }
 
-// What the node has said stands, whatever its controller says later: after FAILED_PRECONDITION it is not asked again. And what the controller
-// has said of an expansion without a known end stands, whatever the node says.
+// What the node has said stands, whatever its controller says later: after FAILED_PRECONDITION it is not asked again.
+// And what the controller has said of an expansion without a known end stands, whatever the node says.
 func TestEachHalfHasItsOwnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := expanding(t, nil)
@@ -366,7 +389,8 @@ func TestEachHalfHasItsOwnAnswer(t *testing.T) {
 			w.refuses(registry.NodeExpandRPC, code)
 			w.mustUp("a1", shared())
 			e := w.expansion()
-			if !e.Open() || e.RPC != registry.ControllerExpandRPC || e.Code != "INTERNAL" || e.Refused != code || e.Pending() != (code != "") {
+			if !e.Open() || e.RPC != registry.ControllerExpandRPC || e.Code != "INTERNAL" || e.Refused != code ||
+				e.Pending() != (code != "") {
 				t.Errorf("the node says %q: %+v", code, e)
 			}
 			w.mustDown("a1")
@@ -374,8 +398,8 @@ func TestEachHalfHasItsOwnAnswer(t *testing.T) {
 	})
 }
 
-// A size that a node can never make, where nobody else does, is told to who asks for it, and asked for no more. One that it has not made yet
-// gives way to another.
+// A size that a node can never make, where nobody else does, is told to who asks for it, and asked for no more. One
+// that it has not made yet gives way to another.
 func TestNodeAloneAndAnotherSize(t *testing.T) {
 	alone := func(t *testing.T) *world {
 		w := expanding(t, func(w *world) { w.expands = false })
@@ -388,7 +412,8 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 		w := alone(t)
 		w.mustUp("a1", shared())
 		w.refuses(registry.NodeExpandRPC, code)
-		if err := w.expand(t.Context(), 5000); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), code) {
+		if err := w.expand(t.Context(), 5000); !errors.Is(err, registry.ErrInvalid) ||
+			!strings.Contains(err.Error(), code) {
 			t.Errorf("%s: %v", code, err)
 		}
 		w.asked(t, "", "NodeExpandVolume ext-one 5000 at staging")
@@ -405,8 +430,9 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 		size  int64
 		asked []string
 	}{
-		"a smaller one": {5, []string{"NodeExpandVolume ext-one 5 at staging"}}, "a larger one": {9000, []string{"NodeExpandVolume ext-one 9000 at staging"}},
-		"none": {3, nil},
+		"a smaller one": {5, []string{"NodeExpandVolume ext-one 5 at staging"}},
+		"a larger one":  {9000, []string{"NodeExpandVolume ext-one 9000 at staging"}},
+		"none":          {3, nil},
 	} {
 		w := alone(t)
 		for _, size := range []int64{5000, c.size} {
@@ -422,9 +448,11 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 	}
 }
 
-// A node is asked where something is mounted, and nowhere else: there the plugin would make larger what lies below, and say that it is done.
+// A node is asked where something is mounted, and nowhere else: there the plugin would make larger what lies below, and
+// say that it is done.
 func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
-	for name, change := range map[string]func(*world){"staged": nil, "not staged": func(w *world) { w.stages = false }} {
+	for name, change := range map[string]func(*world){"staged": nil,
+		"not staged": func(w *world) { w.stages = false }} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := expanding(t, change)
@@ -448,7 +476,8 @@ func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := expanding(t, change)
 				w.mustUp("a1", shared())
-				w.failNext(registry.NodeExpandRPC, fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, then: w.crash})
+				w.failNext(registry.NodeExpandRPC,
+					fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, then: w.crash})
 				if err := w.expand(t.Context(), 5); err == nil {
 					t.Error("a process that died has answered")
 				}
@@ -471,7 +500,8 @@ func TestNothingGrowsWhereNothingIsMounted(t *testing.T) {
 	if err := w.expand(t.Context(), 5); err != nil {
 		t.Error(err)
 	}
-	w.asked(t, "where its plugin mounts nothing to stage", "ControllerExpandVolume ext-one 5", "NodeExpandVolume ext-one 5 at staging")
+	w.asked(t, "where its plugin mounts nothing to stage", "ControllerExpandVolume ext-one 5",
+		"NodeExpandVolume ext-one 5 at staging")
 }
 
 // How large a volume is its controller says. Where the node alone makes it larger, the node does.
@@ -490,7 +520,8 @@ func TestCapacityIsWhatItsMakerSays(t *testing.T) {
 	}
 }
 
-// A boot mounts all anew, also for a plugin that does not stage and a volume with several users, whoever of them comes first.
+// A boot mounts all anew, also for a plugin that does not stage and a volume with several users, whoever of them comes
+// first.
 func TestRefusalEndsWithTheBoot(t *testing.T) {
 	w := expanding(t, func(w *world) { w.stages = false })
 	w.refuses(registry.NodeExpandRPC, "FAILED_PRECONDITION")

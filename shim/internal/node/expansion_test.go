@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// An expansion that comes to no end holds up who gives the volume back for a round, and not for ever, whichever half it is and however its
-// plugin fails. What it was to do is done at the next use.
+// An expansion that comes to no end holds up who gives the volume back for a round, and not for ever, whichever half it
+// is and however its plugin fails. What it was to do is done at the next use.
 func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 	for what, rule := range map[string]csifake.Rule{
 		"the node's plugin is not there for it": {RPC: "NodeExpandVolume", Code: "UNAVAILABLE"},
@@ -27,7 +27,8 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 				n.startPlugin()
 				n.startShim()
 				n.introduce()
-				if _, err := n.shim.allocs.Prepare(t.Context(), registry.Call{}, n.group("alloc-0", wish{volumes: []int{0}})); err != nil {
+				if _, err := n.shim.allocs.Prepare(t.Context(), registry.Call{},
+					n.group("alloc-0", wish{volumes: []int{0}})); err != nil {
 					t.Fatal(err)
 				}
 				if err := n.plugin.Load().Script(rule); err != nil {
@@ -52,7 +53,8 @@ func (n *historyEnv) expandFor(t *testing.T, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	name := registry.VolumeName{Namespace: "default", ID: "v0"}
-	if _, err := n.shim.volumes.Expand(ctx, registry.Call{}, name, registry.CapacityRange{Required: 2 << 30}); err == nil {
+	if _, err := n.shim.volumes.Expand(ctx, registry.Call{}, name,
+		registry.CapacityRange{Required: 2 << 30}); err == nil {
 		t.Error("it was expanded")
 	}
 }

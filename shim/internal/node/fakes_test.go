@@ -19,8 +19,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// parts is everything that allocs need of others, in memory. It keeps a journal of what it was asked, and an account of what is
-// attached, staged, published and claimed, which it uses to notice what must not be.
+// parts is everything that allocs need of others, in memory. It keeps a journal of what it was asked, and an account of
+// what is attached, staged, published and claimed, which it uses to notice what must not be.
 type parts struct {
 	t       *testing.T
 	log     *registrytest.Log
@@ -34,7 +34,8 @@ type parts struct {
 
 func newParts(t *testing.T) *parts {
 	p := &parts{
-		t: t, log: registrytest.NewLog(time.Now), inside: map[registry.VolumeKey]int{}, fail: map[string]int{}, gate: map[string]chan struct{}{},
+		t: t, log: registrytest.NewLog(time.Now), inside: map[registry.VolumeKey]int{}, fail: map[string]int{},
+		gate:   map[string]chan struct{}{},
 		plugin: make(chan struct{}),
 	}
 	close(p.plugin)
@@ -124,7 +125,9 @@ func (p *parts) Unclaim(ctx context.Context, k registry.ClaimKey, _ bool) (bool,
 	return true, p.commit(nil, k.ClaimRecord())
 }
 
-func (p *parts) Attach(ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage, to intent.AttachTo) error {
+func (p *parts) Attach(
+	ctx context.Context, _ intent.Caller, v registry.Volume, _ registry.Usage, to intent.AttachTo,
+) error {
 	return p.step(ctx, v.VolumeKey(), "attach %s %s", v.External, to.ID)
 }
 
@@ -154,18 +157,22 @@ func (p *parts) Settle(ctx context.Context, _ intent.Caller, open registry.Inten
 	return p.commit(nil, open.Key())
 }
 
-func (p *parts) Publish(ctx context.Context, _ intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error) {
+func (p *parts) Publish(
+	ctx context.Context, _ intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage,
+) (hooks.Published, error) {
 	if err := p.step(ctx, v.VolumeKey(), "publish %s %s", v.External, k.Alloc); err != nil {
 		return hooks.Published{}, err
 	}
 	at := registry.Tree{Host: "/host/" + string(v.External), Task: "/task/" + string(v.External)}
-	return hooks.Published{Target: at, Usage: u}, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(), Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
+	return hooks.Published{Target: at, Usage: u}, p.commit([]registry.Record{registry.Ref{Volume: v.VolumeKey(),
+		Alloc: k.Alloc, Request: k.Request, Usage: u, Target: at, Publish: registry.MarkDone}})
 }
 
 func (p *parts) MountParts(ctx context.Context, k registry.ClaimKey, wanted []hooks.Part) (map[string]string, error) {
 	at := map[string]string{}
 	for _, w := range wanted {
-		if err := p.step(ctx, k.Volume, "mount-part %s of %s, read-only %v", w.Path, k.Volume.External, w.ReadOnly); err != nil {
+		if err := p.step(ctx, k.Volume, "mount-part %s of %s, read-only %v", w.Path, k.Volume.External,
+			w.ReadOnly); err != nil {
 			return nil, err
 		}
 		at[w.Path] = "/part/" + w.Path
@@ -212,7 +219,8 @@ func (p *parts) Unstage(ctx context.Context, _ intent.Caller, v registry.VolumeK
 func (p *parts) Find(registry.Role, registry.PluginID) (registry.Instance, bool) {
 	select {
 	case <-p.plugin:
-		return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "n1"}, Health: registry.Health{State: registry.Healthy}}, true
+		return registry.Instance{Fingerprint: registry.Fingerprint{NodeID: "n1"},
+			Health: registry.Health{State: registry.Healthy}}, true
 	default:
 		return registry.Instance{}, false
 	}
@@ -248,8 +256,9 @@ func running(run func(context.Context) error) (end func()) {
 func (p *parts) volume(id string) {
 	p.t.Helper()
 	err := p.commit([]registry.Record{registry.Volume{
-		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p", External: registry.ExternalID("x-" + id)},
-		State:      registry.VolumeReady,
+		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p",
+			External: registry.ExternalID("x-" + id)},
+		State: registry.VolumeReady,
 	}})
 	if err != nil {
 		p.t.Fatal(err)
@@ -271,7 +280,8 @@ func group(t *testing.T, alloc string, volumes ...string) hooks.AllocGroup {
 		t.Fatal(err)
 	}
 	return hooks.AllocGroup{
-		Alloc: registry.AllocID(alloc), Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true},
+		Alloc: registry.AllocID(alloc), Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true},
 	}
 }
 

@@ -76,7 +76,8 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 			}
 		}
 		h, told := w.healthOf(t)
-		if h.Abnormal() || !slices.Equal(told, []string{"volume unhealthy source path doesn't exist", "volume healthy"}) {
+		if h.Abnormal() || !slices.Equal(told, []string{"volume unhealthy source path doesn't exist",
+			"volume healthy"}) {
 			t.Errorf("recorded %+v, told %q", h, told)
 		}
 		w.says.Store(sick)
@@ -110,7 +111,8 @@ func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
 		"it dies": {func(w *world) {
 			w.measure = func(context.Context) ([]registry.VolumeUsage, error) {
 				return nil, &registry.CallError{
-					RPC: registry.NodeStatsRPC, Code: "UNAVAILABLE", Outcome: registry.OutcomeFailed, Kind: registry.ErrUnavailable, Lost: true,
+					RPC: registry.NodeStatsRPC, Code: "UNAVAILABLE", Outcome: registry.OutcomeFailed,
+					Kind: registry.ErrUnavailable, Lost: true,
 				}
 			}
 		}, 1},
@@ -164,7 +166,8 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 		}
 		w.measure = func(context.Context) ([]registry.VolumeUsage, error) {
 			return nil, &registry.CallError{
-				RPC: registry.NodeStatsRPC, Code: "NOT_FOUND", Outcome: registry.OutcomeFailed, Kind: registry.ErrNotFound,
+				RPC: registry.NodeStatsRPC, Code: "NOT_FOUND", Outcome: registry.OutcomeFailed,
+				Kind: registry.ErrNotFound,
 			}
 		}
 		w.watchHealth(t)

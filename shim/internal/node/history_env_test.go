@@ -33,7 +33,8 @@ import (
 	"holdfast/shim/internal/node"
 )
 
-// historyEnv is a machine with one plugin and one shim, all in memory: the records outlive the shim, the storage system outlives the plugin.
+// historyEnv is a machine with one plugin and one shim, all in memory: the records outlive the shim, the storage system
+// outlives the plugin.
 type historyEnv struct {
 	t       *testing.T
 	random  *rand.Rand
@@ -59,7 +60,8 @@ const (
 
 func newHistoryEnv(t *testing.T, seed uint64) *historyEnv {
 	n := &historyEnv{
-		t: t, random: rand.New(rand.NewPCG(seed, 1)), log: registrytest.NewLog(time.Now), storage: csifake.NewBackend(""), journal: &journal.Memory{},
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), log: registrytest.NewLog(time.Now),
+		storage: csifake.NewBackend(""), journal: &journal.Memory{},
 		caps: []string{"LIST_VOLUMES"}, boot: "boot-1",
 	}
 	for _, c := range []string{"PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME"} {
@@ -68,7 +70,8 @@ func newHistoryEnv(t *testing.T, seed uint64) *historyEnv {
 		}
 	}
 	if n.random.IntN(4) > 0 {
-		n.caps = append(n.caps, []string{"EXPAND_VOLUME", "controller/EXPAND_VOLUME", "node/EXPAND_VOLUME"}[n.random.IntN(3)])
+		n.caps = append(n.caps, []string{"EXPAND_VOLUME", "controller/EXPAND_VOLUME",
+			"node/EXPAND_VOLUME"}[n.random.IntN(3)])
 		n.caps = append(n.caps, [][]string{{"expansion/ONLINE"}, {"expansion/OFFLINE"}, {}}[n.random.IntN(3)]...)
 	}
 	if n.random.IntN(2) == 0 {
@@ -98,7 +101,9 @@ func accessOf(volume int) registry.AccessMode {
 }
 
 func (n *historyEnv) put(records ...registry.Record) {
-	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := n.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -118,7 +123,8 @@ func (n *historyEnv) startPlugin() {
 	port := &csifake.Port{}
 	before := n.mounts.held()
 	p, err := csifake.New(csifake.Config{
-		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps, Instance: fmt.Sprintf("p-%d", n.starts),
+		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps,
+		Instance:  fmt.Sprintf("p-%d", n.starts),
 		Forgetful: n.forgets,
 	})
 	if err != nil {
@@ -157,8 +163,8 @@ func (n *historyEnv) hasStopped(instance string) bool {
 	return false
 }
 
-// through answers every call of a gRPC server by the plugin at the port. The dead answer nobody: what a call was about to say when its
-// plugin was killed is not heard.
+// through answers every call of a gRPC server by the plugin at the port. The dead answer nobody: what a call was about
+// to say when its plugin was killed is not heard.
 func through(port *csifake.Port, dead func() bool) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
@@ -231,7 +237,8 @@ func (n *historyEnv) startShim() {
 		Sender:  intent.Sender{State: registry.Unmixed(n.log), Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: noSecrets{}, Locks: &intent.Locks{},
 	}
-	stager := node.NewStager(calls, s.fleet, kernel{n.boot, n.mounts}, node.Options{Layout: layout, Check: n.mounts != nil})
+	stager := node.NewStager(calls, s.fleet, kernel{n.boot, n.mounts},
+		node.Options{Layout: layout, Check: n.mounts != nil})
 	s.volumes = controller.New(calls, s.fleet, stager, hclog.NewNullLogger())
 	s.allocs = node.NewAllocs(calls, s.volumes, stager,
 		node.Host{Node: nodeName, Operations: hooks.Operations}, hclog.NewNullLogger())
@@ -241,7 +248,8 @@ func (n *historyEnv) startShim() {
 	n.shim = s
 }
 
-// crash ends the shim as SIGKILL does, as far as its plugin can tell: its calls are cut off, and it writes nothing more.
+// crash ends the shim as SIGKILL does, as far as its plugin can tell: its calls are cut off, and it writes nothing
+// more.
 func (n *historyEnv) crash() {
 	n.shim.cancel(errShimEnds)
 	dead := n.log
@@ -289,7 +297,8 @@ func (n *historyEnv) introduce() {
 	for _, role := range roles {
 		_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
 			return registry.PutChange(v, time.Now(), registry.Instance{
-				InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task}, Attempt: uint64(n.starts), Endpoint: at,
+				InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task},
+				Attempt:     uint64(n.starts), Endpoint: at,
 				Volumes: registry.Tree{Host: layout.PluginRoot(pluginID), Task: "/csi"}, Fingerprint: said[role],
 				Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
 			}), nil
@@ -335,7 +344,8 @@ func (n *historyEnv) group(id registry.AllocID, w wish) hooks.AllocGroup {
 	if err := diags.Err(); err != nil {
 		n.t.Fatal(err)
 	}
-	return hooks.AllocGroup{Alloc: id, Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true}}
+	return hooks.AllocGroup{Alloc: id, Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true}}
 }
 
 type noSecrets struct{}

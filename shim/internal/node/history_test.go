@@ -22,8 +22,9 @@ var seed = flag.Uint64("seed", 0, "the one history of TestHistories to run; 0: t
 // perHistory is how many operations one history has.
 const perHistory = 250
 
-// TestHistories has random operations of allocs meet random faults of their plugin, its death and the shim's, and judges what the plugin was
-// asked: no illegal edge, and never two calls at once for a volume. In the end everything is taken back. HOLDFAST_OPERATIONS asks for more.
+// TestHistories has random operations of allocs meet random faults of their plugin, its death and the shim's, and
+// judges what the plugin was asked: no illegal edge, and never two calls at once for a volume. In the end everything is
+// taken back. HOLDFAST_OPERATIONS asks for more.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
 		history(t, *seed)
@@ -108,7 +109,8 @@ func (n *historyEnv) anAlloc() registry.AllocID {
 // prepare asks for the volumes of an alloc, with a deadline or without, and does not wait.
 func (n *historyEnv) prepare() {
 	group := n.group(n.anAlloc(), wish{
-		volumes: n.random.Perm(3)[:1+n.random.IntN(3)], mixed: n.random.IntN(3) == 0, inline: n.random.IntN(4) == 0, other: n.random.IntN(8) == 0,
+		volumes: n.random.Perm(3)[:1+n.random.IntN(3)], mixed: n.random.IntN(3) == 0, inline: n.random.IntN(4) == 0,
+		other: n.random.IntN(8) == 0,
 	})
 	limit := time.Duration(n.random.Int64N(int64(5 * time.Minute)))
 	shim := n.shim
@@ -145,7 +147,8 @@ func (n *historyEnv) sync() {
 }
 
 var faulty = []string{
-	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume", "NodeUnpublishVolume",
+	"ControllerPublishVolume", "ControllerUnpublishVolume", "NodeStageVolume", "NodeUnstageVolume", "NodePublishVolume",
+	"NodeUnpublishVolume",
 	"ControllerExpandVolume", "NodeExpandVolume", "NodeGetVolumeStats",
 }
 
@@ -276,8 +279,8 @@ func (n *historyEnv) usedAgain() {
 	}
 }
 
-// shrunken is the volumes of which the node does not know what their controller has made of them last, by what the plugin was asked.
-// A plugin that has forgotten its volumes has forgotten their sizes.
+// shrunken is the volumes of which the node does not know what their controller has made of them last, by what the
+// plugin was asked. A plugin that has forgotten its volumes has forgotten their sizes.
 func shrunken(lines []journal.Line) (left []string) {
 	for i, l := range slices.Backward(lines) {
 		if l.Kind == journal.Forgot {
@@ -288,7 +291,8 @@ func shrunken(lines []journal.Line) (left []string) {
 	owed := map[string]int64{}
 	for _, c := range journal.Calls(lines) {
 		switch {
-		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil && c.RPC == "ControllerExpandVolume":
+		case c.End == nil || c.End.Code != "OK" || c.Abandoned || c.End.Answer == nil &&
+			c.RPC == "ControllerExpandVolume":
 		case c.RPC == "ControllerExpandVolume" && c.End.Answer.NodeExpand:
 			owed[c.Volume] = c.End.Answer.Bytes
 		case c.RPC == "NodeExpandVolume" && c.Bytes >= owed[c.Volume]:
@@ -355,7 +359,8 @@ func (n *historyEnv) judge() (calls int) {
 	}
 	if n.t.Failed() {
 		for i, l := range lines {
-			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run, l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
+			n.t.Logf("%d %s %s %s %s call %d %s %s %s %s", i+1, l.Wall.Format("15:04:05.000"), l.Instance, l.Run,
+				l.Kind, l.Call, l.RPC, l.Volume, l.Target, l.Code)
 		}
 	}
 	return len(journal.Calls(lines))

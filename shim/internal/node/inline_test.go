@@ -33,7 +33,8 @@ job "j" {
 	if err := diags.Err(); err != nil {
 		t.Fatal(err)
 	}
-	return hooks.AllocGroup{Alloc: alloc, Namespace: "default", Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true}}
+	return hooks.AllocGroup{Alloc: alloc, Namespace: "default", Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true}}
 }
 
 // A volume that somebody has registered is never taken for an inline one, whatever it is called.
@@ -42,7 +43,8 @@ func TestInlineVolumeIsNobodyElses(t *testing.T) {
 	p.volume("scratch@alloc-1")
 	a, end := p.allocs()
 	defer end()
-	if _, err := a.Prepare(t.Context(), registry.Call{}, inlineGroup(t, "alloc-1")); !errors.Is(err, registry.ErrConflict) {
+	if _, err := a.Prepare(t.Context(), registry.Call{}, inlineGroup(t, "alloc-1")); !errors.Is(err,
+		registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 	expect(t, p.said())
@@ -52,7 +54,8 @@ func TestInlineVolumeIsNobodyElses(t *testing.T) {
 	expect(t, p.volumes(), "scratch@alloc-1")
 }
 
-// An inline volume goes with its alloc, also one that was recorded and not claimed, and one that the alloc's group does not name now.
+// An inline volume goes with its alloc, also one that was recorded and not claimed, and one that the alloc's group does
+// not name now.
 func TestInlineVolumesGoWithTheirAlloc(t *testing.T) {
 	for _, what := range []string{"published", "recorded only", "unreadable"} {
 		t.Run(what, func(t *testing.T) {
@@ -70,7 +73,8 @@ func TestInlineVolumesGoWithTheirAlloc(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				al := registry.Alloc{ID: g.Alloc, Namespace: g.Namespace, Sealed: g.Sealed, State: registry.AllocPreparing}
+				al := registry.Alloc{ID: g.Alloc, Namespace: g.Namespace, Sealed: g.Sealed,
+					State: registry.AllocPreparing}
 				if what == "unreadable" {
 					al.Sealed = []byte("?")
 				}

@@ -9,8 +9,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Driver is what node needs of a node plugin. Calls for one volume are never concurrent. Every error of a call that was or may
-// have been sent is a *registry.CallError or is treated as one of unknown outcome.
+// Driver is what node needs of a node plugin. Calls for one volume are never concurrent. Every error of a call that was
+// or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
 type Driver interface {
 	Stage(context.Context, registry.InstanceKey, csi.StageRequest) error
 	Unstage(context.Context, registry.InstanceKey, csi.UnstageRequest) error
@@ -18,12 +18,13 @@ type Driver interface {
 	Unpublish(context.Context, registry.InstanceKey, csi.UnpublishRequest) error
 	// Grow returns the capacity that the plugin tells; 0: it tells none.
 	Grow(context.Context, registry.InstanceKey, csi.GrowRequest) (int64, error)
-	// Stats changes nothing: it may be under way beside another call, and its error never means that something is uncertain.
+	// Stats changes nothing: it may be under way beside another call, and its error never means that something is
+	// uncertain.
 	Stats(context.Context, registry.InstanceKey, csi.StatsRequest) (registry.VolumeReport, error)
 }
 
-// Kernel is the mount table, and the few things done to directories that may be mount points. None of them may follow a path
-// into a mount: a dead one would freeze its caller.
+// Kernel is the mount table, and the few things done to directories that may be mount points. None of them may follow a
+// path into a mount: a dead one would freeze its caller.
 type Kernel interface {
 	// Mounted says whether path, as the host sees it, is a mount point.
 	Mounted(path string) (bool, error)
@@ -43,8 +44,8 @@ type Controller interface {
 	Claim(ctx context.Context, c registry.Claim) (registry.Claim, error)
 	// Unclaim gives a claim up. last: the node has taken the volume down for it; else another claim has to remain.
 	Unclaim(ctx context.Context, k registry.ClaimKey, last bool) (existed bool, err error)
-	// AwaitAttach and AwaitDetach return once the plugin can be asked to attach or detach the volume, or has not to be. They call waits if
-	// they have to wait.
+	// AwaitAttach and AwaitDetach return once the plugin can be asked to attach or detach the volume, or has not to be.
+	// They call waits if they have to wait.
 	AwaitAttach(ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string)) error
 	AwaitDetach(
 		ctx context.Context, by intent.Caller, v registry.VolumeKey, node registry.NodeName, waits func(what string),
@@ -62,12 +63,13 @@ type Controller interface {
 // Mounter stages and publishes volumes. Calls for one volume are never concurrent.
 type Mounter interface {
 	Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error
-	// Grow makes what is pending of an expansion, if it can now, and returns how far the node has come. again: also what
-	// the plugin has refused. What the plugin refuses is no error.
+	// Grow makes what is pending of an expansion, if it can now, and returns how far the node has come. again: also
+	// what the plugin has refused. What the plugin refuses is no error.
 	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey, again bool) (registry.NodeExpansion, error)
 	// LeaveExpansion closes an open expansion on the node, and says whether there was one.
 	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
-	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage) (hooks.Published, error)
+	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey,
+		u registry.Usage) (hooks.Published, error)
 	// MountParts mounts parts of what is published, and says where.
 	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
 	// Unpublish takes parts off first.

@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// An expansion whose end nobody can find out, as its secrets are gone, keeps no volume from being given back. It is known then as one that was
-// answered vaguely.
+// An expansion whose end nobody can find out, as its secrets are gone, keeps no volume from being given back. It is
+// known then as one that was answered vaguely.
 func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 	vol := registry.VolumeKey{Plugin: "p", External: "x-a"}
 	for _, c := range []struct {
@@ -19,8 +19,10 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 		code    string
 		refused string
 	}{
-		{registry.Intent{Volume: vol, RPC: registry.NodeExpandRPC, Code: "DEADLINE_EXCEEDED", Detail: "late"}, "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"},
-		{registry.Intent{Volume: vol, RPC: registry.NodeExpandRPC, Code: "NOT_FOUND"}, "UNKNOWN", "UNKNOWN"}, // and a further try was under way
+		{registry.Intent{Volume: vol, RPC: registry.NodeExpandRPC, Code: "DEADLINE_EXCEEDED", Detail: "late"},
+			"DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"},
+		// and a further try was under way
+		{registry.Intent{Volume: vol, RPC: registry.NodeExpandRPC, Code: "NOT_FOUND"}, "UNKNOWN", "UNKNOWN"},
 		{registry.Intent{Volume: vol, RPC: registry.ControllerExpandRPC}, "UNKNOWN", ""},
 	} {
 		for _, claimed := range []bool{true, false} {
@@ -36,7 +38,8 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 				}
 				before := len(p.said())
 				p.fail["settle"] = 1 << 20
-				if err := p.commit([]registry.Record{c.open, registry.Attachment{Volume: vol, Node: us.Node, State: registry.MarkDone},
+				if err := p.commit([]registry.Record{c.open,
+					registry.Attachment{Volume: vol, Node: us.Node, State: registry.MarkDone},
 					registry.Staging{Volume: vol, State: registry.MarkDone}}); err != nil {
 					t.Fatal(err)
 				}
@@ -52,7 +55,8 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 				time.Sleep(time.Minute)
 				want := []string{"settle " + string(c.open.RPC) + " failed", "unstage x-a", "detach x-a"}
 				if claimed {
-					want = slices.Concat(want[:1], []string{"unpublish x-a alloc-1"}, want[1:], []string{"unclaim x-a alloc-1"})
+					want = slices.Concat(want[:1], []string{"unpublish x-a alloc-1"}, want[1:],
+						[]string{"unclaim x-a alloc-1"})
 				}
 				if got := p.said()[before:]; len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
 					t.Errorf("%s: %q", c.open.RPC, got)
@@ -68,7 +72,10 @@ func TestExpansionWithoutAnEndIsLeft(t *testing.T) {
 // open is the open call of a volume.
 func (p *parts) open(k registry.VolumeKey) (open registry.Intent, found bool) {
 	p.t.Helper()
-	err := p.log.View(context.Background(), func(v registry.View) error { open, found = registry.OpenIntent(v, k); return nil })
+	err := p.log.View(context.Background(), func(v registry.View) error {
+		open, found = registry.OpenIntent(v, k)
+		return nil
+	})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -84,10 +91,12 @@ func TestExpansionInTheWayIsNoStep(t *testing.T) {
 	a, end := p.allocs()
 	defer end()
 	h := &hold{Allocs: a, key: registry.ClaimKey{Alloc: "alloc-1", Request: "a"}, step: registry.StepTurn}
-	h.failed(t.Context(), &registry.CallError{RPC: registry.ControllerExpandRPC, Code: "ABORTED", Detail: "later"}, time.Time{})
+	h.failed(t.Context(), &registry.CallError{RPC: registry.ControllerExpandRPC, Code: "ABORTED", Detail: "later"},
+		time.Time{})
 	err := p.log.View(t.Context(), func(v registry.View) error {
 		al, _ := v.Alloc("alloc-1")
-		if w := al.Waiting; len(w) != 1 || w[0].Step != registry.StepTurn || w[0].RPC != registry.ControllerExpandRPC || w[0].Code != "ABORTED" {
+		if w := al.Waiting; len(w) != 1 || w[0].Step != registry.StepTurn || w[0].RPC != registry.ControllerExpandRPC ||
+			w[0].Code != "ABORTED" {
 			t.Errorf("it waits for %+v", w)
 		}
 		return nil

@@ -28,7 +28,8 @@ type machine struct {
 }
 
 func newMachine(report errorf) *machine {
-	return &machine{errorf: report, boot: "boot-1", dirs: map[string]bool{}, mounts: map[string]bool{}, parts: newParts()}
+	return &machine{errorf: report, boot: "boot-1", dirs: map[string]bool{}, mounts: map[string]bool{},
+		parts: newParts()}
 }
 
 func (m *machine) Boot() string                      { return m.boot }
@@ -77,8 +78,9 @@ func (m *machine) reboot() {
 	clear(m.parts.at)
 }
 
-// plugin is a CSI plugin in memory, node and controller. It checks the order of its calls itself, against what it did and against
-// what it answered: an edge whose call got no good answer is in doubt, and nothing that stands on it may follow.
+// plugin is a CSI plugin in memory, node and controller. It checks the order of its calls itself, against what it did
+// and against what it answered: an edge whose call got no good answer is in doubt, and nothing that stands on it may
+// follow.
 type plugin struct {
 	*machine
 	volumes         registry.Tree // as the active instance has it
@@ -140,7 +142,8 @@ type fault struct {
 
 func newPlugin(m *machine, root string) *plugin {
 	return &plugin{
-		machine: m, volumes: registry.Tree{Host: root, Task: "/csi"}, mountsStaging: true, state: map[registry.ExternalID]*disk{},
+		machine: m, volumes: registry.Tree{Host: root, Task: "/csi"}, mountsStaging: true,
+		state: map[registry.ExternalID]*disk{},
 		fault: func(registry.RPC) fault { return fault{} },
 	}
 }
@@ -162,7 +165,9 @@ func (p *plugin) host(path string) string {
 }
 
 // call is one call about one edge of a volume.
-func (pl *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about string, legal func(*disk) string, effect func(*disk)) error {
+func (pl *plugin) call(
+	rpc registry.RPC, id registry.ExternalID, edge, about string, legal func(*disk) string, effect func(*disk),
+) error {
 	d := pl.disk(id)
 	pl.journal = append(pl.journal, strings.TrimSpace(fmt.Sprintf("%s %s %s", rpc, id, about)))
 	if d.busy++; d.busy > 1 {
@@ -192,7 +197,8 @@ func (pl *plugin) call(rpc registry.RPC, id registry.ExternalID, edge, about str
 	if f.code == "" {
 		return nil
 	}
-	return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrUnavailable, Detail: "injected"}
+	return &registry.CallError{RPC: rpc, Code: f.code, Outcome: f.outcome, Kind: registry.ErrUnavailable,
+		Detail: "injected"}
 }
 
 func fine(*disk) string { return "" }
@@ -207,8 +213,9 @@ func (d *disk) anyTarget() bool {
 }
 
 func (p *plugin) Attach(_ context.Context, _ registry.InstanceKey, r csi.AttachRequest) (map[string]string, error) {
-	return map[string]string{"device": "/dev/" + string(r.VolumeID)}, p.call(registry.ControllerPublishRPC, r.VolumeID, "attach", string(r.Node),
-		fine, func(d *disk) { d.attached = string(r.Node) })
+	return map[string]string{"device": "/dev/" + string(r.VolumeID)},
+		p.call(registry.ControllerPublishRPC, r.VolumeID, "attach", string(r.Node),
+			fine, func(d *disk) { d.attached = string(r.Node) })
 }
 
 func (p *plugin) Detach(_ context.Context, _ registry.InstanceKey, r csi.DetachRequest) error {
@@ -285,7 +292,9 @@ func (p *plugin) Unpublish(ctx context.Context, _ registry.InstanceKey, r csi.Un
 		p.last.private = r.Private(ctx)
 	}
 	at := p.host(r.TargetPath)
-	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", func(*disk) string { return p.parts.standing(at) }, func(d *disk) {
+	return p.call(registry.NodeUnpublishRPC, r.VolumeID, at, "", func(*disk) string {
+		return p.parts.standing(at)
+	}, func(d *disk) {
 		delete(d.targets, at)
 		delete(p.mounts, at)
 		if !p.keepsTargetDirs {
@@ -314,19 +323,20 @@ func (p *plugin) Grow(_ context.Context, _ registry.InstanceKey, r csi.GrowReque
 	if at == p.disk(r.VolumeID).staged {
 		where = "staging"
 	}
-	err := p.call(registry.NodeExpandRPC, r.VolumeID, "node size", fmt.Sprintf("%d at %s", r.Range.Required, where), func(d *disk) string {
-		switch {
-		case !p.grows:
-			return "not announced"
-		case p.expands && d.size < r.Range.Required:
-			return "not expanded by the controller"
-		case p.stages && (d.staged == "" || r.StagingPath == "" || p.host(r.StagingPath) != d.staged):
-			return "not staged there"
-		case at != d.staged && !d.targets[at]:
-			return "not at " + at
-		}
-		return ""
-	}, func(d *disk) { d.shown = max(d.size, r.Range.Required) })
+	err := p.call(registry.NodeExpandRPC, r.VolumeID, "node size", fmt.Sprintf("%d at %s", r.Range.Required, where),
+		func(d *disk) string {
+			switch {
+			case !p.grows:
+				return "not announced"
+			case p.expands && d.size < r.Range.Required:
+				return "not expanded by the controller"
+			case p.stages && (d.staged == "" || r.StagingPath == "" || p.host(r.StagingPath) != d.staged):
+				return "not staged there"
+			case at != d.staged && !d.targets[at]:
+				return "not at " + at
+			}
+			return ""
+		}, func(d *disk) { d.shown = max(d.size, r.Range.Required) })
 	return p.tells, err
 }
 
@@ -341,7 +351,8 @@ func (p *plugin) Stats(ctx context.Context, _ registry.InstanceKey, r csi.StatsR
 	case p.stages && (r.StagingPath == "" || p.host(r.StagingPath) != d.staged), !p.stages && r.StagingPath != "":
 		p.errorf("%q is not where it is staged: %q", r.StagingPath, d.staged)
 	}
-	report := registry.VolumeReport{Usage: []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}}, Condition: says}
+	report := registry.VolumeReport{Usage: []registry.VolumeUsage{{Unit: "bytes", Total: 100, Used: 40, Available: 60}},
+		Condition: says}
 	if p.measure == nil {
 		return report, nil
 	}

@@ -13,17 +13,19 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Any story of three allocs and two volumes, with calls that fail, get lost before or after their effect, and with a process or a
-// machine that dies at any call: the plugin sees a legal order (it checks that itself), one staging path per volume, and in the end
-// everything is undone and forgotten.
+// Any story of three allocs and two volumes, with calls that fail, get lost before or after their effect, and with a
+// process or a machine that dies at any call: the plugin sees a legal order (it checks that itself), one staging path
+// per volume, and in the end everything is undone and forgotten.
 func TestModelOfTheLifeCycle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(struct{ rapid.TB }{t}, func(t *rapid.T) { // wrapped: a bubble has no deadline to ask for
 			w := newWorld(t.Fatalf)
 			w.limit = patience
 			w.attaches, w.stages = rapid.Bool().Draw(t, "attaches"), rapid.Bool().Draw(t, "stages")
-			w.expands, w.grows, w.offline = rapid.Bool().Draw(t, "expands"), rapid.Bool().Draw(t, "grows"), rapid.Bool().Draw(t, "offline")
-			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t, "keeps target dirs")
+			w.expands, w.grows, w.offline = rapid.Bool().Draw(t, "expands"), rapid.Bool().Draw(t,
+				"grows"), rapid.Bool().Draw(t, "offline")
+			w.mountsStaging, w.keepsTargetDirs = rapid.Bool().Draw(t, "mounts staging"), rapid.Bool().Draw(t,
+				"keeps target dirs")
 			w.put(volumeOf("one"), volumeOf("two"))
 			w.fault = func(registry.RPC) fault { return anyFault(t, w) }
 			w.parts.fault = func(string) partFault { return anyPartFault(t, w) }
@@ -37,7 +39,8 @@ func anyFault(t *rapid.T, w *world) fault {
 	effect := rapid.Bool().Draw(t, "takes effect")
 	switch rapid.IntRange(0, 11).Draw(t, "fault") {
 	case 0:
-		return fault{code: "INVALID_ARGUMENT", outcome: registry.OutcomeFailed, effect: effect} // partial effects may remain
+		// partial effects may remain
+		return fault{code: "INVALID_ARGUMENT", outcome: registry.OutcomeFailed, effect: effect}
 	case 1:
 		return fault{code: "UNAVAILABLE", outcome: registry.OutcomeUncertain, effect: effect}
 	case 2:
@@ -73,7 +76,8 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"up": func(t *rapid.T) {
 			ctx := context.Background()
-			w.wanted = rapid.SampledFrom([][]hooks.Part{nil, {{Path: "a"}}, {{Path: "a"}, {Path: "b/c", ReadOnly: true}}}).Draw(t, "parts")
+			w.wanted = rapid.SampledFrom([][]hooks.Part{nil, {{Path: "a"}},
+				{{Path: "a"}, {Path: "b/c", ReadOnly: true}}}).Draw(t, "parts")
 			at, err := w.up(ctx, someVolume.Draw(t, "volume"), someAlloc.Draw(t, "alloc"), usage.Draw(t, "usage"))
 			if err == nil && !w.mounts[at.Host] {
 				t.Fatalf("published at %s, where nothing is mounted", at.Host)
@@ -91,7 +95,8 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 			defer cancel()
 			name := volumeOf(someVolume.Draw(t, "volume")).VolumeName()
-			_, _ = w.mediator.Expand(ctx, registry.Call{}, name, registry.CapacityRange{Required: rapid.Int64Range(1, 9).Draw(t, "size")})
+			_, _ = w.mediator.Expand(ctx, registry.Call{}, name,
+				registry.CapacityRange{Required: rapid.Int64Range(1, 9).Draw(t, "size")})
 		},
 		"a step out of order": func(t *rapid.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -129,7 +134,9 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 			if w.log.View(context.Background(), func(v registry.View) error { return nil }) != nil {
 				t.Fatal("no view")
 			}
-			if _, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{}, nil }); err != nil {
+			if _, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+				return registry.Change{}, nil
+			}); err != nil {
 				w.crash() // a log that lost a commit takes no more: the process starts over
 			}
 			w.invariants(t)
@@ -137,8 +144,8 @@ func (w *world) actions(t *rapid.T) map[string]func(*rapid.T) {
 	}
 }
 
-// patience is how long a step is tried: whatever the jitter, twice at a node and once at a controller, so that a story repeats
-// itself. Time is the bubble's.
+// patience is how long a step is tried: whatever the jitter, twice at a node and once at a controller, so that a story
+// repeats itself. Time is the bubble's.
 const patience = 270 * time.Millisecond
 
 func (w *world) reconcile(t *rapid.T) {

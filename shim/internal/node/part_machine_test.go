@@ -36,7 +36,8 @@ type partFault struct {
 func fineParts(string) partFault { return partFault{} }
 
 func newParts() parts {
-	return parts{at: map[string]mountedPart{}, epoch: map[string]int{}, fault: fineParts, before: func(string, string) {}}
+	return parts{at: map[string]mountedPart{}, epoch: map[string]int{}, fault: fineParts,
+		before: func(string, string) {}}
 }
 
 // published notes that a target is mounted anew, unless it was.
@@ -67,7 +68,8 @@ func (m *machine) partsOf(target, path string) bool {
 
 func (m *machine) HasPart(target, at string) (has, mounted bool, err error) {
 	part := m.parts.at[at]
-	return m.mounts[at] && m.mounts[target] && part.target == target && part.epoch == m.parts.epoch[target], m.mounts[at], nil
+	return m.mounts[at] && m.mounts[target] && part.target == target && part.epoch == m.parts.epoch[target],
+		m.mounts[at], nil
 }
 
 func (m *machine) MountPart(_ context.Context, target, path, at string, create bool) error {

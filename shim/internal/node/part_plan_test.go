@@ -47,7 +47,8 @@ job "j" {
 }
 `
 
-// Parts come after the publish, each once, with the alloc's own references resolved; the plan has them and nothing else of the volume.
+// Parts come after the publish, each once, with the alloc's own references resolved; the plan has them and nothing else
+// of the volume.
 func TestPartsFollowThePublish(t *testing.T) {
 	p := newParts(t)
 	p.volume("a")
@@ -58,7 +59,8 @@ func TestPartsFollowThePublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := hooks.AllocGroup{
-		Alloc: "alloc-1", Namespace: "default", Index: 7, Sealed: job.Groups[0].Sealed, Isolated: map[string]bool{"t": true},
+		Alloc: "alloc-1", Namespace: "default", Index: 7, Sealed: job.Groups[0].Sealed,
+		Isolated: map[string]bool{"t": true},
 	}
 	p.fail["mount-part"] = 1
 	if _, err := a.Prepare(t.Context(), registry.Call{}, g); !errors.Is(err, registry.ErrUnavailable) {

@@ -10,21 +10,24 @@ import (
 	"holdfast/registry"
 )
 
-// Parts mounts parts of volumes, in processes that may hang: whatever a volume does, each of these returns after a limited time. An
-// ErrUncertain is about one that hangs: until it has ended, nothing else is done at its place.
+// Parts mounts parts of volumes, in processes that may hang: whatever a volume does, each of these returns after a
+// limited time. An ErrUncertain is about one that hangs: until it has ended, nothing else is done at its place.
 type Parts interface {
-	// HasPart says whether what is mounted at a place is a part of what is mounted at target, and whether anything is mounted there at all.
+	// HasPart says whether what is mounted at a place is a part of what is mounted at target, and whether anything is
+	// mounted there at all.
 	HasPart(target, at string) (has, mounted bool, err error)
-	// MountPart mounts a path of the volume at target once more, at a place where nothing is mounted; create: what is missing is made.
-	// ErrNotFound: it is missing. ErrDenied: it leads out of the volume.
+	// MountPart mounts a path of the volume at target once more, at a place where nothing is mounted; create: what is
+	// missing is made. ErrNotFound: it is missing. ErrDenied: it leads out of the volume.
 	MountPart(ctx context.Context, target, path, at string, create bool) error
 	// UnmountPart takes a part off; there may be none. ErrConflict: it is used, and the error says by whom.
 	UnmountPart(ctx context.Context, at string) error
 }
 
-// MountParts has parts of what is published for the claim mounted, each at a place of its own, and returns where. What is mounted already
-// stays as it is. A part is recorded before it is mounted, and is taken away with what is published.
-func (s *Stager) MountParts(ctx context.Context, key registry.ClaimKey, parts []hooks.Part) (at map[string]string, err error) {
+// MountParts has parts of what is published for the claim mounted, each at a place of its own, and returns where. What
+// is mounted already stays as it is. A part is recorded before it is mounted, and is taken away with what is published.
+func (s *Stager) MountParts(
+	ctx context.Context, key registry.ClaimKey, parts []hooks.Part,
+) (at map[string]string, err error) {
 	if len(parts) == 0 {
 		return nil, nil
 	}
@@ -60,7 +63,8 @@ func (s *Stager) divisible(st state, r registry.Ref) error {
 	case s.Parts == nil:
 		return registry.Errorf(registry.ErrUnsupported, "parts of volumes cannot be mounted here; remove sub_path")
 	case r.Usage.Attachment == registry.BlockDevice:
-		return registry.Invalid("volume %s is a block device, which has no parts; remove sub_path", st.volume.VolumeName())
+		return registry.Invalid("volume %s is a block device, which has no parts; remove sub_path",
+			st.volume.VolumeName())
 	case r.Publish != registry.MarkDone || r.Boot != s.kernel.Boot():
 		return conflict("volume %s is not published; it has to be published first", st.volume.VolumeName())
 	}
@@ -84,7 +88,8 @@ func (s *Stager) mountMissing(ctx context.Context, st state, r registry.Ref, mis
 	}
 	for _, p := range missing {
 		if err := s.mountPart(ctx, r, p, !r.Usage.ReadOnly && !p.ReadOnly); err != nil {
-			return fmt.Errorf("mount %q of volume %s for alloc %s as %q: %w", p.Path, st.volume.VolumeName(), r.Alloc, r.Request, err)
+			return fmt.Errorf("mount %q of volume %s for alloc %s as %q: %w", p.Path, st.volume.VolumeName(), r.Alloc,
+				r.Request, err)
 		}
 	}
 	return s.recordParts(ctx, r, missing, registry.MarkDone)
@@ -116,7 +121,9 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 		now.Parts = slices.Clone(now.Parts)
 		for _, p := range parts {
 			next := registry.Part{Path: p.Path, At: s.Layout.Part(r.ClaimKey(), p.Path), Mark: mark}
-			i, known := slices.BinarySearchFunc(now.Parts, p.Path, func(o registry.Part, path string) int { return strings.Compare(o.Path, path) })
+			i, known := slices.BinarySearchFunc(now.Parts, p.Path, func(o registry.Part, path string) int {
+				return strings.Compare(o.Path, path)
+			})
 			if !known {
 				now.Parts = slices.Insert(now.Parts, i, next)
 			}
@@ -127,14 +134,15 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 	return err
 }
 
-// unmountParts takes off all parts of what is published. They stand on it, so it comes first. That they are there is doubted before they
-// are not, else somebody could take them for lost.
+// unmountParts takes off all parts of what is published. They stand on it, so it comes first. That they are there is
+// doubted before they are not, else somebody could take them for lost.
 func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 	switch {
 	case len(r.Parts) == 0:
 		return nil
 	case s.Parts == nil:
-		return registry.Errorf(registry.ErrUnsupported, "%d parts of it are mounted, and cannot be unmounted here", len(r.Parts))
+		return registry.Errorf(registry.ErrUnsupported, "%d parts of it are mounted, and cannot be unmounted here",
+			len(r.Parts))
 	}
 	if r.Publish == registry.MarkDone {
 		var all []hooks.Part

@@ -36,8 +36,8 @@ func (w *world) expectParts(want ...string) {
 	}
 }
 
-// A part is recorded before it is mounted, doubted before it is unmounted, and unmounted before what it is a part of is unpublished. Once
-// mounted it is mounted, however often it is asked for.
+// A part is recorded before it is mounted, doubted before it is unmounted, and unmounted before what it is a part of is
+// unpublished. Once mounted it is mounted, however often it is asked for.
 func TestPartsUpAndDown(t *testing.T) {
 	w := open(t)
 	w.wanted = both
@@ -59,7 +59,8 @@ func TestPartsUpAndDown(t *testing.T) {
 		w.expect()
 	}
 	at, err := w.stager.MountParts(t.Context(), keyOf("one", "a1"), both[1:])
-	if want := layout.Part(keyOf("one", "a1"), "b/c"); err != nil || len(at) != 1 || at["b/c"] != want || !w.mounts[want] {
+	if want := layout.Part(keyOf("one", "a1"), "b/c"); err != nil || len(at) != 1 || at["b/c"] != want ||
+		!w.mounts[want] {
 		t.Errorf("%v, %v", at, err)
 	}
 	w.failNext(unpublish, lost)
@@ -93,7 +94,8 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 		}
 		for range 2 {
 			err := w.down(t.Context(), "one", "a1")
-			if !errors.Is(err, kind) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "process 7") {
+			if !errors.Is(err, kind) || !strings.Contains(err.Error(), `"a"`) ||
+				!strings.Contains(err.Error(), "process 7") {
 				t.Errorf("%v", err)
 			}
 			w.crash()
@@ -109,15 +111,18 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 	}
 }
 
-// A part whose mount failed, or that a process has mounted and not recorded before it died, is mounted once by who comes after it.
+// A part whose mount failed, or that a process has mounted and not recorded before it died, is mounted once by who
+// comes after it.
 func TestPartIsResumed(t *testing.T) {
 	hung, all := registry.Errorf(registry.ErrUncertain, "it hangs"), []string{"mount a true", "mount b/c false"}
 	for what, c := range map[string]struct {
 		fault func(*world) partFault
 		again []string
 	}{
-		"refused":                     {func(*world) partFault { return partFault{err: hung} }, all},
-		"uncertain, and mounted":      {func(*world) partFault { return partFault{err: hung, effect: true} }, []string{"mount b/c false"}},
+		"refused": {func(*world) partFault { return partFault{err: hung} }, all},
+		"uncertain, and mounted": {func(*world) partFault {
+			return partFault{err: hung, effect: true}
+		}, []string{"mount b/c false"}},
 		"mounted, then the shim died": {func(w *world) partFault { return partFault{then: w.crash} }, nil},
 		"died before":                 {func(w *world) partFault { return partFault{err: hung, then: w.crash} }, all},
 	} {
@@ -150,7 +155,9 @@ func TestPartFollowsItsVolume(t *testing.T) {
 	w.mustUp("a1", shared())
 	w.expectParts("unmount a", "mount a true", "unmount b/c", "mount b/c false")
 	delete(w.mounts, at.Host)
-	w.parts.fault = func(what string) partFault { return partFault{err: registry.Errorf(registry.ErrConflict, "process 7")} }
+	w.parts.fault = func(what string) partFault {
+		return partFault{err: registry.Errorf(registry.ErrConflict, "process 7")}
+	}
 	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("%v", err)
 	}
@@ -172,7 +179,8 @@ func TestStrangePartIsNotTakenOver(t *testing.T) {
 	w.wanted = both
 	strange := layout.Part(keyOf("one", "a1"), "b/c")
 	w.mounts[strange] = true
-	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), strange) {
+	if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) ||
+		!strings.Contains(err.Error(), strange) {
 		t.Errorf("%v", err)
 	}
 	w.expectParts()

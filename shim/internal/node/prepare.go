@@ -67,7 +67,8 @@ func NewAllocs(calls intent.Calls, c Controller, m Mounter, h Host, logger hclog
 	}
 }
 
-// Run takes down what the last shim had begun to take down, what nobody claims, and what is released from now on, until ctx ends.
+// Run takes down what the last shim had begun to take down, what nobody claims, and what is released from now on, until
+// ctx ends.
 func (a *Allocs) Run(ctx context.Context) error {
 	var releasing []registry.AllocID
 	err := a.State.View(ctx, func(v registry.View) error {
@@ -97,8 +98,9 @@ func (a *Allocs) lookAround(ctx context.Context) {
 	})
 }
 
-// Prepare claims, attaches, stages and publishes what the alloc asks for, and says what to apply to its tasks. Called again, it finds
-// what is done already. When it fails, what it has done stands until it is called again or the alloc is released.
+// Prepare claims, attaches, stages and publishes what the alloc asks for, and says what to apply to its tasks. Called
+// again, it finds what is done already. When it fails, what it has done stands until it is called again or the alloc is
+// released.
 func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup) (map[string]hooks.Plan, error) {
 	spec, err := config.OpenGroup(g.Sealed)
 	if err == nil {
@@ -116,13 +118,16 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 }
 
 // prepare brings the volumes of an alloc up, one after the other, and records that the alloc is ready.
-func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec) (map[string]hooks.Plan, error) {
+func (a *Allocs) prepare(
+	ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec,
+) (map[string]hooks.Plan, error) {
 	if err := a.admit(ctx, g); err != nil {
 		return nil, err
 	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		h := &hold{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name}, parts: spec.Parts(r.Name)}
+		h := &hold{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
+			parts: spec.Parts(r.Name)}
 		at, err := h.up(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more
@@ -140,7 +145,9 @@ func (a *Allocs) prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 }
 
 // plansOf is what to apply to the alloc's tasks.
-func plansOf(g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.RequestName]hooks.Published, h Host) (map[string]hooks.Plan, error) {
+func plansOf(
+	g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.RequestName]hooks.Published, h Host,
+) (map[string]hooks.Plan, error) {
 	plans, err := hooks.Mounts(spec, published, g.Isolated)
 	if err != nil {
 		return nil, fmt.Errorf("alloc %s: %w", g.Alloc, err)
@@ -153,7 +160,8 @@ func plansOf(g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.Re
 	return plans, nil
 }
 
-// admit records the alloc, unless it is known. An alloc that was stopped before is not recorded after that: its volumes would never be taken back.
+// admit records the alloc, unless it is known. An alloc that was stopped before is not recorded after that: its volumes
+// would never be taken back.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
@@ -166,8 +174,9 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 			return registry.Change{}, nil
 		}
 		return registry.Change{Put: []registry.Record{registry.Alloc{
-			ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: a.host.Node, Sealed: g.Sealed,
-			State: registry.AllocPreparing, Since: a.Now(),
+			ID: g.Alloc, Job: g.Job, Group: g.Group, Namespace: g.Namespace, Index: g.Index, Node: a.host.Node,
+			Sealed: g.Sealed,
+			State:  registry.AllocPreparing, Since: a.Now(),
 		}}}, nil
 	})
 	if err != nil {
@@ -180,8 +189,8 @@ func isReleased(id registry.AllocID) error {
 	return registry.Errorf(registry.ErrConflict, "%w: alloc %s; wait for it, and place a new alloc", errReleased, id)
 }
 
-// begin waits until no other Prepare is under way for the alloc, and makes this one cancellable by a Release. A Release that came while it
-// waited is meant for it too.
+// begin waits until no other Prepare is under way for the alloc, and makes this one cancellable by a Release. A Release
+// that came while it waited is meant for it too.
 func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
 	for {
 		a.mu.Lock()
@@ -234,7 +243,9 @@ func (a *Allocs) end(id registry.AllocID, w *work) {
 }
 
 // ready records that all volumes of the alloc are there. A Release that came meanwhile wins.
-func (a *Allocs) ready(ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan) error {
+func (a *Allocs) ready(
+	ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
+) error {
 	_, err := a.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(id)
 		if !known || al.State == registry.AllocReleasing {
@@ -276,7 +287,8 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 	return gone, nil
 }
 
-// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by its publish.
+// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by
+// its publish.
 func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (at hooks.Published, err error) {
 	h.step = registry.StepClaim
 	vol, err := h.volume(ctx, g, r)
@@ -285,7 +297,8 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 	}
 	h.name, h.key.Volume = vol.VolumeName(), vol.VolumeKey()
 	claim, err := h.controller.Claim(ctx, registry.Claim{
-		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node, Usage: r.Usage,
+		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node,
+		Usage: r.Usage,
 	})
 	if err != nil {
 		return at, err
@@ -302,7 +315,9 @@ func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest
 		return at, err
 	}
 	defer leave()
-	if err := h.settle(ctx, func(open registry.Intent) bool { return h.own(open) && open.RPC == registry.NodePublishRPC }); err != nil {
+	if err := h.settle(ctx, func(open registry.Intent) bool {
+		return h.own(open) && open.RPC == registry.NodePublishRPC
+	}); err != nil {
 		return at, err
 	}
 	return h.mount(ctx, vol, claim.Usage, node)
@@ -320,7 +335,9 @@ func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
 }
 
 // mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.
-func (h *hold) mount(ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance) (hooks.Published, error) {
+func (h *hold) mount(
+	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
+) (hooks.Published, error) {
 	h.step = registry.StepAttach
 	to, err := h.attachTo(ctx, node.Fingerprint.NodeID)
 	if err != nil {
@@ -359,7 +376,8 @@ func (h *hold) attachTo(ctx context.Context, id registry.NodeID) (to intent.Atta
 	return to, err
 }
 
-// grow has an expansion seen to that was made while nobody used the volume here, once it is staged, or published if it has to be.
+// grow has an expansion seen to that was made while nobody used the volume here, once it is staged, or published if it
+// has to be.
 func (h *hold) grow(ctx context.Context) error {
 	before := h.step
 	h.step = registry.StepExpand
@@ -392,9 +410,11 @@ func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 		vol, known = v.Volume(h.name)
 		switch {
 		case !known:
-			return registry.Errorf(registry.ErrNotFound, "volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
+			return registry.Errorf(registry.ErrNotFound,
+				"volume %s is not known in namespace %s; create or register it first", id, g.Namespace)
 		case vol.Ephemeral:
-			return registry.Errorf(registry.ErrConflict, "volume %s is an inline volume of alloc %s: no other alloc can use it", id, vol.Owner)
+			return registry.Errorf(registry.ErrConflict,
+				"volume %s is an inline volume of alloc %s: no other alloc can use it", id, vol.Owner)
 		}
 		return nil
 	})
@@ -410,7 +430,8 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 		old, known := v.Volume(h.name)
 		switch {
 		case known && old.Owner != g.Alloc:
-			return registry.Change{}, registry.Errorf(registry.ErrConflict, "volume %s has the name of an inline volume of alloc %s; rename it",
+			return registry.Change{}, registry.Errorf(registry.ErrConflict,
+				"volume %s has the name of an inline volume of alloc %s; rename it",
 				h.name, g.Alloc)
 		case known:
 			vol = old
@@ -425,7 +446,8 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
 	return registry.Volume{
 		VolumeSpec: registry.VolumeSpec{
-			Namespace: g.Namespace, ID: registry.InlineID(g.Alloc, r.Name), Name: string(r.Name), Plugin: r.Ephemeral.Plugin,
+			Namespace: g.Namespace, ID: registry.InlineID(g.Alloc, r.Name), Name: string(r.Name),
+			Plugin:   r.Ephemeral.Plugin,
 			External: hooks.EphemeralID(g.Alloc, r.Name), Context: r.Ephemeral.Context, Secrets: r.Ephemeral.Secrets,
 			Capabilities: []registry.VolumeCapability{{Access: r.Usage.Access, Attachment: r.Usage.Attachment}},
 		},

@@ -26,7 +26,8 @@ func TestUpOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, p.said(), "claim a alloc-1", "attach x-a n1", "stage x-a", "publish x-a alloc-1")
-	if want := (hooks.Bind{Source: "/host/x-a", Target: "/a", Propagation: hooks.Private}); !slices.Contains(plans["t"].Binds, want) {
+	if want := (hooks.Bind{Source: "/host/x-a", Target: "/a",
+		Propagation: hooks.Private}); !slices.Contains(plans["t"].Binds, want) {
 		t.Errorf("plan %+v lacks %+v", plans["t"], want)
 	}
 	err = p.log.View(t.Context(), func(v registry.View) error {
@@ -43,7 +44,8 @@ func TestUpOrder(t *testing.T) {
 	}
 }
 
-// A3: unpublish, unstage, detach, then the claim; each only when the one before has succeeded; a failure of one volume holds up no other.
+// A3: unpublish, unstage, detach, then the claim; each only when the one before has succeeded; a failure of one volume
+// holds up no other.
 func TestDownOrder(t *testing.T) {
 	for _, failing := range []string{"unpublish", "unstage", "detach", "unclaim"} {
 		t.Run(failing, func(t *testing.T) {
@@ -98,7 +100,8 @@ func TestOneVolumeHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// What holds up one volume holds up no other of the same alloc: its turn that does not come, and a call for it that hangs.
+// What holds up one volume holds up no other of the same alloc: its turn that does not come, and a call for it that
+// hangs.
 func TestWaitForOneVolumeHoldsUpNoOther(t *testing.T) {
 	for _, hangs := range []string{"stage", "unpublish"} {
 		t.Run(hangs, func(t *testing.T) {
@@ -155,7 +158,8 @@ func TestStagedUntilTheLastUser(t *testing.T) {
 	}
 }
 
-// A1: whoever asks, one thing at a time happens to a volume, and different volumes do not wait for each other. parts.step notices two.
+// A1: whoever asks, one thing at a time happens to a volume, and different volumes do not wait for each other.
+// parts.step notices two.
 func TestOneLockPerVolume(t *testing.T) {
 	p := newParts(t)
 	p.volume("a")
@@ -238,7 +242,8 @@ func TestReleaseResumes(t *testing.T) {
 		p.fail["unpublish"] = 1 << 30
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := a.Release(ctx, registry.Call{}, "alloc-1"); err == nil || !strings.Contains(err.Error(), "unpublish is refused") {
+		if err := a.Release(ctx, registry.Call{}, "alloc-1"); err == nil ||
+			!strings.Contains(err.Error(), "unpublish is refused") {
 			t.Errorf("a release that cannot be done: %v", err)
 		}
 		end()
@@ -293,8 +298,8 @@ func TestUnknownVolumeIsNamed(t *testing.T) {
 	}
 }
 
-// A Release that overtakes Prepares of the alloc, one under way and one that waits for it, is the last word: neither brings the alloc back
-// when everything has been taken down, where nobody would ever release it.
+// A Release that overtakes Prepares of the alloc, one under way and one that waits for it, is the last word: neither
+// brings the alloc back when everything has been taken down, where nobody would ever release it.
 func TestReleaseStopsWaitingPrepares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newParts(t)
@@ -342,8 +347,8 @@ func TestPrepareOfNobodyRecordsNothing(t *testing.T) {
 	}
 }
 
-// The answer of a release is stored by the transaction that forgets the alloc, and so is that of every later call; also of one for an alloc
-// that nobody knows.
+// The answer of a release is stored by the transaction that forgets the alloc, and so is that of every later call; also
+// of one for an alloc that nobody knows.
 func TestReleaseIsAnsweredForGood(t *testing.T) {
 	p := newParts(t)
 	p.volume("a")
@@ -388,7 +393,8 @@ func TestReleaseSaysWhatItWaitsFor(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- a.Release(t.Context(), registry.Call{}, "alloc-1") }()
 		synctest.Wait()
-		if list, _, _ := a.Status(t.Context(), "alloc-1"); len(list) != 1 || !strings.Contains(registry.Waits(list[0].Waiting), "plugin p") {
+		if list, _, _ := a.Status(t.Context(), "alloc-1"); len(list) != 1 ||
+			!strings.Contains(registry.Waits(list[0].Waiting), "plugin p") {
 			t.Errorf("it says %+v", list)
 		}
 		close(p.plugin)
@@ -398,12 +404,13 @@ func TestReleaseSaysWhatItWaitsFor(t *testing.T) {
 	})
 }
 
-// Before anything else is sent for a volume, the call that is open for it has come to its end: on the way up and on the way down. What the way
-// down undoes anyway is undone instead.
+// Before anything else is sent for a volume, the call that is open for it has come to its end: on the way up and on the
+// way down. What the way down undoes anyway is undone instead.
 func TestOpenCallIsSettledFirst(t *testing.T) {
 	vol := registry.VolumeKey{Plugin: "p", External: "x-a"}
 	opened := func(p *parts, rpc registry.RPC, alloc string) {
-		if err := p.commit([]registry.Record{registry.Intent{Volume: vol, RPC: rpc, Alloc: registry.AllocID(alloc), Request: "a"}}); err != nil {
+		if err := p.commit([]registry.Record{registry.Intent{Volume: vol, RPC: rpc, Alloc: registry.AllocID(alloc),
+			Request: "a"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -428,7 +435,8 @@ func TestOpenCallIsSettledFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		said := p.said()
-		if i := slices.Index(said, "settle "+string(c.open)); (i >= 0) != c.settled || i > slices.Index(said, "attach x-a n1") {
+		if i := slices.Index(said, "settle "+string(c.open)); (i >= 0) != c.settled ||
+			i > slices.Index(said, "attach x-a n1") {
 			t.Errorf("%s of %q, up: %q", c.open, c.alloc, said)
 		}
 		opened(p, c.open, c.alloc)
@@ -436,7 +444,8 @@ func TestOpenCallIsSettledFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		down := p.said()[len(said):]
-		if i := slices.Index(down, "settle "+string(c.open)); (i >= 0) != c.down || i > slices.Index(down, "unpublish x-a alloc-1") {
+		if i := slices.Index(down, "settle "+string(c.open)); (i >= 0) != c.down ||
+			i > slices.Index(down, "unpublish x-a alloc-1") {
 			t.Errorf("%s of %q, down: %q", c.open, c.alloc, down)
 		}
 		end()
@@ -455,7 +464,8 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 			records = append(records, registry.Attachment{Volume: key, Node: us.Node, State: registry.MarkDone},
 				registry.Staging{Volume: key, State: registry.MarkSent})
 		}
-		claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "x-b"}, Alloc: "alloc-1", Request: "b"}
+		claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "x-b"}, Alloc: "alloc-1",
+			Request: "b"}
 		if err := p.commit(append(records, claim)); err != nil {
 			t.Fatal(err)
 		}
@@ -467,8 +477,8 @@ func TestUnclaimedIsTakenDown(t *testing.T) {
 	})
 }
 
-// A release whose shim ends asks no writer: that is on its way out, and the call is made again at the next shim. It was the shim's part that ended, before
-// the call heard of it.
+// A release whose shim ends asks no writer: that is on its way out, and the call is made again at the next shim. It was
+// the shim's part that ended, before the call heard of it.
 func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, a, end := prepared(t)
@@ -491,12 +501,14 @@ func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 	})
 }
 
-// A release that a swap cuts off says so, for the host to ask the next shim: it looks nothing up, as the state is being let go.
+// A release that a swap cuts off says so, for the host to ask the next shim: it looks nothing up, as the state is being
+// let go.
 func TestReleaseIsCutOffByASwap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, a, end := prepared(t)
 		defer end()
-		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased), errors.New("the caller has gone")} {
+		for _, why := range []error{registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased),
+			errors.New("the caller has gone")} {
 			p.plugin = make(chan struct{})
 			ctx, cancel := context.WithCancelCause(t.Context())
 			done := make(chan error, 1)
@@ -504,7 +516,8 @@ func TestReleaseIsCutOffByASwap(t *testing.T) {
 			synctest.Wait()
 			cancel(why)
 			err := <-done
-			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) || !errors.Is(err, registry.ErrUnavailable) || told == errors.Is(err, intent.ErrReleased) {
+			if told := strings.Contains(err.Error(), "plugin p"); !errors.Is(err, why) ||
+				!errors.Is(err, registry.ErrUnavailable) || told == errors.Is(err, intent.ErrReleased) {
 				t.Errorf("%v: %v", why, err)
 			}
 		}

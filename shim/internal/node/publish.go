@@ -14,8 +14,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Publish has the plugin publish the volume for one request of an alloc, and returns where. What is published already for an equal
-// usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
+// Publish has the plugin publish the volume for one request of an alloc, and returns where. What is published already
+// for an equal usage stays as it is. The volume is claimed for the request and, where its plugin stages, is staged.
 func (s *Stager) Publish(
 	ctx context.Context, by intent.Caller, v registry.Volume, key registry.ClaimKey, u registry.Usage,
 ) (hooks.Published, error) {
@@ -37,21 +37,24 @@ func (s *Stager) Publish(
 		return hooks.Published{}, err
 	}
 	if r.Publish == registry.MarkNone {
-		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request, Target: s.Layout.Target(key, inst.Volumes)}
+		r = registry.Ref{Volume: key.Volume, Alloc: key.Alloc, Request: key.Request,
+			Target: s.Layout.Target(key, inst.Volumes)}
 		if err := s.vacant(r.Target.Host); err != nil {
-			return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+			return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc,
+				key.Request, err)
 		}
 	}
 	r.Usage = u
 	at, err := s.publish(ctx, by, v, r, st, inst)
 	if err != nil {
-		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc, key.Request, err)
+		return hooks.Published{}, fmt.Errorf("publish volume %s for alloc %s as %q: %w", v.VolumeName(), key.Alloc,
+			key.Request, err)
 	}
 	return at, nil
 }
 
-// published asks whether what was published is there: the mount table for a file system, the node itself for a block device, which may be one
-// that the plugin has made.
+// published asks whether what was published is there: the mount table for a file system, the node itself for a block
+// device, which may be one that the plugin has made.
 func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
@@ -78,7 +81,8 @@ func (s *Stager) publish(
 	if err != nil {
 		return at, err
 	}
-	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: r.Usage, VolumeContext: contextOf(v), Secrets: secrets}
+	request := csi.PublishRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: r.Usage,
+		VolumeContext: contextOf(v), Secrets: secrets}
 	if err := s.makeDir(filepath.Dir(r.Target.Host)); err != nil {
 		return at, err
 	}
@@ -111,7 +115,8 @@ func (s *Stager) publish(
 			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
 				put = append(put, anew(p))
 			}
-			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open, "at "+r.Target.Host)}}
+			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open,
+				"at "+r.Target.Host)}}
 		},
 	})
 	return at, err
@@ -124,7 +129,8 @@ func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
 	})
 }
 
-// unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage then.
+// unstagedUsers says whether the volume was published for others without being staged: by a plugin that did not stage
+// then.
 func unstagedUsers(st state) bool {
 	return st.staging.State == registry.MarkNone && len(st.refs) > 0
 }
@@ -146,7 +152,9 @@ func contextOf(v registry.Volume) map[string]string {
 }
 
 // appeared returns what the plugin has published, once it is there.
-func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r registry.Ref) (at hooks.Published, err error) {
+func (s *Stager) appeared(
+	ctx context.Context, by registry.InstanceKey, r registry.Ref,
+) (at hooks.Published, err error) {
 	stands, err := soon(ctx, func() (stands bool, err error) {
 		at, stands, err = s.published(ctx, r)
 		return stands, err
@@ -167,7 +175,9 @@ func (s *Stager) appeared(ctx context.Context, by registry.InstanceKey, r regist
 }
 
 // publishing makes the ref a record, unless it contradicts what is.
-func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Ref, stages bool) (registry.Change, error) {
+func (s *Stager) publishing(
+	view registry.View, v registry.Volume, r registry.Ref, stages bool,
+) (registry.Change, error) {
 	st := stateOf(view, r.Volume)
 	p := st.staging
 	old, found := st.ref(r.ClaimKey())
@@ -179,7 +189,8 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 	case stages && (p.State != registry.MarkDone || p.Boot != s.kernel.Boot()):
 		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
 	case stages && p.Usage != r.Usage.Staging():
-		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage, r.Usage)
+		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage,
+			r.Usage)
 	case found && old.Usage != r.Usage:
 		return registry.Change{}, conflict("volume %s is published for it already, for another usage: %s, not %s",
 			v.VolumeName(), old.Usage, r.Usage)
@@ -187,7 +198,8 @@ func (s *Stager) publishing(view registry.View, v registry.Volume, r registry.Re
 	return registry.Change{Put: []registry.Record{r}}, nil
 }
 
-// Unpublish has the plugin unpublish what was published for the claim, and forgets it. Without a ref there is nothing to do.
+// Unpublish has the plugin unpublish what was published for the claim, and forgets it. Without a ref there is nothing
+// to do.
 func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -201,7 +213,8 @@ func (s *Stager) Unpublish(ctx context.Context, by intent.Caller, key registry.C
 		return err
 	}
 	if err := s.unpublish(ctx, by, r, st.volume.VolumeName()); err != nil {
-		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request, err)
+		return fmt.Errorf("unpublish volume %s for alloc %s as %q: %w", st.volume.VolumeName(), key.Alloc, key.Request,
+			err)
 	}
 	return nil
 }
@@ -238,10 +251,12 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 		},
 		Done: func(view registry.View) registry.Change {
 			change := registry.Change{
-				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open, left)},
+				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open,
+					left)},
 			}
 			p, found := view.Staging(r.Volume)
-			if found && p.State == registry.MarkNone && len(view.Refs(r.Volume)) == 1 { // nothing of the volume is left here
+			// nothing of the volume is left here
+			if found && p.State == registry.MarkNone && len(view.Refs(r.Volume)) == 1 {
 				change.Delete = append(change.Delete, p.Key())
 			}
 			return change

@@ -2,5 +2,6 @@
 
 package node_test
 
-// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without -race as well.
+// usual is how many operations TestHistories has: fewer where each takes ten times as long. `make test` runs it without
+// -race as well.
 const usual = 2_500

@@ -21,7 +21,8 @@ func (w *world) reconciled(ctx context.Context) ([]registry.Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return doctor.New(w.log, ground{w.machine}, doctor.Options{Layout: layout, Now: time.Now, Logger: hclog.NewNullLogger()}).Start(ctx, around)
+	return doctor.New(w.log, ground{w.machine}, doctor.Options{Layout: layout, Now: time.Now,
+		Logger: hclog.NewNullLogger()}).Start(ctx, around)
 }
 
 // ground is the machine as package reconcile sees it at start: then nobody is asked, and nothing unmounted.
@@ -73,8 +74,9 @@ func TestReconcile(t *testing.T) {
 	at := w.mustUp("a1", shared())
 	root := layout.PluginRoot("ebs")
 	stray, litter := filepath.Join(root, "publish/stray/v"), filepath.Join(root, "publish/full/v")
-	for _, dir := range []string{stray, filepath.Join(litter, "file-like"), filepath.Join(root, "stage/empty"), filepath.Join(root,
-		"publish/gone/v")} {
+	for _, dir := range []string{stray, filepath.Join(litter, "file-like"), filepath.Join(root, "stage/empty"),
+		filepath.Join(root,
+			"publish/gone/v")} {
 		_ = w.MakeDir(dir)
 	}
 	w.mounts[stray] = true
@@ -93,7 +95,8 @@ func TestReconcile(t *testing.T) {
 	if want := []string{"lost " + at.Host, "orphan " + stray, "left " + litter}; !slices.Equal(got, want) {
 		t.Errorf("found %q, want %q", got, want)
 	}
-	if w.dirs[filepath.Join(root, "stage/empty")] || w.dirs[filepath.Join(root, "publish/gone")] || !w.dirs[root] || !w.mounts[stray] {
+	if w.dirs[filepath.Join(root, "stage/empty")] || w.dirs[filepath.Join(root, "publish/gone")] || !w.dirs[root] ||
+		!w.mounts[stray] {
 		t.Errorf("directories %v, mounts %v", w.dirs, w.mounts)
 	}
 	w.take()

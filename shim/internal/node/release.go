@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by itself, over
-// restarts too. An alloc that is not known is released already.
+// Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by
+// itself, over restarts too. An alloc that is not known is released already.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	a.stop(id) // before the record is looked for: a Prepare may be about to make it
 	known, err := a.releasing(ctx, call, id)
@@ -31,15 +31,16 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case intent.Released(ctx): // nobody reads what it waits for: the call is made again at the next shim
 		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
 	case ctx.Err() != nil:
-		return fmt.Errorf("alloc %s is still being released in the background: %w", id, errors.Join(context.Cause(ctx), a.why(ctx, id)))
+		return fmt.Errorf("alloc %s is still being released in the background: %w", id,
+			errors.Join(context.Cause(ctx), a.why(ctx, id)))
 	case w.cut != nil: // with the shim's part in it, of which ctx hears in a moment
 		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
 	}
 	return a.gone(ctx, call, id)
 }
 
-// releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants it is answered by the
-// transaction that forgets the alloc.
+// releasing records that the alloc is being taken down: from now on it is, whatever happens. The first call that wants
+// it is answered by the transaction that forgets the alloc.
 func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.AllocID) (known bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, ok := v.Alloc(id)
@@ -59,7 +60,8 @@ func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.
 	return known, nil
 }
 
-// teardown has the alloc taken down on a goroutine of the crew, once; nil if the crew has ended. It ends a Prepare that is under way.
+// teardown has the alloc taken down on a goroutine of the crew, once; nil if the crew has ended. It ends a Prepare that
+// is under way.
 func (a *Allocs) teardown(id registry.AllocID) *work {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,8 +88,8 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// takeDown takes back every volume of the alloc, beside each other, so that what holds up one holds up no other; and then forgets the alloc
-// with its inline volumes. It tries until that is done or ctx ends.
+// takeDown takes back every volume of the alloc, beside each other, so that what holds up one holds up no other; and
+// then forgets the alloc with its inline volumes. It tries until that is done or ctx ends.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	persist(ctx, func(pause time.Duration) error {
@@ -113,7 +115,9 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 		return nil
 	})
 	if err == nil && known {
-		_, err = a.State.Commit(ctx, func(v registry.View) (registry.Change, error) { return forgotten(v, id, inline), nil })
+		_, err = a.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
+			return forgotten(v, id, inline), nil
+		})
 	}
 	return err
 }
@@ -137,7 +141,8 @@ func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error)
 	return err
 }
 
-// persist tries until it succeeds or ctx ends. try is told how long the pause is that follows a failure. Once ctx has ended, nothing is tried.
+// persist tries until it succeeds or ctx ends. try is told how long the pause is that follows a failure. Once ctx has
+// ended, nothing is tried.
 func persist(ctx context.Context, try func(pause time.Duration) error) {
 	for pause := retryFirst; ctx.Err() == nil && try(pause) != nil; pause = min(pause*2, retryCeiling) {
 		select {
@@ -168,7 +173,8 @@ func forgotten(v registry.View, id registry.AllocID, inline []registry.Key) regi
 func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
-			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id, registry.Waits(allocStatus(v, al).Waiting))
+			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id,
+				registry.Waits(allocStatus(v, al).Waiting))
 		}
 		if _, answered := v.Operation(call.ID); answered {
 			return registry.Change{}, nil
@@ -214,8 +220,8 @@ func (h *hold) use(ctx context.Context) (u use, err error) {
 	return u, err
 }
 
-// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the one before. After
-// a round of tries it gives the volume's lane back.
+// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the
+// one before. After a round of tries it gives the volume's lane back.
 func (h *hold) back(ctx context.Context) error {
 	if released, err := h.light(ctx); err != nil || released {
 		return err
@@ -266,8 +272,8 @@ func (h *hold) unclaim(ctx context.Context) error {
 	return err
 }
 
-// reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died between
-// the two, and the node's record goes with the last use of the volume.
+// reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died
+// between the two, and the node's record goes with the last use of the volume.
 func (h *hold) reportExpansion(ctx context.Context) error {
 	var p registry.Staging
 	err := h.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(h.key.Volume); return nil })
@@ -277,8 +283,9 @@ func (h *hold) reportExpansion(ctx context.Context) error {
 	return h.controller.NodeExpanded(ctx, h.key.Volume, p.Expanded)
 }
 
-// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has claimed the volume:
-// he takes down what is staged and attached. A plugin that hangs for the one does not hold up the other.
+// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has
+// claimed the volume: he takes down what is staged and attached. A plugin that hangs for the one does not hold up the
+// other.
 func (h *hold) light(ctx context.Context) (done bool, err error) {
 	own, others := false, false
 	err = h.State.View(ctx, func(v registry.View) error {
@@ -301,8 +308,8 @@ func (h *hold) light(ctx context.Context) (done bool, err error) {
 	return err == nil, err
 }
 
-// undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last user also the stage
-// and the attachment, unless something still stands on them.
+// undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last
+// user also the stage and the attachment, unless something still stands on them.
 func (h *hold) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
 		return h.own(open)
@@ -316,7 +323,8 @@ func (h *hold) unstage(ctx context.Context) error {
 }
 
 func (h *hold) detach(ctx context.Context) error {
-	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.node, h.awaits(ctx, registry.RoleController)); err != nil {
+	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.node,
+		h.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
 	h.waited(ctx)
@@ -332,8 +340,8 @@ type leftover struct {
 	nodes  []registry.NodeName // that it is attached to
 }
 
-// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes on
-// until it is done, or the volume is claimed.
+// TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes
+// on until it is done, or the volume is claimed.
 func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	var loose []leftover
 	err := a.State.View(ctx, func(v registry.View) error {
@@ -390,7 +398,8 @@ func (a *Allocs) untilDown(ctx context.Context, l leftover) {
 		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 		err := h.clear(ctx)
 		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause, "error", err)
+			a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause, "error",
+				err)
 		}
 		return err
 	})

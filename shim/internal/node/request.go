@@ -24,8 +24,8 @@ type hold struct {
 	step  registry.Step
 }
 
-// turn waits for the volume's lock, and says so if it has to. The lock has to be left. That it was waited for is forgotten by settle, which may have to
-// wait on.
+// turn waits for the volume's lock, and says so if it has to. The lock has to be left. That it was waited for is
+// forgotten by settle, which may have to wait on.
 func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) {
 	h.step = registry.StepTurn
 	over := func() {}
@@ -46,7 +46,8 @@ func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registr
 	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
 	if _, serves := h.Plugins.Find(registry.RoleNode, plugin); !serves {
 		if _, other := h.Plugins.Find(registry.RoleController, plugin); other {
-			what = fmt.Sprintf("plugin %s to serve %s on this node: it serves only %s here", plugin, registry.RoleNode, registry.RoleController)
+			what = fmt.Sprintf("plugin %s to serve %s on this node: it serves only %s here", plugin, registry.RoleNode,
+				registry.RoleController)
 		}
 	}
 	h.awaits(ctx, registry.RoleNode)(what)
@@ -65,7 +66,8 @@ func (h *hold) awaits(ctx context.Context, role registry.Role) func(what string)
 	}
 }
 
-// bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set none.
+// bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set
+// none.
 func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	waiting, cancel := h.by.Waiting(ctx)
 	if _, has := waiting.Deadline(); has {
@@ -75,11 +77,14 @@ func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(ctx, pluginWait)
 }
 
-// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may follow: nothing but the
-// same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
+// settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may
+// follow: nothing but the same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
 func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
-	err := h.State.View(ctx, func(v registry.View) error { open, found = registry.OpenIntent(v, h.key.Volume); return nil })
+	err := h.State.View(ctx, func(v registry.View) error {
+		open, found = registry.OpenIntent(v, h.key.Volume)
+		return nil
+	})
 	if err != nil {
 		return err
 	}
@@ -92,7 +97,8 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
 		err = h.controller.Settle(ctx, h.by, open)
-	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC, registry.NodeExpandRPC:
+	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC,
+		registry.NodeExpandRPC:
 		err = h.mounter.Settle(ctx, h.by, open)
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
@@ -103,9 +109,10 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 	return err
 }
 
-// settleDown is settle on the way down. A call that an earlier shim has left, and that is likely to run, is asked for once more, for a round, before it is
-// undone. An expansion holds the way down up for no longer than a round either: nothing stands on it, so that it is then taken for one that was answered
-// vaguely, and found out when somebody asks for one again or the volume is mounted anew.
+// settleDown is settle on the way down. A call that an earlier shim has left, and that is likely to run, is asked for
+// once more, for a round, before it is undone. An expansion holds the way down up for no longer than a round either:
+// nothing stands on it, so that it is then taken for one that was answered vaguely, and found out when somebody asks
+// for one again or the volume is mounted anew.
 func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
 	var round *time.Timer // nil: no call that may run is waited for
 	limited, cancel := context.WithCancelCause(ctx)
@@ -138,7 +145,8 @@ func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) boo
 
 var errRound = fmt.Errorf("it has had no certain end for %s", roundLimit)
 
-// hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was started anew since.
+// hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was
+// started anew since.
 func (h *hold) hasty(open registry.Intent) bool {
 	inst, is := h.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
 	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
@@ -157,11 +165,13 @@ func (h *hold) own(open registry.Intent) bool {
 	return open.Alloc == h.key.Alloc && open.Request == h.key.Request
 }
 
-// failed records why the step under way did not succeed, and when it is tried again; the zero time: when the host asks for it.
+// failed records why the step under way did not succeed, and when it is tried again; the zero time: when the host asks
+// for it.
 func (h *hold) failed(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
-		h.step = cmp.Or(call.RPC.Step(), h.step) // no alloc asks for a ControllerExpandVolume: it is in the way of what does
+		// no alloc asks for a ControllerExpandVolume: it is in the way of what does
+		h.step = cmp.Or(call.RPC.Step(), h.step)
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(h.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
 	}
@@ -195,7 +205,8 @@ func (h *hold) record(ctx context.Context, w registry.Wait) {
 // long is a wait that people may notice. After a swap there are many that end sooner.
 const long = 100 * time.Millisecond
 
-// waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded any more.
+// waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded
+// any more.
 func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 	w = h.waiting(w)
 	recorded := make(chan struct{})
@@ -210,7 +221,8 @@ func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 	}
 }
 
-// rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the alloc.
+// rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the
+// alloc.
 func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
 	if intent.Released(ctx) {
 		return
@@ -243,8 +255,8 @@ func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, ch
 	return append(next, w), changed
 }
 
-// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what was said last
-// stands until something else is.
+// goesOn is w, if it is the same step as old, waited for since then: the tries of calls that have ended count, and what
+// was said last stands until something else is.
 func goesOn(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w

@@ -7,7 +7,8 @@ import (
 	"holdfast/registry"
 )
 
-// A publish without a certain answer is undone before its volume is staged once more: while it is open, nothing else may be sent.
+// A publish without a certain answer is undone before its volume is staged once more: while it is open, nothing else
+// may be sent.
 func TestOpenPublishIsUndoneBeforeItsStageIsRepeated(t *testing.T) {
 	for what, gone := range map[string]func(*world){
 		"nothing is mounted where it is staged": func(w *world) { w.mountsStaging = false },

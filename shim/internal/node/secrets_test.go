@@ -24,7 +24,8 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 	return map[string]registry.SecretValue{"token": value}, nil
 }
 
-// A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays what it was.
+// A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays
+// what it was.
 func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 	for _, rpc := range []registry.RPC{stage, publish} {
 		for what, c := range map[string]struct {
@@ -35,9 +36,11 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 		}{
 			"rotated": {safe{"canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-new"}, true},
 			"rotated late": {
-				safe{"canary-old", "canary-old", "canary-new"}, "canary-new", []string{"canary-old", "canary-old", "canary-new"}, true,
+				safe{"canary-old", "canary-old", "canary-new"}, "canary-new",
+				[]string{"canary-old", "canary-old", "canary-new"}, true,
 			},
-			"nobody to be asked": {safe{"canary-old"}, "canary-new", []string{"canary-old", "canary-old", "canary-old"}, false},
+			"nobody to be asked": {safe{"canary-old"}, "canary-new", []string{"canary-old", "canary-old", "canary-old"},
+				false},
 		} {
 			t.Run(string(rpc)+" "+what, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { rotated(t, rpc, c.values, c.wanted, c.sent, c.good) })
@@ -66,7 +69,8 @@ func rotated(t *testing.T, rpc registry.RPC, values safe, wanted string, sent []
 	}
 	w.stager = w.newStager(w.plugin, w.machine, &values)
 	v, key := volumeOf("one"), keyOf("one", "a1")
-	_, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()})
+	_, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1",
+		Usage: shared()})
 	if err == nil {
 		err = w.mediator.Attach(t.Context(), intent.Caller{}, v, shared(), w.here(v.VolumeKey(), "i-1"))
 	}
@@ -76,7 +80,8 @@ func rotated(t *testing.T, rpc registry.RPC, values safe, wanted string, sent []
 	if err == nil && rpc == publish {
 		_, err = w.stager.Publish(t.Context(), intent.Caller{}, v, key, shared())
 	}
-	if call, is := errors.AsType[*registry.CallError](err); (err == nil) != good || !good && (!is || call.Code != "UNAUTHENTICATED") {
+	if call, is := errors.AsType[*registry.CallError](err); (err == nil) != good || !good &&
+		(!is || call.Code != "UNAUTHENTICATED") {
 		t.Errorf("%v", err)
 	}
 	if !slices.Equal(got, sent) {
@@ -103,7 +108,9 @@ func TestSecretsAreWaitedForBriefly(t *testing.T) {
 // firstOnly answers once.
 type firstOnly struct{ asked int }
 
-func (f *firstOnly) Resolve(ctx context.Context, refs map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+func (f *firstOnly) Resolve(
+	ctx context.Context, refs map[string]registry.Secret,
+) (map[string]registry.SecretValue, error) {
 	if f.asked++; f.asked > 1 {
 		return mute{}.Resolve(ctx, refs)
 	}

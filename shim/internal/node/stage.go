@@ -10,8 +10,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one. What is staged already for an equal usage
-// stays as it is. The volume has a claim and, where its plugin attaches, is attached. ErrConflict says who uses it otherwise.
+// Stage has the plugin stage the volume, if it stages at all (STAGE_UNSTAGE_VOLUME), and the volume is no inline one.
+// What is staged already for an equal usage stays as it is. The volume has a claim and, where its plugin attaches, is
+// attached. ErrConflict says who uses it otherwise.
 func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error {
 	if v.Ephemeral {
 		return nil
@@ -51,8 +52,8 @@ func (s *Stager) Stage(ctx context.Context, by intent.Caller, v registry.Volume,
 	return nil
 }
 
-// undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to be sent before the
-// same publish could be.
+// undoOpenPublish undoes a publish without a certain answer: the stage that it was to stand on is not there, and has to
+// be sent before the same publish could be.
 func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st state) error {
 	var open registry.Intent
 	err := s.State.View(ctx, func(view registry.View) error {
@@ -69,8 +70,8 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 	return nil
 }
 
-// stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a missing
-// mount there counts only if no publish stands on it.
+// stands says whether the volume is known to be staged now. Plugins need not mount anything at the staging path, so a
+// missing mount there counts only if no publish stands on it.
 func (s *Stager) stands(st state) (bool, error) {
 	if st.staging.State != registry.MarkDone || st.staging.Boot != s.kernel.Boot() {
 		return false, nil
@@ -95,7 +96,8 @@ func (s *Stager) stage(
 	if err != nil {
 		return err
 	}
-	request := csi.StageRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: u, VolumeContext: v.Context, Secrets: secrets}
+	request := csi.StageRequest{VolumeID: v.External, PublishContext: st.attachment.PublishContext, Usage: u,
+		VolumeContext: v.Context, Secrets: secrets}
 	if err := s.makeDir(at.Host); err != nil {
 		return err
 	}
@@ -125,14 +127,17 @@ func (s *Stager) stage(
 			p, _ := view.Staging(v.VolumeKey())
 			p.State, p.Mounts = registry.MarkDone, mounts
 			return registry.Change{
-				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.told(registry.EventStaged, open, "at "+at.Host)},
+				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.told(registry.EventStaged, open,
+					"at "+at.Host)},
 			}
 		},
 	})
 }
 
 // staging marks the volume's stage as sent, unless it contradicts what is.
-func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage, at registry.Tree) (registry.Change, error) {
+func (s *Stager) staging(
+	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
+) (registry.Change, error) {
 	st := stateOf(view, v.VolumeKey())
 	p := stagingOf(view, v)
 	switch {
@@ -151,8 +156,8 @@ func (s *Stager) staging(view registry.View, v registry.Volume, u registry.Usage
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
-// unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away cannot be asked. What
-// was put up by a plugin that did not attach then stays as it is.
+// unattached says whether the volume lacks an attachment that its plugin wants, or may want: a controller that is away
+// cannot be asked. What was put up by a plugin that did not attach then stays as it is.
 func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
 	if at := st.attachment.State; at != registry.MarkNone || st.staging.State != registry.MarkNone || len(st.refs) > 0 {
 		return at != registry.MarkNone && at != registry.MarkDone
@@ -166,8 +171,8 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)
 }
 
-// Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last user
-// unstages it.
+// Unstage has the plugin unstage the volume. Nothing happens if it is not staged, or while it is published: its last
+// user unstages it.
 func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
 	st, err := s.state(ctx, key)
 	if err != nil || st.staging.State == registry.MarkNone || len(st.refs) > 0 {
@@ -240,8 +245,8 @@ func (s *Stager) Down(ctx context.Context, key registry.ClaimKey) error {
 	return nil
 }
 
-// vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as far as we know, and a
-// plugin that finds something mounted may take it for its own.
+// vacant is nil if nothing is mounted at a path of which no record tells. What is mounted there is nobody's volume as
+// far as we know, and a plugin that finds something mounted may take it for its own.
 func (s *Stager) vacant(path string) error {
 	mounted, err := s.mounted(path, false)
 	if err == nil && mounted {
@@ -258,8 +263,8 @@ func (s *Stager) makeDir(path string) error {
 	return s.kernel.MakeDir(path)
 }
 
-// tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it was sent. What cannot
-// be removed now is found by package reconcile.
+// tidyUnused removes a directory that was made for a call of which no record tells, because it was refused before it
+// was sent. What cannot be removed now is found by package reconcile.
 func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
@@ -271,8 +276,8 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 	}
 }
 
-// tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays, with what
-// somebody wrote into it, is no reason to keep a volume; package reconcile reports it.
+// tidy removes directories that are empty, children first, and says what it could not remove. A directory that stays,
+// with what somebody wrote into it, is no reason to keep a volume; package reconcile reports it.
 func (s *Stager) tidy(paths ...string) string {
 	left := ""
 	for _, path := range paths {

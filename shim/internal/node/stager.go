@@ -18,8 +18,8 @@ import (
 // Options of a Stager.
 type Options struct {
 	Layout hooks.Layout
-	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there is: for
-	// plugins that share no mounts with us.
+	// Check has the mount table asked whether calls did what they answered. Without it the plugin's word is all there
+	// is: for plugins that share no mounts with us.
 	Check bool
 	// Inspect says what is at each path, within a limited time. nil: paths are not inspected.
 	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
@@ -96,8 +96,8 @@ func (st state) users() string {
 	return strings.Join(users, ", ")
 }
 
-// pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than the one
-// of that time may know the root by another name.
+// pathAt is the path by which the instance knows a tree that was recorded below the staging root: another instance than
+// the one of that time may know the root by another name.
 func pathAt(inst registry.Instance, t registry.Tree) string {
 	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
@@ -109,7 +109,8 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 // askLimit is how long the host may take to tell secrets that are needed only to keep them out of a text.
 const askLimit = time.Second
 
-// private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to answer.
+// private is what a plugin knows of the volume and its errors must not tell. To take a volume down nobody has to
+// answer.
 func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Private {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
 	defer cancel()
@@ -159,7 +160,8 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 	case answer != nil:
 		return stillMounted(answer, path)
 	}
-	return lied(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path, mountWait)
+	return lied(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path,
+		mountWait)
 }
 
 // stillMounted is the plugin's answer that it does not know the volume, with the mount that stays. The path comes
@@ -174,11 +176,12 @@ func stillMounted(answer error, path string) error {
 	return &told
 }
 
-// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have another process mount,
-// and answer before it has done so.
+// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have
+// another process mount, and answer before it has done so.
 const mountWait = time.Second
 
-// soon polls until holds is true, for mountWait at most. It fails if ctx ends first: what became of the call is then not known.
+// soon polls until holds is true, for mountWait at most. It fails if ctx ends first: what became of the call is then
+// not known.
 func soon(ctx context.Context, holds func() (bool, error)) (bool, error) {
 	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
 	end := time.Now().Add(mountWait)
@@ -202,7 +205,8 @@ func isNotFound(err error) bool {
 // lied is the error of a call that the plugin answered OK, while the mount table disagrees.
 func lied(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
 	return &registry.CallError{
-		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal, Detail: fmt.Sprintf(format, args...),
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
+		Detail: fmt.Sprintf(format, args...),
 	}
 }
 
@@ -217,9 +221,9 @@ func (s *Stager) told(kind registry.EventKind, i registry.Intent, detail string)
 	return e
 }
 
-// Settle has an open call of a node come to a certain end: by the same call again, which has the same arguments as it is made of what was
-// recorded; a publish whose secrets cannot be had any more, or whose stage is gone, is undone instead, which needs neither. nil says that it
-// has an end, whichever. Whoever calls it holds the volume's lane.
+// Settle has an open call of a node come to a certain end: by the same call again, which has the same arguments as it
+// is made of what was recorded; a publish whose secrets cannot be had any more, or whose stage is gone, is undone
+// instead, which needs neither. nil says that it has an end, whichever. Whoever calls it holds the volume's lane.
 func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	return intent.Settled(s.again(ctx, by, open))
 }
@@ -246,7 +250,8 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 	case registry.NodePublishRPC, registry.NodeUnpublishRPC:
 		r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
 		if !found {
-			return registry.Errorf(registry.ErrDamaged, "%s, and no record says what was published", intent.Describe(open))
+			return registry.Errorf(registry.ErrDamaged, "%s, and no record says what was published",
+				intent.Describe(open))
 		}
 		return s.publishAgain(ctx, by, open, st, r, inst)
 	}

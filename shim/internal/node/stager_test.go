@@ -66,7 +66,8 @@ func TestUpAndDown(t *testing.T) {
 		attaches, stages bool
 		up, down         []registry.RPC
 	}{
-		{"attach and stage", true, true, []registry.RPC{attach, stage, publish}, []registry.RPC{unpublish, unstage, detach}},
+		{"attach and stage", true, true, []registry.RPC{attach, stage, publish},
+			[]registry.RPC{unpublish, unstage, detach}},
 		{"stage only", false, true, []registry.RPC{stage, publish}, []registry.RPC{unpublish, unstage}},
 		{"attach only", true, false, []registry.RPC{attach, publish}, []registry.RPC{unpublish, detach}},
 		{"neither", false, false, []registry.RPC{publish}, []registry.RPC{unpublish}},
@@ -93,11 +94,13 @@ func TestUpAndDown(t *testing.T) {
 	}
 }
 
-// What the controller answered and the volume's own context reach the node unchanged, with the secrets, over a restart too.
+// What the controller answered and the volume's own context reach the node unchanged, with the secrets, over a restart
+// too.
 func TestContextsReachTheNode(t *testing.T) {
 	w := open(t)
 	v, ctx := volumeOf("one"), t.Context()
-	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1",
+		Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.mediator.Attach(ctx, intent.Caller{}, v, shared(), w.here(v.VolumeKey(), "i-1")); err != nil {
@@ -106,10 +109,12 @@ func TestContextsReachTheNode(t *testing.T) {
 	w.crash()
 	w.mustUp("a1", shared())
 	s, p := w.last.stage, w.last.publish
-	if s.PublishContext["device"] != "/dev/ext-one" || s.VolumeContext["pool"] != "p" || s.Secrets["token"].Reveal() == "" || s.Usage != shared() {
+	if s.PublishContext["device"] != "/dev/ext-one" || s.VolumeContext["pool"] != "p" ||
+		s.Secrets["token"].Reveal() == "" || s.Usage != shared() {
 		t.Errorf("staged with %+v", s)
 	}
-	if p.PublishContext["device"] != "/dev/ext-one" || p.VolumeContext["pool"] != "p" || p.Secrets["token"].Reveal() == "" || p.StagingPath != s.StagingPath {
+	if p.PublishContext["device"] != "/dev/ext-one" || p.VolumeContext["pool"] != "p" ||
+		p.Secrets["token"].Reveal() == "" || p.StagingPath != s.StagingPath {
 		t.Errorf("published with %+v", p)
 	}
 	for _, path := range []string{s.StagingPath, p.TargetPath} {
@@ -137,8 +142,8 @@ func TestUnstageWaitsForLastUser(t *testing.T) {
 	w.empty()
 }
 
-// Two users with equal mount options share one staging, however their options were made; other options are a conflict that names
-// the users; read-only may differ.
+// Two users with equal mount options share one staging, however their options were made; other options are a conflict
+// that names the users; read-only may differ.
 func TestUsageComparedByValue(t *testing.T) {
 	w := open(t)
 	options := func(flags ...string) registry.Usage {
@@ -156,7 +161,8 @@ func TestUsageComparedByValue(t *testing.T) {
 	}
 	// Without the ledger, which refuses it too:
 	err := w.stager.Stage(t.Context(), intent.Caller{}, volumeOf("one"), options("sync"))
-	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "a1") || !strings.Contains(err.Error(), "a2") {
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "a1") ||
+		!strings.Contains(err.Error(), "a2") {
 		t.Errorf("%v", err)
 	}
 	if strings.Contains(err.Error(), "noatime") {
@@ -204,7 +210,8 @@ func TestNothingLaterAfterAFailure(t *testing.T) {
 					t.Errorf("%s: the claim is gone", c.rpc)
 				}
 				events, _ := v.Events(0, 100)
-				if last := events[len(events)-1]; last.Kind != registry.EventStepFailed || last.Cause != registry.Cause(c.rpc) {
+				if last := events[len(events)-1]; last.Kind != registry.EventStepFailed ||
+					last.Cause != registry.Cause(c.rpc) {
 					t.Errorf("%s: the last event is %v", c.rpc, last)
 				}
 			})
@@ -233,13 +240,18 @@ func TestFailedPublishIsUndone(t *testing.T) {
 func TestPluginThatLies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)
-		w.failNext(publish, fault{then: func() { clear(w.mounts); w.mounts[layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host] = true }})
-		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "nothing was mounted") {
+		w.failNext(publish, fault{then: func() {
+			clear(w.mounts)
+			w.mounts[layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host] = true
+		}})
+		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrInternal) ||
+			!strings.Contains(err.Error(), "nothing was mounted") {
 			t.Errorf("published where nothing is mounted: %v", err)
 		}
 		at := w.mustUp("a1", shared())
 		w.failNext(unpublish, fault{then: func() { w.mounts[at.Host] = true }})
-		if err := w.down(t.Context(), "one", "a1"); !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "still mounted") {
+		if err := w.down(t.Context(), "one", "a1"); !errors.Is(err, registry.ErrInternal) ||
+			!strings.Contains(err.Error(), "still mounted") {
 			t.Errorf("unpublished what is still mounted: %v", err)
 		}
 		w.mustDown("a1")
@@ -247,7 +259,8 @@ func TestPluginThatLies(t *testing.T) {
 	})
 }
 
-// What nobody has recorded is not used, though it is mounted where the volume belongs: a plugin that finds it may take it for its own.
+// What nobody has recorded is not used, though it is mounted where the volume belongs: a plugin that finds it may take
+// it for its own.
 func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	w := open(t)
 	staging := layout.Staging(volumeOf("one").VolumeKey(), w.volumes).Host
@@ -257,7 +270,8 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	} {
 		_ = w.MakeDir(path)
 		w.mounts[path] = true
-		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), path) {
+		if _, err := w.up(t.Context(), "one", "a1", shared()); !errors.Is(err, registry.ErrConflict) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%v", err)
 		}
 		w.mustDown("a1")
@@ -270,7 +284,8 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	w.empty()
 }
 
-// A mount that appears or goes away within a second after the answer is waited for. One that takes longer is judged as missing, or as left.
+// A mount that appears or goes away within a second after the answer is waited for. One that takes longer is judged as
+// missing, or as left.
 func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
 	for by, asked := range map[time.Duration]int{900 * time.Millisecond: 1, 3 * time.Second: 2} {
 		t.Run(by.String(), func(t *testing.T) {
@@ -280,13 +295,15 @@ func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
 				start := time.Now()
 				for range asked {
 					_, err := w.up(t.Context(), "one", "a1", shared())
-					if late := asked > 1 && time.Since(start) < by; (err != nil) != late || late && !strings.Contains(err.Error(), "takes longer") {
+					if late := asked > 1 && time.Since(start) < by; (err != nil) != late || late &&
+						!strings.Contains(err.Error(), "takes longer") {
 						t.Fatalf("after %v: %v", time.Since(start), err)
 					}
 					time.Sleep(2 * time.Second)
 				}
 				if asked > 1 {
-					if err := w.down(t.Context(), "one", "a1"); err == nil || !strings.Contains(err.Error(), "still mounted") {
+					if err := w.down(t.Context(), "one", "a1"); err == nil ||
+						!strings.Contains(err.Error(), "still mounted") {
 						t.Errorf("%v", err)
 					}
 					time.Sleep(2 * time.Second)
@@ -365,8 +382,8 @@ func TestNotFoundNeedsTheMountTable(t *testing.T) {
 	})
 }
 
-// While a call has no certain answer, nothing else is sent for the volume: whoever comes next has it end first, by the same call again, and its
-// conflict says which one it was.
+// While a call has no certain answer, nothing else is sent for the volume: whoever comes next has it end first, by the
+// same call again, and its conflict says which one it was.
 func TestUncertainCallIsSettledFirst(t *testing.T) {
 	w := open(t)
 	w.mustUp("a1", shared())
@@ -376,12 +393,14 @@ func TestUncertainCallIsSettledFirst(t *testing.T) {
 	}
 	w.take()
 	err := w.stager.Unpublish(t.Context(), intent.Caller{}, keyOf("one", "a1"))
-	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "NodePublishVolume") || !strings.Contains(err.Error(), "alloc a2") {
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "NodePublishVolume") ||
+		!strings.Contains(err.Error(), "alloc a2") {
 		t.Errorf("%v", err)
 	}
 	w.expect()
 	w.view(func(v registry.View) {
-		if open, _ := registry.OpenIntent(v, volumeOf("one").VolumeKey()); open.Alloc != "a2" || open.Request != "data" || open.Operation != "op" {
+		if open, _ := registry.OpenIntent(v, volumeOf("one").VolumeKey()); open.Alloc != "a2" ||
+			open.Request != "data" || open.Operation != "op" {
 			t.Errorf("%+v", open)
 		}
 	})
@@ -405,7 +424,8 @@ func TestRefusedCallLeavesNoDirectory(t *testing.T) {
 	if err := w.stager.Stage(ctx, intent.Caller{}, v, shared()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("stage without a claim: %v", err)
 	}
-	if _, err := w.stager.Publish(ctx, intent.Caller{}, v, keyOf("one", "a1"), shared()); !errors.Is(err, registry.ErrConflict) {
+	if _, err := w.stager.Publish(ctx, intent.Caller{}, v, keyOf("one", "a1"), shared()); !errors.Is(err,
+		registry.ErrConflict) {
 		t.Errorf("publish without a claim: %v", err)
 	}
 	w.expect()
@@ -435,7 +455,8 @@ func TestBootMakesTheNodesPartUncertain(t *testing.T) {
 		w.crash()
 		if reconciled {
 			findings, err := w.reconciled(t.Context())
-			if err != nil || len(findings) != 2 || findings[0].Kind != registry.FoundRebooted || findings[1].Kind != registry.FoundRebooted {
+			if err != nil || len(findings) != 2 || findings[0].Kind != registry.FoundRebooted ||
+				findings[1].Kind != registry.FoundRebooted {
 				t.Errorf("%v, %v", findings, err)
 			}
 		}
@@ -484,15 +505,19 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 	w := open(t)
 	v, key, ctx := volumeOf("one"), keyOf("one", "a1"), t.Context()
 	steps := map[string]func() error{
-		"stage without a claim":   func() error { return w.stager.Stage(ctx, intent.Caller{}, v, shared()) },
-		"publish without a claim": func() error { _, err := w.stager.Publish(ctx, intent.Caller{}, v, key, shared()); return err },
+		"stage without a claim": func() error { return w.stager.Stage(ctx, intent.Caller{}, v, shared()) },
+		"publish without a claim": func() error {
+			_, err := w.stager.Publish(ctx, intent.Caller{}, v, key, shared())
+			return err
+		},
 	}
 	for what, step := range steps {
 		if err := step(); !errors.Is(err, registry.ErrConflict) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+	if _, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: "a1", Request: "data", Node: "n1",
+		Usage: shared()}); err != nil {
 		t.Fatal(err)
 	}
 	for what, step := range steps {
@@ -509,8 +534,10 @@ func TestHungPlugin(t *testing.T) {
 		w := open(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		w.failNext(stage, fault{code: "DEADLINE_EXCEEDED", outcome: registry.OutcomeUncertain, then: func() { <-ctx.Done() }})
-		if _, err := w.up(ctx, "one", "a1", shared()); !errors.Is(err, registry.ErrUncertain) || !errors.Is(err, context.DeadlineExceeded) {
+		w.failNext(stage, fault{code: "DEADLINE_EXCEEDED", outcome: registry.OutcomeUncertain,
+			then: func() { <-ctx.Done() }})
+		if _, err := w.up(ctx, "one", "a1", shared()); !errors.Is(err, registry.ErrUncertain) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		w.mustDown("a1")
@@ -534,7 +561,9 @@ type plain struct{ *plugin }
 
 func (p plain) Await(ctx context.Context, role registry.Role, id registry.PluginID) (registry.Instance, error) {
 	i, err := p.plugin.Await(ctx, role, id)
-	i.Fingerprint.Capabilities = slices.DeleteFunc(i.Fingerprint.Capabilities, func(c registry.Capability) bool { return c == registry.SingleNodeMulti })
+	i.Fingerprint.Capabilities = slices.DeleteFunc(i.Fingerprint.Capabilities, func(c registry.Capability) bool {
+		return c == registry.SingleNodeMulti
+	})
 	return i, err
 }
 
@@ -556,7 +585,8 @@ func TestReleaseNeedsNoSecrets(t *testing.T) {
 		w.mustUp("a2", u)
 		w.mustDown("a1")
 		p := w.last.private
-		if p.Unknown || p.Secrets["token"].Reveal() == "" || !slices.Contains(p.MountFlags.List(), "password=x") || len(p.Contexts) != 2 ||
+		if p.Unknown || p.Secrets["token"].Reveal() == "" || !slices.Contains(p.MountFlags.List(), "password=x") ||
+			len(p.Contexts) != 2 ||
 			p.Contexts[0]["pool"] != "p" || p.Contexts[1]["device"] != "/dev/ext-one" {
 			t.Errorf("%+v", p)
 		}
@@ -586,7 +616,8 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 	for what, expected := range map[string]bool{"a controller is expected": true, "there is none": false} {
 		w := open(t)
 		w.attaches = false
-		if _, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data", Node: "n1", Usage: shared()}); err != nil {
+		if _, err := w.ledger.Claim(t.Context(), registry.Claim{Volume: v.VolumeKey(), Alloc: "a1", Request: "data",
+			Node: "n1", Usage: shared()}); err != nil {
 			t.Fatal(err)
 		}
 		s := w.newStager(away{w.plugin}, w.machine, vault{})

@@ -58,7 +58,8 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) ([]registr
 	return report.Usage, nil
 }
 
-// turn waits for the volume's lock. The returned context ends when another call waits for it. Without locks there are no other calls.
+// turn waits for the volume's lock. The returned context ends when another call waits for it. Without locks there are
+// no other calls.
 func (s *Stager) turn(ctx context.Context, name registry.VolumeName) (asking context.Context, leave func(), err error) {
 	if s.Locks == nil {
 		return ctx, func() {}, nil
@@ -114,13 +115,16 @@ func (s *Stager) measurer(id registry.PluginID) (registry.Instance, error) {
 	inst, found := s.Plugins.Find(registry.RoleNode, id)
 	switch {
 	case !found:
-		return inst, registry.Errorf(registry.ErrUnavailable, "plugin %s has no node instance here (see holdfast plugin status)", id)
+		return inst, registry.Errorf(registry.ErrUnavailable,
+			"plugin %s has no node instance here (see holdfast plugin status)", id)
 	case inst.Health.State == registry.Unhealthy:
-		return inst, registry.Errorf(registry.ErrUnavailable, "node plugin %s is not healthy: %s (see holdfast plugin status %s)",
+		return inst, registry.Errorf(registry.ErrUnavailable,
+			"node plugin %s is not healthy: %s (see holdfast plugin status %s)",
 			id, inst.Health.Cause, id)
 	case !inst.Fingerprint.Has(registry.VolumeStats):
 		return inst, registry.Errorf(registry.ErrUnsupported,
-			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df", id, registry.VolumeStats)
+			"plugin %s cannot say how full its volumes are (it lacks %s); ask where the volume is mounted, with df", id,
+			registry.VolumeStats)
 	}
 	return inst, nil
 }
@@ -134,7 +138,8 @@ func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 			continue
 		}
 		if r.Trouble != "" {
-			sick = fmt.Sprintf("its mount for alloc %s is in trouble since %s: %s", r.Alloc, r.Troubled.UTC().Format(time.RFC3339), r.Trouble)
+			sick = fmt.Sprintf("its mount for alloc %s is in trouble since %s: %s", r.Alloc,
+				r.Troubled.UTC().Format(time.RFC3339), r.Trouble)
 			continue
 		}
 		mount = r.Usage.Attachment != registry.BlockDevice
@@ -143,14 +148,16 @@ func (s *Stager) spot(st state) (at registry.Tree, mount bool, err error) {
 		}
 	}
 	if sick != "" {
-		return at, false, registry.Errorf(registry.ErrUnavailable, "volume %s cannot be measured: %s", st.volume.VolumeName(), sick)
+		return at, false, registry.Errorf(registry.ErrUnavailable, "volume %s cannot be measured: %s",
+			st.volume.VolumeName(), sick)
 	}
 	if p := st.staging; p.State == registry.MarkDone && p.Boot == s.kernel.Boot() {
 		if there, err := s.isThere(p.Path, true); err != nil || there {
 			return p.Path, true, err
 		}
 	}
-	return at, false, conflict("volume %s is not mounted here: only what is mounted on this node can be measured", st.volume.VolumeName())
+	return at, false, conflict("volume %s is not mounted here: only what is mounted on this node can be measured",
+		st.volume.VolumeName())
 }
 
 // isThere says whether at can be asked about; mount: only if something is mounted there.

@@ -15,8 +15,8 @@ import (
 
 var one = registry.VolumeName{Namespace: "default", ID: "one"}
 
-// The plugin is asked about a place where the volume is published, by the paths that it knows now; the staging path goes with it if, and
-// only if, the plugin stages. The plugin of these tests checks both against what it did itself.
+// The plugin is asked about a place where the volume is published, by the paths that it knows now; the staging path
+// goes with it if, and only if, the plugin stages. The plugin of these tests checks both against what it did itself.
 func TestStatsAskWhereItIsPublished(t *testing.T) {
 	for _, stages := range []bool{true, false} {
 		w := open(t)
@@ -30,7 +30,8 @@ func TestStatsAskWhereItIsPublished(t *testing.T) {
 			t.Errorf("stages %v: %+v, %v", stages, usage, err)
 		}
 		r := w.last.stats
-		if r.VolumeID != "ext-one" || !strings.HasPrefix(r.Path, "/other/publish/") || (r.StagingPath != "") != stages || r.Private == nil {
+		if r.VolumeID != "ext-one" || !strings.HasPrefix(r.Path, "/other/publish/") ||
+			(r.StagingPath != "") != stages || r.Private == nil {
 			t.Errorf("stages %v: asked %+v", stages, r)
 		}
 		if p := r.Private(t.Context()); p.Secrets["token"].Reveal() == "" {
@@ -87,22 +88,36 @@ func TestStatsOfAPluginThatStagesNoMore(t *testing.T) {
 	}
 }
 
-// Nothing is sent where there is nothing to measure, nobody to do it, or another call that has to end first; each says what to do.
+// Nothing is sent where there is nothing to measure, nobody to do it, or another call that has to end first; each says
+// what to do.
 func TestStatsAreRefused(t *testing.T) {
 	for what, c := range map[string]struct {
 		before func(*world)
 		kind   error
 		says   string
 	}{
-		"no such volume":          {(*world).forget, registry.ErrNotFound, "not found"},
-		"nobody uses it":          {func(*world) {}, registry.ErrConflict, "not mounted here"},
-		"the plugin cannot":       {func(w *world) { w.mustUp("a1", shared()); w.blind = true }, registry.ErrUnsupported, "with df"},
-		"the mount is lost":       {func(w *world) { w.mustUp("a1", shared()); clear(w.mounts) }, registry.ErrConflict, "not mounted here"},
-		"the node has booted":     {func(w *world) { w.mustUp("a1", shared()); w.reboot() }, registry.ErrConflict, "not mounted here"},
-		"a device, and a boot":    {func(w *world) { w.upAsBlock(); w.reboot() }, registry.ErrConflict, "not mounted here"},
+		"no such volume": {(*world).forget, registry.ErrNotFound, "not found"},
+		"nobody uses it": {func(*world) {}, registry.ErrConflict, "not mounted here"},
+		"the plugin cannot": {func(w *world) {
+			w.mustUp("a1", shared())
+			w.blind = true
+		}, registry.ErrUnsupported, "with df"},
+		"the mount is lost": {func(w *world) {
+			w.mustUp("a1", shared())
+			clear(w.mounts)
+		}, registry.ErrConflict, "not mounted here"},
+		"the node has booted": {func(w *world) {
+			w.mustUp("a1", shared())
+			w.reboot()
+		}, registry.ErrConflict, "not mounted here"},
+		"a device, and a boot": {func(w *world) {
+			w.upAsBlock()
+			w.reboot()
+		}, registry.ErrConflict, "not mounted here"},
 		"its mount is in trouble": {(*world).inTrouble, registry.ErrUnavailable, "the server is gone"},
 		"another call is open":    {(*world).uncertainPublish, registry.ErrConflict, "NodePublishVolume"},
-		"no plugin":               {func(w *world) { w.absent = true }, registry.ErrUnavailable, "holdfast plugin status"},
+		"no plugin": {func(w *world) { w.absent = true }, registry.ErrUnavailable,
+			"holdfast plugin status"},
 		"a sick plugin": {func(w *world) {
 			w.health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
 		}, registry.ErrUnavailable, "is not healthy: missed"},
@@ -166,13 +181,15 @@ func TestStatsOfAHungPluginEnd(t *testing.T) {
 		w.stager.Locks = &intent.Locks{}
 		const statsWait = 10 * time.Second
 		begin := time.Now()
-		if _, err := w.stager.Stats(t.Context(), one); !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != statsWait {
+		if _, err := w.stager.Stats(t.Context(), one); !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(begin) != statsWait {
 			t.Errorf("after %v: %v", time.Since(begin), err)
 		}
 	})
 }
 
-// The volume's next user comes at once: the question is cancelled, and its asker is told to ask again. Two that ask wait for each other.
+// The volume's next user comes at once: the question is cancelled, and its asker is told to ask again. Two that ask
+// wait for each other.
 func TestStatsDelayNoMount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := open(t)

@@ -8,8 +8,11 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Status lists allocs and how far their volumes have come; only says which, the zero value all. It is true for the index returned.
-func (a *Allocs) Status(ctx context.Context, only registry.AllocID) (list []registry.AllocStatus, at registry.Seq, err error) {
+// Status lists allocs and how far their volumes have come; only says which, the zero value all. It is true for the
+// index returned.
+func (a *Allocs) Status(
+	ctx context.Context, only registry.AllocID,
+) (list []registry.AllocStatus, at registry.Seq, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		for _, al := range chosen(v, only) {
@@ -54,7 +57,9 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 			use.Intent = &in
 		}
 		if use.Wait != nil {
-			out.Waiting = slices.DeleteFunc(slices.Clone(out.Waiting), func(w registry.Wait) bool { return w.Request == use.Request })
+			out.Waiting = slices.DeleteFunc(slices.Clone(out.Waiting), func(w registry.Wait) bool {
+				return w.Request == use.Request
+			})
 			out.Waiting = append(out.Waiting, *use.Wait)
 		}
 		out.Uses = append(out.Uses, use)
@@ -71,8 +76,8 @@ func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
 	return registry.Ref{}
 }
 
-// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last recorded. Who waits for a
-// plugin or for its turn has no call open: the one that there may be is somebody else's.
+// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last
+// recorded. Who waits for a plugin or for its turn has no call open: the one that there may be is somebody else's.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
 	if al.State == registry.AllocReady {
 		return nil
@@ -85,7 +90,8 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 	}
 	open, found := registry.OpenIntent(v, c.Volume)
 	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
-	if !found || open.RPC.Step() == "" || foreign || known != nil && (known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
+	if !found || open.RPC.Step() == "" || foreign || known != nil &&
+		(known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
 		return known
 	}
 	w := intent.Waits(open)
@@ -99,8 +105,11 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 	return &w
 }
 
-// Volumes lists volumes and how they are used now; only says which, the zero value all. It is true for the index returned.
-func (a *Allocs) Volumes(ctx context.Context, only registry.VolumeName) (list []registry.VolumeStatus, at registry.Seq, err error) {
+// Volumes lists volumes and how they are used now; only says which, the zero value all. It is true for the index
+// returned.
+func (a *Allocs) Volumes(
+	ctx context.Context, only registry.VolumeName,
+) (list []registry.VolumeStatus, at registry.Seq, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		var volumes []registry.Volume
@@ -183,7 +192,8 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 	}
 	for _, c := range v.Claims(vol.VolumeKey()) {
 		r := refs[c.ClaimKey()]
-		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target, Trouble: r.Trouble, Troubled: r.Troubled})
+		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target,
+			Trouble: r.Trouble, Troubled: r.Troubled})
 	}
 	return out
 }

@@ -11,8 +11,8 @@ import (
 	"holdfast/registry"
 )
 
-// A release finds a stage that an earlier shim has left at its plugin. It is undone after its end and not beside it; at once if the plugin was started anew;
-// and beside it only if it has no end within a round.
+// A release finds a stage that an earlier shim has left at its plugin. It is undone after its end and not beside it; at
+// once if the plugin was started anew; and beside it only if it has no end within a round.
 func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 	for what, c := range map[string]struct {
 		stage       csifake.Rule
@@ -20,9 +20,12 @@ func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 		least, most time.Duration
 		beside      bool // the undo is sent beside it
 	}{
-		"it is long":            {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, false, 15 * time.Second, 28 * time.Second, false},
-		"its plugin has ended":  {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, true, 0, 2 * time.Second, false},
-		"it has no end in time": {csifake.Rule{Delay: csifake.Duration(time.Minute)}, false, 30 * time.Second, 2 * time.Minute, true},
+		"it is long": {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, false, 15 * time.Second,
+			28 * time.Second, false},
+		"its plugin has ended": {csifake.Rule{Delay: csifake.Duration(20 * time.Second)}, true, 0, 2 * time.Second,
+			false},
+		"it has no end in time": {csifake.Rule{Delay: csifake.Duration(time.Minute)}, false, 30 * time.Second,
+			2 * time.Minute, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -55,7 +58,8 @@ func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 				if took := time.Since(began); took < c.least || took > c.most {
 					t.Errorf("it was released after %v", took)
 				}
-				if found := journal.Check(n.journal.Lines(), journal.Options{Strict: true}); len(found) > 0 != c.beside {
+				if found := journal.Check(n.journal.Lines(),
+					journal.Options{Strict: true}); len(found) > 0 != c.beside {
 					t.Errorf("the journal: %v", found)
 				}
 				n.settle()

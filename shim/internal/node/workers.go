@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// crew is the goroutines that outlive the call that wanted them. They start when run does and have all ended when it returns.
+// crew is the goroutines that outlive the call that wanted them. They start when run does and have all ended when it
+// returns.
 type crew struct {
 	mu      sync.Mutex
 	ctx     context.Context // set while running
@@ -14,7 +15,8 @@ type crew struct {
 	wg      sync.WaitGroup
 }
 
-// start runs f on a goroutine of its own, as soon as the crew runs. A crew that has ended runs nothing more, and says false.
+// start runs f on a goroutine of its own, as soon as the crew runs. A crew that has ended runs nothing more, and says
+// false.
 func (c *crew) start(f func(context.Context)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,13 +58,15 @@ func (w *world) newController(n controller.Node) *controller.Controller {
 // calls is what the use cases share.
 func (w *world) calls(plugins intent.Plugins, secrets intent.Secrets) intent.Calls {
 	return intent.Calls{
-		Sender: intent.Sender{State: registry.Unmixed(w.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins, Secrets: secrets,
+		Sender: intent.Sender{State: registry.Unmixed(w.log), Now: time.Now, Drain: intent.DrainTime}, Plugins: plugins,
+		Secrets: secrets,
 	}
 }
 
 // newStager returns a stager over the world's state.
 func (w *world) newStager(plugins intent.Plugins, kernel node.Kernel, secrets intent.Secrets) *node.Stager {
-	return node.NewStager(w.calls(plugins, secrets), w.plugin, kernel, node.Options{Layout: layout, Check: w.check, Parts: w.machine})
+	return node.NewStager(w.calls(plugins, secrets), w.plugin, kernel,
+		node.Options{Layout: layout, Check: w.check, Parts: w.machine})
 }
 
 // crash has the process die: whatever it still does is not durable any more.
@@ -74,7 +76,9 @@ func (w *world) crash() {
 }
 
 func (w *world) put(records ...registry.Record) {
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	if err != nil {
 		w.errorf("put: %v", err)
 	}
@@ -107,9 +111,12 @@ func shared() registry.Usage {
 }
 
 // up is the story of an alloc that gets its volume.
-func (w *world) up(ctx context.Context, id registry.VolumeID, a registry.AllocID, u registry.Usage) (registry.Tree, error) {
+func (w *world) up(
+	ctx context.Context, id registry.VolumeID, a registry.AllocID, u registry.Usage,
+) (registry.Tree, error) {
 	v, key, call := volumeOf(id), keyOf(id, a), intent.Caller{Call: registry.Call{ID: "op"}}
-	c, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: a, Request: key.Request, Node: "n1", Usage: u})
+	c, err := w.ledger.Claim(ctx, registry.Claim{Volume: key.Volume, Alloc: a, Request: key.Request, Node: "n1",
+		Usage: u})
 	if err != nil {
 		return registry.Tree{}, err
 	}
@@ -152,7 +159,8 @@ func (w *world) down(ctx context.Context, id registry.VolumeID, a registry.Alloc
 	)
 }
 
-// settled has the volume's open call end first, as an alloc does, unless it is one for the claim that what comes may follow, or the last user's.
+// settled has the volume's open call end first, as an alloc does, unless it is one for the claim that what comes may
+// follow, or the last user's.
 func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...registry.RPC) error {
 	var open registry.Intent
 	var found, used bool
@@ -164,7 +172,8 @@ func (w *world) settled(ctx context.Context, key registry.ClaimKey, follows ...r
 	switch {
 	case !found || own || open.Alloc == "" && !used && len(follows) == 2 && !open.RPC.Expands():
 		return nil
-	case open.RPC == registry.ControllerExpandRPC || open.RPC == registry.ControllerPublishRPC || open.RPC == registry.ControllerUnpublishRPC:
+	case open.RPC == registry.ControllerExpandRPC || open.RPC == registry.ControllerPublishRPC ||
+		open.RPC == registry.ControllerUnpublishRPC:
 		return w.mediator.Settle(ctx, intent.Caller{}, open)
 	}
 	return w.stager.Settle(ctx, intent.Caller{}, open)
@@ -219,7 +228,8 @@ func (w *world) empty() {
 		}
 	}
 	w.view(func(v registry.View) {
-		if n := len(v.AllClaims()) + len(v.Stagings()) + len(v.AllAttachments()) + len(v.AllRefs()) + len(v.Intents()); n > 0 {
+		if n := len(v.AllClaims()) + len(v.Stagings()) + len(v.AllAttachments()) + len(v.AllRefs()) +
+			len(v.Intents()); n > 0 {
 			w.errorf("still recorded: %+v %+v %+v %+v", v.AllClaims(), v.Stagings(), v.AllRefs(), v.Intents())
 		}
 	})
@@ -229,7 +239,8 @@ func (w *world) empty() {
 func (w *world) noSecret() {
 	w.view(func(v registry.View) {
 		events, _ := v.Events(0, 10000)
-		text, err := json.Marshal([]any{v.Volumes(), v.Stagings(), v.AllAttachments(), v.AllRefs(), v.Intents(), events})
+		text, err := json.Marshal([]any{v.Volumes(), v.Stagings(), v.AllAttachments(), v.AllRefs(), v.Intents(),
+			events})
 		if err != nil || strings.Contains(string(text), "canary") {
 			w.errorf("a secret is stored (%v): %s", err, text)
 		}

@@ -27,14 +27,15 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	done, err := mutate(ctx, s.s, "Allocs.Sync", req, func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
-		gone, err := a.Allocs.Sync(ctx, allocIDs)
-		if err != nil {
-			return synced{}, err
-		}
-		tasks, err := a.Tasks.Sync(ctx, living)
-		return synced{gone, tasks}, err
-	})
+	done, err := mutate(ctx, s.s, "Allocs.Sync", req,
+		func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
+			gone, err := a.Allocs.Sync(ctx, allocIDs)
+			if err != nil {
+				return synced{}, err
+			}
+			tasks, err := a.Tasks.Sync(ctx, living)
+			return synced{gone, tasks}, err
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -64,7 +65,8 @@ func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []task.Living
 		if err != nil {
 			return nil, nil, err
 		}
-		living = append(living, task.LivingTask{Task: t, Running: m.GetRunning(), Started: wire.BootTime(m.GetStarted())})
+		living = append(living, task.LivingTask{Task: t, Running: m.GetRunning(),
+			Started: wire.BootTime(m.GetStarted())})
 	}
 	return ids, living, nil
 }
@@ -74,9 +76,10 @@ func (s *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepa
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	plans, err := mutate(ctx, s.s, "Allocs.Prepare", req, func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
-		return a.Allocs.Prepare(ctx, call, g)
-	})
+	plans, err := mutate(ctx, s.s, "Allocs.Prepare", req,
+		func(ctx context.Context, a *Active, call registry.Call) (map[string]hooks.Plan, error) {
+			return a.Allocs.Prepare(ctx, call, g)
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -88,9 +91,10 @@ func (s *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, s.s, "Allocs.Release", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Allocs.Release(ctx, call, id)
-	})
+	_, err = mutate(ctx, s.s, "Allocs.Release", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return struct{}{}, a.Allocs.Release(ctx, call, id)
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}

@@ -76,13 +76,15 @@ func TestStatsAreAskedFor(t *testing.T) {
 			t.Errorf("unit %d is %v", i, u)
 		}
 	}
-	if len(reply.GetUsage()) != 2 || reply.GetAnswer().GetIndex() != uint64(s.index()) || reply.GetAnswer().GetGeneration() != 7 {
+	if len(reply.GetUsage()) != 2 || reply.GetAnswer().GetIndex() != uint64(s.index()) ||
+		reply.GetAnswer().GetGeneration() != 7 {
 		t.Errorf("%v", reply)
 	}
 	e.expect(t, "stats default/data")
 	e.fails = registry.Errorf(registry.ErrConflict, "volume data is not mounted here")
 	_, err = volumes.Stats(t.Context(), &pb.VolumeStatsRequest{Name: &pb.VolumeName{Namespace: "n", Id: "data"}})
-	if err = wire.Error(err); !errors.Is(err, registry.ErrConflict) || err.Error() != "volume data is not mounted here" {
+	if err = wire.Error(err); !errors.Is(err, registry.ErrConflict) ||
+		err.Error() != "volume data is not mounted here" {
 		t.Errorf("%v", err)
 	}
 	e.expect(t, "stats n/data")
@@ -92,7 +94,8 @@ func TestDoctorExaminesAndRepairs(t *testing.T) {
 	s, e := consulted(t)
 	control := pb.NewControlClient(s.conn)
 	e.found = registry.Diagnosis{Digest: "d1", Findings: []registry.Finding{
-		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/mnt/x", Detail: "is mounted", Advice: "repair"},
+		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/mnt/x", Detail: "is mounted",
+			Advice: "repair"},
 		{Kind: registry.FoundLost, Name: registry.VolumeName{Namespace: "default", ID: "data"}},
 	}}
 	reply, err := control.Doctor(t.Context(), &pb.DoctorRequest{})
@@ -101,12 +104,14 @@ func TestDoctorExaminesAndRepairs(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	e.expect(t, "examine")
-	if _, err := control.Doctor(t.Context(), &pb.DoctorRequest{Repair: true, Digest: "d1"}); status.Code(err) != codes.InvalidArgument {
+	if _, err := control.Doctor(t.Context(), &pb.DoctorRequest{Repair: true,
+		Digest: "d1"}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a repair without an operation id: %v", err)
 	}
 	e.expect(t)
 	e.found.Repaired = true
-	reply, err = control.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true, Digest: "d1"})
+	reply, err = control.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true,
+		Digest: "d1"})
 	if err != nil || !reply.GetRepaired() {
 		t.Errorf("%v, %v", reply, err)
 	}
@@ -118,7 +123,8 @@ func TestNoRepairWhileQuiesced(t *testing.T) {
 	s, e := consulted(t)
 	control := pb.NewControlClient(s.conn)
 	must(t, s.server.Quiesce(t.Context(), 0))
-	if _, err := control.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true}); !nobody(err) {
+	if _, err := control.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"},
+		Repair: true}); !nobody(err) {
 		t.Errorf("%v", err)
 	}
 	_, err := control.Doctor(t.Context(), &pb.DoctorRequest{})
@@ -131,7 +137,8 @@ func TestNobodyToConsult(t *testing.T) {
 	s := newStage(t)
 	_, stats := pb.NewVolumesClient(s.conn).Stats(t.Context(), &pb.VolumeStatsRequest{Name: &pb.VolumeName{Id: "data"}})
 	_, examine := pb.NewControlClient(s.conn).Doctor(t.Context(), &pb.DoctorRequest{})
-	_, repair := pb.NewControlClient(s.conn).Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true})
+	_, repair := pb.NewControlClient(s.conn).Doctor(t.Context(),
+		&pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true})
 	for what, err := range map[string]error{"stats": stats, "examine": examine, "repair": repair} {
 		if err := wire.Error(err); !errors.Is(err, registry.ErrUnsupported) {
 			t.Errorf("%s: %v", what, err)
@@ -151,7 +158,8 @@ func TestConsultationsEndWithTheirShim(t *testing.T) {
 			return err
 		},
 		"repair": func(ctx context.Context, s *stage) error {
-			_, err := pb.NewControlClient(s.conn).Doctor(ctx, &pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true})
+			_, err := pb.NewControlClient(s.conn).Doctor(ctx,
+				&pb.DoctorRequest{Call: &pb.Call{OperationId: "op"}, Repair: true})
 			return err
 		},
 	} {
@@ -174,14 +182,17 @@ func TestDiagnosisFitsIntoAMessage(t *testing.T) {
 	s, e := consulted(t)
 	const all = 3000
 	for range all {
-		e.found.Findings = append(e.found.Findings, registry.Finding{Kind: registry.FoundLeft, Detail: strings.Repeat("x", 8<<10)})
+		e.found.Findings = append(e.found.Findings,
+			registry.Finding{Kind: registry.FoundLeft, Detail: strings.Repeat("x", 8<<10)})
 	}
-	reply, err := pb.NewControlClient(s.conn).Doctor(t.Context(), &pb.DoctorRequest{}, grpc.MaxCallRecvMsgSize(bootstrap.MaxMessage))
+	reply, err := pb.NewControlClient(s.conn).Doctor(t.Context(), &pb.DoctorRequest{},
+		grpc.MaxCallRecvMsgSize(bootstrap.MaxMessage))
 	must(t, err)
 	list := wire.Diagnosis(reply).Findings
 	last := list[len(list)-1]
 	more := fmt.Sprintf("%d more findings", all-len(list)+1)
-	if last.Kind != registry.FoundUnseen || !strings.HasPrefix(last.Detail, more) || len(list) < 500 || len(list) > 513 {
+	if last.Kind != registry.FoundUnseen || !strings.HasPrefix(last.Detail, more) || len(list) < 500 ||
+		len(list) > 513 {
 		t.Errorf("%d findings, the last %+v", len(list), last)
 	}
 }

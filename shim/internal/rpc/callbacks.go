@@ -41,7 +41,8 @@ type callbackStream struct {
 
 // Serve is the host's stream. A newer one takes the older one's place.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
-	s := &callbackStream{out: make(chan *pb.CallbackRequest), gone: make(chan struct{}), waiting: map[uint64]chan *pb.CallbackReply{}}
+	s := &callbackStream{out: make(chan *pb.CallbackRequest), gone: make(chan struct{}),
+		waiting: map[uint64]chan *pb.CallbackReply{}}
 	defer close(s.gone)
 	c.attach(s)
 	var wg sync.WaitGroup
@@ -106,7 +107,8 @@ func (c *Callbacks) current(ctx context.Context) (*callbackStream, uint64, error
 		select {
 		case <-arrived:
 		case <-ctx.Done():
-			return nil, 0, registry.Errorf(registry.ErrUnavailable, "the host answers no questions: %w", context.Cause(ctx))
+			return nil, 0, registry.Errorf(registry.ErrUnavailable, "the host answers no questions: %w",
+				context.Cause(ctx))
 		}
 	}
 }
@@ -180,17 +182,22 @@ func kind(k pb.ErrorKind) error {
 
 // File is a file of the host that a job names with file().
 func (c *Callbacks) File(ctx context.Context, path string) ([]byte, error) {
-	return c.ask(ctx, fmt.Sprintf("file %q", path), &pb.CallbackRequest{Ask: &pb.CallbackRequest_File{File: &pb.AskFile{Path: path}}})
+	return c.ask(ctx, fmt.Sprintf("file %q", path),
+		&pb.CallbackRequest{Ask: &pb.CallbackRequest_File{File: &pb.AskFile{Path: path}}})
 }
 
 // Fence has the host make sure that a lost node writes no more.
 func (c *Callbacks) Fence(ctx context.Context, node registry.NodeName) error {
-	_, err := c.ask(ctx, fmt.Sprintf("fence node %q", node), &pb.CallbackRequest{Ask: &pb.CallbackRequest_Fence{Fence: &pb.AskFence{Node: string(node)}}})
+	_, err := c.ask(ctx, fmt.Sprintf("fence node %q", node),
+		&pb.CallbackRequest{Ask: &pb.CallbackRequest_Fence{Fence: &pb.AskFence{Node: string(node)}}})
 	return err
 }
 
-// Resolve gets the values behind references, for one call. Environment variables are the host's: the shim has none of them.
-func (c *Callbacks) Resolve(ctx context.Context, refs map[string]registry.Secret) (map[string]registry.SecretValue, error) {
+// Resolve gets the values behind references, for one call. Environment variables are the host's: the shim has none of
+// them.
+func (c *Callbacks) Resolve(
+	ctx context.Context, refs map[string]registry.Secret,
+) (map[string]registry.SecretValue, error) {
 	if len(refs) == 0 {
 		return nil, nil
 	}
@@ -210,7 +217,8 @@ func (c *Callbacks) Resolve(ctx context.Context, refs map[string]registry.Secret
 
 func (c *Callbacks) secret(ctx context.Context, ref registry.Secret) ([]byte, error) {
 	askFor := func(name string) ([]byte, error) {
-		return c.ask(ctx, fmt.Sprintf("secret %q", name), &pb.CallbackRequest{Ask: &pb.CallbackRequest_Secret{Secret: &pb.AskSecret{Name: name}}})
+		return c.ask(ctx, fmt.Sprintf("secret %q", name),
+			&pb.CallbackRequest{Ask: &pb.CallbackRequest_Secret{Secret: &pb.AskSecret{Name: name}}})
 	}
 	switch {
 	case ref.Env != "":

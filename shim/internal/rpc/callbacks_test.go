@@ -90,18 +90,20 @@ func TestRefusalOfTheHostKeepsItsKind(t *testing.T) {
 		t.Errorf("asked %v", ask)
 	}
 	h.reply(&pb.CallbackReply{Id: ask.GetId(), Error: "no such thing", Kind: pb.ErrorKind_ERROR_KIND_UNSUPPORTED})
-	if err := <-done; !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), `node "lost": no such thing`) {
+	if err := <-done; !errors.Is(err, registry.ErrUnsupported) ||
+		!strings.Contains(err.Error(), `node "lost": no such thing`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// Without a host that answers, a question ends with its own deadline; when the host goes in the middle, it ends then. It can be asked
-// again on the next stream.
+// Without a host that answers, a question ends with its own deadline; when the host goes in the middle, it ends then.
+// It can be asked again on the next stream.
 func TestQuestionsEndWithTheHost(t *testing.T) {
 	s := candidate(t)
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if got := <-s.resolve(soon, registry.Secret{Callback: "x"}); !errors.Is(got.err, registry.ErrUnavailable) || !errors.Is(got.err, context.DeadlineExceeded) {
+	if got := <-s.resolve(soon, registry.Secret{Callback: "x"}); !errors.Is(got.err, registry.ErrUnavailable) ||
+		!errors.Is(got.err, context.DeadlineExceeded) {
 		t.Errorf("without a stream: %v", got.err)
 	}
 	h, leave := s.host(t)
@@ -137,7 +139,8 @@ func TestSecretFiles(t *testing.T) {
 		}
 	}
 	for name, kind := range map[string]error{
-		path("large"): registry.ErrInvalid, path("fifo"): registry.ErrInvalid, dir: registry.ErrInvalid, "plain": registry.ErrInvalid,
+		path("large"): registry.ErrInvalid, path("fifo"): registry.ErrInvalid, dir: registry.ErrInvalid,
+		"plain":      registry.ErrInvalid,
 		path("none"): registry.ErrUnavailable, "": registry.ErrInvalid,
 	} {
 		if _, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: name}}); !errors.Is(err, kind) {

@@ -60,14 +60,16 @@ func (c *control) Rehearse(ctx context.Context, req *pb.RehearseRequest) (*pb.Re
 		return nil, wire.Status(err)
 	}
 	return &pb.RehearseReply{
-		Answer: revisionAnswer(r.At), Schema: r.Schema, Readable: r.Readable, Instances: uint32(r.Instances), Warnings: r.Warnings,
+		Answer: revisionAnswer(r.At), Schema: r.Schema, Readable: r.Readable, Instances: uint32(r.Instances),
+		Warnings: r.Warnings,
 	}, nil
 }
 
 func (c *control) Activate(ctx context.Context, req *pb.ActivateRequest) (*pb.ActivateReply, error) {
 	h := Handover{
-		ReleasedAt: registry.Revision{Generation: registry.Generation(req.GetGeneration()), Index: registry.Seq(req.GetIndex())},
-		Resume:     req.GetResume(),
+		ReleasedAt: registry.Revision{Generation: registry.Generation(req.GetGeneration()),
+			Index: registry.Seq(req.GetIndex())},
+		Resume: req.GetResume(),
 	}
 	if err := c.s.life.Activate(ctx, h); err != nil {
 		return nil, wire.Status(err)
@@ -118,14 +120,16 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 		return registry.Invalid("the file that a copy of the state is to be written to: %w", err)
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return registry.Invalid("cannot write a copy of the state to %s: not a file: %w", path, errors.Join(err, file.Close()))
+		return registry.Invalid("cannot write a copy of the state to %s: not a file: %w", path,
+			errors.Join(err, file.Close()))
 	}
 	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
 		_, err := file.Write(chunk)
 		return err
 	})
 	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return registry.Errorf(registry.ErrExhausted, "%v: a swap needs room for a copy of the state; free some there", err)
+		return registry.Errorf(registry.ErrExhausted, "%v: a swap needs room for a copy of the state; free some there",
+			err)
 	}
 	return err
 }

@@ -28,16 +28,18 @@ func (c *control) Doctor(ctx context.Context, req *pb.DoctorRequest) (*pb.Doctor
 	return diagnosis(found, at), nil
 }
 
-var errNoDoctor = registry.Errorf(registry.ErrUnsupported, "this shim cannot compare its records with this node: use a newer one")
+var errNoDoctor = registry.Errorf(registry.ErrUnsupported,
+	"this shim cannot compare its records with this node: use a newer one")
 
 // repair stores no answer: the same again does what is still to be done, or says that the plan is another one.
 func (c *control) repair(ctx context.Context, req *pb.DoctorRequest) (*pb.DoctorReply, error) {
-	found, err := mutate(ctx, c.s, "Control.Doctor", req, func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
-		if a.Doctor == nil {
-			return registry.Diagnosis{}, errNoDoctor
-		}
-		return a.Doctor.Repair(ctx, req.GetDigest())
-	})
+	found, err := mutate(ctx, c.s, "Control.Doctor", req,
+		func(ctx context.Context, a *Active, _ registry.Call) (registry.Diagnosis, error) {
+			if a.Doctor == nil {
+				return registry.Diagnosis{}, errNoDoctor
+			}
+			return a.Doctor.Repair(ctx, req.GetDigest())
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}

@@ -80,7 +80,8 @@ func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 		return s, registry.Invalid("volume %s names %d sources; a volume is filled from one", s.ID, sources)
 	}
 	if len(s.Capabilities) == 0 {
-		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode", s.ID)
+		return s, registry.Invalid("volume %s names no capability; say at least one access_mode and attachment_mode",
+			s.ID)
 	}
 	if s.Name == "" {
 		s.Name = string(s.ID)

@@ -18,11 +18,12 @@ import (
 	"holdfast/registry"
 )
 
-// Every method of every service, asked of a candidate: those that need no state answer, all others say that nobody has, or refuse the
-// empty request as such.
+// Every method of every service, asked of a candidate: those that need no state answer, all others say that nobody has,
+// or refuse the empty request as such.
 func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	s := candidate(t)
-	free := []string{"Control/Hello", "Control/Status", "Control/Rehearse", "Control/Activate", "Control/Quiesce", "Control/Release", "Control/Snapshot",
+	free := []string{"Control/Hello", "Control/Status", "Control/Rehearse", "Control/Activate", "Control/Quiesce",
+		"Control/Release", "Control/Snapshot",
 		"Jobs/Parse", "Volumes/Parse", "Callbacks/Serve"}
 	refused := 0
 	for service, info := range s.services {
@@ -45,7 +46,8 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 	if refused < 15 {
 		t.Errorf("only %d methods were tried", refused)
 	}
-	reply, err := pb.NewJobsClient(s.conn).Parse(t.Context(), &pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(`task "t" {}`)}})
+	reply, err := pb.NewJobsClient(s.conn).Parse(t.Context(),
+		&pb.ParseRequest{Source: &pb.Source{Name: "x.hcl", Text: []byte(`task "t" {}`)}})
 	if err != nil || len(reply.GetDiagnostics()) == 0 && reply.GetJob() == nil {
 		t.Errorf("Parse of a candidate: %v, %v", reply, err)
 	}
@@ -58,30 +60,36 @@ func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
 func idTakers(ctx context.Context, s *stage) map[string]func(bad string) error {
 	call := &pb.Call{OperationId: "op"}
 	spec := func(change func(*pb.VolumeSpec)) *pb.VolumeSpec {
-		m := &pb.VolumeSpec{Id: "v", PluginId: "p", Capabilities: []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}}
+		m := &pb.VolumeSpec{Id: "v", PluginId: "p",
+			Capabilities: []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}}
 		change(m)
 		return m
 	}
 	tasks, allocs, volumes := pb.NewTasksClient(s.conn), pb.NewAllocsClient(s.conn), pb.NewVolumesClient(s.conn)
 	return map[string]func(bad string) error{
 		"start alloc": func(bad string) error {
-			_, err := tasks.Starting(ctx, &pb.TaskStartingRequest{Call: call, Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1}})
+			_, err := tasks.Starting(ctx, &pb.TaskStartingRequest{Call: call,
+				Task: &pb.AllocTask{Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1}})
 			return err
 		},
 		"started alloc": func(bad string) error {
-			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: bad, Task: "t"}, Attempt: 1})
+			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: bad, Task: "t"},
+				Attempt: 1})
 			return err
 		},
 		"started task": func(bad string) error {
-			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad}, Attempt: 1})
+			_, err := tasks.Started(ctx, &pb.TaskStartedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad},
+				Attempt: 1})
 			return err
 		},
 		"exited task": func(bad string) error {
-			_, err := tasks.Exited(ctx, &pb.TaskExitedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad}, Attempt: 1})
+			_, err := tasks.Exited(ctx, &pb.TaskExitedRequest{Call: call, Task: &pb.TaskKey{Alloc: "a", Task: bad},
+				Attempt: 1})
 			return err
 		},
 		"prepare": func(bad string) error {
-			_, err := allocs.Prepare(ctx, &pb.PrepareRequest{Call: call, Alloc: &pb.AllocGroup{Alloc: bad, Namespace: "default"}})
+			_, err := allocs.Prepare(ctx, &pb.PrepareRequest{Call: call,
+				Alloc: &pb.AllocGroup{Alloc: bad, Namespace: "default"}})
 			return err
 		},
 		"release": func(bad string) error {
@@ -89,23 +97,28 @@ func idTakers(ctx context.Context, s *stage) map[string]func(bad string) error {
 			return err
 		},
 		"sync": func(bad string) error {
-			_, err := allocs.Sync(ctx, &pb.SyncRequest{Call: call, Allocs: []*pb.AllocGroup{{Alloc: bad, Namespace: "default"}}})
+			_, err := allocs.Sync(ctx, &pb.SyncRequest{Call: call,
+				Allocs: []*pb.AllocGroup{{Alloc: bad, Namespace: "default"}}})
 			return err
 		},
 		"create id": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.Id = bad })})
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
+				Spec: spec(func(m *pb.VolumeSpec) { m.Id = bad })})
 			return err
 		},
 		"create plugin": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.PluginId = bad })})
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
+				Spec: spec(func(m *pb.VolumeSpec) { m.PluginId = bad })})
 			return err
 		},
 		"create clone": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.CloneId = bad })})
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
+				Spec: spec(func(m *pb.VolumeSpec) { m.CloneId = bad })})
 			return err
 		},
 		"create name": func(bad string) error {
-			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: spec(func(m *pb.VolumeSpec) { m.Name = bad })})
+			_, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
+				Spec: spec(func(m *pb.VolumeSpec) { m.Name = bad })})
 			return err
 		},
 		"delete": func(bad string) error {
@@ -150,7 +163,8 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 			}
 		}
 	}
-	if _, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call, Spec: &pb.VolumeSpec{Id: "v", PluginId: "p"}}); status.Code(err) != codes.InvalidArgument {
+	if _, err := volumes.Create(ctx, &pb.CreateVolumeRequest{Call: call,
+		Spec: &pb.VolumeSpec{Id: "v", PluginId: "p"}}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a volume without a capability: %v", err)
 	}
 	for what, spec := range map[string]*pb.VolumeSpec{
@@ -161,7 +175,8 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	} {
 		spec.Id, spec.PluginId = "v", "p"
 		spec.Capabilities = []*pb.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}}
-		if _, err := volumes.Register(ctx, &pb.RegisterVolumeRequest{Call: call, Spec: spec}); status.Code(err) != codes.InvalidArgument {
+		if _, err := volumes.Register(ctx, &pb.RegisterVolumeRequest{Call: call,
+			Spec: spec}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -182,11 +197,13 @@ func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
 		must(t, err)
 		return reply
 	}
-	if r := next(); !r.GetComplete() || len(r.GetPlugins()) != 1 || r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "a" {
+	if r := next(); !r.GetComplete() || len(r.GetPlugins()) != 1 ||
+		r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "a" {
 		t.Errorf("first: %v", r)
 	}
 	s.register(t, instance("b"))
-	if r := next(); r.GetComplete() || len(r.GetPlugins()) != 1 || r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "b" || r.GetPlugins()[0].GetHealthy() != 2 {
+	if r := next(); r.GetComplete() || len(r.GetPlugins()) != 1 ||
+		r.GetPlugins()[0].GetActive().GetKey().GetAlloc() != "b" || r.GetPlugins()[0].GetHealthy() != 2 {
 		t.Errorf("a newer one: %v", r)
 	}
 	_, err = s.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {

@@ -24,7 +24,8 @@ func (e *events) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[p
 	}
 	ctx, cancel := a.whileActive(stream.Context())
 	defer cancel()
-	filter := registry.Filter{Role: registry.Role(req.GetRole()), Plugin: registry.PluginID(req.GetPlugin()), Bookmarks: true}
+	filter := registry.Filter{Role: registry.Role(req.GetRole()), Plugin: registry.PluginID(req.GetPlugin()),
+		Bookmarks: true}
 	for _, k := range req.GetKinds() {
 		filter.Kinds = append(filter.Kinds, registry.EventKind(k))
 	}

@@ -31,7 +31,9 @@ func (j *jobs) Parse(ctx context.Context, req *pb.ParseRequest) (*pb.ParseReply,
 func source(m *pb.Source) config.Source { return config.Source{Name: m.GetName(), Text: m.GetText()} }
 
 // options are the host's variables, blocks and files for one parse.
-func (s *Server) options(ctx context.Context, vars map[string]string, files []*pb.Source, validate bool) config.Options {
+func (s *Server) options(
+	ctx context.Context, vars map[string]string, files []*pb.Source, validate bool,
+) config.Options {
 	opts := config.Options{Variables: vars, UnsetUnknown: validate}
 	for _, f := range files {
 		opts.VariableFiles = append(opts.VariableFiles, source(f))

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A call whose caller sets no deadline ends all the same, and says so; one with a deadline of its own keeps it, also a longer one.
+// A call whose caller sets no deadline ends all the same, and says so; one with a deadline of its own keeps it, also a
+// longer one.
 func TestEveryCallHasADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

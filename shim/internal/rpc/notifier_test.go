@@ -14,14 +14,17 @@ func TestPulse(t *testing.T) {
 	put := func(r registry.Record) registry.Applied {
 		return registry.Applied{Change: registry.Change{Put: []registry.Record{r}}}
 	}
-	gone := registry.Applied{Change: registry.Change{Delete: []registry.Key{registry.TaskKey{Alloc: "a", Task: "t"}.Key()}}}
+	gone := registry.Applied{Change: registry.Change{Delete: []registry.Key{registry.TaskKey{Alloc: "a",
+		Task: "t"}.Key()}}}
 	for _, c := range []struct {
 		name  string
 		with  registry.Applied
 		count bool
 	}{
-		{"an instance", put(instance("a")), true}, {"a task", put(registry.Task{}), true}, {"a task that is gone", gone, true},
-		{"a volume", put(volume("v")), false}, {"an alloc", put(registry.Alloc{ID: "a"}), false}, {"an event", registry.Applied{}, false},
+		{"an instance", put(instance("a")), true}, {"a task", put(registry.Task{}), true},
+		{"a task that is gone", gone, true},
+		{"a volume", put(volume("v")), false}, {"an alloc", put(registry.Alloc{ID: "a"}), false},
+		{"an event", registry.Applied{}, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var p Notifier

@@ -22,7 +22,10 @@ type request interface {
 }
 
 // mutate answers a mutating call. It calls run unless the operation is in flight or has a stored answer.
-func mutate[T any](ctx context.Context, s *Server, method string, req request, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+func mutate[T any](
+	ctx context.Context, s *Server, method string, req request,
+	run func(context.Context, *Active, registry.Call) (T, error),
+) (T, error) {
 	var none T
 	a, err := s.activeFor(req)
 	if err != nil {
@@ -65,7 +68,9 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // execute returns the stored answer of the operation, or runs it. If the shim cannot answer any more, the error is
 // errNotActive, and the host repeats the call at the next shim.
-func execute[T any](caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error)) (T, error) {
+func execute[T any](
+	caller context.Context, a *Active, call registry.Call, run func(context.Context, *Active, registry.Call) (T, error),
+) (T, error) {
 	caller, end := withDeadline(caller)
 	defer end()
 	ctx, cancel := a.whileActive(caller)
@@ -88,7 +93,8 @@ func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T
 			return nil
 		}
 		if op.Method != call.Method || op.Digest != call.Digest {
-			return registry.Invalid("operation id %q was used for another request (%s); mint a new one", call.ID, op.Method)
+			return registry.Invalid("operation id %q was used for another request (%s); mint a new one", call.ID,
+				op.Method)
 		}
 		if len(op.Answer) == 0 {
 			return nil // it has only begun
@@ -114,10 +120,11 @@ func callOf(method string, req request) (registry.Call, error) {
 
 // operations holds the mutating calls in flight.
 type operations struct {
-	mu      sync.Mutex // guards the fields below; held for a lookup only
-	under   map[registry.OperationID]*operation
-	closed  bool
-	changed chan struct{} // closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
+	mu     sync.Mutex // guards the fields below; held for a lookup only
+	under  map[registry.OperationID]*operation
+	closed bool
+	// closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
+	changed chan struct{}
 }
 
 // operation is one mutating call in flight. The fields after done are set before done is closed.
@@ -137,7 +144,8 @@ func (fs *operations) start(call registry.Call) (f *operation, first bool, err e
 	defer fs.mu.Unlock()
 	if f := fs.under[call.ID]; f != nil {
 		if f.call != call {
-			return nil, false, registry.Invalid("operation id %q is in use for another request (%s); mint a new one", call.ID, f.call.Method)
+			return nil, false, registry.Invalid("operation id %q is in use for another request (%s); mint a new one",
+				call.ID, f.call.Method)
 		}
 		return f, false, nil
 	}
@@ -178,7 +186,8 @@ func (fs *operations) wake() {
 	}
 }
 
-// join waits for an operation that another call started. again means that its caller gave up and this call has to run it.
+// join waits for an operation that another call started. again means that its caller gave up and this call has to run
+// it.
 func join[T any](ctx context.Context, f *operation) (answer T, again bool, err error) {
 	select {
 	case <-f.done:
@@ -215,8 +224,8 @@ func (fs *operations) close(ctx context.Context, long time.Duration) error {
 // forEver stands for no limit.
 const forEver = 24 * time.Hour
 
-// closing returns how long to wait for operations, and a channel that is closed when one of them changes; nil if there is
-// none to wait for.
+// closing returns how long to wait for operations, and a channel that is closed when one of them changes; nil if there
+// is none to wait for.
 func (fs *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -38,8 +38,11 @@ func asking(id, alloc string) *pb.ReleaseAllocRequest {
 }
 
 // ask makes a call whose work waits for gate, if there is one, and stores its answer.
-func (d *desk) ask(ctx context.Context, req *pb.ReleaseAllocRequest, gate <-chan struct{}, fails error) (string, error) {
-	return mutate(ctx, d.server, "Test.Ask", req, func(ctx context.Context, a *Active, call registry.Call) (string, error) {
+func (d *desk) ask(
+	ctx context.Context, req *pb.ReleaseAllocRequest, gate <-chan struct{}, fails error,
+) (string, error) {
+	return mutate(ctx, d.server, "Test.Ask", req, func(ctx context.Context, a *Active, call registry.Call) (string,
+		error) {
 		d.runs.Add(1)
 		select {
 		case <-gate:
@@ -58,7 +61,8 @@ func (d *desk) ask(ctx context.Context, req *pb.ReleaseAllocRequest, gate <-chan
 
 var open = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// S1: a replay while the first is under way joins it, a replay after it gets the stored answer, and an id is good for one request.
+// S1: a replay while the first is under way joins it, a replay after it gets the stored answer, and an id is good for
+// one request.
 func TestReplayJoins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
@@ -66,7 +70,8 @@ func TestReplayJoins(t *testing.T) {
 		var calls sync.WaitGroup
 		for range 3 {
 			calls.Go(func() {
-				if answer, err := d.ask(t.Context(), asking("op-1", "a"), gate, nil); answer != "done for a" || err != nil {
+				if answer, err := d.ask(t.Context(), asking("op-1", "a"), gate, nil); answer != "done for a" ||
+					err != nil {
 					t.Errorf("a call got %q, %v", answer, err)
 				}
 			})
@@ -97,7 +102,8 @@ func TestReplayAfterReopen(t *testing.T) {
 	next := newDesk(t)
 	next.log = d.log.Reopen()
 	next.server.Set(&Active{Node: "here", State: next.log, Context: t.Context()})
-	if answer, err := next.ask(t.Context(), asking("op-1", "a"), open, nil); answer != "done for a" || err != nil || next.runs.Load() != 0 {
+	if answer, err := next.ask(t.Context(), asking("op-1", "a"), open, nil); answer != "done for a" || err != nil ||
+		next.runs.Load() != 0 {
 		t.Errorf("got %q, %v after %d runs", answer, err, next.runs.Load())
 	}
 }
@@ -174,7 +180,8 @@ func TestJoinerLeaves(t *testing.T) {
 
 func TestEveryChangeHasAnOperationID(t *testing.T) {
 	d := newDesk(t)
-	if _, err := d.ask(t.Context(), asking("", "a"), open, nil); !errors.Is(err, registry.ErrInvalid) || d.runs.Load() != 0 {
+	if _, err := d.ask(t.Context(), asking("", "a"), open, nil); !errors.Is(err, registry.ErrInvalid) ||
+		d.runs.Load() != 0 {
 		t.Errorf("got %v after %d runs", err, d.runs.Load())
 	}
 }
@@ -193,7 +200,8 @@ func TestAnotherNodeIsRefused(t *testing.T) {
 	}
 }
 
-// Quiesce waits for what runs, lets its replays join, and refuses what is new as if nobody had answered; Resume takes it again.
+// Quiesce waits for what runs, lets its replays join, and refuses what is new as if nobody had answered; Resume takes
+// it again.
 func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDesk(t)
@@ -247,13 +255,15 @@ func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
 			d.server.Set(active)
 			var calls sync.WaitGroup
 			calls.Go(func() {
-				_, err := mutate(t.Context(), d.server, "Test.Ask", asking("op-1", "a"), func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
-					time.Sleep(2 * time.Millisecond)
-					return "", intent.Sender{State: d.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
-						Intent: registry.Intent{Operation: "op-1", Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
-						Do:     func(context.Context) error { sent++; return nil },
+				_, err := mutate(t.Context(), d.server, "Test.Ask", asking("op-1", "a"),
+					func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
+						time.Sleep(2 * time.Millisecond)
+						return "", intent.Sender{State: d.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
+							Intent: registry.Intent{Operation: "op-1",
+								Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
+							Do: func(context.Context) error { sent++; return nil },
+						})
 					})
-				})
 				if c.nobody != nobody(err) || c.nobody != (sent == 0) {
 					t.Errorf("%s: it got %v, and has sent %d", what, err, sent)
 				}

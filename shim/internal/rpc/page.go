@@ -18,9 +18,11 @@ const (
 	pageBytes = 4 << 20
 )
 
-// paged is the part of a list that was asked for, in the order of key, which no two records share. A token is the key of the last record
-// that was sent: what is there all the time is seen once, whatever comes and goes between two pages.
-func paged[T any, M proto.Message](list []T, p *pb.Page, key func(T) string, message func(T) M) (part []M, next string, err error) {
+// paged is the part of a list that was asked for, in the order of key, which no two records share. A token is the key
+// of the last record that was sent: what is there all the time is seen once, whatever comes and goes between two pages.
+func paged[T any, M proto.Message](
+	list []T, p *pb.Page, key func(T) string, message func(T) M,
+) (part []M, next string, err error) {
 	list = slices.SortedFunc(slices.Values(list), func(x, y T) int { return cmp.Compare(key(x), key(y)) })
 	if p.GetToken() != "" {
 		after, err := base64.RawURLEncoding.DecodeString(p.GetToken())

@@ -25,9 +25,11 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 	s.put(t, records...)
 	var got []string
 	for token, pages := "", 0; ; pages++ {
-		reply, err := pb.NewVolumesClient(s.conn).List(t.Context(), &pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
+		reply, err := pb.NewVolumesClient(s.conn).List(t.Context(),
+			&pb.ListVolumesRequest{Page: &pb.Page{Token: token}})
 		must(t, err)
-		if len(reply.GetVolumes()) > pageSize || reply.GetAnswer().GetGeneration() != 7 || reply.GetAnswer().GetIndex() == 0 {
+		if len(reply.GetVolumes()) > pageSize || reply.GetAnswer().GetGeneration() != 7 ||
+			reply.GetAnswer().GetIndex() == 0 {
 			t.Errorf("a page of %d, answer %v", len(reply.GetVolumes()), reply.GetAnswer())
 		}
 		for _, v := range reply.GetVolumes() {
@@ -35,7 +37,8 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 		}
 		if pages == 0 { // somebody removes what was sent, and adds before it
 			_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-				return registry.Change{Put: []registry.Record{volume("a000")}, Delete: []registry.Key{volume("v0003").Key(), volume("v0004").Key()}}, nil
+				return registry.Change{Put: []registry.Record{volume("a000")},
+					Delete: []registry.Key{volume("v0003").Key(), volume("v0004").Key()}}, nil
 			})
 			must(t, err)
 		}
@@ -51,7 +54,8 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 func TestPagesAreBoundedInBytes(t *testing.T) {
 	var list []*pb.Volume
 	for i := range 400 {
-		list = append(list, &pb.Volume{Spec: &pb.VolumeSpec{Id: fmt.Sprintf("v%04d", i), Name: strings.Repeat("x", 100<<10)}})
+		list = append(list, &pb.Volume{Spec: &pb.VolumeSpec{Id: fmt.Sprintf("v%04d", i),
+			Name: strings.Repeat("x", 100<<10)}})
 	}
 	key := func(v *pb.Volume) string { return v.GetSpec().GetId() }
 	seen, token := 0, ""
@@ -83,7 +87,8 @@ func TestInstancesAreListedNewestFirst(t *testing.T) {
 	}
 	var got []string
 	for token := ""; ; {
-		reply, err := pb.NewPluginsClient(s.conn).List(t.Context(), &pb.ListPluginsRequest{Page: &pb.Page{Size: 1, Token: token}})
+		reply, err := pb.NewPluginsClient(s.conn).List(t.Context(),
+			&pb.ListPluginsRequest{Page: &pb.Page{Size: 1, Token: token}})
 		must(t, err)
 		for _, i := range reply.GetInstances() {
 			got = append(got, fmt.Sprint(i.GetKey().GetAlloc(), i.GetActive()))
@@ -100,7 +105,8 @@ func TestInstancesAreListedNewestFirst(t *testing.T) {
 func instance(alloc registry.AllocID) registry.Instance {
 	return registry.Instance{
 		InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: alloc, Task: "t"},
-		Endpoint:    registry.Endpoint{Host: "/run/" + string(alloc), Task: "/csi"}, Health: registry.Health{State: registry.Healthy},
+		Endpoint:    registry.Endpoint{Host: "/run/" + string(alloc), Task: "/csi"},
+		Health:      registry.Health{State: registry.Healthy},
 	}
 }
 

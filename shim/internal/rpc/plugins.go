@@ -69,7 +69,9 @@ type served struct {
 }
 
 // Fingerprints sends a snapshot, and then what has changed whenever an instance or a task has.
-func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
+func (p *plugins) Fingerprints(
+	req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply],
+) error {
 	a, err := p.s.activeFor(req)
 	if err != nil {
 		return err
@@ -96,8 +98,12 @@ func (p *plugins) Fingerprints(req *pb.FingerprintsRequest, stream grpc.ServerSt
 	}
 }
 
-// send sends what has changed, in parts. The last part of a snapshot is marked complete, and is sent though it be empty.
-func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint, snapshot bool) error {
+// send sends what has changed, in parts. The last part of a snapshot is marked complete, and is sent though it be
+// empty.
+func send(
+	stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint,
+	snapshot bool,
+) error {
 	for len(changed) > 0 || snapshot {
 		part := changed[:min(len(changed), pageSize)]
 		changed = changed[len(part):]
@@ -113,8 +119,11 @@ func send(stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer
 	return nil
 }
 
-// fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task should serve.
-func fingerprints(ctx context.Context, a *Active, role, plugin string) (map[served]registry.PluginFingerprint, registry.Seq, error) {
+// fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task
+// should serve.
+func fingerprints(
+	ctx context.Context, a *Active, role, plugin string,
+) (map[served]registry.PluginFingerprint, registry.Seq, error) {
 	tasks, at, err := a.Tasks.Plugins(ctx, registry.PluginID(plugin))
 	if err != nil {
 		return nil, 0, err

@@ -16,8 +16,9 @@ import (
 	"holdfast/registry"
 )
 
-// secretFiles reads secrets from files. A read that hangs in the kernel cannot be ended and keeps a thread. So there is one read at a time of each
-// path, which later callers join, and none of other paths on a network file system where a read hangs. The zero value is ready to use.
+// secretFiles reads secrets from files. A read that hangs in the kernel cannot be ended and keeps a thread. So there is
+// one read at a time of each path, which later callers join, and none of other paths on a network file system where a
+// read hangs. The zero value is ready to use.
 type secretFiles struct {
 	mu    sync.Mutex             // guards reads, and the mounts in them
 	reads map[string]*secretRead // by path: those that have not ended
@@ -44,7 +45,8 @@ func (s *secretFiles) read(ctx context.Context, path string) ([]byte, error) {
 		return r.value, r.err
 	case <-ctx.Done():
 		s.hangs(r, mountOf(path))
-		return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read in time: %w", path, context.Cause(ctx))
+		return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read in time: %w", path,
+			context.Cause(ctx))
 	}
 }
 
@@ -63,7 +65,8 @@ func (s *secretFiles) join(path string) (*secretRead, error) {
 	}
 	if len(hung) > 0 {
 		if mount := mountOf(path); slices.Contains(hung, mount) {
-			return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read: an earlier read on its file system, mounted at %s, still hangs", path, mount)
+			return nil, registry.Errorf(registry.ErrUnavailable,
+				"file %s cannot be read: an earlier read on its file system, mounted at %s, still hangs", path, mount)
 		}
 	}
 	r := &secretRead{done: make(chan struct{})}
@@ -91,8 +94,9 @@ func (s *secretFiles) hangs(r *secretRead, mount string) {
 // networked matches the types of file systems that hang as a whole when their server does.
 var networked = regexp.MustCompile(`^(nfs|cifs|smb|ceph|fuse|9p|glusterfs|lustre|afs|gfs2|ocfs2|beegfs)`)
 
-// mountOf returns the mount point of the network file system that the path is on, judged by its name. For any other path it returns the path
-// itself: a read on a local disk hangs because the path is a link to elsewhere, which says nothing about other paths.
+// mountOf returns the mount point of the network file system that the path is on, judged by its name. For any other
+// path it returns the path itself: a read on a local disk hangs because the path is a link to elsewhere, which says
+// nothing about other paths.
 func mountOf(path string) string {
 	table, err := mount.Table(0)
 	if m, found := table.Holding(path); err == nil && found && networked.MatchString(m.FSType) {

@@ -21,8 +21,8 @@ func threads(t *testing.T) int {
 	return len(tasks)
 }
 
-// A mount that hangs costs one thread for all secrets on it, however often they are asked for. Secrets elsewhere are read meanwhile, and those
-// on the mount again once it answers.
+// A mount that hangs costs one thread for all secrets on it, however often they are asked for. Secrets elsewhere are
+// read meanwhile, and those on the mount again once it answers.
 func TestHungSecretFileCostsOneThread(t *testing.T) {
 	dir := t.TempDir()
 	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -44,7 +44,8 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 	before := threads(t)
 	for i := range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		_, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: filepath.Join(dir, fmt.Sprint("secret-", i/2))}})
+		_, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: filepath.Join(dir,
+			fmt.Sprint("secret-", i/2))}})
 		cancel()
 		if !errors.Is(err, registry.ErrUnavailable) {
 			t.Fatalf("read %d: %v", i, err)
@@ -57,10 +58,12 @@ func TestHungSecretFileCostsOneThread(t *testing.T) {
 	must(t, os.Symlink(filepath.Join(dir, "linked"), link))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	if _, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: link}}); !errors.Is(err, registry.ErrUnavailable) {
+	if _, err := c.Resolve(ctx, map[string]registry.Secret{"k": {File: link}}); !errors.Is(err,
+		registry.ErrUnavailable) {
 		t.Errorf("a link to the mount that hangs: %v", err)
 	}
-	if got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: fine}}); err != nil || got["k"] != "v" {
+	if got, err := c.Resolve(t.Context(), map[string]registry.Secret{"k": {File: fine}}); err != nil ||
+		got["k"] != "v" {
 		t.Errorf("a file on another mount: %q, %v", string(got["k"]), err)
 	}
 	must(t, unix.Unmount(dir, unix.MNT_DETACH))

@@ -132,8 +132,8 @@ func (s *Server) Set(a *Active) {
 	s.active.Store(a)
 }
 
-// Quiesce refuses new mutating calls and waits for those in flight until ctx ends, as Life.Quiesce does. The host repeats
-// refused calls at the next shim.
+// Quiesce refuses new mutating calls and waits for those in flight until ctx ends, as Life.Quiesce does. The host
+// repeats refused calls at the next shim.
 func (s *Server) Quiesce(ctx context.Context, long time.Duration) error {
 	return s.operations.close(ctx, long)
 }
@@ -165,7 +165,8 @@ func (s *Server) activeFor(req interface{ GetCall() *pb.Call }) (*Active, error)
 		return nil, errNotActive
 	}
 	if node := req.GetCall().GetNode(); node != "" && node != string(a.Node) {
-		return nil, wire.Status(registry.Invalid("this call is for node %q, but this shim serves node %q", node, a.Node))
+		return nil, wire.Status(registry.Invalid("this call is for node %q, but this shim serves node %q", node,
+			a.Node))
 	}
 	return a, nil
 }
@@ -182,8 +183,8 @@ func (a *Active) latest(ctx context.Context) *pb.Answer {
 	return a.answer(at)
 }
 
-// cannotAnswer reports whether the next shim has to answer a call that ended with err: this shim is not active any more,
-// or its store refuses commits.
+// cannotAnswer reports whether the next shim has to answer a call that ended with err: this shim is not active any
+// more, or its store refuses commits.
 func (a *Active) cannotAnswer(ctx context.Context, err error) bool {
 	if a.Context.Err() != nil {
 		return true

@@ -50,7 +50,8 @@ func candidate(t *testing.T) *stage {
 	t.Cleanup(func() { g.Stop(); serving.Wait() })
 	dial := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
 	var err error
-	s.conn, err = grpc.NewClient("passthrough:stage", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	s.conn, err = grpc.NewClient("passthrough:stage", grpc.WithContextDialer(dial),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,8 @@ func newStage(t *testing.T) *stage {
 	supervisor := task.New(s.log, nil, task.Clock{Now: time.Now}, nil, hclog.NewNullLogger())
 	host, log := node.Host{Node: "here"}, hclog.NewNullLogger()
 	calls := intent.Calls{
-		Sender: intent.Sender{State: s.log, Now: time.Now}, Plugins: s.table, Secrets: s.callbacks, Locks: &intent.Locks{},
+		Sender: intent.Sender{State: s.log, Now: time.Now}, Plugins: s.table, Secrets: s.callbacks,
+		Locks: &intent.Locks{},
 	}
 	s.active = &Active{
 		Node: "here", Generation: 7, State: s.log, Table: s.table, Feed: feed, Notifier: notifier, Context: ctx,
@@ -83,7 +85,9 @@ func newStage(t *testing.T) *stage {
 
 func (s *stage) put(t *testing.T, records ...registry.Record) {
 	t.Helper()
-	_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := s.log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	must(t, err)
 }
 
@@ -120,8 +124,9 @@ func nobody(err error) bool {
 
 func volume(id string) registry.Volume {
 	return registry.Volume{
-		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p", External: registry.ExternalID("e-" + id)},
-		State:      registry.VolumeReady,
+		VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: registry.VolumeID(id), Plugin: "p",
+			External: registry.ExternalID("e-" + id)},
+		State: registry.VolumeReady,
 	}
 }
 

@@ -23,11 +23,12 @@ func (t *tasks) Starting(ctx context.Context, req *pb.TaskStartingRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	var answer *pb.Answer
-	plan, err := mutate(ctx, t.s, "Tasks.Starting", req, func(ctx context.Context, a *Active, call registry.Call) (hooks.Plan, error) {
-		plan, err := a.Tasks.Starting(ctx, call, at)
-		answer = a.latest(ctx)
-		return plan, err
-	})
+	plan, err := mutate(ctx, t.s, "Tasks.Starting", req,
+		func(ctx context.Context, a *Active, call registry.Call) (hooks.Plan, error) {
+			plan, err := a.Tasks.Starting(ctx, call, at)
+			answer = a.latest(ctx)
+			return plan, err
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -39,9 +40,10 @@ func (t *tasks) Started(ctx context.Context, req *pb.TaskStartedRequest) (*pb.Ta
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, t.s, "Tasks.Started", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
-	})
+	_, err = mutate(ctx, t.s, "Tasks.Started", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return struct{}{}, a.Tasks.Started(ctx, call, k, req.GetAttempt(), wire.BootTime(req.GetAt()))
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -53,9 +55,10 @@ func (t *tasks) Stopping(ctx context.Context, req *pb.TaskStoppingRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, t.s, "Tasks.Stopping", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return struct{}{}, a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
-	})
+	_, err = mutate(ctx, t.s, "Tasks.Stopping", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return struct{}{}, a.Tasks.Stopping(ctx, call, k, req.GetAttempt())
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -67,10 +70,11 @@ func (t *tasks) Exited(ctx context.Context, req *pb.TaskExitedRequest) (*pb.Task
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, t.s, "Tasks.Exited", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		how := task.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
-		return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
-	})
+	_, err = mutate(ctx, t.s, "Tasks.Exited", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			how := task.Exit{Code: int(req.GetCode()), Signal: int(req.GetSignal()), Final: req.GetFinal()}
+			return struct{}{}, a.Tasks.Exited(ctx, call, k, req.GetAttempt(), how)
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}

@@ -31,13 +31,15 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	vol, err := mutate(ctx, v.s, "Volumes.Create", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Create(ctx, call, spec) })
-	})
+	vol, err := mutate(ctx, v.s, "Volumes.Create", req,
+		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+			return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Create(ctx, call, spec) })
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.CreateVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.CreateVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
+		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
@@ -45,13 +47,15 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	vol, err := mutate(ctx, v.s, "Volumes.Register", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Register(ctx, spec) })
-	})
+	vol, err := mutate(ctx, v.s, "Volumes.Register", req,
+		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+			return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Register(ctx, spec) })
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.RegisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.RegisterVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
+		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
 func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
@@ -59,9 +63,10 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
-	})
+	_, err = mutate(ctx, v.s, "Volumes.Delete", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return removed(ctx, a, call, name, func() error { return a.Volumes.Delete(ctx, call, name) })
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -73,9 +78,10 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	_, err = mutate(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-		return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
-	})
+	_, err = mutate(ctx, v.s, "Volumes.Deregister", req,
+		func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
+			return removed(ctx, a, call, name, func() error { return a.Volumes.Deregister(ctx, name) })
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -88,17 +94,21 @@ func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.
 		return nil, wire.Status(err)
 	}
 	want := registry.CapacityRange{Required: req.GetRequiredBytes(), Limit: req.GetLimitBytes()}
-	vol, err := mutate(ctx, v.s, "Volumes.Expand", req, func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-		return answered(ctx, a, call, func() (registry.Volume, error) { return a.Volumes.Expand(ctx, call, name, want) })
-	})
+	vol, err := mutate(ctx, v.s, "Volumes.Expand", req,
+		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
+			return answered(ctx, a, call, func() (registry.Volume, error) {
+				return a.Volumes.Expand(ctx, call, name, want)
+			})
+		})
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ExpandVolumeReply{Answer: v.s.answerOrLatest(ctx, nil), Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
+	return &pb.ExpandVolumeReply{Answer: v.s.answerOrLatest(ctx, nil),
+		Volume: wire.VolumeProto(registry.VolumeStatus{Volume: vol})}, nil
 }
 
-// answered runs a use case that changes records that nodes share, and stores its answer, which is a record of this node.
-// After a death between the two, a replay finds the volume as it was asked for and gets the same answer.
+// answered runs a use case that changes records that nodes share, and stores its answer, which is a record of this
+// node. After a death between the two, a replay finds the volume as it was asked for and gets the same answer.
 func answered[T any](ctx context.Context, a *Active, call registry.Call, run func() (T, error)) (T, error) {
 	answer, err := run()
 	if err == nil {
@@ -156,7 +166,9 @@ func (a *Active) store(ctx context.Context, records []registry.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	_, err := a.State.Commit(ctx, func(registry.View) (registry.Change, error) { return registry.Change{Put: records}, nil })
+	_, err := a.State.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Put: records}, nil
+	})
 	return err
 }
 
@@ -170,7 +182,8 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	}
 	var only registry.VolumeName
 	if req.GetNamespace() != "" && req.GetId() != "" {
-		only = registry.VolumeName{Namespace: registry.Namespace(req.GetNamespace()), ID: registry.VolumeID(req.GetId())}
+		only = registry.VolumeName{Namespace: registry.Namespace(req.GetNamespace()),
+			ID: registry.VolumeID(req.GetId())}
 	}
 	list, at, err := a.Allocs.Volumes(ctx, only)
 	if err != nil {
@@ -178,7 +191,8 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	}
 	list = slices.DeleteFunc(list, func(s registry.VolumeStatus) bool {
 		return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
-			req.GetId() != "" && string(s.ID) != req.GetId() || req.GetPlugin() != "" && string(s.Plugin) != req.GetPlugin()
+			req.GetId() != "" && string(s.ID) != req.GetId() || req.GetPlugin() != "" &&
+			string(s.Plugin) != req.GetPlugin()
 	})
 	key := func(s registry.VolumeStatus) string { return s.Volume.Key().Path }
 	part, next, err := paged(list, req.GetPage(), key, wire.VolumeProto)
@@ -196,7 +210,8 @@ func (v *volumes) Stats(ctx context.Context, req *pb.VolumeStatsRequest) (*pb.Vo
 	}
 	usage, at, err := query(ctx, v.s, req, func(ctx context.Context, a *Active) ([]registry.VolumeUsage, error) {
 		if a.Meter == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "this shim cannot say how full a volume is: use a newer one")
+			return nil, registry.Errorf(registry.ErrUnsupported,
+				"this shim cannot say how full a volume is: use a newer one")
 		}
 		return a.Meter.Stats(ctx, name)
 	})
@@ -225,9 +240,12 @@ func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListC
 		return nil, a.status(ctx, err)
 	}
 	list = slices.DeleteFunc(list, func(cl registry.Claim) bool {
-		return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) || req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
+		return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) || req.GetAlloc() != "" &&
+			string(cl.Alloc) != req.GetAlloc()
 	})
-	part, next, err := paged(list, req.GetPage(), func(cl registry.Claim) string { return cl.Key().Path }, wire.ClaimProto)
+	part, next, err := paged(list, req.GetPage(), func(cl registry.Claim) string {
+		return cl.Key().Path
+	}, wire.ClaimProto)
 	if err != nil {
 		return nil, wire.Status(err)
 	}

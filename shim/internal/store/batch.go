@@ -228,7 +228,8 @@ func (b *batch) pruneRequests() error {
 	for b.tally(string(registry.BucketRequests)).Records > requestLimit {
 		key, _ := ages.Cursor().First()
 		if len(key) < len(numberKey(0)) {
-			return registry.Errorf(registry.ErrDamaged, "%s has fewer entries than there are requests", bucketRequestAge)
+			return registry.Errorf(registry.ErrDamaged, "%s has fewer entries than there are requests",
+				bucketRequestAge)
 		}
 		path := string(key[len(numberKey(0)):])
 		if err := b.deleteRecord(registry.Key{Bucket: registry.BucketRequests, Path: path}); err != nil {

@@ -49,7 +49,9 @@ func namesAreFound(t *testing.T, s *Store) {
 				}
 			}
 			got := v.VolumesNamed(asked.Plugin, asked.Name)
-			if !slices.EqualFunc(got, want, func(a, b registry.Volume) bool { return a.VolumeName() == b.VolumeName() }) {
+			if !slices.EqualFunc(got, want, func(a, b registry.Volume) bool {
+				return a.VolumeName() == b.VolumeName()
+			}) {
 				t.Errorf("named %.20q are %v, not %v", asked.Name, got, want)
 			}
 		}
@@ -64,8 +66,10 @@ func namesAreFound(t *testing.T, s *Store) {
 func TestLyingListIsFound(t *testing.T) {
 	entry := func(id, name string) []byte { return nameListKey("p", name, created(id, "").Key().Path) }
 	for what, lie := range map[string]func(*transaction) error{
-		"does not list":        func(w *transaction) error { return w.delete(bucketVolumeNames, entry("a", "one")) },
-		"2 entries instead of": func(w *transaction) error { return w.put(bucketVolumeNames, entry("b", "one"), listed) },
+		"does not list": func(w *transaction) error { return w.delete(bucketVolumeNames, entry("a", "one")) },
+		"2 entries instead of": func(w *transaction) error {
+			return w.put(bucketVolumeNames, entry("b", "one"), listed)
+		},
 	} {
 		path := statePath(t)
 		s := start(t, Options{Path: path})

@@ -140,7 +140,8 @@ func walk[T registry.Record](c *checker, bucket registry.Bucket, also func(T)) {
 
 func (c *checker) indexes(bucket registry.Bucket, key []byte, record registry.Record) {
 	if create, last := record.Indexes(); create == 0 || last < create || last > c.seq {
-		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, create, last, c.seq)
+		c.report("%s %q was created at %d and changed at %d, and the last index is %d", bucket, key, create, last,
+			c.seq)
 	}
 }
 

@@ -82,7 +82,8 @@ func injected(t *testing.T, path, fault string) map[string][]string {
 		t.Skipf("strace may not trace here: %v", err)
 	}
 	call, _, _ := strings.Cut(fault, ":")
-	cmd, out := child(t, path, commitsUnderFault, strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace="+call, "-e", "inject="+fault)
+	cmd, out := child(t, path, commitsUnderFault, strace, "-f", "-qq", "-o", "/dev/null", "-e", "trace="+call, "-e",
+		"inject="+fault)
 	said := lines(out)
 	_ = cmd.Wait()
 	return said
@@ -131,7 +132,8 @@ func TestFullDiskInTheMiddle(t *testing.T) {
 		}
 		acked := len(said["acked"])
 		refused += len(said["exhausted"])
-		if len(said["exhausted"])+len(said["uncertain"]) != 1 || len(said["uncertain"]) == 0 && acked != commitsUnderFault-1 {
+		if len(said["exhausted"])+len(said["uncertain"]) != 1 || len(said["uncertain"]) == 0 &&
+			acked != commitsUnderFault-1 {
 			t.Fatalf("write %d: %v", n, said)
 		}
 		s := start(t, Options{Path: path})
@@ -169,7 +171,8 @@ func TestSecondOpener(t *testing.T) {
 		}
 	}()
 	_, err := Open(within(t, 50*time.Millisecond), Options{Path: path})
-	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), fmt.Sprint("process ", cmd.Process.Pid)) {
+	if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(),
+		fmt.Sprint("process ", cmd.Process.Pid)) {
 		t.Errorf("second opener: %v", err)
 	}
 	opened := make(chan error, 1)

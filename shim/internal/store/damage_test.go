@@ -39,9 +39,11 @@ func sample(t testing.TB) []byte {
 		c.Put = append(c.Put,
 			sampleVolume(n, key),
 			registry.Claim{Volume: key, Alloc: "a", Request: "r"}, registry.Ref{Volume: key, Alloc: "a", Request: "r"},
-			registry.Attachment{Volume: key, PublishContext: map[string]string{"device": strings.Repeat("x", 2500*n)}}, registry.Intent{Volume: key},
+			registry.Attachment{Volume: key, PublishContext: map[string]string{"device": strings.Repeat("x", 2500*n)}},
+			registry.Intent{Volume: key},
 			registry.Operation{ID: registry.OperationID(fmt.Sprint("op", n))},
-			registry.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "p", Alloc: "a", Task: registry.TaskName(fmt.Sprint(n))}},
+			registry.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "p", Alloc: "a",
+				Task: registry.TaskName(fmt.Sprint(n))}},
 			registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: registry.TaskName(fmt.Sprint(n))}})
 		s.must(t, c)
 	}
@@ -82,11 +84,13 @@ func inspect(t testing.TB, path string, read func(*bolt.Tx)) {
 func everything(t testing.TB, s *Store) string {
 	var all strings.Builder
 	err := s.View(t.Context(), func(v registry.View) error {
-		fmt.Fprintln(&all, v.AllInstances(), v.Tasks(), v.Allocs(), v.Volumes(), v.AllClaims(), v.AllAttachments(), v.AllRefs(), v.Intents(), v.Index())
+		fmt.Fprintln(&all, v.AllInstances(), v.Tasks(), v.Allocs(), v.Volumes(), v.AllClaims(), v.AllAttachments(),
+			v.AllRefs(), v.Intents(), v.Index())
 		events, floor := v.Events(0, 1e6)
 		fmt.Fprintln(&all, events, floor)
 		for n := range 4 {
-			volume, _ := v.VolumeByKey(registry.VolumeKey{Plugin: "p", External: registry.ExternalID(fmt.Sprint("vol", n))})
+			volume, _ := v.VolumeByKey(registry.VolumeKey{Plugin: "p",
+				External: registry.ExternalID(fmt.Sprint("vol", n))})
 			operation, _ := v.Operation(registry.OperationID(fmt.Sprint("op", n)))
 			fmt.Fprintln(&all, volume, operation, v.VolumesNamed("p", fmt.Sprint("name-v", n)))
 		}
@@ -327,7 +331,8 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 	left := registry.Revision{Generation: s.Generation(), Index: s.Index()}
 	s.stop(t)
 	raw(t, path, func(w *transaction) error { // an alloc that no tally counts
-		return bucketOf(w.tx, string(registry.BucketAllocs)).Put([]byte("b"), seal(string(registry.BucketAllocs), []byte("b"), []byte("{}")))
+		return bucketOf(w.tx, string(registry.BucketAllocs)).Put([]byte("b"),
+			seal(string(registry.BucketAllocs), []byte("b"), []byte("{}")))
 	})
 	released, err := Open(t.Context(), Options{Path: path, Generation: left.Generation, ReleasedAt: left})
 	if err != nil {
@@ -337,7 +342,8 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 		t.Error(err)
 	}
 	left.Index++
-	for what, options := range map[string]Options{"left elsewhere": {Path: path, ReleasedAt: left}, "not released": {Path: path}} {
+	for what, options := range map[string]Options{"left elsewhere": {Path: path, ReleasedAt: left},
+		"not released": {Path: path}} {
 		if _, err := Open(t.Context(), options); !errors.Is(err, registry.ErrDamaged) {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -100,7 +100,8 @@ func TestFullDisk(t *testing.T) {
 	for i := range count {
 		a := alloc(fmt.Sprint("a", i))
 		a.State = registry.AllocReleasing
-		step := puts(a, registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeUnpublishRPC, Attempt: uint64(i)})
+		step := puts(a, registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "v"},
+			RPC: registry.NodeUnpublishRPC, Attempt: uint64(i)})
 		if err := commit(step); err != nil {
 			t.Fatalf("release %d of %d on a full disk: %v", i, count, err)
 		}
@@ -125,7 +126,8 @@ func TestFullDisk(t *testing.T) {
 func TestNoRoomAtAll(t *testing.T) {
 	dir := tmpfs(t, 1<<20)
 	release := fill(t, dir)
-	if _, err := Open(t.Context(), Options{Path: filepath.Join(dir, "shim.db")}); !errors.Is(err, registry.ErrExhausted) {
+	if _, err := Open(t.Context(), Options{Path: filepath.Join(dir, "shim.db")}); !errors.Is(err,
+		registry.ErrExhausted) {
 		t.Errorf("no room: %v", err)
 	}
 	release()
@@ -147,7 +149,8 @@ func TestReadOnlyFileSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	mountReadOnly(t, dir)
-	if _, err := Open(t.Context(), Options{Path: path}); !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "mount it for writing") {
+	if _, err := Open(t.Context(), Options{Path: path}); !errors.Is(err, registry.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "mount it for writing") {
 		t.Errorf("a new generation: %v", err)
 	}
 	if _, err := Open(t.Context(), Options{Path: path, Generation: own + 1}); !errors.Is(err, registry.ErrUnavailable) {
@@ -163,7 +166,9 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- back.Run(t.Context()) }()
 	put := func() error {
-		_, err := back.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc("b")), nil })
+		_, err := back.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return puts(alloc("b")), nil
+		})
 		return err
 	}
 	for range 3 {

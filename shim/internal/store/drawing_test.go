@@ -33,7 +33,8 @@ func TestDrawing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("docs/state.txt is not what the file looks like; run the test with -update. It looks like this:\n%s", got)
+		t.Errorf("docs/state.txt is not what the file looks like; run the test with -update. It looks like this:\n%s",
+			got)
 	}
 }
 

@@ -66,7 +66,8 @@ func checkOwner(path string, info fs.FileInfo, forbidden fs.FileMode, remedy str
 			"%s belongs to uid %d, and the shim runs as uid %d", path, stat.Uid, os.Geteuid())
 	}
 	if info.Mode().Perm()&forbidden != 0 {
-		return registry.Errorf(registry.ErrDenied, "%s has mode %#o, so other users may use it; find out why, then run %s %s",
+		return registry.Errorf(registry.ErrDenied,
+			"%s has mode %#o, so other users may use it; find out why, then run %s %s",
 			path, info.Mode().Perm(), remedy, path)
 	}
 	return nil
@@ -127,7 +128,8 @@ func lock(ctx context.Context, path string, file *os.File) error {
 		}
 		select {
 		case <-ctx.Done():
-			return registry.Errorf(registry.ErrConflict, "%s is locked by %s: %w", path, lockHolder(path), context.Cause(ctx))
+			return registry.Errorf(registry.ErrConflict, "%s is locked by %s: %w", path, lockHolder(path),
+				context.Cause(ctx))
 		case <-time.After(lockRetry):
 		}
 	}

@@ -28,13 +28,30 @@ func TestRefusedFiles(t *testing.T) {
 			}
 			return os.Symlink(path+".real", path)
 		}, registry.ErrDenied, "symbolic link"},
-		"dangling link":   {func(t *testing.T, path string) error { _ = os.Remove(path); return os.Symlink("/nowhere", path) }, registry.ErrDenied, "symbolic link"},
-		"fifo":            {func(t *testing.T, path string) error { _ = os.Remove(path); return unix.Mkfifo(path, 0o600) }, registry.ErrDenied, "not a regular file"},
-		"directory":       {func(t *testing.T, path string) error { _ = os.Remove(path); return os.Mkdir(path, 0o700) }, registry.ErrDenied, "is a directory"},
-		"hard link":       {func(t *testing.T, path string) error { return os.Link(path, path+".other") }, registry.ErrDenied, "2 hard links"},
-		"readable by all": {func(t *testing.T, path string) error { return os.Chmod(path, 0o644) }, registry.ErrDenied, "chmod 600"},
-		"open directory":  {func(t *testing.T, path string) error { return os.Chmod(filepath.Dir(path), 0o755) }, registry.ErrDenied, "chmod 700"},
-		"another's file":  {func(t *testing.T, path string) error { return chown(t, path) }, registry.ErrDenied, "belongs to uid 4711"},
+		"dangling link": {func(t *testing.T, path string) error {
+			_ = os.Remove(path)
+			return os.Symlink("/nowhere", path)
+		}, registry.ErrDenied, "symbolic link"},
+		"fifo": {func(t *testing.T, path string) error {
+			_ = os.Remove(path)
+			return unix.Mkfifo(path, 0o600)
+		}, registry.ErrDenied, "not a regular file"},
+		"directory": {func(t *testing.T, path string) error {
+			_ = os.Remove(path)
+			return os.Mkdir(path, 0o700)
+		}, registry.ErrDenied, "is a directory"},
+		"hard link": {func(t *testing.T, path string) error {
+			return os.Link(path, path+".other")
+		}, registry.ErrDenied, "2 hard links"},
+		"readable by all": {func(t *testing.T, path string) error {
+			return os.Chmod(path, 0o644)
+		}, registry.ErrDenied, "chmod 600"},
+		"open directory": {func(t *testing.T, path string) error {
+			return os.Chmod(filepath.Dir(path), 0o755)
+		}, registry.ErrDenied, "chmod 700"},
+		"another's file": {func(t *testing.T, path string) error {
+			return chown(t, path)
+		}, registry.ErrDenied, "belongs to uid 4711"},
 		"something else": {func(t *testing.T, path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("text", 5000)), 0o600)
 		}, registry.ErrDamaged, "not a"},
@@ -54,7 +71,8 @@ func TestRefusedFiles(t *testing.T) {
 			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v", err)
 			}
-			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || before.Mode() != after.Mode() {
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) ||
+				before.Mode() != after.Mode() {
 				t.Errorf("the file was touched: %v", err)
 			}
 		})
@@ -200,7 +218,9 @@ func TestFileChangedUnderUs(t *testing.T) {
 			if viewed != nil && !errors.Is(viewed, registry.ErrDamaged) {
 				t.Errorf("View: %v", viewed)
 			}
-			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc("b")), nil })
+			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+				return puts(alloc("b")), nil
+			})
 			if !errors.Is(err, registry.ErrDamaged) {
 				t.Errorf("Commit: %v", err)
 			}

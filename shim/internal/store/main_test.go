@@ -58,7 +58,8 @@ func childMain(path string) error {
 		id := registry.AllocID(fmt.Sprintf("alloc-%06d", n))
 		_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) {
 			return registry.Change{
-				Put: []registry.Record{registry.Alloc{ID: id, Job: strings.Repeat("x", 500)}, childVolume(n)}, Events: make([]registry.Event, 1),
+				Put:    []registry.Record{registry.Alloc{ID: id, Job: strings.Repeat("x", 500)}, childVolume(n)},
+				Events: make([]registry.Event, 1),
 			}, nil
 		})
 		fmt.Println(word(err), n)
@@ -72,12 +73,14 @@ func childMain(path string) error {
 
 // childVolume is one of few volumes, under a name that no other child gives it.
 func childVolume(n int) registry.Volume {
-	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(fmt.Sprint("v", n%8)), Name: fmt.Sprint(os.Getpid(), "-", n), Plugin: "p"}
+	spec := registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(fmt.Sprint("v", n%8)),
+		Name: fmt.Sprint(os.Getpid(), "-", n), Plugin: "p"}
 	return registry.Volume{VolumeSpec: spec, Created: n%3 > 0}
 }
 
 func word(err error) string {
-	for kind, word := range map[error]string{registry.ErrUncertain: "uncertain", registry.ErrExhausted: "exhausted", registry.ErrUnavailable: "unavailable"} {
+	for kind, word := range map[error]string{registry.ErrUncertain: "uncertain", registry.ErrExhausted: "exhausted",
+		registry.ErrUnavailable: "unavailable"} {
 		if errors.Is(err, kind) {
 			return word
 		}

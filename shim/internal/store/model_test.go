@@ -94,7 +94,8 @@ func drawRecord(t *rapid.T) registry.Record {
 	case 0:
 		return registry.Alloc{ID: registry.AllocID(id), Job: detail, State: registry.AllocReady}
 	case 1:
-		i := registry.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: registry.PluginID(id), Alloc: "x", Task: "y"}}
+		i := registry.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: registry.PluginID(id),
+			Alloc: "x", Task: "y"}}
 		i.Health, i.Fingerprint.Version = registry.Health{State: registry.Healthy, Detail: detail}, detail
 		return i
 	case 2:
@@ -104,7 +105,8 @@ func drawRecord(t *rapid.T) registry.Record {
 		}
 		return task
 	default:
-		v := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(id), Plugin: "p", FSType: detail}}
+		v := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "n", ID: registry.VolumeID(id), Plugin: "p",
+			FSType: detail}}
 		v.External = registry.ExternalID(rapid.SampledFrom([]string{"", "e1", "e2"}).Draw(t, "external"))
 		v.Name = rapid.SampledFrom([]string{"", "n", "nn"}).Draw(t, "name")
 		v.Created = rapid.Bool().Draw(t, "created")

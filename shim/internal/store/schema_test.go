@@ -49,7 +49,8 @@ func splitSocket(t *transaction) error {
 
 // tested is the released schema with 0 before it.
 var tested = schema{
-	oldest: 0, newest: Newest, readable: Oldest, migrations: append([]migration{moveSocket}, released.migrations...), forms: released.forms,
+	oldest: 0, newest: Newest, readable: Oldest, migrations: append([]migration{moveSocket}, released.migrations...),
+	forms: released.forms,
 }
 
 // full is a change with a record of each kind, every field of which is set.
@@ -63,7 +64,8 @@ func full(t testing.TB) registry.Change {
 	claim.Volume, ref.Volume, ref.Alloc, ref.Request = key, key, claim.Alloc, claim.Request
 	c := puts(filled, inline, claim, ref, onNode,
 		registrytest.Filled[registry.Attachment](t, 11), registrytest.Filled[registry.Staging](t, 12),
-		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2), registrytest.Filled[registry.Alloc](t, 3),
+		registrytest.Filled[registry.Instance](t, 1), registrytest.Filled[registry.Task](t, 2),
+		registrytest.Filled[registry.Alloc](t, 3),
 		registrytest.Filled[registry.Intent](t, 8), registrytest.Filled[registry.Operation](t, 9))
 	event := registrytest.Filled[registry.Event](t, 10)
 	event.Snapshot = nil // never stored
@@ -173,11 +175,14 @@ func TestGoldens(t *testing.T) {
 func strict(t *testing.T, key registry.Key, record object) {
 	t.Helper()
 	into := map[registry.Bucket]any{
-		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{}, registry.BucketAllocs: &registry.Alloc{},
-		registry.BucketVolumes: &registry.Volume{}, registry.BucketInlineVolumes: &registry.Volume{}, registry.BucketClaims: &registry.Claim{},
+		registry.BucketInstances: &registry.Instance{}, registry.BucketTasks: &registry.Task{},
+		registry.BucketAllocs:  &registry.Alloc{},
+		registry.BucketVolumes: &registry.Volume{}, registry.BucketInlineVolumes: &registry.Volume{},
+		registry.BucketClaims:      &registry.Claim{},
 		registry.BucketAttachments: &registry.Attachment{}, registry.BucketStagings: &registry.Staging{},
-		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{}, registry.BucketNodeIntents: &registry.Intent{},
-		registry.BucketRequests: &registry.Operation{},
+		registry.BucketRefs: &registry.Ref{}, registry.BucketIntents: &registry.Intent{},
+		registry.BucketNodeIntents: &registry.Intent{},
+		registry.BucketRequests:    &registry.Operation{},
 	}[key.Bucket]
 	plain, err := released.forms.read(key.Bucket, encode(record))
 	if err != nil {
@@ -225,7 +230,8 @@ func TestSchemaWindow(t *testing.T) {
 		setWindow(t, path, w)
 		before, _ := os.ReadFile(path)
 		_, err := Open(t.Context(), Options{Path: path})
-		if !errors.Is(err, registry.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprintf("schema %d", w.Number)) ||
+		if !errors.Is(err, registry.ErrUnsupported) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("schema %d", w.Number)) ||
 			!strings.Contains(err.Error(), fmt.Sprintf("%d to %d", Oldest, Newest)) {
 			t.Errorf("%v: %v", w, err)
 		}
@@ -250,7 +256,8 @@ func TestReadable(t *testing.T) {
 		for _, before := range []int{Newest, Newest + 1} {
 			s := start(t, Options{Path: path, schema: &later})
 			if s.Readable() != readable || s.PreviousSchema() != before {
-				t.Errorf("a file of schema %d is readable by %d now, and had schema %d", before, s.Readable(), s.PreviousSchema())
+				t.Errorf("a file of schema %d is readable by %d now, and had schema %d", before, s.Readable(),
+					s.PreviousSchema())
 			}
 			s.stop(t)
 		}
@@ -284,9 +291,10 @@ func TestFailedMigration(t *testing.T) {
 func TestUpAndDown(t *testing.T) {
 	later := released
 	later.newest++
-	later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)], migration{"adds a bucket", func(w *transaction) error {
-		return errors.Join(w.create("later"), w.put("later", []byte("key"), []byte(`{"of":"later"}`)))
-	}})
+	later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)],
+		migration{"adds a bucket", func(w *transaction) error {
+			return errors.Join(w.create("later"), w.put("later", []byte("key"), []byte(`{"of":"later"}`)))
+		}})
 	path := statePath(t)
 	for range 10 {
 		s := start(t, Options{Path: path, schema: &later})

@@ -96,8 +96,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot, window: found.window,
-		queue: newQueue(), stopped: make(chan struct{}),
+		options: options, path: path, file: file, db: db, readOnly: !writable(file), boot: found.boot,
+		window: found.window,
+		queue:  newQueue(), stopped: make(chan struct{}),
 	}
 	if err := s.takeOver(found); err != nil {
 		_ = db.Close()
@@ -189,7 +190,8 @@ func (s *Store) takeOver(found state) (err error) {
 	}
 	if s.readOnly && (s.generation != found.generation || !s.options.schema.isCurrent(found.window)) {
 		return registry.Errorf(registry.ErrUnavailable,
-			"%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing", s.path)
+			"%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing",
+			s.path)
 	}
 	if s.readOnly {
 		return s.readers.publish(s.db)
@@ -211,7 +213,8 @@ func (s *Store) writeTakeOver(found state) error {
 	t := newTransaction(tx)
 	err = s.options.schema.migrate(t, found.window)
 	if err == nil {
-		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot), t.writeTallies())
+		err = errors.Join(t.setMeta(metaGeneration, s.generation), t.setMeta(metaBoot, s.options.Boot),
+			t.writeTallies())
 	}
 	if err != nil {
 		return refused("take over "+s.path, err)

@@ -135,7 +135,8 @@ func TestCheckRecordsFindsWhatDangles(t *testing.T) {
 	if wrong := s.CheckRecords(); len(wrong) > 0 {
 		t.Errorf("nothing is wrong, and it says %v", wrong)
 	}
-	s.must(t, puts(registry.Claim{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "a", Request: "data"}))
+	s.must(t, puts(registry.Claim{Volume: registry.VolumeKey{Plugin: "disk", External: "none"}, Alloc: "a",
+		Request: "data"}))
 	if wrong := s.CheckRecords(); len(wrong) != 1 || !errors.Is(wrong[0], errDangling) {
 		t.Errorf("a claim without its volume: %v", wrong)
 	}

@@ -265,7 +265,8 @@ func checkContent(tx *bolt.Tx) error {
 			return err
 		}
 		if got != want {
-			return fmt.Errorf("bucket %s has %d records with a wrong sum instead of %d", name, got.Records, want.Records)
+			return fmt.Errorf("bucket %s has %d records with a wrong sum instead of %d", name, got.Records,
+				want.Records)
 		}
 	}
 	return meta.ForEach(func(name, _ []byte) error {
@@ -299,7 +300,8 @@ func Sound(ctx context.Context, path string) error {
 	defer file.Close()
 	err = verified(ctx, file)
 	if errors.Is(err, registry.ErrDamaged) {
-		return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s", path, err, remedy)
+		return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s", path, err,
+			remedy)
 	}
 	return err
 }
@@ -334,7 +336,8 @@ func keepCopy(path string, file *os.File, now time.Time) (string, error) {
 		return kept[0], nil
 	}
 	name := fmt.Sprintf("%s.damaged-%s-%s", path, now.UTC().Format("20060102T150405Z"), short)
-	to, err := renameio.NewPendingFile(name, renameio.WithPermissions(fileMode), renameio.WithTempDir(filepath.Dir(path)))
+	to, err := renameio.NewPendingFile(name, renameio.WithPermissions(fileMode),
+		renameio.WithTempDir(filepath.Dir(path)))
 	if err != nil {
 		return "", err
 	}

@@ -216,7 +216,8 @@ func (v view) volumeListed(list string, key []byte, prefix int) registry.Volume 
 
 func (v view) Volumes() []registry.Volume {
 	return byPath(
-		list[registry.Volume](v, registry.BucketVolumes, "", nil), list[registry.Volume](v, registry.BucketInlineVolumes, "", nil))
+		list[registry.Volume](v, registry.BucketVolumes, "", nil),
+		list[registry.Volume](v, registry.BucketInlineVolumes, "", nil))
 }
 
 func (v view) VolumesWhere(pass func(registry.Volume) bool) []registry.Volume {

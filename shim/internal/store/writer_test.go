@@ -56,7 +56,8 @@ func TestGroupCommit(t *testing.T) {
 	shared := commitFrom(t, s.Store, "shared", 64, commits/64)
 	after := transactions(t, s.Store)
 	t.Logf("%d commits of one caller: %d transactions, %v each; %d of 64 callers: %d transactions, %v each: %.1f times",
-		commits/4, middle-before, alone/(commits/4), commits, after-middle, shared/commits, float64(4*alone)/float64(shared))
+		commits/4, middle-before, alone/(commits/4), commits, after-middle, shared/commits,
+		float64(4*alone)/float64(shared))
 	if middle-before != commits/4 || after-middle > commits/4 {
 		t.Errorf("%d transactions alone, %d of 64 callers", middle-before, after-middle)
 	}
@@ -128,7 +129,8 @@ func TestBatchSharesItsFate(t *testing.T) {
 	limit := s.db.MaxSize
 	s.db.MaxSize = 64 << 10
 	for i, err := range batch() {
-		if want := []error{own, registry.ErrExhausted, registry.ErrExhausted, registry.ErrExhausted, registry.ErrExhausted}[i]; !errors.Is(err, want) {
+		if want := []error{own, registry.ErrExhausted, registry.ErrExhausted, registry.ErrExhausted,
+			registry.ErrExhausted}[i]; !errors.Is(err, want) {
 			t.Errorf("caller %d: %v", i, err)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 // nextFiles are good ones by this release, and by none before.
 var nextFiles = []string{"testdata/next/scratch.hcl"}
 
-// TestScratchIsOfANewerVersion: a reader that does not know scratch_dir would start the plugin without it, so it refuses what has one. All
-// else it goes on reading.
+// TestScratchIsOfANewerVersion: a reader that does not know scratch_dir would start the plugin without it, so it
+// refuses what has one. All else it goes on reading.
 func TestScratchIsOfANewerVersion(t *testing.T) {
 	for text, want := range map[string]int{"": 1, `scratch_dir = "/scratch"`: scratchVersion} {
 		job := mustParse(t, strings.Replace(pluginText, "MORE", text, 1), Options{})
@@ -31,8 +31,10 @@ const pluginText = `task "t" {
 }`
 
 func TestScratchApart(t *testing.T) {
-	for _, text := range []string{`scratch_dir = "/csi"`, `scratch_dir = "/csi/x"`, `scratch_dir = "scratch"`, `scratch_dir = "/local"`} {
-		if got, ds := parse("job.hcl", []byte(strings.Replace(pluginText, "MORE", text, 1))); got != nil || ds.Err() == nil {
+	for _, text := range []string{`scratch_dir = "/csi"`, `scratch_dir = "/csi/x"`, `scratch_dir = "scratch"`,
+		`scratch_dir = "/local"`} {
+		if got, ds := parse("job.hcl", []byte(strings.Replace(pluginText, "MORE", text, 1))); got != nil ||
+			ds.Err() == nil {
 			t.Errorf("%s was accepted", text)
 		}
 	}

@@ -12,7 +12,8 @@ func (f *file) scratchDir(at *fields, p *hooks.PluginSpec) {
 		return
 	}
 	p.ScratchDir = dir
-	for name, other := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
+	for name, other := range map[string]string{"mount_dir": p.MountDir,
+		"stage_publish_base_dir": p.StagePublishBaseDir} {
 		if within(dir, other) || within(other, dir) {
 			f.errorf(at.at("scratch_dir"), "use directories that do not contain each other",
 				"scratch_dir (%s) and %s (%s) overlap", dir, name, other)

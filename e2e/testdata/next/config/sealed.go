@@ -10,8 +10,9 @@ import (
 	"holdfast/registry"
 )
 
-// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it, unless what would be done
-// without them is worse than nothing: then what has them is of a newer version, and the rest is not.
+// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it,
+// unless what would be done without them is worse than nothing: then what has them is of a newer version, and the rest
+// is not.
 const (
 	firstVersion    = 1
 	subPathsVersion = 2 // a task that is to see a part of a volume must not be given all of it
@@ -50,11 +51,13 @@ func (s sealed) least() int {
 	return firstVersion
 }
 
-// OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what they are.
+// OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what
+// they are.
 func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, sealedVersion) }
 
-// OpenRunning is our part of a task that was started already, whichever shim has started it: what only a newer one knows was done then, and
-// what is read of a task that runs (its plugin, and how that is watched) means the same in every version.
+// OpenRunning is our part of a task that was started already, whichever shim has started it: what only a newer one
+// knows was done then, and what is read of a task that runs (its plugin, and how that is watched) means the same in
+// every version.
 func OpenRunning(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, math.MaxInt) }
 
 func openTask(text hooks.Sealed, newest int) (hooks.TaskSpec, error) {
@@ -89,7 +92,8 @@ func unseal(text hooks.Sealed, newest int) (sealed, error) {
 	case s.Version < 1:
 		return s, registry.Errorf(registry.ErrDamaged, "it has no version")
 	case s.Version > newest:
-		return s, registry.Errorf(registry.ErrUnsupported, "it has version %d; this shim reads up to %d; use a newer shim", s.Version, newest)
+		return s, registry.Errorf(registry.ErrUnsupported,
+			"it has version %d; this shim reads up to %d; use a newer shim", s.Version, newest)
 	}
 	return s, nil
 }

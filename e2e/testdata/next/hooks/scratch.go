@@ -19,11 +19,13 @@ func (p PluginSpec) checkScratch() error {
 	case p.ScratchDir == "":
 		return nil
 	case !filepath.IsAbs(at) || at == "/":
-		return registry.Invalid("plugin %q: scratch_dir %q must be an absolute path other than \"/\"", p.ID, p.ScratchDir)
+		return registry.Invalid("plugin %q: scratch_dir %q must be an absolute path other than \"/\"", p.ID,
+			p.ScratchDir)
 	}
 	for name, dir := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
 		if at == dir || inside(at, dir) || inside(dir, at) {
-			return registry.Invalid("plugin %q: scratch_dir %q and %s %q must not lie in one another", p.ID, at, name, dir)
+			return registry.Invalid("plugin %q: scratch_dir %q and %s %q must not lie in one another", p.ID, at, name,
+				dir)
 		}
 	}
 	return nil

@@ -6,7 +6,8 @@ func scratch(at string) TaskSpec {
 	return TaskSpec{Plugin: PluginSpec{ID: "loopfs", Type: TypeNode, ScratchDir: at}}
 }
 
-// TestScratch: the plan has one more mount and one more variable; without isolation the variable names the host's directory.
+// TestScratch: the plan has one more mount and one more variable; without isolation the variable names the host's
+// directory.
 func TestScratch(t *testing.T) {
 	for name, isolated := range map[string]bool{"starting-scratch": true, "starting-scratch-no-isolation": false} {
 		p, err := Starting(example, pluginTask(isolated), scratch("/scratch/"))

@@ -7,7 +7,8 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// Backend is what holds the bytes of volumes and shows them. Calls for one volume are never concurrent: the caller has its Hold.
+// Backend is what holds the bytes of volumes and shows them. Calls for one volume are never concurrent: the caller has
+// its Hold.
 type Backend interface {
 	Bytes
 	Mounts
@@ -17,8 +18,8 @@ type Backend interface {
 type Bytes interface {
 	// Make makes that many bytes, empty. What an earlier Make or Copy left, finished or not, is replaced.
 	Make(ctx context.Context, id ID, bytes int64) error
-	// Copy makes that many bytes as Make does, which begin with those of another id. If that is live, somebody may write to it
-	// meanwhile; a copy that would not be of one moment is ErrInUse then.
+	// Copy makes that many bytes as Make does, which begin with those of another id. If that is live, somebody may
+	// write to it meanwhile; a copy that would not be of one moment is ErrInUse then.
 	Copy(ctx context.Context, from, to ID, bytes int64, live bool) error
 	// Grow makes the bytes as many as that, if they are fewer.
 	Grow(id ID, bytes int64) error
@@ -32,13 +33,14 @@ type Bytes interface {
 type Mounts interface {
 	// Takes says whether volumes can be used so, now or ever; the error is ErrInvalid.
 	Takes(u Usage) error
-	// FileSystem is the type of what the volume holds, or what it would be given where nothing was ever written; always "" if the
-	// backend has no types. Data that are no file system are ErrInUse.
+	// FileSystem is the type of what the volume holds, or what it would be given where nothing was ever written; always
+	// "" if the backend has no types. Data that are no file system are ErrInUse.
 	FileSystem(id ID, given string) (string, error)
-	// Mount shows the volume at a directory where nothing is mounted. Before that it makes the file system if there is none, and makes
-	// the bytes and the file system as large as the volume.
+	// Mount shows the volume at a directory where nothing is mounted. Before that it makes the file system if there is
+	// none, and makes the bytes and the file system as large as the volume.
 	Mount(ctx context.Context, id ID, at mount.Place, how Mounting) error
-	// Shows says whether a mount of the table is this volume: its staging mount or a bind mount of that, or a bind mount of its device.
+	// Shows says whether a mount of the table is this volume: its staging mount or a bind mount of that, or a bind
+	// mount of its device.
 	Shows(table mounttable.Mounts, m mounttable.Mount, id ID) (bool, error)
 	// Expand makes what is shown of the volume as large as its bytes, while it is used.
 	Expand(id ID, raw bool) error
@@ -48,7 +50,8 @@ type Mounts interface {
 
 // Devices is what a backend has that gives volumes away as block devices.
 type Devices interface {
-	// Attach gives the path of the volume's device, which stays until Detach. There is one for writing and one for reading.
+	// Attach gives the path of the volume's device, which stays until Detach. There is one for writing and one for
+	// reading.
 	Attach(id ID, readOnly bool) (string, error)
 	// Device is the path of the attached device, or "".
 	Device(id ID, readOnly bool) (string, error)
@@ -58,7 +61,8 @@ type Devices interface {
 	Detach(id ID) error
 }
 
-// Freezer is what a backend has that can stop all writing to a mounted volume for a while. A freeze outlives the process.
+// Freezer is what a backend has that can stop all writing to a mounted volume for a while. A freeze outlives the
+// process.
 type Freezer interface {
 	// Freeze brings the file system to a state that needs no repair, and lets no write through until Thaw.
 	Freeze(id ID) error

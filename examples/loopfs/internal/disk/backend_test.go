@@ -69,7 +69,8 @@ func backendSuite(t *testing.T, name string) {
 		t.Errorf("a mounted volume is held by %q, %v", who, err)
 	}
 	st, err := b.Stats(id, 32<<20, at.String())
-	if used := st.Bytes.Total - st.Bytes.Free; err != nil || st.Bytes.Total > 32<<20 || used < 0 || st.Bytes.Used == 0 || st.Inodes.Used == 0 {
+	if used := st.Bytes.Total - st.Bytes.Free; err != nil || st.Bytes.Total > 32<<20 || used < 0 ||
+		st.Bytes.Used == 0 || st.Inodes.Used == 0 {
 		t.Errorf("stats: %+v, %v", st, err)
 	}
 	mustUnmount(t, b, id, at)
@@ -113,7 +114,8 @@ func copySuite(t *testing.T, name string) {
 	mustMount(t, b, from, at)
 	mustWrite(t, file, "old")
 	for _, err := range []error{
-		os.Chown(file, 1000, 1001), os.Chmod(file, 0o640), os.Mkdir(filepath.Dir(link), 0o711), os.Symlink("../f", link),
+		os.Chown(file, 1000, 1001), os.Chmod(file, 0o640), os.Mkdir(filepath.Dir(link), 0o711),
+		os.Symlink("../f", link),
 	} {
 		if err != nil {
 			t.Fatal(err)

@@ -26,7 +26,8 @@ func (p *Pool) Snapshot(ctx context.Context, name Name, source ID) (Record, erro
 		return Record{}, err
 	}
 	defer from.Release()
-	r = Record{ID: h.id, Name: name, Backend: s.Backend, Bytes: s.Bytes, Usage: s.Usage, Source: source, Created: time.Now().UTC()}
+	r = Record{ID: h.id, Name: name, Backend: s.Backend, Bytes: s.Bytes, Usage: s.Usage, Source: source,
+		Created: time.Now().UTC()}
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
 }
 
@@ -48,7 +49,8 @@ func (p *Pool) createFrom(ctx context.Context, h *Hold, w Wanted) (Record, error
 	if err != nil {
 		return Record{}, err
 	}
-	r := Record{ID: h.id, Name: w.Name, Backend: s.Backend, Bytes: bytes, Usage: usage, Parameters: w.Parameters, Source: s.ID}
+	r := Record{ID: h.id, Name: w.Name, Backend: s.Backend, Bytes: bytes, Usage: usage, Parameters: w.Parameters,
+		Source: s.ID}
 	return p.make(h, r, func() error { return p.copy(ctx, from, s, r) })
 }
 
@@ -98,7 +100,8 @@ func (r Record) mounted(boot string) bool {
 	return false
 }
 
-// frozen does something while nobody can write to the mounted volume. A freeze outlives the process: the record says so before it is.
+// frozen does something while nobody can write to the mounted volume. A freeze outlives the process: the record says so
+// before it is.
 func (p *Pool) frozen(h *Hold, r Record, f Freezer, do func() error) error {
 	r.Frozen = true
 	if err := h.Save(r); err != nil {

@@ -14,10 +14,11 @@ import (
 
 // There is never a second device for writing over one image: two file systems over the same bytes would destroy them.
 //
-// The kernel frees a mounted volume's device by itself when nothing uses it any more (LO_FLAGS_AUTOCLEAR): a kill between attaching
-// and mounting leaks nothing, and unmounting is all there is to detaching. A raw volume's devices stay until Detach: nobody may
-// have them open between two uses. One more, for reading only, is there for who may only read; it has a cache of its own, so such a reader
-// sees what a writer writes meanwhile only if it reads past that (O_DIRECT).
+// The kernel frees a mounted volume's device by itself when nothing uses it any more (LO_FLAGS_AUTOCLEAR): a kill
+// between attaching and mounting leaks nothing, and unmounting is all there is to detaching. A raw volume's devices
+// stay until Detach: nobody may have them open between two uses. One more, for reading only, is there for who may only
+// read; it has a cache of its own, so such a reader sees what a writer writes meanwhile only if it reads past that
+// (O_DIRECT).
 
 // each opens the devices over the volume's image, one after the other. An open device is not freed.
 func (l *loop) each(id ID, do func(dev *os.File, info *unix.LoopInfo64) error) error {
@@ -50,8 +51,8 @@ func (l *loop) visit(path string, id ID, do func(dev *os.File, info *unix.LoopIn
 	return do(dev, info)
 }
 
-// backs is what the kernel says of that device if it is over the volume's image, by device and inode number: names differ between
-// namespaces.
+// backs is what the kernel says of that device if it is over the volume's image, by device and inode number: names
+// differ between namespaces.
 func (l *loop) backs(dev *os.File, id ID) (*unix.LoopInfo64, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if errors.Is(err, unix.ENXIO) {
@@ -87,7 +88,8 @@ func (l *loop) attach(id ID, kind uint32) (*os.File, error) {
 		case info.Flags&deviceKind == kind:
 			path = dev.Name()
 		case (info.Flags|kind)&unix.LO_FLAGS_READ_ONLY == 0:
-			return Errorf(ErrInUse, "%s still holds volume %s from another use; detach it: losetup -d %s", dev.Name(), id, dev.Name())
+			return Errorf(ErrInUse, "%s still holds volume %s from another use; detach it: losetup -d %s", dev.Name(),
+				id, dev.Name())
 		}
 		return nil
 	})

@@ -7,19 +7,20 @@
 //	images/<id>.img     bytes of the loop backend: a sparse image, of an ext4 or xfs file system or of raw data
 //	dirs/<id>/          bytes of the dir backend
 //
-// What it promises. A process may be killed at any moment, and several processes (a controller, nodes) may use one directory
-// at a time. Records are replaced as a whole (temporary file, fsync, rename, fsync of the directory). Before anything is
-// made, removed, enlarged or frozen, the record says so; Recover, or the next call for that volume, finishes or removes what a kill
-// left. Bytes get their name only when they are complete; a mkfs that outlives a killed loopfs writes to a file that nobody will
-// name. Ids are minted here from a hash of the name; nothing else ever becomes a file name, and every path goes through os.Root.
-// What is mounted is never asked of a record: records say what was wanted, the mount table says what is.
+// What it promises. A process may be killed at any moment, and several processes (a controller, nodes) may use one
+// directory at a time. Records are replaced as a whole (temporary file, fsync, rename, fsync of the directory). Before
+// anything is made, removed, enlarged or frozen, the record says so; Recover, or the next call for that volume,
+// finishes or removes what a kill left. Bytes get their name only when they are complete; a mkfs that outlives a killed
+// loopfs writes to a file that nobody will name. Ids are minted here from a hash of the name; nothing else ever becomes
+// a file name, and every path goes through os.Root. What is mounted is never asked of a record: records say what was
+// wanted, the mount table says what is.
 //
 // A volume never loses data to a mkfs: a file system is made only where no byte was ever written.
 //
-// A copy is independent of its source from the moment that it is made, and it is of one moment. A mounted file system is frozen
-// (FIFREEZE, as fsfreeze does) for as long as the copy takes: an instant where the data directory's file system has reflinks (xfs,
-// btrfs), else as long as its data take to be copied. What cannot be frozen, a raw volume or a directory, is refused while it is
-// published for writing, unless the copy is a reflink.
+// A copy is independent of its source from the moment that it is made, and it is of one moment. A mounted file system
+// is frozen (FIFREEZE, as fsfreeze does) for as long as the copy takes: an instant where the data directory's file
+// system has reflinks (xfs, btrfs), else as long as its data take to be copied. What cannot be frozen, a raw volume or
+// a directory, is refused while it is published for writing, unless the copy is a reflink.
 //
 // It knows no CSI. The kinds of error below are all it returns; loopfs' services translate them.
 package disk

@@ -47,7 +47,8 @@ func ParseName(s string) (Name, error) {
 	return Name(s), nil
 }
 
-// ParseID takes an id of that kind from a caller. What could never be an id is ErrInvalid, what loopfs never minted ErrNotFound.
+// ParseID takes an id of that kind from a caller. What could never be an id is ErrInvalid, what loopfs never minted
+// ErrNotFound.
 func ParseID(k Kind, s string) (ID, error) {
 	what := map[Kind]string{Volume: "volume", Snapshot: "snapshot"}[k]
 	if err := CheckText(what+" id", s, maxText); err != nil {
@@ -59,7 +60,8 @@ func ParseID(k Kind, s string) (ID, error) {
 	return ID(s), nil
 }
 
-// CheckText refuses a missing or hostile string: too long, control characters, slashes, or a name of a directory itself.
+// CheckText refuses a missing or hostile string: too long, control characters, slashes, or a name of a directory
+// itself.
 func CheckText(what, s string, limit int) error {
 	switch {
 	case s == "":

@@ -25,7 +25,8 @@ func TestHostileTextIsInvalid(t *testing.T) {
 }
 
 func TestForeignIDIsNotFound(t *testing.T) {
-	for _, s := range []string{"vol-1", "VOL-" + strings.Repeat("0", 32), "vol-" + strings.Repeat("g", 32), "other", "vol-" + strings.Repeat("0", 33)} {
+	for _, s := range []string{"vol-1", "VOL-" + strings.Repeat("0", 32), "vol-" + strings.Repeat("g", 32), "other",
+		"vol-" + strings.Repeat("0", 33)} {
 		if _, err := ParseID(Volume, s); !errors.Is(err, ErrNotFound) {
 			t.Errorf("id %q: %v", s, err)
 		}

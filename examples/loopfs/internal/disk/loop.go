@@ -43,8 +43,8 @@ func (l *loop) Copy(ctx context.Context, from, to ID, size int64, live bool) err
 	})
 }
 
-// replace writes a new image and gives it its name when it is complete. It is a new file every time: what outlives a killed loopfs
-// (a mkfs) still writes to the old one, which has no name.
+// replace writes a new image and gives it its name when it is complete. It is a new file every time: what outlives a
+// killed loopfs (a mkfs) still writes to the old one, which has no name.
 func (l *loop) replace(ctx context.Context, id ID, fill func(image *os.File) error) error {
 	part := imageName(id) + ".part"
 	if err := l.store.erase(part); err != nil {

@@ -46,7 +46,8 @@ func (l *loop) format(ctx context.Context, id ID, fs string) error {
 		return err
 	}
 	if have != "" {
-		return Errorf(ErrInUse, "volume %s holds %s, and %s is asked for; loopfs never formats a volume anew", id, have, fs)
+		return Errorf(ErrInUse, "volume %s holds %s, and %s is asked for; loopfs never formats a volume anew", id, have,
+			fs)
 	}
 	if who, err := l.HeldBy(id); who != "" || err != nil {
 		return errors.Join(err, Errorf(ErrInUse, "volume %s cannot be formatted: %s still uses it", id, who))
@@ -150,5 +151,6 @@ func (l *loop) fitCopy(ctx context.Context, id ID, image *os.File, s super, size
 	})
 }
 
-// small says whether an ext4 may be as large as it can be: a last group with too few blocks for its own tables is left out.
+// small says whether an ext4 may be as large as it can be: a last group with too few blocks for its own tables is left
+// out.
 func small(size, fs int64) bool { return size-fs < min(size/32, 8<<20) }

@@ -33,7 +33,8 @@ func (p *Pool) Boot() string { return p.boot }
 func (p *Pool) Backend(r Record) (Backend, error) {
 	b, ok := p.Backends[r.Backend]
 	if !ok {
-		return nil, Errorf(ErrUnavailable, "volume %s is of backend %q, which this loopfs does not have", r.ID, r.Backend)
+		return nil, Errorf(ErrUnavailable, "volume %s is of backend %q, which this loopfs does not have", r.ID,
+			r.Backend)
 	}
 	return b, nil
 }
@@ -86,8 +87,8 @@ func (p *Pool) Create(ctx context.Context, w Wanted) (Record, error) {
 	return p.make(h, r, func() error { return b.Make(ctx, r.ID, r.Bytes) })
 }
 
-// MakeEphemeral makes the bytes of a volume that a node is about to show; its record says where from the beginning. Under h there is
-// no such volume.
+// MakeEphemeral makes the bytes of a volume that a node is about to show; its record says where from the beginning.
+// Under h there is no such volume.
 func (p *Pool) MakeEphemeral(ctx context.Context, h *Hold, w Wanted, node string, st Stage) (Record, error) {
 	bytes, err := p.SizeOf(w)
 	if err != nil {
@@ -198,7 +199,8 @@ func (p *Pool) unused(r Record) error {
 	return nil
 }
 
-// Discard removes what there is of a volume or a snapshot, whoever may use it. A kill in the middle leaves a record that says so.
+// Discard removes what there is of a volume or a snapshot, whoever may use it. A kill in the middle leaves a record
+// that says so.
 func (p *Pool) Discard(h *Hold, r Record) error {
 	b, err := p.Backend(r)
 	if err != nil {
@@ -214,8 +216,8 @@ func (p *Pool) Discard(h *Hold, r Record) error {
 	return h.Drop()
 }
 
-// Recover removes what a kill left half made or half removed, and thaws what it left frozen, unless another process is at it right
-// now. It returns the ids of what was removed.
+// Recover removes what a kill left half made or half removed, and thaws what it left frozen, unless another process is
+// at it right now. It returns the ids of what was removed.
 func (p *Pool) Recover() ([]ID, error) {
 	all, err := p.All()
 	if err != nil {
@@ -256,8 +258,8 @@ func (p *Pool) recover(id ID) (gone bool, err error) {
 	return false, err
 }
 
-// Attach gives the node the right to the volume, if it has fewer than limit others (0: no limit). The caller's decide is
-// asked under the lock and returns the attachment to write, or an error.
+// Attach gives the node the right to the volume, if it has fewer than limit others (0: no limit). The caller's decide
+// is asked under the lock and returns the attachment to write, or an error.
 func (p *Pool) Attach(id ID, node string, limit int64, decide func(Record) (Attachment, error)) (Attachment, error) {
 	h, r, err := p.Take(id)
 	if err != nil {

@@ -73,19 +73,20 @@ func (u Usage) String() string {
 
 // Record is all that is kept of a volume or a snapshot.
 type Record struct {
-	ID         ID                    `json:"id"`
-	Name       Name                  `json:"name"`
-	State      State                 `json:"state"`
-	Backend    string                `json:"backend"`
-	Bytes      int64                 `json:"bytes"`
-	Usage      Usage                 `json:"usage"`                // what it was made for
-	Parameters string                `json:"parameters,omitempty"` // a digest
-	Source     ID                    `json:"source,omitempty"`     // what it was copied from
-	Created    time.Time             `json:"created,omitzero"`     // of a snapshot
-	Group      string                `json:"group,omitempty"`      // whose the root directory was made last
-	Frozen     bool                  `json:"frozen,omitempty"`     // a copy is being made, or a kill ended that: Thaw it
-	Attached   map[string]Attachment `json:"attached,omitempty"`   // by node id
-	Staged     map[string]Stage      `json:"staged,omitempty"`     // by node id
+	ID         ID        `json:"id"`
+	Name       Name      `json:"name"`
+	State      State     `json:"state"`
+	Backend    string    `json:"backend"`
+	Bytes      int64     `json:"bytes"`
+	Usage      Usage     `json:"usage"`                // what it was made for
+	Parameters string    `json:"parameters,omitempty"` // a digest
+	Source     ID        `json:"source,omitempty"`     // what it was copied from
+	Created    time.Time `json:"created,omitzero"`     // of a snapshot
+	Group      string    `json:"group,omitempty"`      // whose the root directory was made last
+	// a copy is being made, or a kill ended that: Thaw it
+	Frozen   bool                  `json:"frozen,omitempty"`
+	Attached map[string]Attachment `json:"attached,omitempty"` // by node id
+	Staged   map[string]Stage      `json:"staged,omitempty"`   // by node id
 }
 
 // Attachment is a volume's right to be staged on a node. The node proves with the token that it was given to it.

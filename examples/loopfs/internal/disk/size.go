@@ -46,7 +46,8 @@ func (w Wanted) size(capacity, least int64) (int64, error) {
 		bytes = blocks(max(w.AtLeast, least))
 	}
 	if bytes < least || bytes > most {
-		return 0, Errorf(ErrRange, "at most %d bytes are asked for, such a volume has at least %d, in blocks of %d", most, least, blockBytes)
+		return 0, Errorf(ErrRange, "at most %d bytes are asked for, such a volume has at least %d, in blocks of %d",
+			most, least, blockBytes)
 	}
 	return bytes, nil
 }
@@ -95,8 +96,8 @@ func (r Record) satisfies(w Wanted) error {
 	return nil
 }
 
-// Expand makes the volume larger, if it is smaller than asked for. The record comes first: an image that a kill left small is
-// enlarged by the next call, or when the volume is staged.
+// Expand makes the volume larger, if it is smaller than asked for. The record comes first: an image that a kill left
+// small is enlarged by the next call, or when the volume is staged.
 func (p *Pool) Expand(id ID, atLeast, atMost int64, may func(Record) error) (Record, error) {
 	if err := checkRange(atLeast, atMost); err != nil {
 		return Record{}, err
@@ -118,7 +119,8 @@ func (p *Pool) Expand(id ID, atLeast, atMost int64, may func(Record) error) (Rec
 	case want > p.Capacity && want > r.Bytes:
 		return Record{}, Errorf(ErrRange, "%d bytes are asked for, loopfs has %d in all", atLeast, p.Capacity)
 	case atMost > 0 && want > atMost:
-		return Record{}, Errorf(ErrRange, "at most %d bytes are asked for, volume %s would have %d; it never shrinks", atMost, id, want)
+		return Record{}, Errorf(ErrRange, "at most %d bytes are asked for, volume %s would have %d; it never shrinks",
+			atMost, id, want)
 	}
 	if more := want - r.Bytes; more > 0 {
 		r.Bytes = want

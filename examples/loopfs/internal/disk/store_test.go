@@ -59,7 +59,8 @@ func TestRecordSurvivesReopen(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := openStore(t, dir).Find(made.ID)
-	if err != nil || again.Name != "a" || again.Bytes != DefaultBytes || again.Usage != made.Usage || again.State != Ready {
+	if err != nil || again.Name != "a" || again.Bytes != DefaultBytes || again.Usage != made.Usage ||
+		again.State != Ready {
 		t.Errorf("after reopen: %+v, %v", again, err)
 	}
 }
@@ -135,7 +136,8 @@ func TestDamagedRecordIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"", "{", `{"id":"` + string(IDFor(Volume, "b")) + `","state":"ready"}`, `{"id":"` + string(r.ID) + `"}`} {
+	for _, text := range []string{"", "{", `{"id":"` + string(IDFor(Volume, "b")) + `","state":"ready"}`, `{"id":"` +
+		string(r.ID) + `"}`} {
 		if err := os.WriteFile(filepath.Join(dir, recordFile(r.ID)), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,8 @@ type super struct {
 	imaxpc uint8 // xfs: how many percent of the space inodes may take
 }
 
-// readSuper reads the superblock of ext4 (kernel documentation, filesystems/ext4/super) or xfs (fs/xfs/libxfs/xfs_format.h).
+// readSuper reads the superblock of ext4 (kernel documentation, filesystems/ext4/super) or xfs
+// (fs/xfs/libxfs/xfs_format.h).
 func readSuper(image io.ReaderAt) (super, error) {
 	b := make([]byte, 4096)
 	if n, err := image.ReadAt(b, 0); err != nil && !(errors.Is(err, io.EOF) && n == 0) {

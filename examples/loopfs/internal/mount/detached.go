@@ -10,9 +10,9 @@ import (
 // NoUUID is the option without which xfs refuses a copy of a file system beside its original.
 const NoUUID = "nouuid"
 
-// Detached mounts the file system on a device where nobody sees it, for as long as do works in its root directory. It is in no
-// mount table and in no namespace, and a kill takes it away. If the file system is mounted already, this is that one; unix.EBUSY
-// if that is read-only.
+// Detached mounts the file system on a device where nobody sees it, for as long as do works in its root directory. It
+// is in no mount table and in no namespace, and a kill takes it away. If the file system is mounted already, this is
+// that one; unix.EBUSY if that is read-only.
 func Detached(device, fstype string, do func(root *os.File) error) error {
 	tree, err := detach(device, fstype)
 	if err != nil {

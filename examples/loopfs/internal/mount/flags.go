@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFlag: a mount flag is not one that is passed on. The text names its position, never its value: flags may hold secrets.
+// ErrFlag: a mount flag is not one that is passed on. The text names its position, never its value: flags may hold
+// secrets.
 var ErrFlag = errors.New("mount flag refused")
 
 // Flags is how something is mounted: what every file system knows, and options for the file system itself.
@@ -44,10 +45,12 @@ var generalFlags = map[string]general{
 // fsFlags are the words of ext4 and xfs that are passed on, without their value. What names another device or path
 // (journal_path, journal_dev, logdev, rtdev) or stops the machine (errors=panic) is not among them.
 var fsFlags = []string{
-	"acl", "noacl", "user_xattr", "nouser_xattr", "barrier", "nobarrier", "discard", "nodiscard", "delalloc", "nodelalloc",
+	"acl", "noacl", "user_xattr", "nouser_xattr", "barrier", "nobarrier", "discard", "nodiscard", "delalloc",
+	"nodelalloc",
 	"commit", "data", "stripe", "auto_da_alloc", "noauto_da_alloc", "init_itable", "noinit_itable", "journal_checksum",
 	"errors=remount-ro", "errors=continue",
-	"allocsize", "attr2", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio", "logbsize", "logbufs", "noalign",
+	"allocsize", "attr2", "filestreams", "ikeep", "noikeep", "inode32", "inode64", "largeio", "nolargeio", "logbsize",
+	"logbufs", "noalign",
 	"nouuid", "swalloc", "wsync",
 }
 
@@ -100,7 +103,8 @@ func (f Flags) ForFileSystem() bool { return len(f.fs) > 0 }
 
 func (f Flags) mountFlags() uintptr { return f.legacy }
 
-// attributes are the bits to set and to clear. The access-time modes are one field, which must be cleared to be changed.
+// attributes are the bits to set and to clear. The access-time modes are one field, which must be cleared to be
+// changed.
 func (f Flags) attributes() (set, clear uint64) {
 	if f.set&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {
 		clear = unix.MOUNT_ATTR__ATIME

@@ -88,7 +88,8 @@ func TestBind(t *testing.T) {
 		t.Fatal(err)
 	}
 	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
-	if err := errors.Join(os.Mkdir(source, 0o700), os.WriteFile(filepath.Join(source, "f"), []byte("x"), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(source, 0o700),
+		os.WriteFile(filepath.Join(source, "f"), []byte("x"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	open, err := os.Open(source)
@@ -153,7 +154,8 @@ func TestBindFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	source, full := filepath.Join(dir, "source"), filepath.Join(dir, "full")
-	if err := errors.Join(os.WriteFile(source, []byte("x"), 0o600), os.WriteFile(full, []byte("kept"), 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(source, []byte("x"), 0o600),
+		os.WriteFile(full, []byte("kept"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	p, err := Resolve(filepath.Join(dir, "target"))
@@ -237,7 +239,8 @@ func TestParseFlags(t *testing.T) {
 			t.Errorf("%q gave %+v, %v", c.in, f, err)
 		}
 	}
-	for _, bad := range []string{"bind", "remount", "journal_path=/etc/passwd", "journal_dev=8", "errors=panic", "logdev=/dev/sda", "commit=1\x00", "password=hunter2"} {
+	for _, bad := range []string{"bind", "remount", "journal_path=/etc/passwd", "journal_dev=8", "errors=panic",
+		"logdev=/dev/sda", "commit=1\x00", "password=hunter2"} {
 		_, err := ParseFlags([]string{"ro", bad})
 		if !errors.Is(err, ErrFlag) {
 			t.Errorf("%q was accepted", bad)

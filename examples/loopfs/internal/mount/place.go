@@ -17,11 +17,12 @@ var ErrPath = errors.New("not a usable path")
 // maxPath is PATH_MAX without its NUL byte.
 const maxPath = 4095
 
-// Place is the address of a directory, or of a file, where something is or will be mounted. Its parents are free of symbolic
-// links, so that it compares with the mount table; what is there itself was not looked at.
+// Place is the address of a directory, or of a file, where something is or will be mounted. Its parents are free of
+// symbolic links, so that it compares with the mount table; what is there itself was not looked at.
 type Place struct{ path string }
 
-// Resolve makes a place of an absolute path. A missing parent is fs.ErrNotExist, and the place then is the path as given.
+// Resolve makes a place of an absolute path. A missing parent is fs.ErrNotExist, and the place then is the path as
+// given.
 func Resolve(path string) (Place, error) {
 	if err := checkPath(path); err != nil {
 		return Place{}, err
@@ -147,8 +148,8 @@ func attach(tree, target int, f Flags) error {
 	return unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// with opens the directory or file itself, never through a symbolic link, and mounts on that descriptor. Something of another
-// kind there is unix.ENOTDIR.
+// with opens the directory or file itself, never through a symbolic link, and mounts on that descriptor. Something of
+// another kind there is unix.ENOTDIR.
 func (p Place) with(kind uint32, do func(fd int) error) error {
 	fd, err := unix.Open(p.path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	mounttable "holdfast/internal/mount"
 )
 
-// Origin says where an open file or directory lies in its file system: the device and the path from that file system's root,
-// as a bind mount of it would show them in the table.
+// Origin says where an open file or directory lies in its file system: the device and the path from that file system's
+// root, as a bind mount of it would show them in the table.
 func Origin(table mounttable.Mounts, file *os.File) (mounttable.Mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {

@@ -72,10 +72,11 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.Int64Var(&cfg.Capacity, "capacity", 0, "of the backend, in bytes")
 	flags.StringVar(&w.topology, "topology", "", "segments of this node, as key=value,key=value")
 	flags.StringVar(&w.volumes, "volumes", "", "ids that exist from the start, with commas between")
-	flags.Func("ids", "form of the ids of new volumes: slashes or 1KiB; short ones if it is not given", func(form string) error {
-		cfg.IDs = csifake.IDForm(form)
-		return nil
-	})
+	flags.Func("ids", "form of the ids of new volumes: slashes or 1KiB; short ones if it is not given",
+		func(form string) error {
+			cfg.IDs = csifake.IDForm(form)
+			return nil
+		})
 	flags.BoolVar(&cfg.AnyVolume, "any-volume", false, "every volume id exists")
 	flags.BoolVar(&cfg.Forgetful, "forgetful", false, "after a kill, start with an empty --state; mounts stay")
 	flags.BoolVar(&cfg.Mounts, "mounts", false, "make real mounts")

@@ -89,7 +89,8 @@ func TestIdentityOfAProcess(t *testing.T) {
 	p.launch(t)
 	conn := p.conn(t)
 	node, identity := csi.NewNodeClient(conn), csi.NewIdentityClient(conn)
-	if info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil || len(info.GetNodeId()) != 257 {
+	if info, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil ||
+		len(info.GetNodeId()) != 257 {
 		t.Errorf("NodeGetInfo answers %v, %v", info, err)
 	}
 	var got []string
@@ -101,7 +102,8 @@ func TestIdentityOfAProcess(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintln(info.GetName(), ready.GetReady().GetValue(), status.Code(probed)))
 	}
-	want := []string{"csifake.example.org-1 true OK\n", "csifake.example.org-2 false OK\n", "csifake.example.org-3 false Unauthenticated\n"}
+	want := []string{"csifake.example.org-1 true OK\n", "csifake.example.org-2 false OK\n",
+		"csifake.example.org-3 false Unauthenticated\n"}
 	if !slices.Equal(got, want) {
 		t.Errorf("it says %q, want %q", got, want)
 	}
@@ -131,7 +133,8 @@ func TestCapsLaterOfAProcess(t *testing.T) {
 	p := newPlace(t)
 	var got []int
 	for range 3 {
-		cmd := p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--caps-later", "STAGE_UNSTAGE,node/EXPAND_VOLUME;")
+		cmd := p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--caps-later",
+			"STAGE_UNSTAGE,node/EXPAND_VOLUME;")
 		reply, err := p.dial(t).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -172,13 +175,15 @@ func (p place) publish(t *testing.T, c csi.NodeClient, v *csi.VolumeCapability) 
 			_ = unix.Unmount(target, unix.MNT_DETACH)
 		}
 	})
-	_, err = c.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v1", TargetPath: target, VolumeCapability: v})
+	_, err = c.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "v1", TargetPath: target,
+		VolumeCapability: v})
 	return target, err
 }
 
 func unpublish(t *testing.T, c csi.NodeClient, target string) {
 	t.Helper()
-	if _, err := c.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target}); err != nil {
+	if _, err := c.NodeUnpublishVolume(t.Context(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(target); !os.IsNotExist(err) || mountsOn(t, target) != 0 {
@@ -186,7 +191,8 @@ func unpublish(t *testing.T, c csi.NodeClient, target string) {
 	}
 }
 
-// TestDeathInTheMiddle: a process that dies between the two steps of a mount leaves the first, and the next one takes it down.
+// TestDeathInTheMiddle: a process that dies between the two steps of a mount leaves the first, and the next one takes
+// it down.
 func TestDeathInTheMiddle(t *testing.T) {
 	needMounts(t, "/proc")
 	p := newPlace(t)
@@ -234,7 +240,8 @@ func TestForgetfulAfterKill(t *testing.T) {
 		t.Errorf("after it was killed, it has %v, %v", used, err)
 	}
 	down := func() error {
-		_, err := c.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target})
+		_, err := c.NodeUnpublishVolume(t.Context(),
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "v1", TargetPath: target})
 		return err
 	}
 	if err := down(); status.Code(err) != codes.NotFound || mountsOn(t, target) != 1 {

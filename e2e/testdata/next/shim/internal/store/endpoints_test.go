@@ -46,8 +46,8 @@ func alter(t *testing.T, path string, change func(fields)) {
 	}
 }
 
-// TestEndpointMoves: over swaps between this release and the one before, both of which rewrite an instance, each reads what the other wrote
-// last, and what the list has besides stays.
+// TestEndpointMoves: over swaps between this release and the one before, both of which rewrite an instance, each reads
+// what the other wrote last, and what the list has besides stays.
 func TestEndpointMoves(t *testing.T) {
 	path := statePath(t)
 	put := func(s *schema, socket string) {

@@ -10,11 +10,12 @@ import (
 // Newest is what the next release writes.
 const Newest = 2
 
-// released is the schema of the next release: an instance has a list of endpoints, each with the service that it is for. The release before
-// reads and writes `endpoint`, so that goes on being written beside the list.
+// released is the schema of the next release: an instance has a list of endpoints, each with the service that it is
+// for. The release before reads and writes `endpoint`, so that goes on being written beside the list.
 var released = schema{
 	oldest: Oldest, newest: Newest, readable: 1, forms: forms{registry.BucketInstances: listedEndpoint},
-	migrations: []migration{intoForm("an instance's endpoint becomes the first of a list", registry.BucketInstances, listedEndpoint)},
+	migrations: []migration{intoForm("an instance's endpoint becomes the first of a list", registry.BucketInstances,
+		listedEndpoint)},
 }
 
 var listedEndpoint = form{write: listEndpoint, read: unlistEndpoint}
