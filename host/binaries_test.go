@@ -105,7 +105,7 @@ func TestRefusedBinariesDoNotPushOutTheOneBeforeABake(t *testing.T) {
 	_, err = w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
 	must(t, err)
 	must(t, syscall.Kill(before.PID, syscall.SIGKILL))
-	w.awaitLog("the shim that stands by has died")
+	w.awaitLog("the standby shim has died")
 	w.refuse("a", "b", "c")
 	w.kill()
 	after, err := w.host.Status(w.ctx())
