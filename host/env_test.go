@@ -3,6 +3,7 @@ package host_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -125,9 +126,19 @@ func (w *env) leave() {
 	mounts, err := mount.Below(w.dir)
 	must(w.t, err)
 	for _, m := range slices.Backward(mounts) {
-		must(w.t, unix.Unmount(m.Point, 0))
+		must(w.t, w.unmount(m.Point))
 	}
 	must(w.t, os.RemoveAll(w.dir))
+}
+
+// unmount unmounts a mount that another process may use for a moment: helper processes of other tests' shims inspect
+// all mounts.
+func (w *env) unmount(point string) error {
+	for ctx := w.ctx(); ; time.Sleep(10 * time.Millisecond) {
+		if err := unix.Unmount(point, 0); !errors.Is(err, unix.EBUSY) || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 func (w *env) ctx() context.Context {
