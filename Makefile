@@ -54,7 +54,7 @@ compat: ## swap between this release and the next in turn under load, with the h
 	$(GO) test -race -count=1 -timeout 8m -overlay $(NEXT) -run '$(COMPAT)' ./e2e
 
 long: ## run the tests that take minutes: failing swaps, kills in every call and step, power cuts, full and hanging disks
-	$(GO) test -count=1 -timeout 5m -run 'TestHistories$$' ./shim/internal/alloc
+	$(GO) test -count=1 -timeout 5m -run 'TestHistories$$' ./shim/internal/node
 	$(GO) test -count=1 -timeout 25m -run '$(LONG)' ./e2e
 	$(GO) test -race -count=1 -timeout 25m -run '$(DEATHS)' ./e2e
 
@@ -65,7 +65,7 @@ sanity: ## run csi-sanity against each configuration of loopfs (needs root)
 	cd examples/loopfs/sanity && $(GO) vet . && $(GO) test -count=1 -timeout 5m .
 
 soak: ## run 100 000 random operations in memory, then random faults and kills on real processes for SOAK (default 10m)
-	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/alloc
+	HOLDFAST_OPERATIONS=100000 $(GO) test -count=1 -timeout 0 -run 'TestHistories$$' ./shim/internal/node
 	HOLDFAST_CHAOS=$(SOAK) $(GO) test -count=1 -timeout 0 -run 'TestChaos$$|TestKilled' ./e2e
 
 bench-swap: ## measure 1000 swaps under load (200 with SHORT=1); PLUGINS=20 EVERY=500ms makes the node and the load smaller

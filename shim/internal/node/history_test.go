@@ -66,7 +66,7 @@ func history(t *testing.T, seed uint64) (operations, calls int) {
 		})
 	})
 	if !ok {
-		t.Logf("again: go test ./shim/internal/alloc -run TestHistories -seed %d", seed)
+		t.Logf("again: go test ./shim/internal/node -run TestHistories -seed %d", seed)
 	}
 	return operations, calls
 }
