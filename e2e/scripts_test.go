@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -22,9 +21,6 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 )
-
-// testWork keeps the directories of scripts, to look at after a failure.
-var testWork = flag.Bool("testwork", false, "keep the directories of scripts and print their names")
 
 // TestScripts runs the scripts of testdata/script, each on a machine of its own. Nothing of a script may be left when
 // it has succeeded.
@@ -69,7 +65,7 @@ func TestScripts(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", Setup: setup, RequireUniqueNames: true, Deadline: time.Now().Add(3 * waitLimit),
-		Condition: condition, Cmds: commands, TestWork: *testWork,
+		Condition: condition, Cmds: commands,
 	})
 }
 
