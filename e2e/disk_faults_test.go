@@ -96,7 +96,7 @@ func TestDiskFullAtActivation(t *testing.T) {
 		id := fmt.Sprint("more-", len(made))
 		if err = a.createWith(a.ctx(), id, `parameters = { text = "`+strings.Repeat("x", 3000)+`" }`); err == nil {
 			made = append(made, id)
-		} else if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "no room") {
+		} else if !errors.Is(err, host.ErrExhausted) || !strings.Contains(err.Error(), "free some space") {
 			t.Fatalf("something new on a full disk: %v", err)
 		}
 		if len(made) > 5000 {
