@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// limit is how many claims of a kind there may be.
+// limit bounds the number of claims, nodes or writers.
 type limit int
 
 const (
@@ -15,7 +15,7 @@ const (
 	many
 )
 
-// rule is one access mode's row of the matrix.
+// rule is the row of one access mode in the matrix of package controller.
 type rule struct {
 	claims, nodes, writers limit
 }
@@ -30,7 +30,7 @@ var rules = map[registry.AccessMode]rule{
 	registry.MultiNodeMultiWriter:   {claims: many, nodes: many, writers: many},
 }
 
-// Check is nil if the usage makes sense by itself, else an ErrInvalid.
+// Check returns an ErrInvalid if the usage contradicts itself.
 func Check(u registry.Usage) error {
 	r, known := rules[u.Access]
 	switch {
@@ -45,7 +45,8 @@ func Check(u registry.Usage) error {
 	return nil
 }
 
-// Compatible says why claims a and b of one volume exclude each other; empty: they do not. The order does not matter.
+// Compatible returns why claims a and b of one volume exclude each other. It returns an empty string if they do not.
+// The order does not matter.
 func Compatible(a, b registry.Claim) string {
 	r, sameNode := rules[a.Usage.Access], a.Node == b.Node
 	switch {

@@ -9,12 +9,11 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Attach has the plugin attach the volume to a node, where the plugin does that at all (PUBLISH_UNPUBLISH_VOLUME). An
-// attachment for the same usage stays as it is. The volume has a claim, whose usage u is. A
-// volume that the node uses without an attachment was put up by a plugin that did not attach, and stays as it is.
+// Attach attaches the volume to a node if its plugin attaches volumes (PUBLISH_UNPUBLISH_VOLUME). u is the usage of the
+// volume's claim. An attachment for the same usage stays as it is. So does a volume that the node already uses without
+// an attachment: its plugin did not attach when the volume was staged.
 //
-// An attachment is shared by all users of the volume on the node, so it is read-only only where the access mode allows
-// no write.
+// All users of the volume on the node share one attachment. It is read-only only if the access mode allows no writes.
 func (m *Controller) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
@@ -42,7 +41,7 @@ func (m *Controller) Attach(
 	u = u.Staging()
 	u.ReadOnly = u.Access.ReaderOnly() && inst.Fingerprint.Has(registry.AttachReadOnly)
 	if at.State != registry.MarkNone && at.Usage.Staging() == u.Staging() {
-		u = at.Usage // as it was sent
+		u = at.Usage // a repeated call must be the same
 	}
 	if err := m.attach(ctx, by, v, u, to); err != nil {
 		return fmt.Errorf("attach volume %s to node %s: %w", v.VolumeName(), to.ID, err)
@@ -55,7 +54,8 @@ func wanted(v registry.Volume, at registry.Attachment, used bool) bool {
 	return !v.Ephemeral && (at.State != registry.MarkNone || !used)
 }
 
-// attacher returns the plugin's controller; false: there is none that would have to be waited for.
+// attacher returns the plugin's controller. It returns has == false if the plugin needs no controller to attach the
+// volume.
 func (m *Controller) attacher(
 	ctx context.Context, v registry.Volume, at registry.Attachment,
 ) (inst registry.Instance, has bool, err error) {
@@ -65,7 +65,7 @@ func (m *Controller) attacher(
 	return m.controller(ctx, v.Plugin, attaches(v, at))
 }
 
-// attachment returns the volume's attachment to a node; the zero value: there is none.
+// attachment returns the attachment of the volume to a node. It returns the zero value if there is none.
 func (m *Controller) attachment(
 	ctx context.Context, key registry.VolumeKey, node registry.NodeName,
 ) (at registry.Attachment, err error) {
@@ -134,8 +134,8 @@ func attaching(view registry.View, v registry.Volume, u registry.Usage, to inten
 	return registry.Change{Put: []registry.Record{at}}, nil
 }
 
-// Detach has the plugin detach the volume from a node. Nothing happens if it is not attached, or while this node has it
-// staged or published: its last user detaches it.
+// Detach detaches the volume from a node. It does nothing if the volume is not attached, or while this node has it
+// staged or published.
 func (m *Controller) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName,
 ) error {
@@ -201,8 +201,8 @@ func (m *Controller) detach(ctx context.Context, by intent.Caller, at registry.A
 	})
 }
 
-// AwaitAttach returns once the plugin can be asked to attach the volume, or does not need to be. It calls waits before
-// it waits. It needs no lock.
+// AwaitAttach waits until the plugin can attach the volume, or does not have to. It calls waits before it blocks. It
+// needs no lock.
 func (m *Controller) AwaitAttach(
 	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
 ) error {
@@ -227,7 +227,7 @@ func (m *Controller) AwaitAttach(
 	return nil
 }
 
-// AwaitDetach returns once the plugin can be asked to detach the volume, or does not need to be.
+// AwaitDetach waits until the plugin can detach the volume, or does not have to. It calls waits before it blocks.
 func (m *Controller) AwaitDetach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, waits func(what string),
 ) error {
@@ -242,20 +242,20 @@ func (m *Controller) AwaitDetach(
 	return nil
 }
 
-// there reports whether a healthy controller can be asked now.
+// there reports whether the plugin has a healthy controller now.
 func (m *Controller) there(id registry.PluginID) bool {
 	inst, found := m.Plugins.Find(registry.RoleController, id)
 	return found && inst.Health.State == registry.Healthy
 }
 
-// attaches reports whether the volume's plugin is known to have a controller that is to be waited for: one made the
-// volume, unless that one said that it attaches nothing, or has attached it.
+// attaches reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
+// controller created it and did not say that it attaches nothing.
 func attaches(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
-// Settle has an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume come to a certain
-// end, by the same call again. nil says that it has one, whether it failed or not. It needs the volume's lock.
+// Settle repeats an open ControllerPublishVolume, ControllerUnpublishVolume or ControllerExpandVolume until its outcome
+// is certain. It returns nil if the call is done or has certainly failed. It needs the volume's lock.
 func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var at registry.Attachment
 	var v registry.Volume

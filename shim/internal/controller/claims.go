@@ -16,12 +16,11 @@ type Claims struct {
 	now func() time.Time
 }
 
-// NewClaims returns the claims in log. now tells the wall time, for people.
+// NewClaims returns the claims in log. now returns the wall time, for display.
 func NewClaims(log registry.State, now func() time.Time) *Claims { return &Claims{log, now} }
 
-// Claim grants the claim and returns it as it was stored: its usage is complete, with what the volume says where the
-// request was silent. Claiming the same again returns the claim that is there. ErrConflict names those who hold the
-// volume, or says that the volume is on its way in or out.
+// Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
+// a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim) (registry.Claim, error) {
 	if err := completeClaim(c); err != nil {
 		return registry.Claim{}, err
@@ -73,7 +72,7 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 		nil
 }
 
-// overlay is the usage with the volume's mount options where it has none of its own.
+// overlay returns the usage with its empty mount options taken from the volume.
 func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	if u.Attachment != registry.FileSystem {
 		return u
@@ -90,7 +89,7 @@ func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	return u
 }
 
-// again is nil if c asks for what is held already.
+// again returns an ErrConflict unless c repeats the claim held.
 func again(held, c registry.Claim) error {
 	if held.Usage == c.Usage && held.Node == c.Node {
 		return nil
@@ -99,7 +98,7 @@ func again(held, c registry.Claim) error {
 		held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 }
 
-// usable is nil if the volume can be used so at all.
+// usable returns an error if the volume is not ready or does not support the usage.
 func usable(v registry.Volume, u registry.Usage) error {
 	if v.State != registry.VolumeReady {
 		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s",
@@ -116,7 +115,8 @@ func usable(v registry.Volume, u registry.Usage) error {
 		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
 }
 
-// admits is nil if c excludes none of the claims, else an ErrConflict that names each that it excludes and says why.
+// admits returns nil if c is compatible with all claims. Otherwise its ErrConflict names each incompatible claim and
+// the reason.
 func admits(claims []registry.Claim, c registry.Claim) error {
 	var holders []string
 	for _, held := range claims {
@@ -132,9 +132,9 @@ func admits(claims []registry.Claim, c registry.Claim) error {
 		c.Name, c.Usage, c.Node, strings.Join(holders, "; "))
 }
 
-// Unclaim gives the claim up, and says whether there was one. last: the node has taken the volume down for the claim,
-// and as a whole if this is its last claim. Without last, another claim of the node has to remain, which then keeps the
-// volume up. ErrConflict: something that the claim stands for is not taken down.
+// Unclaim releases the claim and reports whether it existed. last means that the node has unpublished the volume for
+// the claim, and has unstaged it if this is its last claim. Without last, another claim of the node must remain.
+// ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = registry.Ensure(ctx, l.log, func(view registry.View) (registry.Change, error) {
 		change, err := l.release(view, key, last)
@@ -159,7 +159,7 @@ func (l *Claims) release(view registry.View, key registry.ClaimKey, last bool) (
 	}, nil
 }
 
-// down returns nil if nothing that c stands for is up any more.
+// down returns nil if c is not the last claim of its node, or if the volume is no longer attached there.
 func down(view registry.View, claims []registry.Claim, c registry.Claim, last bool) error {
 	for _, other := range claims {
 		if other.ClaimKey() != c.ClaimKey() && other.Node == c.Node {

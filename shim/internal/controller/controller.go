@@ -32,8 +32,8 @@ func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Con
 	}
 }
 
-// controller is the plugin's active controller; false: the plugin has none. It waits for the plugin until ctx ends.
-// certain: the plugin is known to have one. A controller that is away for a moment is no reason to go on without one.
+// controller waits for the active controller of the plugin until ctx ends. It returns has == false if the plugin has
+// none. certain means that the plugin is known to have a controller, so a missing one is awaited.
 func (m *Controller) controller(
 	ctx context.Context, id registry.PluginID, certain bool,
 ) (inst registry.Instance, has bool, err error) {
@@ -59,7 +59,7 @@ func (m *Controller) controller(
 	return inst, true, nil
 }
 
-// either is an instance that can say whether the plugin has a controller: the controller, or any of its node plugins.
+// either waits for an instance that knows whether the plugin has a controller: the controller or a node plugin.
 func (m *Controller) either(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		if _, found := m.Plugins.Find(role, id); found {
@@ -95,7 +95,7 @@ func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {
 	return usages
 }
 
-// volume is the volume of that name as it is stored.
+// volume returns the stored volume of that name.
 func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
@@ -118,8 +118,8 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 	}
 }
 
-// idle returns nil if the volume is not used, else an ErrConflict that names its users. local lists how this node uses
-// it (Node.Uses).
+// idle returns nil if the volume is unused. Otherwise its ErrConflict names the users. local lists the uses on this
+// node (Node.Uses).
 func idle(view registry.View, v registry.Volume, local []string, what string) error {
 	if v.External == "" {
 		return nil
@@ -141,7 +141,7 @@ func idle(view registry.View, v registry.Volume, local []string, what string) er
 		v.VolumeName(), what, strings.Join(users, ", "))
 }
 
-// uses lists for people how this node uses the volume.
+// uses describes how this node uses the volume.
 func (m *Controller) uses(ctx context.Context, v registry.Volume) ([]string, error) {
 	if v.External == "" {
 		return nil, nil
@@ -156,7 +156,7 @@ func (m *Controller) localUses(ctx context.Context, key registry.VolumeKey) ([]s
 	return m.node.Uses(ctx, key)
 }
 
-// broken is the error of a call that the plugin answered OK, with an answer that cannot be used.
+// broken returns the error of a call that the plugin answered with OK and an unusable response.
 func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind,
@@ -164,14 +164,14 @@ func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string
 	}
 }
 
-// answered says whether the plugin answered the call with the code.
+// answered reports whether the plugin answered the call with the code.
 func answered(err error, code string) bool {
 	call, ok := errors.AsType[*registry.CallError](err)
 	return ok && call.Code == code
 }
 
-// maxMap bounds the maps of a plugin's answer in bytes. CSI allows 4096 ("Size Limits"); a volume whose driver needs
-// more is of more use than none, as a map is only stored and handed back.
+// maxMap bounds the maps in a plugin's response, in bytes. CSI allows 4096 ("Size Limits"). Larger maps of real drivers
+// are accepted because Holdfast only stores them and sends them back.
 const maxMap = 64 << 10
 
 func checkMap(what string, m map[string]string) error {
@@ -185,13 +185,13 @@ func checkMap(what string, m map[string]string) error {
 	return nil
 }
 
-// base is the part of an intent that all calls for a volume share.
+// base returns an intent with the fields that all calls for a volume share.
 func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
 	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
 }
 
-// Driver is what controller needs of a controller plugin. Calls for one volume are never concurrent. Every error of a
-// call that was or may have been sent is a *registry.CallError or is treated as one of unknown outcome.
+// Driver makes the CSI calls to controller plugins. Calls for one volume are never concurrent. An error that is not a
+// *registry.CallError counts as an unknown outcome.
 type Driver interface {
 	Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error)
 	Delete(context.Context, registry.InstanceKey, csi.DeleteRequest) error
@@ -202,15 +202,16 @@ type Driver interface {
 	Expand(context.Context, registry.InstanceKey, csi.ExpandRequest) (csi.Expanded, error)
 }
 
-// Node is what controller needs to know of this node. Grow needs the volume's lock.
+// Node does the work of this node that Controller needs. Grow needs the volume's lock.
 type Node interface {
-	// Uses lists for people how the node uses the volume: publishes, and where it is staged.
+	// Uses describes how the node uses the volume: publishes and staging.
 	Uses(ctx context.Context, key registry.VolumeKey) ([]string, error)
-	// Grow makes what is pending for the node, if the volume is where it can, and returns how far the node has come.
-	// again: also what the plugin has refused before, unless CSI forbids that. What the plugin refuses for certain is
-	// recorded, and no error.
+	// Grow does the pending expansion on the node if the volume is mounted so that it can grow. It returns the progress
+	// of the node. again also retries what the plugin has refused, unless CSI forbids that. A certain refusal is
+	// recorded and is not an error.
 	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) (registry.NodeExpansion, error)
-	// Expansion returns how far the node has come, and the open call of the volume on the node, empty: none.
+	// Expansion returns the progress of the node, and the open call for the volume on the node. The RPC is empty if
+	// none is open.
 	Expansion(ctx context.Context, key registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error)
 	// Grows reports whether Grow would have something to do.
 	Grows(ctx context.Context, v registry.Volume) (bool, error)

@@ -12,8 +12,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Create has the plugin make the volume, and waits for its active controller until ctx ends. The same spec again is the
-// same volume; another spec under the name is ErrExists.
+// Create creates the volume. It waits for the active controller until ctx ends. Repeating the same spec returns the
+// existing volume. Another spec under the same name is an ErrExists.
 func (m *Controller) Create(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec,
 ) (registry.Volume, error) {
@@ -41,7 +41,8 @@ func (m *Controller) Create(
 	return m.volume(ctx, spec.VolumeName())
 }
 
-// aftermath adds to the error of a creation or deletion what remains of it and what to do about that.
+// aftermath adds to the error of a creation or deletion which record remains, whether Holdfast retries, and which
+// commands apply.
 func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, err error) error {
 	var state registry.VolumeState
 	goesOn := false
@@ -87,15 +88,16 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	return s, nil
 }
 
-// asked is what was asked of CreateVolume as one comparable value; given is that of a volume that was registered.
+// asked returns a hash of the CreateVolume request, to compare volumes that were created.
 func asked(v registry.Volume) string {
 	v.External, v.Context = "", nil
 	return intent.Hash(registry.CreateVolumeRPC, v.Created, v.VolumeSpec)
 }
 
+// given returns a hash of the spec, to compare volumes that were registered.
 func given(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
 
-// known is the volume of the spec's name if there is one, which must have been asked for alike.
+// known returns the volume of the spec's name if it exists. It is an error if that volume has another spec.
 func (m *Controller) known(
 	ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string,
 ) (v registry.Volume, err error) {
@@ -128,15 +130,15 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	return v, nil
 }
 
-// alike says whether want is v, of the size that it was made with, or that it was expanded to since, or of a larger one
-// that it has already: plugins round up.
+// alike reports whether want describes v. The size may be the original size, the size after an expansion, or any size
+// that v already has, because plugins round up.
 func alike(v, want registry.Volume, form func(registry.Volume) string) bool {
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
 	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
 	return form(v) == form(want) || has && fits && sized(v, want, form)
 }
 
-// sized says whether want is v but for its size.
+// sized reports whether want equals v apart from the size.
 func sized(v, want registry.Volume, form func(registry.Volume) string) bool {
 	v.CapacityMin, v.CapacityMax = want.CapacityMin, want.CapacityMax
 	return form(v) == form(want)
@@ -149,13 +151,14 @@ func origin(v registry.Volume) string {
 	return "registered"
 }
 
-// attempt is how CreateVolume is sent.
+// attempt holds how CreateVolume is sent.
 type attempt struct {
 	policy intent.Policy
-	again  time.Duration // after which it is sent again by Run, if it is left without a certain answer
+	again  time.Duration // delay until Run repeats the call if it stays uncertain
 }
 
-// create drives CreateVolume to its end: the record is there before the call, and ready or uncertain after it.
+// create sends CreateVolume until its outcome is certain or its policy gives up. The record is stored before the call.
+// After the call its state is ready or uncertain, or the record is gone.
 func (m *Controller) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
 	inst, err := m.creator(ctx, spec)
 	if err != nil {
@@ -172,7 +175,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	}
 	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
 	opened.Volume.External = creating(spec)
-	var clash error // two creations were answered with one volume at the same time: the second is uncertain
+	var clash error // the id was taken by a concurrent creation: this one becomes uncertain
 	err = m.Send(ctx, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return begin(view, made) },
@@ -206,7 +209,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			if clean && !doubtful && !acted(err) {
 				return registry.Change{Delete: []registry.Key{made.Key()}}
 			}
-			return m.unusable(made, err) // there may be a volume: the record stays
+			return m.unusable(made, err) // a volume may exist: the record stays
 		},
 	})
 	return errors.Join(err, clash)
@@ -217,7 +220,7 @@ func acted(err *registry.CallError) bool {
 	return err.Code == "OK" || err.Code == registry.CodeUnreadable
 }
 
-// unusable is the change that ends a creation that may have made a volume which cannot be used.
+// unusable returns the change that ends a creation which may have made an unusable volume.
 func (m *Controller) unusable(v registry.Volume, why *registry.CallError) registry.Change {
 	v.State = registry.VolumeUncertain
 	v.Failure = registry.Failure{RPC: why.RPC, Code: why.Code, Detail: why.Detail, Since: m.Now()}
@@ -228,8 +231,8 @@ func (m *Controller) unusable(v registry.Volume, why *registry.CallError) regist
 	}
 }
 
-// making is the record that a creation begins with: the one that there is, or a new one with the source that the spec
-// names. The source is resolved once, as each further try has to be the same call.
+// making returns the existing record of the volume, or a new one whose source comes from the spec. The source is
+// resolved once, because each further try must be the same call.
 func (m *Controller) making(
 	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec,
 ) (v registry.Volume, err error) {
@@ -248,7 +251,7 @@ func (m *Controller) making(
 	return v, err
 }
 
-// sourceOf is what a spec's volume is to be filled from, as its plugin knows it.
+// sourceOf returns the source of the spec's volume by the plugin's ids.
 func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error) {
 	if s.CloneID == "" {
 		return registry.Source{Volume: s.CloneExternal, Snapshot: s.SnapshotID}, nil
@@ -270,13 +273,13 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 	return registry.Source{Volume: from.External}, nil
 }
 
-// creating stands for the external id in the intent of a volume that has none yet. It is a hash of the name, as a
-// plugin may well use the name itself, or some text made of it, as the id of another volume.
+// creating returns a placeholder id for the intent of a volume without an external id. It is a hash, because a plugin
+// may use the name itself, or text derived from it, as the id of another volume.
 func creating(s registry.VolumeSpec) registry.ExternalID {
 	return registry.ExternalID("name:" + intent.Hash(registry.CreateVolumeRPC, s.Plugin, s.Name))
 }
 
-// creator is the active controller, which can do what the spec needs.
+// creator returns the active controller if it supports what the spec needs.
 func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
 	inst, has, err := m.asked(ctx, s.Plugin, false)
 	switch {
@@ -314,14 +317,14 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// begin makes the volume a record. Two volumes of a plugin never share a name there: the plugin would answer with one
-// disk.
+// begin returns the change that stores the record of a new volume. Names are unique per plugin, because a plugin
+// answers two requests of one name with one volume.
 func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := existing(view, v, asked)
 	if err != nil {
 		return registry.Change{}, err
 	}
-	if old.State != "" { // it was compared with the others when that began
+	if old.State != "" { // names were compared when the record was stored
 		return registry.Change{}, nil
 	}
 	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
@@ -334,8 +337,8 @@ func begin(view registry.View, v registry.Volume) (registry.Change, error) {
 	return registry.Change{Put: []registry.Record{v}}, nil
 }
 
-// accept copies the plugin's answer to v, if it can be used. If only the id in it can be used, v gets that alone, so
-// that the volume can be deleted.
+// accept copies the plugin's response to v after checking it. If only the id is usable, v gets the id alone, so that
+// the volume can be deleted.
 func (m *Controller) accept(
 	ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created,
 ) error {
@@ -363,7 +366,7 @@ func (m *Controller) accept(
 	return nil
 }
 
-// taken is nil if the plugin's name of v is not that of another volume.
+// taken returns an ErrExists if the external id of v belongs to another volume.
 func taken(view registry.View, v registry.Volume) error {
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {
@@ -373,9 +376,8 @@ func taken(view registry.View, v registry.Volume) error {
 		v.External, other.VolumeName())
 }
 
-// checkCreated returns an error if anything but the id cannot be used. A plugin that knows nothing of sources ignores
-// them: what it does not repeat in its answer it has not done (CSI CreateVolume: content_source is required in the
-// answer if it was in the request).
+// checkCreated returns an error if the response is unusable apart from its id. A plugin without support for sources
+// ignores them. The response must therefore repeat the source of the request (CSI CreateVolume, content_source).
 func checkCreated(c csi.Created, source registry.Source) error {
 	if source != (registry.Source{}) && c.Source != source {
 		return registry.Invalid("it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",

@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Delete has the plugin delete a volume that Holdfast created, and forgets it after that. It is refused, before the
-// plugin hears of it, while anybody uses the volume. Nothing new may claim the volume once it has begun.
+// Delete deletes a volume that Holdfast created, and then removes its record. A volume in use is an ErrConflict, and no
+// call is sent. Once the deletion has begun, the volume cannot be claimed.
 func (m *Controller) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
 	leave, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
@@ -36,7 +36,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable returns the volume, if it may be deleted now.
+// deletable returns the volume if it may be deleted now.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.volume(ctx, name); err != nil {
 		return v, err
@@ -64,8 +64,8 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 	return v, idle(view, v, local, "deleted")
 }
 
-// settle finds out what became of a creation without a volume that can be used. It makes the same call again, unless
-// the plugin has already said what it calls the volume. The zero volume: there is none.
+// settle determines the outcome of a creation that left no usable volume. It repeats CreateVolume unless the external
+// id is known. It returns the zero volume if the plugin has none.
 func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.Volume) (registry.Volume, error) {
 	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
 		return v, err
@@ -74,7 +74,7 @@ func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.
 		again: pace.First})
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
-			return registry.Volume{}, nil // refused for certain
+			return registry.Volume{}, nil // certainly refused
 		}
 		if named, look := m.named(ctx, v.VolumeName()); look != nil || !named {
 			return v, fmt.Errorf("it may or may not have been created, and its plugin has not said under which id; `volume deregister` forgets it: %w", err)
@@ -83,7 +83,7 @@ func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.
 	return m.volume(ctx, v.VolumeName())
 }
 
-// named says whether the plugin has said what it calls the volume, and no creation of it is open any more.
+// named reports whether the external id of the volume is known and no call for it is open.
 func (m *Controller) named(ctx context.Context, name registry.VolumeName) (named bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
@@ -93,7 +93,8 @@ func (m *Controller) named(ctx context.Context, name registry.VolumeName) (named
 	return named, err
 }
 
-// delete drives DeleteVolume to its end. again is as attempt.again.
+// delete sends DeleteVolume until its outcome is certain or its policy gives up. again has the meaning of
+// attempt.again.
 func (m *Controller) delete(
 	ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy,
 	again time.Duration,
@@ -152,15 +153,15 @@ func (m *Controller) delete(
 			}
 		},
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
-			if !clean && err.Code != "FAILED_PRECONDITION" { // which says that the volume is there
-				return registry.Change{} // there may be none any more: it is asked for again
+			if !clean && err.Code != "FAILED_PRECONDITION" { // that code means that the volume exists
+				return registry.Change{} // the volume may be gone: Run repeats the call
 			}
 			return m.kept(view, v.VolumeName(), err)
 		},
 	})
 }
 
-// kept is the change by which a volume whose deletion was refused for certain is as it was before.
+// kept returns the change that restores the state of a volume after its deletion has certainly failed.
 func (m *Controller) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
 	v, found := view.Volume(name)
 	if !found || v.State != registry.VolumeDeleting {

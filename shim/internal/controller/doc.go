@@ -1,10 +1,10 @@
-// Package controller holds what nodes share: volumes, claims and attachments, and the calls to controller plugins. A
-// Controller creates, registers, expands and deletes volumes, and attaches them to nodes where their plugin wants that
+// Package controller manages what nodes share: volumes, claims and attachments, and the calls to controller plugins. A
+// Controller creates, registers, expands and deletes volumes. It attaches them to nodes if their plugin requires that
 // (ControllerPublishVolume). It touches no mount.
 //
-// Every call that changes something has an intent before it and a stored outcome after it. A volume is a record in
-// state creating before the plugin is asked for it, so what a plugin made for a process that died is found by asking
-// for the same name again. It stays a record in state deleting until the plugin says that it is gone.
+// Every call that changes something has an intent before it and a stored outcome after it. The record of a volume
+// exists in state creating before CreateVolume is sent. After a crash the same call is repeated, which returns the
+// volume that the plugin may have made. The record stays in state deleting until the plugin confirms the deletion.
 //
 // Claims decide who may use which volume, and how. A claim is taken in one transaction that sees all others. One matrix
 // over all seven access modes decides (Compatible). It is symmetric: the order of claims does not matter.
@@ -18,19 +18,19 @@
 //	multi-node-single-writer    many      many   one
 //	multi-node-multi-writer     many      many   many
 //
-// All claims of a volume have the same access mode and the same attachment mode: a plugin attaches and stages a volume
-// for one capability, and whoever writes to a block device damages a file system mounted from it. On one node, all that
-// the staging mount depends on is equal too; read-only may differ. single-node-writer and single-node-reader-only admit
+// All claims of a volume have the same access mode and the same attachment mode. A plugin attaches and stages a volume
+// for one capability, and writes to a block device damage a file system that is mounted from it. On one node, all
+// options of the staging mount are equal too; read-only may differ. single-node-writer and single-node-reader-only admit
 // one claim: the spec says "published once". multi-node-single-writer counts claims, not nodes.
 //
-// A claim is never released while its volume is mounted for it, nor is the last claim of a node while the volume is
-// staged or attached there.
+// A claim is never released while its volume is mounted for it. The last claim of a node is never released while the
+// volume is staged or attached there.
 //
-// An expansion has two halves. The commit that stores the controller's answer records what is pending for the node,
-// which the node does (Node). A plugin may have either half or both.
+// An expansion has two halves. The commit that stores the controller's answer records the pending half of the node
+// (Node). A plugin may have either half or both.
 //
-// Optional calls and fields are sent only where the plugin declares them. Detach follows what Attach recorded. A node
-// is never detached without its id: an empty one would mean all nodes. Answers are checked before they are stored.
+// Optional calls and fields are sent only if the plugin declares them. Detach uses the node id that Attach recorded. An
+// empty id would detach all nodes, so it is never sent. Answers are checked before they are stored.
 //
-// Attach and Detach need the volume's lock; all other methods take it. Run finishes what no caller waits for any more.
+// Attach and Detach need the volume's lock; all other methods take it. Run finishes operations without a caller.
 package controller

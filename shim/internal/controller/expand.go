@@ -11,14 +11,12 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Expand makes the volume larger: its controller does (ControllerExpandVolume), and in the commit of its answer it is
-// recorded that the node has to see to it too, which it does now if the volume is used here, else when it is used next.
-// Where the plugin expands on the node alone, that is all. A volume that is large enough stays as it is, and nothing is
-// sent.
+// Expand makes the volume larger. It sends ControllerExpandVolume, and the commit of the answer records whether the node
+// has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the node
+// alone. If the volume is large enough, Expand sends nothing.
 //
-// An expansion that nobody knows the end of is asked for once more before another is. A plugin that expands only unused
-// volumes (VolumeExpansion OFFLINE without ONLINE) is not asked while the volume is attached, staged or published:
-// ErrConflict names its users.
+// An earlier expansion of unknown outcome is repeated first. Some plugins expand only unused volumes (VolumeExpansion
+// OFFLINE without ONLINE). For these, ErrConflict names the users while the volume is attached, staged or published.
 func (m *Controller) Expand(
 	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
 ) (registry.Volume, error) {
@@ -53,7 +51,7 @@ func meaningful(want registry.CapacityRange) error {
 	return nil
 }
 
-// expandable is the volume, if it is one that can be made larger.
+// expandable returns the volume if it can be expanded.
 func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.volume(ctx, name); err != nil {
 		return v, err
@@ -69,14 +67,14 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 	return v, err
 }
 
-// enough says whether there is nothing to do: the volume is as large as it is to be, here too. An error says that it
+// enough reports whether the volume already has the requested size, on this node too. It returns an error if the volume
 // would have to shrink.
 func (m *Controller) enough(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange,
 ) (done bool, err error) {
 	e, floor := v.Expansion, v.Capacity
 	if asked := max(e.Done, v.CapacityMin); asked > 0 {
-		floor = min(floor, asked) // plugins round up, and what was asked for before is no request to shrink
+		floor = min(floor, asked) // plugins round up, so an earlier requested size is no request to shrink
 	}
 	switch {
 	case want.Required < floor:
@@ -99,20 +97,20 @@ func (m *Controller) enough(
 	return !(e.Pending() && n.Retriable()), err
 }
 
-// way is who makes a plugin's volumes larger, and when.
+// way says which half of the plugin expands volumes, and whether it does so while they are in use.
 type way struct {
-	controller bool // else the node alone does
-	online     bool // also while they are used
+	controller bool // false: the node alone expands
+	online     bool // volumes in use too
 }
 
-// expandsInUse reports whether the plugin may be asked to expand a volume in use. A plugin that declares no mode
+// expandsInUse reports whether Holdfast may ask the plugin to expand a volume in use. A plugin that declares no mode
 // decides itself.
 func expandsInUse(f registry.Fingerprint) bool {
 	return f.Has(registry.ExpandsOnline) || !f.Has(registry.ExpandsOffline)
 }
 
-// wayOf asks the plugin's controller, if it has one, and else its node plugin, which are waited for. No lock is held
-// meanwhile.
+// wayOf waits for the plugin's controller, or its node plugin if it has no controller, and returns how it expands
+// volumes. It holds no lock while it waits.
 func (m *Controller) wayOf(ctx context.Context, v registry.Volume) (way, error) {
 	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
 	if err != nil {
@@ -133,7 +131,7 @@ func (m *Controller) wayOf(ctx context.Context, v registry.Volume) (way, error) 
 	return way{online: expandsInUse(inst.Fingerprint)}, nil
 }
 
-// expandIn expands the volume in its locks: that of its name, and that of what it is called by now.
+// expandIn expands the volume while it holds the locks of its name and its key.
 func (m *Controller) expandIn(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w way,
 ) error {
@@ -151,7 +149,7 @@ func (m *Controller) expandIn(
 		return err
 	}
 	defer leaveKey()
-	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished what was open, meanwhile
+	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished the open expansion
 		return err
 	}
 	v, asked, err := m.earlier(ctx, by, v, want, w)
@@ -179,9 +177,9 @@ func (m *Controller) expandIn(
 	return m.possible(ctx, name, want)
 }
 
-// earlier has an expansion come to its end that is open, if it is another one: on the node, and at its controller. What
-// the node has answered vaguely has to be known too, as long as the volume is mounted as it was then. asked: the node
-// was asked for what is pending.
+// earlier finishes a different expansion that is still open, at the controller and on the node. A vague answer of the
+// node must be resolved first while the volume stays mounted as it was. asked reports whether the node has already
+// tried the pending expansion.
 func (m *Controller) earlier(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way,
 ) (now registry.Volume, asked bool, err error) {
@@ -189,7 +187,7 @@ func (m *Controller) earlier(
 	if err != nil {
 		return v, false, err
 	}
-	if open != registry.ControllerExpandRPC { // which comes first where it is open
+	if open != registry.ControllerExpandRPC { // an open controller call comes before the node
 		if v, asked, err = m.nodeFirst(ctx, by, v, want); err != nil {
 			return v, asked, err
 		}
@@ -207,8 +205,8 @@ func (m *Controller) earlier(
 	return m.nodeFirst(ctx, by, v, want)
 }
 
-// nodeFirst has the node end what it was asked for or is to be, before it is asked for something else. asked: it was,
-// or it cannot be.
+// nodeFirst finishes the pending expansion on the node before another one starts. asked reports whether the node tried
+// it, or cannot.
 func (m *Controller) nodeFirst(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
@@ -234,7 +232,7 @@ func (m *Controller) nodeFirst(
 	if now.Unmade() {
 		other = now.Expansion.Node != want
 	}
-	if other && n.Refused != "" && intent.Vague(n.Refused) { // the record is one of the volume as it is mounted now
+	if other && n.Refused != "" && intent.Vague(n.Refused) { // the record belongs to the current mount
 		return now, false, registry.Errorf(registry.ErrConflict,
 			"the expansion before is not known to have come to its end "+
 				"on the node (%s: %s); stop the jobs that use the volume, and expand it then", registry.NodeExpandRPC,
@@ -243,7 +241,8 @@ func (m *Controller) nodeFirst(
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
-// opened returns the call that is open for the volume, at its controller or on this node; empty: none.
+// opened returns the RPC that is open for the volume, at its controller or on this node. It returns an empty RPC if
+// none is open.
 func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		open, _ := view.Intent(v.VolumeKey())
@@ -256,8 +255,8 @@ func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registr
 	return rpc, err
 }
 
-// grow has the node make what is pending, if it can, and records what it has made. again: also what the node's plugin
-// has refused, unless CSI forbids that.
+// grow does the pending expansion on the node if possible, and records the result. again also retries what the node
+// plugin has refused, unless CSI forbids that.
 func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
 	if m.node == nil {
 		return nil
@@ -269,8 +268,8 @@ func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.Vo
 	return m.NodeExpanded(ctx, key, done)
 }
 
-// NodeExpanded records in the volume what a node has done of its expansion. The node has stored that before, so it may
-// be called any number of times.
+// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result before, so
+// NodeExpanded is idempotent.
 func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		v, known := view.VolumeByKey(key)
@@ -279,7 +278,7 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 		}
 		e := v.Expansion
 		switch {
-		case n.Done < e.Node.Required: // the size can never be, and is not asked for any more
+		case n.Done < e.Node.Required: // the size is impossible: do not retry
 			v.Expansion = e.Settled()
 			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
 		case v.Unmade():
@@ -293,7 +292,7 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 	return err
 }
 
-// LeaveExpansion closes an open ControllerExpandVolume whose end nobody knows, and says whether there was one.
+// LeaveExpansion closes an open ControllerExpandVolume whose outcome is unknown, and reports whether there was one.
 func (m *Controller) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		open, found := view.Intent(key)
@@ -310,7 +309,7 @@ func (m *Controller) LeaveExpansion(ctx context.Context, key registry.VolumeKey)
 	return left, err
 }
 
-// offline returns nil if the volume may be expanded now. One that was only claimed so far is not used yet.
+// offline returns nil if the volume may be expanded now. A claim alone does not count as a use.
 func offline(view registry.View, v registry.Volume, local []string, w way) error {
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
@@ -320,7 +319,7 @@ func offline(view registry.View, v registry.Volume, local []string, w way) error
 		idle(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }
 
-// leaveToNode records what the node is to see to, for a plugin that expands there alone.
+// leaveToNode records a pending expansion on the node, for a plugin without ControllerExpandVolume.
 func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
 	local, err := m.uses(ctx, v)
 	if err != nil {
@@ -345,7 +344,7 @@ func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want re
 	return err
 }
 
-// withdraw has the node not make a size any more that somebody asked for before, who asks for what there is now.
+// withdraw cancels a pending larger size on the node when a later request is satisfied by the current size.
 func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 	if !v.Unmade() {
 		return nil
@@ -361,8 +360,7 @@ func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 	return err
 }
 
-// possible is nil unless the node has said that it can never make the volume so large, and is not asked for that any
-// more.
+// possible returns an error if the node plugin has certainly refused the size, so that Holdfast does not retry it.
 func (m *Controller) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
 	v, err := m.volume(ctx, name)
 	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() &&
@@ -372,7 +370,7 @@ func (m *Controller) possible(ctx context.Context, name registry.VolumeName, wan
 	return err
 }
 
-// enlarge drives ControllerExpandVolume to its end.
+// enlarge sends ControllerExpandVolume until its outcome is certain or its policy gives up.
 func (m *Controller) enlarge(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
 ) error {
@@ -394,7 +392,7 @@ func (m *Controller) enlarge(
 			return err
 		}
 	}
-	vague := before.Open() // something may be made of the request that nobody knows of
+	vague := before.Open() // an earlier call may have had an effect
 	var answer csi.Expanded
 	open := base(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.Send(ctx, intent.Call{
@@ -435,8 +433,8 @@ func (m *Controller) enlarge(
 	})
 }
 
-// usage is that for which the volume is attached; else the one that it was made for; zero if there are several: a
-// plugin that is told of the one could leave out what the others need.
+// usage returns the usage of the volume's attachment, or else the one usage of its spec. With several usages it returns
+// zero, because a plugin that gets one of them may skip what the others need.
 func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.Usage, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		if at := view.Attachments(v.VolumeKey()); len(at) > 0 {
@@ -465,7 +463,8 @@ func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 	return u
 }
 
-// expanding records what is asked for, unless the volume is used and its plugin does not expand it then.
+// expanding records the requested size. It returns an error if the volume is in use and its plugin expands only unused
+// volumes.
 func (m *Controller) expanding(
 	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, w way,
 ) (registry.Change, error) {
@@ -483,7 +482,8 @@ func (m *Controller) expanding(
 	return registry.Change{Put: []registry.Record{now}}, nil
 }
 
-// expanded is what the controller has made of the volume, and in the same commit what is left for its node.
+// expanded returns the change that stores the controller's result and, in the same commit, the pending work of the
+// node.
 func (m *Controller) expanded(
 	view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded,
 ) registry.Change {
@@ -503,8 +503,8 @@ func (m *Controller) expanded(
 		Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, told)}}
 }
 
-// resized is v as its controller says that it is, with what it leaves to the node. That the volume cannot grow as it is
-// mounted still stands.
+// resized returns v with the size and the node work from the controller's answer. A recorded refusal for the current
+// mount stays.
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.Node {
@@ -514,7 +514,7 @@ func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Vo
 	return v
 }
 
-// checkExpanded returns an error if the volume does not have the size that was asked for.
+// checkExpanded returns an error if the volume does not have the requested size.
 func checkExpanded(e csi.Expanded, at registry.InstanceKey, want registry.CapacityRange) error {
 	switch {
 	case e.Capacity < want.Required:

@@ -15,7 +15,7 @@ import (
 // validateTimeout bounds ValidateVolumeCapabilities.
 const validateTimeout = time.Minute
 
-// Register makes a volume that exists at its plugin known. Where the plugin has a controller, that one confirms the
+// Register records a volume that exists at its plugin. If the plugin has a controller, the controller confirms the
 // capabilities.
 func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (registry.Volume, error) {
 	if _, err := registry.ParseExternalID(string(spec.External)); err != nil {
@@ -43,7 +43,7 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 	return m.volume(ctx, spec.VolumeName())
 }
 
-// admit registers a volume that is not known yet.
+// admit registers a volume that has no record yet.
 func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error {
 	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External},
 		"its registration")
@@ -57,7 +57,7 @@ func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error 
 	return m.register(ctx, spec)
 }
 
-// confirm asks the controller whether the volume is there and has the capabilities.
+// confirm checks with the controller that the volume exists and has the capabilities.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
 	inst, has, err := m.asked(ctx, s.Plugin, false)
 	if err != nil || !has {
@@ -112,8 +112,8 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 	return err
 }
 
-// Deregister forgets the volume without a call to its plugin, where it goes on to exist. It is refused while anybody
-// uses it, and while a call for it is under way.
+// Deregister removes the record of the volume without a call to its plugin, where the volume continues to exist. It
+// returns ErrConflict while the volume is in use or a call for it is under way.
 func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) error {
 	leave, err := m.soon(ctx, name, name)
 	if err != nil {
@@ -134,7 +134,7 @@ func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) e
 	return m.deregister(ctx, name)
 }
 
-// forgettable is the volume, if nobody uses it.
+// forgettable returns the volume if it is unused.
 func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.volume(ctx, name); err != nil {
 		return v, err
@@ -146,7 +146,7 @@ func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) 
 	return v, m.State.View(ctx, func(view registry.View) error { return idle(view, v, local, "deregistered") })
 }
 
-// soon waits only a moment for one of the volume's locks: what is under way there may take as long as it likes.
+// soon takes one of the volume's locks, and waits at most busyWait for it.
 func (m *Controller) soon(ctx context.Context, name registry.VolumeName, k intent.Key) (leave func(), err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, busyWait, errBusy)
 	defer cancel()
@@ -157,12 +157,12 @@ func (m *Controller) soon(ctx context.Context, name registry.VolumeName, k inten
 	return leave, err
 }
 
-// busyWait is how long what is under way for a volume may take to end before its deregistration is refused.
+// busyWait bounds how long a deregistration waits for a running operation on the volume.
 const busyWait = time.Second
 
 var errBusy = errors.New("that has not ended yet")
 
-// busy is why the volume cannot be deregistered, with the call that is open.
+// busy returns why the volume cannot be deregistered, with the open calls.
 func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why error) error {
 	open := ""
 	err := m.State.View(ctx, func(view registry.View) error {
@@ -177,7 +177,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 		name, why, open), err)
 }
 
-// intents are the open ones of a volume: under its key, or under the name that it is being created by.
+// intents returns the open intents of a volume: under its key, or under the placeholder key of its creation.
 func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
 		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {

@@ -11,13 +11,13 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// pace is the wait between two tries of what nobody waits for.
+// pace is the wait between two tries of an operation without a caller.
 var pace = intent.Backoff{First: time.Second, Max: time.Minute}
 
-// Run drives creations, deletions and expansions to their end that nobody waits for any more: those of an earlier
-// process, and those whose caller got no certain answer. Each is sent again as it was, one try at a time, so that
-// whoever asks for the volume meanwhile gets his turn, until it is done or has failed for certain. What it has come to
-// is in the volume's state and its open intent. It returns when ctx ends.
+// Run finishes creations, deletions and expansions without a caller. These come from an earlier process, or had no
+// certain answer. Each is repeated as the same call until it is done or has certainly failed. Run sends one try at a
+// time, so that other operations on the volume get the lock in between. The state and the open intent of the volume
+// record the progress. Run returns when ctx ends.
 func (m *Controller) Run(ctx context.Context) error {
 	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
 	defer r.all.Wait()
@@ -41,15 +41,15 @@ func (m *Controller) Run(ctx context.Context) error {
 	}
 }
 
-// leaves has Run look for what is unfinished.
+// leaves makes Run look for unfinished operations.
 func (m *Controller) leaves() {
 	select {
 	case m.left <- struct{}{}:
-	default: // it is about to look anyway
+	default: // Run has yet to take the pending token
 	}
 }
 
-// resumer is the volumes that are being driven to their end.
+// resumer tracks the volumes that Run is working on.
 type resumer struct {
 	*Controller
 	all   sync.WaitGroup
@@ -69,11 +69,11 @@ func (r *resumer) start(ctx context.Context, name registry.VolumeName, wait time
 		r.mu.Lock()
 		delete(r.under, name)
 		r.mu.Unlock()
-		r.leaves() // for one that was left since
+		r.leaves() // another operation may have been left meanwhile
 	})
 }
 
-// finish tries until there is nothing left to do for the volume, or ctx ends.
+// finish retries until the volume has no unfinished operation, or ctx ends.
 func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait time.Duration) {
 	for try := uint64(1); ; try++ {
 		select {
@@ -91,8 +91,8 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 	}
 }
 
-// again tries once, and says whether it is over; if not, the next try comes after wait. It waits for the plugin outside
-// of the lock.
+// again tries once and reports whether the operation is over. wait is the delay before the next try. It waits for the
+// plugin without the lock.
 func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
@@ -123,13 +123,13 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 		err = m.resumeExpansion(ctx, v)
 	}
 	if _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
-		return true, nil // an error that is certain is told by its event
+		return true, nil // a certain failure has its own event
 	}
 	return false, err
 }
 
-// comes waits for who is to be asked, for as long as one pause lasts: the volume may be forgotten meanwhile. That is
-// the plugin's controller, or its node plugin where nothing goes on by itself but the node's half of an expansion.
+// comes waits up to pace.Max for the plugin that the operation needs. That is the controller, or the node plugin if
+// only the node's half of an expansion remains. The bound lets Run notice a deregistered volume.
 func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	open, err := m.opened(ctx, v)
 	if err != nil {
@@ -145,7 +145,7 @@ func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	return err
 }
 
-// operation returns the operation that the volume's open call was made for.
+// operation returns the operation ID of the volume's open call.
 func (m *Controller) operation(ctx context.Context, v registry.Volume) (call registry.Call, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		for _, open := range intents(view, v) {
@@ -156,12 +156,12 @@ func (m *Controller) operation(ctx context.Context, v registry.Volume) (call reg
 	return call, err
 }
 
-// once is the policy of a call that is sent once: whoever sends it tries again by himself.
+// once returns a policy with a single try per call. Run itself retries.
 func once(rpc registry.RPC) intent.Policy {
 	return intent.PolicyOf(rpc).Once()
 }
 
-// unfinished lists the volumes for which something is left to be done.
+// unfinished lists the volumes with an unfinished operation.
 func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
 	var volumes []registry.Volume
 	err = m.State.View(ctx, func(view registry.View) error { volumes = view.Volumes(); return nil })
@@ -177,7 +177,7 @@ func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeNam
 	return names, err
 }
 
-// unfinishedOne returns the volume if something is left to be done for it.
+// unfinishedOne returns the volume if it has an unfinished operation.
 func (m *Controller) unfinishedOne(
 	ctx context.Context, name registry.VolumeName,
 ) (v registry.Volume, found bool, err error) {
@@ -189,7 +189,7 @@ func (m *Controller) unfinishedOne(
 	return v, found, err
 }
 
-// unfinishedVolume reports whether something is left to be done for the volume, here or at its controller.
+// unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error { open = m.remains(view, v); return nil })
 	if err != nil || open || m.node == nil || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
@@ -198,8 +198,8 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	return m.node.Grows(ctx, v)
 }
 
-// remains reports whether something is left to be done for the volume at its controller: a creation that may have left,
-// a deletion, or an expansion. A creation that has ended for certain without a volume that can be used is for people.
+// remains reports whether a creation, deletion or expansion is unfinished at the controller. A creation that certainly
+// ended without a usable volume needs a person, and does not count.
 func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	open := false
 	for _, i := range intents(view, v) {
@@ -219,9 +219,8 @@ func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 	return false
 }
 
-// resumeExpansion goes on with an expansion that nobody waits for any more. What a controller was asked for was so
-// while that was allowed, and nothing else has happened to the volume since. Whoever calls it holds the lock of the
-// volume's name.
+// resumeExpansion continues an expansion without a caller. It does not check again whether the volume may be expanded
+// in use: that was checked when the call was opened. The caller holds the lock of the volume's name.
 func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) error {
 	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
@@ -234,7 +233,7 @@ func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) err
 	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey(), false)
 }
 
-// settleExpansion has an open ControllerExpandVolume of the volume sent again.
+// settleExpansion repeats an open ControllerExpandVolume of the volume.
 func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeName, p intent.Policy) error {
 	v, err := m.volume(ctx, name)
 	if err != nil {

@@ -9,14 +9,14 @@ import (
 	"holdfast/registry"
 )
 
-// roleWait bounds the wait for a role that no task of the plugin serves yet: such a task may be about to start.
+// roleWait bounds the wait for a role that no task of the plugin serves yet. Such a task may be about to start.
 const roleWait = 5 * time.Second
 
 // errNoRole ends a wait for a role that no known task will serve.
 type errNoRole struct{ error }
 
-// withRole runs f, which waits for the plugin's role. After roleWait it ends f, with an ErrUnavailable that names the
-// role, as soon as the plugin is healthy in its other role and no task is known that would serve this one.
+// withRole runs f, which waits for the plugin's role. Every roleWait it checks whether the plugin is healthy in its
+// other role and no known task serves this one. If so, it cancels f and returns an ErrUnavailable that names the role.
 func (m *Controller) withRole(
 	ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error,
 ) error {
@@ -52,7 +52,7 @@ func (m *Controller) pauses(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// lacks is an errNoRole if the plugin is healthy here in its other role, and nothing tells of a task in this one.
+// lacks returns an errNoRole if the plugin is healthy here in its other role and no known task serves this one.
 func (m *Controller) lacks(ctx context.Context, role registry.Role, id registry.PluginID) error {
 	other := registry.RoleNode
 	if role == registry.RoleNode {
@@ -70,7 +70,7 @@ func (m *Controller) lacks(ctx context.Context, role registry.Role, id registry.
 		"run a task of it with type = %q or %q in its csi_plugin block, and ask again", id, other, role, typeOf(role), "monolith")}
 }
 
-// typeOf is what a csi_plugin block calls a task that serves the role alone.
+// typeOf returns the type that a csi_plugin block has for a task that serves the role alone.
 func typeOf(role registry.Role) string {
 	if role == registry.RoleController {
 		return "controller"
@@ -78,7 +78,7 @@ func typeOf(role registry.Role) string {
 	return "node"
 }
 
-// asked is controller with roleWait: it fails soon if the plugin must have a controller and no task will serve it.
+// asked is like controller, but fails after roleWait if no task will serve the controller role.
 func (m *Controller) asked(
 	ctx context.Context, id registry.PluginID, certain bool,
 ) (inst registry.Instance, has bool, err error) {
@@ -89,7 +89,7 @@ func (m *Controller) asked(
 	return inst, has, err
 }
 
-// askedNode returns the plugin's healthy node instance. It fails after roleWait if no task will serve the role.
+// askedNode waits for a healthy node instance of the plugin. It fails after roleWait if no task will serve the role.
 func (m *Controller) askedNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
 	err = m.withRole(ctx, registry.RoleNode, id, func(ctx context.Context) (err error) {
 		if inst, err = m.Plugins.Await(ctx, registry.RoleNode, id); err != nil {
