@@ -20,8 +20,8 @@
 //
 // All claims of a volume have the same access mode and the same attachment mode. A plugin attaches and stages a volume
 // for one capability, and writes to a block device damage a file system that is mounted from it. On one node, all
-// options of the staging mount are equal too; read-only may differ. single-node-writer and single-node-reader-only admit
-// one claim: the spec says "published once". multi-node-single-writer counts claims, not nodes.
+// options of the staging mount are equal too; read-only may differ. single-node-writer and single-node-reader-only
+// admit one claim: the spec says "published once". multi-node-single-writer counts claims, not nodes.
 //
 // A claim is never released while its volume is mounted for it. The last claim of a node is never released while the
 // volume is staged or attached there.

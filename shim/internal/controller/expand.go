@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Expand makes the volume larger. It sends ControllerExpandVolume, and the commit of the answer records whether the node
-// has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the node
+// Expand makes the volume larger. It sends ControllerExpandVolume, and the commit of the answer records whether the
+// node has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the node
 // alone. If the volume is large enough, Expand sends nothing.
 //
 // An earlier expansion of unknown outcome is repeated first. Some plugins expand only unused volumes (VolumeExpansion

@@ -20,25 +20,25 @@ type Secrets interface {
 	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
 }
 
-// Calls is what the use cases of volumes share to make CSI calls.
+// Calls holds what the packages that make CSI calls for volumes share.
 type Calls struct {
 	Sender
 	Plugins Plugins
 	Secrets Secrets
 	Locks   *Locks
-	// Expected reports whether the plugin has a task in the role, whether or not it has an instance. nil: there are
-	// none.
+	// Expected reports whether the plugin has a task in the role, with or without an instance. If it is nil, no plugin
+	// has one.
 	Expected func(registry.View, registry.Role, registry.PluginID) bool
 }
 
-// AttachTo is the node that a volume is to be attached to.
+// AttachTo is the node to attach a volume to.
 type AttachTo struct {
 	Node registry.NodeName
 	ID   registry.NodeID // as the plugin calls the node
 	Used bool            // the node has staged or published the volume
 }
 
-// Await waits for the plugin's healthy instance in the role, for as long as by allows.
+// Await waits for the plugin's healthy instance in the role until ctx ends or by.RetryUntil has passed.
 func (c Calls) Await(
 	ctx context.Context, by Caller, role registry.Role, id registry.PluginID,
 ) (registry.Instance, error) {
@@ -78,8 +78,8 @@ func (c Calls) Resolve(ctx context.Context, s registry.VolumeSpec) (map[string]r
 	return values, nil
 }
 
-// Renew returns the volume's secrets for a further try of a call. A secret that the plugin refused may have been
-// replaced. If the secrets cannot be resolved now, the last ones are used again.
+// Renew returns the volume's secrets for a further try of a call, because a refused secret may have been replaced. If
+// the secrets cannot be resolved now, it returns last.
 func (c Calls) Renew(
 	ctx context.Context, s registry.VolumeSpec, last map[string]registry.SecretValue,
 ) map[string]registry.SecretValue {
@@ -90,7 +90,7 @@ func (c Calls) Renew(
 	return values
 }
 
-// Supports returns nil if the instance declares what the usages need of its role.
+// Supports returns an ErrUnsupported if the instance lacks a capability that the usages need in its role.
 func Supports(inst registry.Instance, usages ...registry.Usage) error {
 	multi := registry.SingleNodeMulti
 	if inst.Role == registry.RoleController {

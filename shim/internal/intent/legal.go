@@ -14,14 +14,15 @@ import (
 	"holdfast/registry"
 )
 
-// undo maps a call to the call that undoes it. CreateVolume has none here: it is repeated first, which tells the id.
+// undo maps a call to the call that undoes it. CreateVolume is missing: only repeating it returns the external id.
 var undo = map[registry.RPC]registry.RPC{
 	registry.ControllerPublishRPC: registry.ControllerUnpublishRPC,
 	registry.NodeStageRPC:         registry.NodeUnstageRPC,
 	registry.NodePublishRPC:       registry.NodeUnpublishRPC,
 }
 
-// Legal returns nil if next may be sent for a volume whose intent open is open, else an ErrConflict that names open.
+// Legal returns nil if next may be sent while open is the open intent of the volume. Otherwise it returns an
+// ErrConflict that names open.
 func Legal(open, next registry.Intent) error {
 	if same(open, next) || undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request {
 		return nil
@@ -29,20 +30,19 @@ func Legal(open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// MayRun reports whether a call is likely to run at its plugin still: it was not answered, or was answered with
-// ABORTED.
+// MayRun reports whether a call probably still runs at its plugin: it has no answer, or the answer was ABORTED.
 func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
 
-// Hasty reports whether the undo of an open call would be sent while that call is likely to run. The outcome of two
-// different calls at once for one volume is undefined (CSI spec, "Concurrency").
+// Hasty reports whether an undo of the open call now would overlap with that call. The outcome of two concurrent calls
+// for one volume is undefined (CSI spec, "Concurrency").
 func Hasty(open registry.Intent) bool { return undo[open.RPC] != "" && MayRun(open) }
 
 // same reports whether next repeats the call of open.
 func same(open, next registry.Intent) bool { return open.RPC == next.RPC && open.Hash == next.Hash }
 
-// Describe says for people which call is open, for which alloc, since when, and what is legal now.
+// Describe returns a text for display: the open call, its alloc, its age, and which calls are legal now.
 func Describe(open registry.Intent) string {
 	s := fmt.Sprintf("%s of %s", open.RPC, open.Name)
 	if open.Alloc != "" {
@@ -59,8 +59,8 @@ func Describe(open registry.Intent) string {
 	return s + " is legal"
 }
 
-// Hash returns the hash of a request: of the JSON forms of its parts. That form has no secrets and no paths that only
-// one instance knows, so the hash stays the same after a secret was rotated or the plugin was updated.
+// Hash returns a hash of the JSON forms of a request's parts. These contain no secrets and no paths of one instance.
+// The hash therefore survives a rotated secret and an updated plugin.
 func Hash(rpc registry.RPC, parts ...any) string {
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
@@ -94,7 +94,7 @@ func RoleOf(rpc registry.RPC) registry.Role {
 }
 
 // Answers reports whether a code is the plugin's own answer. The other codes may belong to a call that never reached
-// it.
+// the plugin.
 func Answers(code string) bool {
 	switch code {
 	case "", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE":
@@ -119,8 +119,8 @@ func Silent(code string) bool {
 	return false
 }
 
-// NoEnd returns what is known of a call whose end is not awaited any more: at most a vague answer. A try after a
-// certain answer may be under way.
+// NoEnd returns the error of an open call whose outcome is no longer awaited. The error is at most vague, because a try
+// after a certain answer may be under way.
 func NoEnd(open registry.Intent) *registry.CallError {
 	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
 	if open.Code == "" || !Vague(open.Code) {
@@ -129,8 +129,8 @@ func NoEnd(open registry.Intent) *registry.CallError {
 	return said
 }
 
-// Settled returns nil if the error of a call says that the call certainly does not run any more, whether it failed or
-// not.
+// Settled returns nil if the call certainly does not run any more: err is nil or a certain failure. Otherwise it
+// returns err.
 func Settled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed &&
 		!errors.Is(err, registry.ErrUncertain) {
@@ -139,10 +139,10 @@ func Settled(err error) error {
 	return err
 }
 
-// maxDetail bounds a stored error text that is not a plugin's, in bytes.
+// maxDetail bounds a stored error text that does not come from a plugin, in bytes.
 const maxDetail = 1024
 
-// callError makes a CallError of whatever a call returned. A call that is not known to have failed is uncertain.
+// callError converts the error of a call to a CallError. A call that has not certainly failed is uncertain.
 func callError(rpc registry.RPC, err error) *registry.CallError {
 	if err == nil {
 		return nil

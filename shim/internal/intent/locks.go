@@ -7,35 +7,34 @@ import (
 	"sync"
 )
 
-// Locks has a lock per volume, or per task: at most one thing at a time is under way for each. Different volumes run in
-// parallel. The zero value is ready. Locks are in memory: what is under way when the process ends is an open intent.
+// Locks serializes the operations on each volume or task. Different volumes run in parallel. The zero value is ready.
+// Locks are in memory: after the process ends, an open intent records the operation.
 //
-// A volume has two names, and so two locks: that of its VolumeName, which it has from the beginning, and that of its
-// VolumeKey, once its plugin has named it. An operation that makes, forgets or removes a volume takes the lock of the
-// name first and then that of the key. An operation that only uses it takes that of the key. No operation holds two
-// locks of the same kind, so none waits in a circle.
+// A volume has two locks: one by its VolumeName, and one by its VolumeKey once the plugin has assigned its id. An
+// operation that creates, deregisters or deletes a volume locks the name first and then the key. An operation that only
+// uses the volume locks the key. No operation holds two locks of the same kind, so there is no deadlock.
 type Locks struct {
-	mu    sync.Mutex // guards locks and what is in them but token; held for no longer than a look-up
+	mu    sync.Mutex // guards locks and all fields of a lock except token; held only briefly
 	locks map[Key]*lock
 }
 
-// Key names what has a lock: a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. Keys of different types
+// Key identifies a lock: a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. Keys of different types
 // never share a lock.
 type Key fmt.Stringer
 
 type lock struct {
 	token chan struct{} // holds one while the lock is held
-	holds string        // what is under way
+	holds string        // description of the holder's operation
 	users int           // the holder and waiters
 
-	locking int                     // those of users that came by Lock
-	yield   context.CancelCauseFunc // cancels the holder if it came by LockYielding, else nil
+	locking int                     // holder and waiters that called Lock
+	yield   context.CancelCauseFunc // cancels a holder that called LockYielding, else nil
 }
 
-// ErrYielded is the cause of a context of LockYielding that ended for another user of the lock.
+// ErrYielded is the cause of a context of LockYielding that ended because another caller waits in Lock.
 var ErrYielded = errors.New("the volume is needed for something else")
 
-// Lock waits for the lock of k and takes it. what says for others what is done with it.
+// Lock waits for the lock of k and takes it. what describes the operation to other callers.
 func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), err error) {
 	lk := l.join(k)
 	l.mu.Lock()
@@ -98,7 +97,8 @@ func (l *Locks) wait(ctx context.Context, k Key, lk *lock, what string) (release
 	}, nil
 }
 
-// Busy says what is under way with the lock of k; empty: nothing.
+// Busy returns the description of the operation that holds the lock of k. It returns an empty string if the lock is
+// free.
 func (l *Locks) Busy(k Key) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (l *Locks) join(k Key) *lock {
 	return lk
 }
 
-// part ends a use of lk, and forgets lk with its last user. It returns what is under way.
+// part ends a use of lk, and deletes lk after its last user. It returns the description of the holder.
 func (l *Locks) part(k Key, lk *lock) (busy string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

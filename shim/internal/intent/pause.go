@@ -9,16 +9,16 @@ import (
 	"holdfast/registry"
 )
 
-// Pause keeps CSI calls that change something from beginning while the shim is quiesced. A call that would begin waits
-// until the pause ends or its context ends; the latter comes first when the shim releases the state. The next shim then
-// continues. The zero value is not paused.
+// Pause delays new CSI calls that change something while the shim is quiesced. A call waits until the pause or its
+// context ends. Its context ends when the shim releases the state, and the next shim then makes the call. The zero
+// value is not paused.
 type Pause struct {
 	mu     sync.Mutex    // guards all below; held for no longer than a look-up
 	ended  chan struct{} // closed when the pause ends; nil: there is none
 	notify func(op registry.OperationID, waiting bool)
 }
 
-// Begin begins the pause, unless it has begun.
+// Begin begins the pause. It does nothing if the pause has begun.
 func (p *Pause) Begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -27,7 +27,7 @@ func (p *Pause) Begin() {
 	}
 }
 
-// End ends the pause. Calls that wait begin.
+// End ends the pause and lets waiting calls begin.
 func (p *Pause) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -37,14 +37,15 @@ func (p *Pause) End() {
 	}
 }
 
-// Notify has f called when a call for an operation begins to wait for the end of a pause, and when it has waited.
+// Notify sets f, which is called before a call of an operation waits for the end of a pause, and after the wait.
 func (p *Pause) Notify(f func(op registry.OperationID, waiting bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.notify = f
 }
 
-// current returns the channel that is closed when the pause ends, nil if there is none, and what Notify has set.
+// current returns the channel that is closed when the pause ends, and the function that Notify has set. The channel is
+// nil without a pause.
 func (p *Pause) current() (ended <-chan struct{}, notify func(registry.OperationID, bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,20 +75,20 @@ func (p *Pause) wait(ctx context.Context, op registry.OperationID) error {
 	return nil
 }
 
-// DrainTime is the Drain of an active shim: a short call ends, and is not made twice.
+// DrainTime is the Sender.Drain of an active shim. It lets a short call end, so that the next shim does not repeat it.
 const DrainTime = 10 * time.Millisecond
 
-// ErrReleased is, or is in, the cause of a context that ends because its shim releases the state.
+// ErrReleased is the cause, or part of the cause, of a context that ends because its shim releases the state.
 var ErrReleased = errors.New("this shim is not active any more")
 
-// Released reports whether ctx has ended because its shim releases the state. The next shim finds the intents of its
-// calls and makes these again, so nothing needs to be stored of them.
+// Released reports whether ctx has ended because its shim releases the state. Nothing needs to be stored then: the next
+// shim repeats the calls of all open intents.
 func Released(ctx context.Context) bool {
 	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrReleased)
 }
 
-// drained returns a context for a call that begins now. It ends with ctx, but if ctx ends for ErrReleased, not before
-// the call has had the time given.
+// drained returns a context for a call that begins now. It ends with ctx. If ctx ends with ErrReleased, the call still
+// has the rest of its drain time.
 func drained(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)

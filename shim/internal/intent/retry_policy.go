@@ -9,24 +9,24 @@ import (
 	"holdfast/registry"
 )
 
-// Forever is the number of tries of what is tried until the caller's context ends.
+// Forever is the Tries of a row without a limit: the call is retried until the caller's context ends.
 const Forever = math.MaxInt
 
-// Policy says how one RPC is sent and sent again.
+// Policy holds the deadline and the retry rules of one RPC.
 type Policy struct {
 	Deadline time.Duration  // of one try
-	Rows     map[string]Row // by gRPC code, by name; "" is no gRPC answer at all
+	Rows     map[string]Row // by the name of the gRPC code; "" means no gRPC answer
 }
 
-// Row says what is done about one answer.
+// Row holds the meaning of one answer and how it is retried.
 type Row struct {
-	Outcome registry.Outcome // what the answer says of the call: OutcomeFailed or OutcomeUncertain
-	Tries   int              // how often the call is sent at most that is answered so; 0: once
+	Outcome registry.Outcome // OutcomeFailed or OutcomeUncertain
+	Tries   int              // limit on the calls with this answer; 0 means 1
 	Backoff Backoff          // between two tries
-	Advice  string           // for people: what it means, and what they may do about it
+	Advice  string           // for operators: the meaning of the answer and what to do
 }
 
-// Row is what is done about a code. One that gRPC does not have is treated as UNKNOWN.
+// Row returns the row of a code. An unknown code has the row of UNKNOWN.
 func (p Policy) Row(code string) Row {
 	row, known := p.Rows[code]
 	if !known {
@@ -36,8 +36,8 @@ func (p Policy) Row(code string) Row {
 	return row
 }
 
-// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. For an RPC of a newer build,
-// which the state file may name, the policy takes every answer as uncertain and allows no second try.
+// PolicyOf returns the policy of an RPC. Policies has one for each RPC of this build. The state file may name an RPC of
+// a newer build. Its policy treats every answer as uncertain and allows one try.
 func PolicyOf(rpc registry.RPC) Policy {
 	if p, known := Policies[rpc]; known {
 		return p
@@ -45,12 +45,12 @@ func PolicyOf(rpc registry.RPC) Policy {
 	return unknownRPC
 }
 
-// OutcomeOf is what an answer says of a call.
+// OutcomeOf returns what an answer says about the outcome of a call.
 func OutcomeOf(rpc registry.RPC, code string) registry.Outcome {
 	return PolicyOf(rpc).Row(code).Outcome
 }
 
-// Advice is what a person may do about an answer; empty: there is none yet.
+// Advice returns what an operator can do about an answer. It is empty before the first answer.
 func Advice(rpc registry.RPC, code string) string {
 	if code == "" {
 		return ""
@@ -58,12 +58,12 @@ func Advice(rpc registry.RPC, code string) string {
 	return PolicyOf(rpc).Row(code).Advice
 }
 
-// Waits is what an open call holds up, and what a person may do about it.
+// Waits returns what an open call blocks, and what an operator can do about it.
 func Waits(open registry.Intent) registry.Wait {
 	w, policy := open.Waits(), PolicyOf(open.RPC)
 	w.Advice = policy.Row(open.Code).Advice
 	if open.Outcome == registry.OutcomePending && open.Code == "CANCELLED" {
-		w.Code, w.Detail = "", "" // that was our word: the plugin has not said anything yet
+		w.Code, w.Detail = "", "" // the shim cancelled the call: the plugin has not answered
 	}
 	if w.Code == "" && w.Detail == "" {
 		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then",
@@ -72,7 +72,8 @@ func Waits(open registry.Intent) registry.Wait {
 	return w
 }
 
-// few is for codes that a driver's plain error or recovered panic produces: they may pass, but rarely do by themselves.
+// few is the Tries of codes that a driver's plain error or recovered panic produces. Such errors rarely pass by
+// themselves.
 const few = 3
 
 var (
@@ -85,16 +86,16 @@ func uncertain(tries int, advice string) Row {
 	return Row{registry.OutcomeUncertain, tries, quick, advice}
 }
 
-// with is the row with another back-off.
+// with returns the row with another back-off.
 func (r Row) with(b Backoff) Row {
 	r.Backoff = b
 	return r
 }
 
-// common is what holds for every call that changes something (CSI spec, "Error Scheme"). Nothing says that what ended
-// with UNKNOWN, INTERNAL or DATA_LOSS was not applied, and a recovered panic answers so; RESOURCE_EXHAUSTED is also
-// what a plugin's own limit on the size of its answers looks like, and the plugin has acted by then, as it has where
-// its answer cannot be read.
+// common holds the rows for every call that changes something (CSI spec, "Error Scheme"). UNKNOWN, INTERNAL and
+// DATA_LOSS do not say that the call had no effect, and a recovered panic returns them too. RESOURCE_EXHAUSTED may be
+// the plugin's limit on the size of a response, which applies after the call took effect. The same holds for an
+// unreadable response.
 var common = map[string]Row{
 	"":                    uncertain(few, "the connection to the plugin broke during the call: see in its log whether it crashes"),
 	"CANCELLED":           uncertain(few, "cancelled by the client; Holdfast repeats or undoes the call"),
@@ -131,15 +132,15 @@ func cautious() map[string]Row {
 	return table
 }
 
-// Policies is the retry table: per RPC what differs from common.
+// Policies is the retry table. Each RPC lists its differences from common.
 var Policies = map[registry.RPC]Policy{
-	// A person waits for it, and another request may fit where this one does not.
+	// A user waits for it, and a different request may succeed.
 	registry.CreateVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
 		"NOT_FOUND":          failed(1, "the plugin does not know what this one is to be made of: see whether it exists there"),
 		"ALREADY_EXISTS":     failed(1, "the plugin has another volume of that name: choose another name, or ask for the same"),
-		// The plugin has made the volume, and would say the same of it again: the record says so until a person
-		// decides.
+		// The plugin has probably made the volume, and a retry would return the same response. The record stays for
+		// an operator to decide.
 		registry.CodeUnreadable: failed(1, "the plugin has probably made the volume, and its answer cannot be read: use another version of it"),
 	})},
 	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
@@ -170,8 +171,8 @@ var Policies = map[registry.RPC]Policy{
 	}))},
 }
 
-// unmounting is what differs for calls that take a mount away. A plugin that has lost its records gives either answer
-// each time. The mount is left to a person: only a person knows that nothing uses it.
+// unmounting returns the rows that differ for calls that remove a mount. A plugin that has lost its records gives
+// either answer each time. Only an operator knows that the mount is unused, so it stays.
 func unmounting() map[string]Row {
 	const byHand = "end what uses the mount and umount it by hand; the rest follows by itself"
 	return map[string]Row{
@@ -192,7 +193,7 @@ func expanding(differing map[string]Row) map[string]Row {
 	return differing
 }
 
-// rows is the common table with that back-off, and with those rows in place of its own.
+// rows returns the common table with the back-off b and the rows in differing.
 func rows(b Backoff, differing map[string]Row) map[string]Row {
 	table := maps.Clone(common)
 	maps.Copy(table, differing)
@@ -202,7 +203,7 @@ func rows(b Backoff, differing map[string]Row) map[string]Row {
 	return table
 }
 
-// Once is the policy of a call that is sent once: whoever sends it tries again by himself.
+// Once returns the policy with a single try, for a caller that retries itself.
 func (p Policy) Once() Policy {
 	p.Rows = maps.Clone(p.Rows)
 	for code, row := range p.Rows {
@@ -212,11 +213,11 @@ func (p Policy) Once() Policy {
 	return p
 }
 
-// Backoff is a delay that doubles from try to try and stays at Max.
+// Backoff is a delay that doubles with each try up to Max.
 type Backoff struct{ First, Max time.Duration }
 
-// Delay is the wait after the try of that number, which counts from 1: between half and all of First*2^(try-1), at most
-// Max. random is in [0, 1).
+// Delay returns the wait after a try, counted from 1. It is between half and all of First*2^(try-1), at most Max.
+// random is in [0, 1).
 func (b Backoff) Delay(try uint64, random float64) time.Duration {
 	full := b.Max
 	if try = max(try, 1); try <= 62 && b.First <= b.Max>>(try-1) {

@@ -26,17 +26,17 @@ const (
 type Sender struct {
 	State registry.State
 	Now   func() time.Time // wall time, for people
-	Pause *Pause           // no call begins while it lasts; nil: there never is one
-	Drain time.Duration    // time that a call under way has from its beginning, when the shim releases the state
+	Pause *Pause           // no call begins while it lasts; nil: never paused
+	Drain time.Duration    // minimum time that a call has from its start when the shim releases the state
 }
 
-// Caller says on whose behalf a use case makes CSI calls.
+// Caller identifies the host operation that makes CSI calls, and limits their retries.
 type Caller struct {
 	registry.Call           // the operation of the host; zero: none
 	RetryUntil    time.Time // no try begins later, and no wait for a plugin lasts longer; zero: no limit
 }
 
-// Waiting returns a context that ends at RetryUntil. A call under way is not cut off by it: it has its own deadline.
+// Waiting returns a context that ends at RetryUntil. It does not limit a call under way, which has its own deadline.
 func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.RetryUntil.IsZero() {
 		return context.WithCancel(ctx)
@@ -46,12 +46,12 @@ func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFun
 
 // Call is one CSI call to send.
 type Call struct {
-	// Intent says which call it is: Volume, Name, RPC and Hash; Alloc, Request and Operation where there are any. Send
-	// fills in the rest.
+	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request and Operation. Send sets the
+	// other fields.
 	Intent registry.Intent
-	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, its error is returned
-	// and nothing is sent. For a call that is open already it runs without a commit first, so it must not change
-	// anything else. It may be nil.
+	// Before is part of the commit that opens the intent: marks become Sent here. If it fails, Send returns its error
+	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
+	// nil.
 	Before func(registry.View) (registry.Change, error)
 	// Do sends the call. Its context ends with the policy's deadline.
 	Do func(context.Context) error
@@ -63,17 +63,18 @@ type Call struct {
 	// Failed is part of the commit that closes the intent after the call certainly failed. clean: no earlier try of it
 	// may have had an effect either. It may be nil.
 	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
-	// NextDrive says, for people, how soon the owner of the call sends it again if it stays uncertain. 0: unknown.
+	// NextDrive is the delay until the owner of the call sends it again if it stays uncertain, for display. 0 means
+	// unknown.
 	NextDrive time.Duration
 	// RetryUntil is that of a Caller.
 	RetryUntil time.Time
-	// Policy is the retry policy. The zero value is the one that Policies has for the RPC.
+	// Policy is the retry policy. The zero value selects PolicyOf(Intent.RPC).
 	Policy Policy
 }
 
-// Send opens the intent, sends the call, retries it as its policy says until ctx ends or RetryUntil has passed, and
-// stores the outcome. It returns nil when the call is done and that is stored. After any error that is not ErrUncertain
-// the call does not run any more, or never ran.
+// Send opens the intent, sends the call, retries it by its policy, and stores the outcome. It stops retrying when ctx
+// ends or RetryUntil has passed. It returns nil when the call is done and that is stored. After any error that is not
+// ErrUncertain, the call never ran or does not run any more.
 func (s Sender) Send(ctx context.Context, c Call) error {
 	if err := s.Pause.wait(ctx, c.Intent.Operation); err != nil {
 		return fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
@@ -85,7 +86,7 @@ func (s Sender) Send(ctx context.Context, c Call) error {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	answers := map[string]int{} // their number, by code
+	answers := map[string]int{} // count by code
 	for first := true; ; first = false {
 		if !first {
 			d.renew(ctx)
@@ -126,7 +127,7 @@ type delivery struct {
 	repeat bool // a call before this run may still run at the plugin: this one repeats or undoes it
 }
 
-// open stores the intent, unless it is stored.
+// open stores the intent. It does nothing if the intent is stored as needed.
 func (d *delivery) open(ctx context.Context) error {
 	if joined, err := d.join(ctx); joined || err != nil {
 		return err
@@ -156,8 +157,8 @@ func (d *delivery) open(ctx context.Context) error {
 	return err
 }
 
-// join continues an open call without a commit if everything that has to be stored before it is sent is stored. After a
-// swap this holds for all calls that were under way, so none of them waits for a commit.
+// join continues an open call without a commit if all that must be stored before the call is stored. After a swap this
+// holds for all calls that were under way, so none of them waits for a commit.
 func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	err = d.State.View(ctx, func(view registry.View) error {
 		open, found := registry.OpenIntent(view, d.Intent.Volume)
@@ -180,7 +181,7 @@ func requested(open registry.Intent) registry.Intent {
 	}
 }
 
-// prepared reports whether what Before puts is stored.
+// prepared reports whether the records of Before are stored.
 func (d *delivery) prepared(view registry.View) bool {
 	change, err := d.Before(view)
 	if err != nil || len(change.Delete)+len(change.Events) > 0 {
@@ -189,7 +190,7 @@ func (d *delivery) prepared(view registry.View) bool {
 	return !slices.ContainsFunc(change.Put, func(r registry.Record) bool { return !stored(view, r) })
 }
 
-// stored reports whether the state has the record as it is. It knows only the kinds that Before functions put.
+// stored reports whether the state has an equal record. It knows only the kinds that Before functions put.
 func stored(view registry.View, r registry.Record) bool {
 	switch r := r.(type) {
 	case registry.Attachment:
@@ -207,7 +208,7 @@ func stored(view registry.View, r registry.Record) bool {
 	return false
 }
 
-// try sends the call once. A nil result means that it is done.
+// try sends the call once. It returns nil if the call is done.
 func (d *delivery) try(ctx context.Context) *registry.CallError {
 	ctx, end := drained(ctx, d.Drain)
 	defer end()
@@ -215,7 +216,7 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 	defer cancel()
 	err := callError(d.Intent.RPC, d.Do(ctx))
 	if err != nil && d.doubt && !Answers(err.Code) {
-		// this try may not even have left: that says nothing of the earlier ones
+		// this try may never have reached the plugin, so it says nothing about earlier ones
 		err.Outcome = registry.OutcomeUncertain
 	}
 	d.doubt = d.doubt || err != nil && err.Outcome != registry.OutcomeFailed
@@ -223,12 +224,11 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 }
 
 // retryDivisor divides the time that a call has run at a plugin. The quotient is the wait until the call is repeated,
-// and so the longest time by which its end is noticed late.
+// so it bounds how late its end is noticed.
 const retryDivisor = 3
 
-// delay returns the wait after a try that was answered with the code. A plugin that answers ABORTED because an earlier
-// call still runs there is asked again soon: most calls are short. A call that has run for long is asked for less
-// often.
+// delay returns the wait after a try with the code. After ABORTED for an earlier call that still runs, the first wait
+// is short, because most calls are. It grows with the time that the call has run.
 func (d *delivery) delay(row Row, code string) time.Duration {
 	if d.repeat && code == "ABORTED" {
 		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), row.Backoff.Max)
@@ -246,7 +246,8 @@ func (d *delivery) renew(ctx context.Context) {
 	d.Renew(ctx)
 }
 
-// stillOpen reports whether the intent is open as this run has opened it. If the state cannot be read, it assumes so.
+// stillOpen reports whether the intent that this run opened is still open. If the state cannot be read, it returns
+// true.
 func (d *delivery) stillOpen(ctx context.Context) (open bool) {
 	err := d.State.View(ctx, func(view registry.View) error {
 		open = d.owns(view)
@@ -260,7 +261,7 @@ func (d *delivery) owns(view registry.View) bool {
 	return found && same(open, d.Intent) && open.Name == d.Intent.Name && open.Since.Equal(d.Intent.Since)
 }
 
-// forgotten is the error of a call whose intent another operation has closed.
+// forgotten returns the error of a call whose intent another operation has closed.
 func (d *delivery) forgotten() error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s was running when the volume was deregistered: "+
 		"the call is not sent again, and what it may have done is not recorded", d.Intent.RPC, d.Intent.Name)
@@ -312,7 +313,7 @@ type advised struct {
 func (e advised) Error() string { return e.CallError.Error() + "; " + e.advice }
 func (e advised) Unwrap() error { return e.CallError }
 
-// keepOpen stores that the call has no certain answer, or is tried again at next.
+// keepOpen stores that the call has no certain answer, or when it is tried again.
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failure(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
@@ -322,7 +323,7 @@ func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next t
 	})
 }
 
-// failure returns the event of a failed try. Of several tries that failed alike only the first has one.
+// failure returns the event of a failed try. A try that failed like the one before has none.
 func (d *delivery) failure(err *registry.CallError) []registry.Event {
 	if d.reported(err) {
 		return nil
@@ -335,13 +336,13 @@ func (d *delivery) failure(err *registry.CallError) []registry.Event {
 	return []registry.Event{e}
 }
 
-// reported reports whether the intent says that the last try failed like this one.
+// reported reports whether the intent already records this failure.
 func (d *delivery) reported(err *registry.CallError) bool {
 	return d.Intent.Outcome == err.Outcome && d.Intent.Code == err.Code
 }
 
-// store commits even if ctx has ended: the outcome must not be lost because its caller is gone. It stores nothing of a
-// call whose intent is not open any more.
+// store commits the change even if ctx has ended, so that the outcome is not lost with its caller. It stores nothing if
+// the intent is no longer open.
 func (d *delivery) store(ctx context.Context, change func(registry.View) registry.Change) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Grace)
 	defer cancel()
