@@ -15,17 +15,17 @@ import (
 	"holdfast/registry"
 )
 
-// block is a block as it counts: dynamic ones are expanded, and each brings the names that its expressions may use.
+// block is an HCL block after dynamic expansion, with the evaluation context of its expressions.
 type block struct {
 	kind   string
 	labels []string
 	body   *hclsyntax.Body
 	ctx    *hcl.EvalContext
-	head   hcl.Range        // what diagnostics about the block as a whole point at
+	head   hcl.Range        // range of diagnostics about the whole block
 	syntax *hclsyntax.Block // nil for a file
 }
 
-// inner lists the blocks in b, dynamic ones expanded, in the order of the text.
+// inner returns the blocks in b in source order, with dynamic blocks expanded.
 func (d *decoder) inner(b block) []block {
 	var out []block
 	for _, s := range b.body.Blocks {
@@ -38,12 +38,12 @@ func (d *decoder) inner(b block) []block {
 	return out
 }
 
-// blockWork is the work that an expanded block stands for.
+// blockWork is the budget charged per expanded block.
 const blockWork = 1024
 
 var dynamicShape = shape{attrs: []string{"for_each", "iterator", "labels"}, blocks: []string{"content"}}
 
-// expand makes the blocks that a dynamic block stands for: one per element of for_each.
+// expand expands a dynamic block into one block per element of for_each.
 func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 	if len(s.Labels) != 1 {
 		d.errorf(s.DefRange(), `write dynamic "type of block" { ... }`, "a dynamic block has one label")
@@ -116,24 +116,24 @@ func stringsOf(v cty.Value) ([]string, bool) {
 	return out, true
 }
 
-// shape is what a block of ours may hold.
+// shape lists the attributes and blocks that a block may contain.
 type shape struct{ attrs, blocks []string }
 
-// fields reads a block of ours. Reading a field reports what is wrong with it.
+// fields reads the fields of a block and reports invalid values as diagnostics.
 type fields struct {
 	*decoder
 	block
 	blocks   []block
-	constant bool // its maps hold no run-time references either
+	constant bool // maps too must not contain run-time references
 }
 
-// open checks the names in the block.
+// open checks the names in the block against s and returns its fields.
 func (d *decoder) open(b block, s shape) *fields {
 	d.checkNames(b, s)
 	return d.fields(b)
 }
 
-// fields reads the block as it is.
+// fields returns the fields of the block without checking names.
 func (d *decoder) fields(b block) *fields { return &fields{decoder: d, block: b, blocks: d.inner(b)} }
 
 func (d *decoder) checkNames(b block, s shape) {
@@ -162,12 +162,12 @@ func (d *decoder) checkNames(b block, s shape) {
 	}
 }
 
-// all lists the inner blocks of the type.
+// all returns the inner blocks of the type.
 func (f *fields) all(kind string) []block {
 	return slices.DeleteFunc(slices.Clone(f.blocks), func(b block) bool { return b.kind != kind })
 }
 
-// one is the inner block of the type, if there is one; a second one is an error.
+// one returns the inner block of the type, if present. It reports a second such block as an error.
 func (f *fields) one(kind string) (block, bool) {
 	found := f.all(kind)
 	if len(found) == 0 {
@@ -182,14 +182,14 @@ func (f *fields) one(kind string) (block, bool) {
 	return found[0], true
 }
 
-// misspelt says whether there is a block whose type is nearly the one.
+// misspelt reports whether the type of an inner block is a likely misspelling of kind.
 func (f *fields) misspelt(kind string) bool {
 	return slices.ContainsFunc(f.blocks, func(b block) bool {
 		return b.kind != kind && nearest(b.kind, []string{kind}) != ""
 	})
 }
 
-// at is where the attribute's value stands, or the block's head.
+// at returns the range of the attribute's value, or the block's head if the attribute is absent.
 func (f *fields) at(name string) hcl.Range {
 	if attr := f.body.Attributes[name]; attr != nil {
 		return attr.Expr.Range()
@@ -197,7 +197,7 @@ func (f *fields) at(name string) hcl.Range {
 	return f.head
 }
 
-// has says whether the attribute is given. As everywhere in HCL, null is as good as nothing.
+// has reports whether the attribute is set. As usual in HCL, null counts as unset.
 func (f *fields) has(name string) bool {
 	attr := f.body.Attributes[name]
 	if attr == nil {
@@ -208,7 +208,7 @@ func (f *fields) has(name string) bool {
 	return !ok || !v.IsNull()
 }
 
-// need reports the attributes that are not there.
+// need reports each missing attribute as an error.
 func (f *fields) need(names ...string) {
 	for _, name := range names {
 		if !f.has(name) {
@@ -217,8 +217,8 @@ func (f *fields) need(names ...string) {
 	}
 }
 
-// value is the attribute's value; false if it is not given, null, unknown or wrong. What is ours holds no run-time
-// references.
+// value returns the attribute's value. It returns false if the value is unset, null, unknown or invalid. A run-time
+// reference is an error.
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
@@ -250,7 +250,7 @@ func (f *fields) wrongType(name, wanted string, v cty.Value) {
 	f.errorf(f.at(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
 }
 
-// text is a string attribute.
+// text reads a string attribute.
 func (f *fields) text(name string) (string, bool) {
 	v, ok := f.value(name)
 	if !ok {
@@ -263,7 +263,7 @@ func (f *fields) text(name string) (string, bool) {
 	return stringOf(v)
 }
 
-// truth is a bool attribute.
+// truth reads a bool attribute.
 func (f *fields) truth(name string) (value, known bool) {
 	v, ok := f.value(name)
 	if !ok {
@@ -277,7 +277,7 @@ func (f *fields) truth(name string) (value, known bool) {
 	return b.True(), true
 }
 
-// integer is a whole number between the limits, or the default.
+// integer reads a whole number from low to high. It returns otherwise if the value is unset or invalid.
 func (f *fields) integer(name string, low, high, otherwise int64) int64 {
 	v, ok := f.value(name)
 	if !ok {
@@ -296,7 +296,7 @@ func (f *fields) integer(name string, low, high, otherwise int64) int64 {
 	return i
 }
 
-// duration is a duration between the limits, or the default.
+// duration reads a duration from low to high. It returns otherwise if the value is unset or invalid.
 func (f *fields) duration(name string, low, high, otherwise time.Duration) time.Duration {
 	s, ok := f.text(name)
 	if !ok {
@@ -316,7 +316,7 @@ func (f *fields) duration(name string, low, high, otherwise time.Duration) time.
 	return otherwise
 }
 
-// oneOf is one of the words; with none the zero value.
+// oneOf reads an attribute that must be one of the words. It returns the zero value if unset or invalid.
 func oneOf[T ~string](f *fields, name string, words []T) T {
 	s, ok := f.text(name)
 	if !ok || slices.Contains(words, T(s)) {
@@ -334,7 +334,7 @@ func oneOf[T ~string](f *fields, name string, words []T) T {
 	return ""
 }
 
-// parsed is an attribute that a Parse function of package registry checks.
+// parsed reads an attribute with a Parse function of package registry.
 func parsed[T ~string](f *fields, name string, parse func(string) (T, error)) T {
 	s, ok := f.text(name)
 	if !ok {
@@ -351,7 +351,7 @@ func parsedText[T ~string](d *decoder, s string, at hcl.Range, parse func(string
 	return t
 }
 
-// flags is a list of mount flags.
+// flags reads a list of mount flags.
 func (f *fields) flags(name string) registry.Flags {
 	v, ok := f.value(name)
 	if !ok {

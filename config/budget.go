@@ -8,7 +8,7 @@ import (
 	"github.com/zclconf/go-cty/cty/function"
 )
 
-// Expressions can make much of little: for in for, a local of a local of a local. What one text may make is bounded.
+// These limits bound the data that one file may create. Nested for expressions and chained locals grow exponentially.
 const (
 	maxWork     = 4 << 20 // bytes of text plus elementWork per element, of everything evaluated together
 	elementWork = 128
@@ -20,10 +20,10 @@ var (
 	errNumber = errors.New("a number here is too large")
 )
 
-// budget is the work that is left for a text.
+// budget is the remaining evaluation work of a file.
 type budget struct{ left int }
 
-// charge takes the size of the value from the budget.
+// charge subtracts the size of the value from the budget.
 func (b *budget) charge(v cty.Value) error {
 	n, err := sizeOf(v, b.left)
 	if err != nil {
@@ -41,7 +41,7 @@ func (b *budget) spend(n int) error {
 	return nil
 }
 
-// sizeOf is the work that the value stands for; it stops soon after the limit.
+// sizeOf returns the work that a value costs. It stops counting soon after limit.
 func sizeOf(v cty.Value, limit int) (int, error) {
 	v, _ = v.Unmark()
 	n := elementWork
@@ -69,8 +69,8 @@ func sizeOf(v cty.Value, limit int) (int, error) {
 	return n, nil
 }
 
-// Functions that no text can call: they charge their argument and return it. An operand is refused if it is a text that
-// arithmetic would read as a monstrous number.
+// These functions charge their argument to the budget and return it. Their names are not valid identifiers, so a file
+// cannot call them. The operand function also rejects a string that arithmetic would convert to a too large number.
 const (
 	meterName   = "(meter)"
 	operandName = "(operand)"
@@ -92,8 +92,8 @@ func (d *decoder) meterFunction(check func(cty.Value) error) function.Function {
 
 func anyValue(cty.Value) error { return nil }
 
-// modestText refuses texts that arithmetic would read as a monstrous number.
-func modestText(v cty.Value) error {
+// checkNumericText rejects a string that arithmetic would convert to a too large number.
+func checkNumericText(v cty.Value) error {
 	v, _ = v.Unmark()
 	if v.Type() != cty.String || v.IsNull() || !v.IsKnown() {
 		return nil
@@ -105,7 +105,7 @@ func modestText(v cty.Value) error {
 	return nil
 }
 
-// meter makes the parts of an expression that can multiply work, or blow numbers up, count against the budget.
+// meter charges to the budget the parts of an expression that can multiply work or create large numbers.
 func meter(node hclsyntax.Node) {
 	switch n := node.(type) {
 	case *hclsyntax.ForExpr:

@@ -106,7 +106,7 @@ const (
 // functions is the table of functions of one text. All of them count against its budget.
 func (d *decoder) functions() map[string]function.Function {
 	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc}
-	table[meterName], table[operandName] = d.meterFunction(anyValue), d.meterFunction(modestText)
+	table[meterName], table[operandName] = d.meterFunction(anyValue), d.meterFunction(checkNumericText)
 	for name, f := range carriers {
 		table[name] = d.bounded(name, f, true)
 	}
@@ -133,12 +133,12 @@ func (d *decoder) bounded(name string, f function.Function, carries bool) functi
 				return function.NewArgErrorf(i, "a reference that is known at run time only cannot be computed with")
 			}
 		}
-		return d.budget.spend(elementWork + foreseen(name, args))
+		return d.budget.spend(elementWork + predictedWork(name, args))
 	}
 	spec := &function.Spec{
 		Params: slices.Clone(f.Params()), VarParam: f.VarParam(),
 		Type: func(args []cty.Value) (cty.Type, error) {
-			if err := errors.Join(check(args), modest(name, args)); err != nil {
+			if err := errors.Join(check(args), checkNumbers(name, args)); err != nil {
 				return cty.DynamicPseudoType, err
 			}
 			return f.ReturnTypeForValues(args)
@@ -162,21 +162,21 @@ func (d *decoder) bounded(name string, f function.Function, carries bool) functi
 	return function.New(spec)
 }
 
-// modest refuses monstrous numbers, also those that stand in a text which the function reads as one.
-func modest(name string, args []cty.Value) error {
+// checkNumbers rejects too large numbers, including those in a string that the function converts to a number.
+func checkNumbers(name string, args []cty.Value) error {
 	reads := name == "tonumber" || name == "format" || name == "formatlist"
 	for _, arg := range args {
 		if _, err := sizeOf(arg, maxWork); err != nil {
 			return err
 		}
-		if err := modestText(arg); reads && err != nil {
+		if err := checkNumericText(arg); reads && err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// wide says whether a verb of the format asks for a width of four digits or more, or takes it from an argument.
+// wide reports whether a verb of the format has a width of four or more digits, or takes it from an argument.
 func wide(format string) bool {
 	inVerb, digits := false, 0
 	for _, c := range []byte(format) {
@@ -197,8 +197,8 @@ func wide(format string) bool {
 	return false
 }
 
-// foreseen is the work of calls whose result is a product of their arguments.
-func foreseen(name string, args []cty.Value) int {
+// predictedWork returns the work of a call whose result size is a product of its argument sizes.
+func predictedWork(name string, args []cty.Value) int {
 	size := func(i int) int {
 		if i >= len(args) {
 			return 0
@@ -241,7 +241,7 @@ func foreseen(name string, args []cty.Value) int {
 	return 0
 }
 
-// text is a function of one string.
+// text wraps f as an HCL function of one string.
 func text(f func(string) (string, error)) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}},
@@ -263,7 +263,7 @@ func test(f func(s, part string) bool) function.Function {
 	})
 }
 
-// conversion is a function that converts its argument to the type.
+// conversion returns a function that converts its argument to the type.
 func conversion(to cty.Type) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "value", Type: cty.DynamicPseudoType, AllowNull: true}},
@@ -292,7 +292,7 @@ var lengthFunction = function.New(&function.Spec{
 	},
 })
 
-// reverseFunction turns a list, or the characters of a text.
+// reverseFunction reverses a list or the characters of a string.
 var reverseFunction = function.New(&function.Spec{
 	Params: []function.Parameter{{Name: "value", Type: cty.DynamicPseudoType, AllowMarked: true}},
 	Type: func(args []cty.Value) (cty.Type, error) {
@@ -312,7 +312,7 @@ var reverseFunction = function.New(&function.Spec{
 	},
 })
 
-// refused is a function that only says why it is not to be had.
+// refused returns a function that always fails with the reason why.
 func refused(why string) function.Function {
 	return function.New(&function.Spec{
 		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true,
@@ -329,7 +329,7 @@ var uuidSpaces = map[string]string{
 	"oid": "6ba7b812-9dad-11d1-80b4-00c04fd430c8", "x500": "6ba7b814-9dad-11d1-80b4-00c04fd430c8",
 }
 
-// uuidFunction makes a UUID of a namespace and a name (RFC 9562 section 5.5): no chance is in it.
+// uuidFunction derives a version 5 UUID from a namespace and a name (RFC 9562 section 5.5).
 var uuidFunction = function.New(&function.Spec{
 	Params: []function.Parameter{{Name: "namespace", Type: cty.String}, {Name: "name", Type: cty.String}},
 	Type:   function.StaticReturnType(cty.String),
@@ -356,7 +356,7 @@ func decodeBase64(s string) (string, error) {
 	return string(b), nil
 }
 
-// readFile is file().
+// readFile implements file().
 func (d *decoder) readFile(name string) (string, error) {
 	b, err := d.readBytes(name)
 	if err == nil && !utf8.Valid(b) {
@@ -382,5 +382,5 @@ func (d *decoder) readBytes(name string) ([]byte, error) {
 	return b, nil
 }
 
-// expandPath leaves "~" to whoever reads the file: whose home it is, the text does not know.
+// expandPath returns the name unchanged, because the home directory of the file's reader is unknown here.
 func expandPath(name string) (string, error) { return name, nil }

@@ -12,16 +12,16 @@ import (
 	"github.com/zclconf/go-cty/cty/convert"
 )
 
-// file is a whole text: what is left of its body once variables and locals are evaluated.
+// file is a parsed file with its variables and locals evaluated.
 type file struct {
 	*decoder
 	block
 }
 
-// topLevel are the blocks of a text that are not its subject.
+// topLevel lists the block types that any file may contain.
 var topLevel = []string{"variable", "variables", "locals"}
 
-// file evaluates the variables and locals of a text.
+// file evaluates the variables and locals of a file.
 func (d *decoder) file(root *hclsyntax.Body) *file {
 	f := &file{d, block{kind: "file", body: root, ctx: d.scope,
 		head: hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}}}
@@ -32,14 +32,14 @@ func (d *decoder) file(root *hclsyntax.Body) *file {
 	return f
 }
 
-// variable is a variable block.
+// variable is a declared variable.
 type variable struct {
 	name   string
 	at     hcl.Range
 	ctx    *typeexpr.Defaults
 	typ    cty.Type
-	value  cty.Value // NilVal: none yet
-	bad    bool      // something about it is reported already
+	value  cty.Value // NilVal if unset
+	bad    bool      // an error is already reported
 	checks []*hclsyntax.Block
 }
 
@@ -99,7 +99,7 @@ func (d *decoder) variablesBlock(b *hclsyntax.Block) []*variable {
 	return vs
 }
 
-// set gives the variable a value of its type.
+// set converts the value to the variable's type and assigns it.
 func (d *decoder) set(v *variable, value cty.Value, at hcl.Range) bool {
 	if v.ctx != nil && !value.IsNull() {
 		value = v.ctx.Apply(value)
@@ -116,7 +116,7 @@ func (d *decoder) set(v *variable, value cty.Value, at hcl.Range) bool {
 	return true
 }
 
-// assign gives variables the values that the options hold for them.
+// assign sets variables from the variable files and the command line in the options.
 func (d *decoder) assign(declared map[string]*variable) {
 	names := slices.Collect(maps.Keys(declared))
 	for _, src := range d.opts.VariableFiles {
@@ -146,8 +146,8 @@ func (d *decoder) assign(declared map[string]*variable) {
 	}
 }
 
-// commandLine reads a value from the command line: a string as it stands, anything else as an expression. A variable
-// without a type takes the type of its default.
+// commandLine reads a value from the command line. A primitive type takes the text as is; other types parse it as an
+// expression. A variable without a type takes the type of its default.
 func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, bool) {
 	typ := v.typ
 	if typ == cty.DynamicPseudoType && v.value != cty.NilVal && !v.value.IsNull() {
@@ -166,7 +166,7 @@ func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, b
 	return d.value(body.Attributes["value"].Expr, d.scope)
 }
 
-// variables is the object var. A variable without a value is an error, or unknown.
+// variables returns the object var. An unset variable is an error, or unknown if UnsetUnknown is set.
 func (d *decoder) variables(declared map[string]*variable) cty.Value {
 	object := map[string]cty.Value{}
 	for name, v := range declared {
@@ -201,7 +201,7 @@ func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext
 	}
 }
 
-// locals is the object local.
+// locals returns the object local.
 func (d *decoder) locals(root *hclsyntax.Body) cty.Value {
 	attrs := map[string]*hclsyntax.Attribute{}
 	for _, b := range root.Blocks {
@@ -259,7 +259,7 @@ func (l *locals) evaluate(name string) {
 	l.values[name], _ = l.value(attr.Expr, ctx)
 }
 
-// localName is NAME of local.NAME.
+// localName returns NAME of a reference local.NAME.
 func localName(t hcl.Traversal) (string, bool) {
 	if t.RootName() != "local" || len(t) < 2 {
 		return "", false

@@ -62,8 +62,8 @@ func parseCloneID(s string) (registry.VolumeID, error) {
 	return id, nil
 }
 
-// volumeOptions reads the options that hold where a job gives none. They are for the volume as a file system; that
-// Nomad's files have them for block devices too is no mistake of their authors.
+// volumeOptions reads the default mount options, which a job may override. They apply to file systems only. Nomad's
+// volume files set them for block devices too, so that is a warning and not an error.
 func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 	o := f.mountOptions(b)
 	spec.FSType, spec.MountFlags, spec.MountGroup = o.fsType, o.flags, o.group
@@ -99,7 +99,7 @@ func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
 	f.checkSize(at, "context", spec.Context)
 }
 
-// capabilities reads the capability blocks; two modes at the top level are one capability, as older files have it.
+// capabilities reads the capability blocks. The older form, two modes at the top level, is one capability.
 func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 	blocks := at.all("capability")
 	old := at.has("access_mode") || at.has("attachment_mode")
@@ -150,7 +150,7 @@ func (f *file) topologies(volume *fields) (required, preferred []registry.Topolo
 	return f.topologyList(at, "required"), f.topologyList(at, "preferred")
 }
 
-// topologyList reads the topologies: each segments block is one, also where a topology block holds several.
+// topologyList reads one topology per segments block. A topology block may contain several segments blocks.
 func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	b, ok := request.one(name)
 	if !ok {
@@ -170,7 +170,7 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	return list
 }
 
-// capacity is a number of bytes: a number, or a text such as "10GiB".
+// capacity reads a number of bytes, given as a number or as a string such as "10GiB".
 func (f *fields) capacity(name string) int64 {
 	s, ok := f.text(name)
 	if !ok {
