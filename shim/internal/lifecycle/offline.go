@@ -22,14 +22,14 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Visit is a look at a node by a program of its own, while no shim runs there. Plugins are not asked.
+// Visit inspects a node from a separate program while no shim runs there. It calls no plugin.
 type Visit struct {
 	State  string // state directory
 	Run    string // directory of sockets; empty: the usual one
 	Logger hclog.Logger
 }
 
-// Diagnosis is what a Visit finds.
+// Diagnosis holds the findings of a Visit.
 type Diagnosis = registry.Diagnosis
 
 // Limits of a visit.
@@ -38,7 +38,7 @@ const (
 	copyTries = 3
 )
 
-// Examine works on a copy of the state: nothing is changed.
+// Examine inspects a copy of the state and changes nothing.
 func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err != nil {
@@ -76,7 +76,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 	return out, err
 }
 
-// Repair works on the state itself. Its lock refuses when a shim runs.
+// Repair changes the state itself. It fails with ErrConflict while a shim holds the lock on the state.
 func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err == nil {
@@ -93,7 +93,7 @@ func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 	return out, err
 }
 
-// layout is that of the two directories, as the mount table shows them.
+// layout returns the layout of both directories, with symbolic links in the state path resolved as in the mount table.
 func (v Visit) layout() (l hooks.Layout, err error) {
 	if l.State, err = filepath.Abs(v.State); err == nil {
 		l.State, err = filepath.EvalSymlinks(l.State)
@@ -115,7 +115,7 @@ func nowhere(state string) error {
 	return registry.Errorf(registry.ErrNotFound, "%s is not a Holdfast state directory; choose another one", state)
 }
 
-// sound is nil if the state file is there and whole.
+// sound returns nil if the state file exists and is intact.
 func sound(ctx context.Context, l hooks.Layout) error {
 	err := store.Sound(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
@@ -125,8 +125,8 @@ func sound(ctx context.Context, l hooks.Layout) error {
 	return err
 }
 
-// wholeCopy copies the state file, and says whether a shim has it open: then a copy may be torn, and another one is
-// made. A state that is gone is an empty one, if there are mounts of it.
+// wholeCopy copies the state file and reports whether a shim has it open. A copy of an open file may be torn, so
+// wholeCopy retries. A missing state file counts as empty if the mount directory exists.
 func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = lockedCopy(l.Database(), to); err == nil {
@@ -148,7 +148,7 @@ func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err e
 	return used, err
 }
 
-// lockedCopy copies a file that nobody writes to meanwhile, or says that somebody may.
+// lockedCopy copies a file under a shared lock. It reports used if another process holds the exclusive lock.
 func lockedCopy(from, to string) (used bool, err error) {
 	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -164,14 +164,14 @@ func lockedCopy(from, to string) (used bool, err error) {
 	return used, errors.Join(err, out.Close())
 }
 
-// Helper does not return in a helper process of a shim: one that does what may hang, or one that verifies a state file.
-// main calls it first.
+// Helper runs the work of a helper process of the shim and does not return there. A helper process runs calls that may
+// hang, or verifies a state file. main calls Helper first.
 func Helper() {
 	mount.BecomeHelper()
 	store.BecomeVerifier()
 }
 
-// with opens the state for as long as use lasts.
+// with opens the state, calls use and closes the state.
 func (v Visit) with(
 	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
 ) (err error) {
@@ -193,7 +193,7 @@ func (v Visit) with(
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var writer sync.WaitGroup
-	writer.Go(func() { _ = s.Run(running) }) // what it cannot write is an error of who wants it written
+	writer.Go(func() { _ = s.Run(running) }) // each write returns its own error to its caller
 	defer func() {
 		stop()
 		writer.Wait()
@@ -205,7 +205,7 @@ func (v Visit) with(
 	}))
 }
 
-// contradictions is what a state says against itself, for people.
+// contradictions returns the failed consistency checks of the state as text.
 func contradictions(s *store.Store) (texts []string) {
 	for err := range s.Check() {
 		texts = append(texts, err.Error())

@@ -13,17 +13,17 @@ import (
 	"holdfast/registry"
 )
 
-// callbackLimit is how long the host has for one answer, where the asker sets no earlier deadline.
+// callbackLimit bounds one callback to the host if the caller sets no earlier deadline.
 const callbackLimit = 10 * time.Second
 
 // maxSecret bounds a secret's value, in bytes.
 const maxSecret = 64 << 10
 
-// Callbacks asks the host, over the one stream that it opened. The zero value is ready; it waits for the stream.
+// Callbacks sends requests to the host over the stream that the host opened. The zero value waits for that stream.
 type Callbacks struct {
 	pb.UnimplementedCallbacksServer
 
-	mu      sync.Mutex // guards all below; held for no longer than a look-up
+	mu      sync.Mutex // guards stream, arrived and last; never held during I/O
 	stream  *callbackStream
 	arrived chan struct{} // closed when a stream arrives
 	last    uint64
@@ -31,7 +31,7 @@ type Callbacks struct {
 	files secretFiles
 }
 
-// callbackStream is one stream and who waits for an answer on it.
+// callbackStream is one stream from the host and its pending requests.
 type callbackStream struct {
 	out     chan *pb.CallbackRequest
 	gone    chan struct{}
@@ -39,7 +39,7 @@ type callbackStream struct {
 	waiting map[uint64]chan *pb.CallbackReply
 }
 
-// Serve is the host's stream. A newer one takes the older one's place.
+// Serve serves the host's stream. A newer stream replaces the older one.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
 	s := &callbackStream{out: make(chan *pb.CallbackRequest), gone: make(chan struct{}),
 		waiting: map[uint64]chan *pb.CallbackReply{}}
@@ -90,7 +90,7 @@ func (s *callbackStream) answer(reply *pb.CallbackReply) {
 	}
 }
 
-// current waits for a stream that is not gone.
+// current waits for an open stream and returns it with the next request id.
 func (c *Callbacks) current(ctx context.Context) (*callbackStream, uint64, error) {
 	for {
 		c.mu.Lock()
@@ -122,7 +122,7 @@ func closed(c chan struct{}) bool {
 	}
 }
 
-// ask puts one question to the host and waits for its answer.
+// ask sends one request to the host and returns the value of the reply.
 func (c *Callbacks) ask(ctx context.Context, what string, ask *pb.CallbackRequest) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callbackLimit)
 	defer cancel()
@@ -142,7 +142,7 @@ func (c *Callbacks) ask(ctx context.Context, what string, ask *pb.CallbackReques
 	return reply.GetValue(), nil
 }
 
-// put sends the question and waits for the reply with its id.
+// put sends the request and waits for the reply with its id.
 func (s *callbackStream) put(ctx context.Context, ask *pb.CallbackRequest) (*pb.CallbackReply, error) {
 	answer := make(chan *pb.CallbackReply, 1)
 	s.expect(ask.GetId(), answer)
@@ -162,7 +162,7 @@ func (s *callbackStream) put(ctx context.Context, ask *pb.CallbackRequest) (*pb.
 	}
 }
 
-// expect has the reply of that id delivered to answer; nil: to nobody.
+// expect delivers the reply with that id to answer. A nil answer discards the reply.
 func (s *callbackStream) expect(id uint64, answer chan *pb.CallbackReply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,21 +180,21 @@ func kind(k pb.ErrorKind) error {
 	return registry.ErrInternal
 }
 
-// File is a file of the host that a job names with file().
+// File reads a file of the host that a job names with file().
 func (c *Callbacks) File(ctx context.Context, path string) ([]byte, error) {
 	return c.ask(ctx, fmt.Sprintf("file %q", path),
 		&pb.CallbackRequest{Ask: &pb.CallbackRequest_File{File: &pb.AskFile{Path: path}}})
 }
 
-// Fence has the host make sure that a lost node writes no more.
+// Fence asks the host to stop all writes from a lost node.
 func (c *Callbacks) Fence(ctx context.Context, node registry.NodeName) error {
 	_, err := c.ask(ctx, fmt.Sprintf("fence node %q", node),
 		&pb.CallbackRequest{Ask: &pb.CallbackRequest_Fence{Fence: &pb.AskFence{Node: string(node)}}})
 	return err
 }
 
-// Resolve gets the values behind references, for one call. Environment variables are the host's: the shim has none of
-// them.
+// Resolve returns the secret values of the references for one call. Environment variables come from the host, because
+// the shim's own environment lacks them.
 func (c *Callbacks) Resolve(
 	ctx context.Context, refs map[string]registry.Secret,
 ) (map[string]registry.SecretValue, error) {

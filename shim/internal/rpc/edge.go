@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// What comes in is checked here, once: a host may send what it did not get from Parse.
+// This file validates incoming messages once. A host may send values that no Parse function has checked.
 
 func taskKey(m *pb.TaskKey) (registry.TaskKey, error) {
 	k := wire.TaskKey(m)
@@ -29,7 +29,7 @@ func volumeName(m *pb.VolumeName) (registry.VolumeName, error) {
 	return n, err
 }
 
-// optional parses what may be empty.
+// optional parses s unless it is empty.
 func optional[T ~string](s string, parse func(string) (T, error)) (T, error) {
 	if s == "" {
 		return "", nil
@@ -37,7 +37,7 @@ func optional[T ~string](s string, parse func(string) (T, error)) (T, error) {
 	return parse(s)
 }
 
-// filters refuses what no record can have, rather than to find nothing for ever.
+// filters validates list filters. An invalid filter could match no record, so it is an error.
 func filters(namespace, volume, role, plugin string) error {
 	if _, err := optional(namespace, registry.ParseNamespace); err != nil {
 		return err
@@ -52,7 +52,7 @@ func filters(namespace, volume, role, plugin string) error {
 	return err
 }
 
-// checked is the spec if its ids are ids and it names a capability.
+// checked validates the spec and returns it with the default namespace and name filled in.
 func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	name, err := volumeName(wire.VolumeNameProto(s.VolumeName()))
 	if err != nil {

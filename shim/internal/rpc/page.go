@@ -12,14 +12,14 @@ import (
 	"holdfast/registry"
 )
 
-// A page ends after so many records, or so many bytes, whichever comes first: it stays well below the message limit.
+// A page ends at either limit. Both keep it well below the gRPC message limit.
 const (
 	pageSize  = 500
 	pageBytes = 4 << 20
 )
 
-// paged is the part of a list that was asked for, in the order of key, which no two records share. A token is the key
-// of the last record that was sent: what is there all the time is seen once, whatever comes and goes between two pages.
+// paged returns the requested page of a list, sorted by key. Keys must be unique. A token encodes the key of the last
+// record sent, so a record that exists throughout appears exactly once despite concurrent changes.
 func paged[T any, M proto.Message](
 	list []T, p *pb.Page, key func(T) string, message func(T) M,
 ) (part []M, next string, err error) {

@@ -53,7 +53,7 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	return reply, nil
 }
 
-// newestFirst orders instances by role and plugin, the newest first. None of it changes while an instance is there.
+// newestFirst returns a sort key: role, plugin, then newest instance first. The key of an instance never changes.
 func newestFirst(i registry.Instance) string {
 	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
 }
@@ -62,13 +62,13 @@ func wanted(role, plugin string, r registry.Role, p registry.PluginID) bool {
 	return (role == "" || role == string(r)) && (plugin == "" || plugin == string(p))
 }
 
-// served is what a fingerprint is of.
-type served struct {
+// fingerprintKey identifies a fingerprint.
+type fingerprintKey struct {
 	role   registry.Role
 	plugin registry.PluginID
 }
 
-// Fingerprints sends a snapshot, and then what has changed whenever an instance or a task has.
+// Fingerprints sends a snapshot, then the differences after each change of an instance or a task.
 func (p *plugins) Fingerprints(
 	req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply],
 ) error {
@@ -81,7 +81,7 @@ func (p *plugins) Fingerprints(
 	}
 	ctx, cancel := a.whileActive(stream.Context())
 	defer cancel()
-	last := map[served]registry.PluginFingerprint{}
+	last := map[fingerprintKey]registry.PluginFingerprint{}
 	for first := true; ; first = false {
 		seen := a.Notifier.Count()
 		now, at, err := fingerprints(ctx, a, req.GetRole(), req.GetPlugin())
@@ -98,8 +98,7 @@ func (p *plugins) Fingerprints(
 	}
 }
 
-// send sends what has changed, in parts. The last part of a snapshot is marked complete, and is sent though it be
-// empty.
+// send sends the changes in parts. It marks the last part of a snapshot complete and sends it even if empty.
 func send(
 	stream grpc.ServerStreamingServer[pb.FingerprintsReply], at *pb.Answer, changed []registry.PluginFingerprint,
 	snapshot bool,
@@ -119,23 +118,22 @@ func send(
 	return nil
 }
 
-// fingerprints is what is true of each plugin and role now: of those that have an instance, and of those that a task
-// should serve.
+// fingerprints returns the current fingerprint of each plugin and role that has an instance or an expected task.
 func fingerprints(
 	ctx context.Context, a *Active, role, plugin string,
-) (map[served]registry.PluginFingerprint, registry.Seq, error) {
+) (map[fingerprintKey]registry.PluginFingerprint, registry.Seq, error) {
 	tasks, at, err := a.Tasks.Plugins(ctx, registry.PluginID(plugin))
 	if err != nil {
 		return nil, 0, err
 	}
-	out := map[served]registry.PluginFingerprint{}
+	out := map[fingerprintKey]registry.PluginFingerprint{}
 	for _, t := range tasks {
 		for _, r := range hooks.PluginType(t.Type).Roles() {
 			if wanted(role, plugin, r, t.Plugin) {
-				f := out[served{r, t.Plugin}]
+				f := out[fingerprintKey{r, t.Plugin}]
 				f.Role, f.Plugin, f.Gone = r, t.Plugin, true
 				f.Expected++
-				out[served{r, t.Plugin}] = f
+				out[fingerprintKey{r, t.Plugin}] = f
 			}
 		}
 	}
@@ -144,7 +142,7 @@ func fingerprints(
 		if !wanted(role, plugin, i.Role, i.Plugin) {
 			continue
 		}
-		k := served{i.Role, i.Plugin}
+		k := fingerprintKey{i.Role, i.Plugin}
 		f := out[k]
 		f.Role, f.Plugin, f.Gone = i.Role, i.Plugin, false
 		if i.Health.State == registry.Healthy {
@@ -153,11 +151,11 @@ func fingerprints(
 		f.Active, _ = a.Table.Find(i.Role, i.Plugin)
 		out[k] = f
 	}
-	return out, min(at, snap.Index), nil // what is true of both is true for the earlier of the two
+	return out, min(at, snap.Index), nil // the older index covers both reads
 }
 
-// difference is what now has that last had not, or had otherwise, and what is gone; in one order.
-func difference(last, now map[served]registry.PluginFingerprint) []registry.PluginFingerprint {
+// difference returns the added, changed and removed fingerprints between last and now, sorted by plugin and role.
+func difference(last, now map[fingerprintKey]registry.PluginFingerprint) []registry.PluginFingerprint {
 	var out []registry.PluginFingerprint
 	for k, f := range now {
 		was, known := last[k]
