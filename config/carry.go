@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/hcl/v2"
 )
 
-// carry is everything in a block as data: attributes by name, blocks as lists of objects by type, labels under
-// "labels". What is ours is left out.
+// carry returns a block as data, without the names in ours. It maps attributes by name and blocks by type as lists of
+// objects, with their labels under "labels".
 func (d *decoder) carry(b block, ours ...string) map[string]any {
 	out := map[string]any{}
 	for name, attr := range b.body.Attributes {
@@ -53,7 +53,7 @@ func asBlock(out map[string]any, name string) {
 	}
 }
 
-// raw is the object as JSON; nothing if it is empty.
+// raw returns the object as JSON, or nil if it is empty.
 func raw(object map[string]any) json.RawMessage {
 	if len(object) == 0 {
 		return nil
@@ -96,7 +96,7 @@ func (d *decoder) checkBlock(kind, name string, at hcl.Range, level level, known
 	}
 }
 
-// elsewhere says where the name belongs, or what it may have been meant to be.
+// elsewhere returns advice: the level where the name belongs, or a similar known name.
 func (d *decoder) elsewhere(name string, known []string) string {
 	for _, l := range []level{jobLevel, groupLevel, taskLevel} {
 		if slices.Contains(l.blocks, name) || slices.Contains(l.attrs, name) {

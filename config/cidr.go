@@ -10,7 +10,7 @@ import (
 	"github.com/zclconf/go-cty/cty/function"
 )
 
-// cidrFunction is a function of an address range and of whole numbers.
+// cidrFunction wraps f as an HCL function of an address range and whole numbers.
 func cidrFunction(numbers int, f func(netip.Prefix, []*big.Int) (string, error)) function.Function {
 	params := []function.Parameter{{Name: "prefix", Type: cty.String}}
 	for range numbers {
@@ -38,7 +38,7 @@ func cidrFunction(numbers int, f func(netip.Prefix, []*big.Int) (string, error))
 	})
 }
 
-// hostAddress is the address with the number in the range; a negative number counts from the range's end.
+// hostAddress returns the address with that number in the range. A negative number counts from the range's end.
 func hostAddress(p netip.Prefix, n []*big.Int) (string, error) {
 	at, size := n[0], new(big.Int).Lsh(big.NewInt(1), uint(p.Addr().BitLen()-p.Bits()))
 	if at.Sign() < 0 {
@@ -50,7 +50,7 @@ func hostAddress(p netip.Prefix, n []*big.Int) (string, error) {
 	return plus(p.Addr(), at).String(), nil
 }
 
-// netmask is the mask of an IPv4 range.
+// netmask returns the mask of an IPv4 range.
 func netmask(p netip.Prefix, _ []*big.Int) (string, error) {
 	if !p.Addr().Is4() {
 		return "", errors.New("only IPv4 ranges have a netmask")
@@ -59,7 +59,7 @@ func netmask(p netip.Prefix, _ []*big.Int) (string, error) {
 	return all.Addr().String(), nil
 }
 
-// subnet is the range with the number among those that have so many bits more.
+// subnet returns the subnet with that number after extending the prefix by a number of bits.
 func subnet(p netip.Prefix, n []*big.Int) (string, error) {
 	more, number, width := n[0], n[1], p.Addr().BitLen()-p.Bits()
 	if more.Sign() < 0 || more.Cmp(big.NewInt(int64(width))) > 0 {
@@ -73,7 +73,7 @@ func subnet(p netip.Prefix, n []*big.Int) (string, error) {
 	return netip.PrefixFrom(start, p.Bits()+int(bits)).String(), nil
 }
 
-// plus is the address n further; the caller has seen to it that there is one.
+// plus returns a + n. The caller ensures that this address exists.
 func plus(a netip.Addr, n *big.Int) netip.Addr {
 	sum := new(big.Int).Add(new(big.Int).SetBytes(a.AsSlice()), n)
 	next, _ := netip.AddrFromSlice(sum.FillBytes(make([]byte, a.BitLen()/8)))

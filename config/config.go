@@ -8,26 +8,27 @@ import (
 	"holdfast/registry"
 )
 
-// Source is a text and the name by which diagnostics call it.
+// Source is the text of a file and its name in diagnostics.
 type Source struct {
 	Name string
 	Text []byte
 }
 
-// Options say how a text is to be read. The zero value is usable.
+// Options configure parsing. The zero value is usable.
 type Options struct {
-	// Variables are values from the command line, by name. A value is read as the variable's type says: as it stands
-	// for a string, else as an HCL expression.
+	// Variables maps names to values from the command line. A value of primitive or unknown type is taken as is.
+	// Any other value is an HCL expression.
 	Variables map[string]string
-	// VariableFiles hold name = value lines. A later file wins over an earlier one, Variables over all of them.
+	// VariableFiles hold name = value lines. A later file overrides an earlier one. Variables overrides all files.
 	VariableFiles []Source
-	// UnsetUnknown makes a variable without a value unknown; what depends on it is not checked. For `validate`.
+	// UnsetUnknown makes a variable without a value unknown, for `validate`. Values that depend on it are not checked.
 	UnsetUnknown bool
-	// Blocks are further names of blocks and attributes that the host carries, at any level of a job.
+	// Blocks lists additional names of blocks and attributes that the host accepts at any level of a job.
 	Blocks []string
-	// Operations are what the host can apply: a job that needs another is refused. Nil: not checked.
+	// Operations lists the operations that the host supports. A job that needs another one is an error. Nil disables
+	// the check.
 	Operations []hooks.Operation
-	// ReadFile serves file(). Nil: file() is refused.
+	// ReadFile implements file(). If nil, file() is an error.
 	ReadFile func(path string) ([]byte, error)
 }
 

@@ -16,29 +16,29 @@ import (
 	"holdfast/registry"
 )
 
-// maxDiagnostics is how many are told at once.
+// maxDiagnostics bounds the reported diagnostics.
 const maxDiagnostics = 20
 
-// maxKept is how many are kept to choose those from.
+// maxKept bounds the collected diagnostics, from which the reported ones are chosen.
 const maxKept = 500
 
-// maxSnippet bounds the offending text that is shown, maxSentence what is said about it, in bytes.
+// maxSnippet bounds the quoted source text and maxSentence the message, in bytes.
 const (
 	maxSnippet  = 80
 	maxSentence = 500
 )
 
-// span is a part of a text, in bytes.
+// span is a byte range of a text.
 type span struct{ start, end int }
 
 func (s span) meets(o span) bool { return s.start < o.end && o.start < s.end }
 
-// errorf reports a mistake. The detail says what to do.
+// errorf reports an error. The detail tells the user how to fix it.
 func (d *decoder) errorf(at hcl.Range, detail, summary string, args ...any) {
 	d.report(registry.SeverityError, at, fmt.Sprintf(summary, args...), detail)
 }
 
-// warnf reports what works, but not as it reads.
+// warnf reports valid text that does not have the effect it suggests.
 func (d *decoder) warnf(at hcl.Range, detail, summary string, args ...any) {
 	d.report(registry.SeverityWarning, at, fmt.Sprintf(summary, args...), detail)
 }
@@ -65,7 +65,8 @@ func position(p hcl.Pos) registry.Position {
 	return registry.Position{Line: max(p.Line, 1), Column: max(p.Column, 1), Byte: p.Byte}
 }
 
-// hcl reports what HCL found. In secrets it keeps to the place: HCL's words may quote the text.
+// hcl reports the diagnostics of HCL. Within secrets it reports the position only, because HCL's messages may quote
+// the text.
 func (d *decoder) hcl(found hcl.Diagnostics) {
 	for _, h := range found {
 		at, severity := hcl.Range{Filename: d.src.Name}, registry.SeverityError
@@ -87,7 +88,7 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 	}
 }
 
-// failedCall says what a function said; the meter is no function that people know.
+// failedCall returns the error of a function call. It omits the name of the internal meter function.
 func failedCall(call hclsyntax.FunctionCallDiagExtra) string {
 	if name := call.CalledFunctionName(); name == meterName || name == operandName {
 		return call.FunctionCallError().Error()
@@ -95,7 +96,7 @@ func failedCall(call hclsyntax.FunctionCallDiagExtra) string {
 	return fmt.Sprintf("%s(): %v", call.CalledFunctionName(), call.FunctionCallError())
 }
 
-// snippet is the first line of what the range covers; nothing of it where a secret stands.
+// snippet returns the first line of the range, without secrets.
 func (d *decoder) snippet(at hcl.Range) string {
 	text, ok := d.texts[at.Filename]
 	start, end := at.Start.Byte, at.End.Byte
@@ -106,7 +107,7 @@ func (d *decoder) snippet(at hcl.Range) string {
 	return strings.Map(visible, shortened(strings.TrimRight(string(line), "\r"), maxSnippet))
 }
 
-// shortened is s, or as many whole characters of it as fit and three dots.
+// shortened truncates s at a character boundary and appends three dots if s exceeds the limit.
 func shortened(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -114,7 +115,7 @@ func shortened(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + "..."
 }
 
-// visible keeps what a terminal shows as one character.
+// visible replaces an unprintable character.
 func visible(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r
@@ -130,7 +131,7 @@ func (d *decoder) secret(at hcl.Range) bool {
 	return slices.ContainsFunc(d.secrets, here.meets)
 }
 
-// found is everything reported, in the order of the text, at most maxDiagnostics and a word about the rest.
+// found returns the diagnostics in source order: at most maxDiagnostics, then a note about the rest.
 func (d *decoder) found() registry.Diagnostics {
 	ds := slices.Clone(d.diags)
 	slices.SortStableFunc(ds, func(a, b registry.Diagnostic) int {
@@ -144,7 +145,7 @@ func (d *decoder) found() registry.Diagnostics {
 	return append(ds[:maxDiagnostics:maxDiagnostics], rest)
 }
 
-// order puts other files before the text itself: their mistakes come first.
+// order sorts diagnostics of other files before those of the main file.
 func (d *decoder) order(diag registry.Diagnostic) int {
 	if diag.File == d.src.Name {
 		return 1
@@ -152,7 +153,7 @@ func (d *decoder) order(diag registry.Diagnostic) int {
 	return 0
 }
 
-// rangeOf is the range of bytes [start, end) of the text.
+// rangeOf returns the HCL range of the bytes [start, end) of the text.
 func (d *decoder) rangeOf(start, end int) hcl.Range {
 	return hcl.Range{Filename: d.src.Name, Start: d.pos(start), End: d.pos(max(end, start+1))}
 }
@@ -165,7 +166,7 @@ func (d *decoder) pos(at int) hcl.Pos {
 	return hcl.Pos{Line: bytes.Count(text[:at], []byte("\n")) + 1, Column: utf8.RuneCount(line) + 1, Byte: at}
 }
 
-// didYouMean is a sentence with the nearest of the names, or the list of all if none is near.
+// didYouMean suggests the nearest of the names, or lists all of them if none is near.
 func didYouMean(name string, names []string) string {
 	switch best := nearest(name, names); {
 	case best != "":
@@ -176,7 +177,7 @@ func didYouMean(name string, names []string) string {
 	return "known here: " + strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", ")
 }
 
-// nearest is the name with the least edit distance; empty if none is near.
+// nearest returns the name with the least edit distance, or an empty string if none is near.
 func nearest(name string, names []string) string {
 	best, least := "", len(name)/3+2
 	for _, n := range slices.Sorted(slices.Values(names)) {

@@ -1,5 +1,4 @@
-// Package config turns HCL text that people write into specifications, or into diagnostics that say where and what to
-// do.
+// Package config parses HCL job and volume files into specifications or diagnostics.
 //
 // ParseJob reads a job file (Nomad's job > group > task, a task directly in a job, or a bare task) and ParseVolume a
 // volume file. What concerns CSI becomes words of packages registry and hooks; of a job it travels sealed (OpenTask,
@@ -10,7 +9,7 @@
 // The same text with the same Options gives the same answer: nothing here reads a clock, an environment or, except
 // through Options.ReadFile, a file. Text is not trusted: its size, tokens and nesting are counted before it is parsed,
 // and the work of its expressions is bounded. All mistakes are reported at once, at most 20, in the order of the text;
-// text that stands as somebody's secrets is never part of a diagnostic.
+// the text of secrets is never part of a diagnostic.
 //
-// The package knows no running thing, logs nothing and keeps no state. Any goroutine may call it.
+// The package logs nothing and keeps no state. Any goroutine may call it.
 package config

@@ -11,7 +11,7 @@ import (
 	"github.com/zclconf/go-cty/cty/convert"
 )
 
-// value evaluates the expression. What is wrong with it is reported, and then it is false. Marks stay on.
+// value evaluates the expression and keeps its marks. It reports errors and returns false after one.
 func (d *decoder) value(expr hclsyntax.Expression, ctx *hcl.EvalContext) (cty.Value, bool) {
 	err := d.chargeReferences(expr, ctx)
 	if d.tooMuch(expr.Range(), err) {
@@ -31,7 +31,7 @@ func (d *decoder) value(expr hclsyntax.Expression, ctx *hcl.EvalContext) (cty.Va
 	return v, true
 }
 
-// tooMuch reports the error; that the budget is used up it says once.
+// tooMuch reports the error. It reports an exhausted budget only once.
 func (d *decoder) tooMuch(at hcl.Range, err error) bool {
 	switch {
 	case d.budget.left > 0 && err != nil:
@@ -43,7 +43,7 @@ func (d *decoder) tooMuch(at hcl.Range, err error) bool {
 	return err != nil || d.spent
 }
 
-// chargeReferences charges what the expression refers to, as often as it does.
+// chargeReferences charges the referenced values, once per reference.
 func (d *decoder) chargeReferences(expr hclsyntax.Expression, ctx *hcl.EvalContext) error {
 	for _, t := range hclsyntax.Variables(expr) {
 		if v, found := t.TraverseAbs(ctx); !found.HasErrors() {
@@ -55,14 +55,14 @@ func (d *decoder) chargeReferences(expr hclsyntax.Expression, ctx *hcl.EvalConte
 	return nil
 }
 
-// atRunTime says whether the value holds a reference that only the run time can resolve.
+// atRunTime reports whether the value contains a run-time reference.
 func atRunTime(v cty.Value) bool {
 	_, marks := v.UnmarkDeep()
 	_, found := marks[runtimeMark]
 	return found
 }
 
-// plain is the value as JSON has it. What is unknown is null.
+// plain converts the value to its JSON form. Unknown values become null.
 func plain(v cty.Value) any {
 	v, _ = v.Unmark()
 	switch ty := v.Type(); {
@@ -102,7 +102,7 @@ func (n *number) MarshalJSON() ([]byte, error) {
 	return []byte(f.Text('f', -1)), nil
 }
 
-// stringOf is the value as a string, as HCL converts it.
+// stringOf converts the value to a string by HCL's rules.
 func stringOf(v cty.Value) (string, bool) {
 	v, _ = v.Unmark()
 	s, err := convert.Convert(v, cty.String)
@@ -112,7 +112,7 @@ func stringOf(v cty.Value) (string, bool) {
 	return s.AsString(), true
 }
 
-// kindOf names the value's type for people.
+// kindOf returns a readable name of the value's type.
 func kindOf(v cty.Value) string {
 	v, _ = v.Unmark()
 	if v.IsNull() {

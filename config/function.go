@@ -24,8 +24,7 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// carriers may be given run-time references: what they do to the text around a reference, they do not do to the
-// reference.
+// carriers accept run-time references. They process the text around a reference and leave the reference unchanged.
 var carriers = map[string]function.Function{
 	"chunklist": stdlib.ChunklistFunc, "coalesce": stdlib.CoalesceFunc, "coalescelist": stdlib.CoalesceListFunc,
 	"compact": stdlib.CompactFunc, "concat": stdlib.ConcatFunc, "element": stdlib.ElementFunc,
@@ -42,7 +41,7 @@ var carriers = map[string]function.Function{
 	"toset": conversion(cty.Set(cty.DynamicPseudoType)), "tomap": conversion(cty.Map(cty.DynamicPseudoType)),
 }
 
-// computers need the value itself: they refuse what only the run time knows.
+// computers need the value itself and reject run-time references.
 var computers = map[string]function.Function{
 	"abs": stdlib.AbsoluteFunc, "ceil": stdlib.CeilFunc, "contains": stdlib.ContainsFunc,
 	"csvdecode": stdlib.CSVDecodeFunc,
@@ -87,7 +86,7 @@ var computers = map[string]function.Function{
 	}),
 }
 
-// absent are functions that people know from elsewhere and that cannot be had here, and why.
+// absent maps functions of other tools that are unsupported here to the reason.
 var absent = map[string]string{
 	"timestamp": pure, "uuidv4": pure, "bcrypt": pure, "yamldecode": noYAML,
 	"rsadecrypt": "it is not offered; use a secret",
@@ -103,7 +102,7 @@ const (
 	noFiles = "it is not offered: the directory of the text is not known here; write the names out"
 )
 
-// functions is the table of functions of one text. All of them count against its budget.
+// functions returns the function table of one file. Every call counts against its budget.
 func (d *decoder) functions() map[string]function.Function {
 	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc}
 	table[meterName], table[operandName] = d.meterFunction(anyValue), d.meterFunction(checkNumericText)
@@ -125,7 +124,7 @@ func (d *decoder) functions() map[string]function.Function {
 	return table
 }
 
-// bounded is f under the budget. Without carries it refuses run-time references.
+// bounded wraps f to charge the budget. Unless carries is set, it rejects run-time references.
 func (d *decoder) bounded(name string, f function.Function, carries bool) function.Function {
 	check := func(args []cty.Value) error {
 		for i, arg := range args {

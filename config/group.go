@@ -48,7 +48,7 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	return g, true
 }
 
-// perNode says whether a job of the type runs once on every node.
+// perNode reports whether a job of the type runs once on every node.
 func perNode(kind string) bool { return kind == "system" || kind == "sysbatch" }
 
 func (f *file) sealGroup(g *hooks.Group, spec hooks.GroupSpec, asked *requests) {

@@ -6,24 +6,24 @@ import (
 	"github.com/agext/levenshtein"
 )
 
-// secretsName is the name of what is never shown.
+// secretsName names the block or attribute whose content diagnostics never show.
 const secretsName = "secrets"
 
-// hiding is the statement `secrets = ...` that is being read.
+// hiding tracks the `secrets = ...` statement that the scanner reads.
 type hiding struct {
 	active bool
-	start  int // behind the '='
-	depth  int // of brackets around it
+	start  int // after the '='
+	depth  int // bracket nesting around it
 }
 
-// mayHide begins to hide what is assigned to the word, if that is secrets.
+// mayHide starts to hide the assigned value if the word is secrets.
 func (s *scanner) mayHide(word string) {
 	if word == secretsName && !s.hiding.active {
 		s.hiding = hiding{true, s.at, len(s.stack)}
 	}
 }
 
-// hide ends it at the end of a line that is no part of a bracket within the statement.
+// hide ends the hidden span at a line end outside the statement's brackets.
 func (s *scanner) hide(end int) {
 	if s.hiding.active && (len(s.stack) <= s.hiding.depth || end == len(s.src)) {
 		s.secrets = append(s.secrets, span{s.hiding.start, end})
@@ -31,8 +31,8 @@ func (s *scanner) hide(end int) {
 	}
 }
 
-// hideSecrets notes where secrets blocks are, also misspelt ones. In a text that is broken everything behind the first
-// one counts as secret.
+// hideSecrets records the spans of secrets blocks, including misspelt ones. In a malformed text everything after the
+// first one counts as secret.
 func (d *decoder) hideSecrets(out outline, shift int) {
 	for _, at := range out.secrets {
 		d.secrets = append(d.secrets, span{at.start + shift, at.end + shift})

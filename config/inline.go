@@ -7,8 +7,8 @@ import (
 
 var ephemeralShape = shape{attrs: []string{"plugin_id", "context", "secrets"}, blocks: []string{"context", "secrets"}}
 
-// inline reads a volume block's ephemeral block, and how the volume is used. Nothing of it is resolved at run time:
-// what the plugin is given stands in the file.
+// inline reads the ephemeral block and the usage of a volume block. The plugin receives the values as written, so a
+// run-time reference is an error.
 func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
 	if volume.has("source") {
 		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
@@ -28,7 +28,7 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 	return e, f.inlineUsage(volume)
 }
 
-// inlineUsage is a single-node-writer's file system, unless the block says otherwise.
+// inlineUsage reads the usage. It defaults to a file system for a single-node writer.
 func (f *file) inlineUsage(volume *fields) registry.Usage {
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	if volume.has("access_mode") {

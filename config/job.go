@@ -12,7 +12,7 @@ import (
 // maxCount bounds a group's count.
 const maxCount = 50_000
 
-// job reads a file that holds a job, or a bare task.
+// job reads a file that contains a job or a bare task.
 func (f *file) job() *hooks.Job {
 	var subject block
 	for _, b := range f.body.Blocks {
@@ -61,7 +61,7 @@ func (f *file) noAttributes() {
 	}
 }
 
-// labelNames says what the label of a block is, for errors.
+// labelNames maps a block type to the name of its label in errors.
 var labelNames = map[string]string{"job": "job ID", "group": "group name", "task": "task name", "volume": "volume name"}
 
 // label returns a block's only label.
@@ -86,7 +86,7 @@ func (d *decoder) label(b block) (string, bool) {
 	return t, err == nil
 }
 
-// bareTask makes a job of a task, as Nomad does of a task in a job.
+// bareTask wraps a task in a job and a group, as Nomad wraps a task directly in a job.
 func (f *file) bareTask(b block, name string) *hooks.Job {
 	job := &hooks.Job{ID: name, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
 	if g, ok := f.wrapped(b, jobFacts{kind: job.Type}); ok {
@@ -95,7 +95,7 @@ func (f *file) bareTask(b block, name string) *hooks.Job {
 	return job
 }
 
-// jobFacts are what a group has to know of its job.
+// jobFacts holds the job settings that its groups depend on.
 type jobFacts struct {
 	kind   string // type
 	canary bool
@@ -135,7 +135,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 	return job
 }
 
-// member is the group that a block of a job stands for.
+// member reads a block of a job as a group.
 func (f *file) member(b block, facts jobFacts) (hooks.Group, bool) {
 	switch b.kind {
 	case "group":
@@ -146,13 +146,13 @@ func (f *file) member(b block, facts jobFacts) (hooks.Group, bool) {
 	return hooks.Group{}, false
 }
 
-// wrapped is the group of its own that a task directly in a job gets.
+// wrapped returns the group of a task directly in a job.
 func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
 	task, _, ok := f.task(b, newRequests())
 	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
 }
 
-// canary says whether an update block asks for canaries.
+// canary reports whether an update block requests canaries.
 func (f *file) canary(at *fields) bool {
 	for _, b := range at.all("update") {
 		update := &fields{decoder: f.decoder, block: block{kind: "update",

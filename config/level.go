@@ -1,6 +1,6 @@
 package config
 
-// level is a level of a job: the names that Nomad knows there. What is not ours of them is carried.
+// level lists the names that Nomad accepts at one level of a job. Names outside CSI are carried.
 type level struct {
 	name          string
 	attrs, blocks []string
@@ -47,5 +47,5 @@ var (
 	}
 )
 
-// jobTypes are the kinds of jobs, the default first.
+// jobTypes lists the job types, the default first.
 var jobTypes = []string{"service", "batch", "system", "sysbatch"}

@@ -9,8 +9,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// stringMap is a map that is written as a block or as an attribute. Run-time references stay in it, unless f is
-// constant.
+// stringMap reads a map written as a block or as an attribute. Run-time references remain in it unless f is constant.
 func (f *fields) stringMap(name string) map[string]string {
 	out := map[string]string{}
 	for _, part := range f.stringMaps(name) {
@@ -22,8 +21,7 @@ func (f *fields) stringMap(name string) map[string]string {
 	return out
 }
 
-// stringMaps are the parts of a map that may be given in several: the attribute, then each block. Empty ones are left
-// out.
+// stringMaps reads a map given in several parts: the attribute, then each block. It omits empty parts.
 func (f *fields) stringMaps(name string) []map[string]string {
 	var parts []map[string]string
 	if v, ok := f.valueAtRunTime(name); ok {
@@ -58,7 +56,7 @@ func (f *fields) addAll(out map[string]string, name string, v cty.Value) {
 	}
 }
 
-// atMap is where the map stands, as an attribute or as a block.
+// atMap returns the range of the map, which is an attribute or a block.
 func (f *fields) atMap(name string) hcl.Range {
 	if blocks := f.all(name); f.body.Attributes[name] == nil && len(blocks) > 0 {
 		return blocks[0].head
@@ -66,7 +64,7 @@ func (f *fields) atMap(name string) hcl.Range {
 	return f.at(name)
 }
 
-// atKey is where the key's value stands, if the map is written out.
+// atKey returns the range of the key's value if the map is a literal.
 func (f *fields) atKey(name, key string) hcl.Range {
 	if object, ok := f.body.Attributes[name].Expr.(*hclsyntax.ObjectConsExpr); ok {
 		for _, item := range object.Items {

@@ -16,14 +16,14 @@ var mountShape = shape{attrs: []string{"volume", "destination", "read_only", "pr
 
 var propagations = []hooks.Propagation{hooks.Private, hooks.HostToTask, hooks.Bidirectional}
 
-// place is a destination in a task, and what will be there.
+// place is a destination in a task and the volume or device mounted there.
 type place struct {
 	hooks.VolumeMount // of a device: ReadOnly also if the request is
 	device            bool
 	at                hcl.Range
 }
 
-// mounts reads a task's volume_mount blocks. Those of volumes that are not ours are carried.
+// mounts reads a task's volume_mount blocks. It carries those of other volume types.
 func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hooks.VolumeMount {
 	var mounts []hooks.VolumeMount
 	var places []place
@@ -43,7 +43,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 			continue
 		}
 		f.checkAsked(at, name, asked)
-		m := f.mount(at, name) // also of an unknown volume: what else is wrong with it is said at once
+		m := f.mount(at, name) // also for an unknown volume, to report its other errors too
 		mounts = append(mounts, m)
 		p := place{VolumeMount: m, at: at.at("destination")}
 		if r, found := asked.find(m.Volume); found && r.Usage.Attachment == registry.BlockDevice {
@@ -84,7 +84,7 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 	return m
 }
 
-// subPath is a path in a volume. References to what differs from alloc to alloc stay in it.
+// subPath reads a path in a volume. References that differ per alloc remain in it.
 func (f *fields) subPath(name string) (string, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if !ok {
@@ -108,7 +108,7 @@ var taskDevices = []string{
 	"tty", "urandom", "zero",
 }
 
-// checkDevice says what a block device's volume_mount cannot have. Nomad reads and ignores what is warned of.
+// checkDevice reports fields that a block device's volume_mount cannot have. Fields that Nomad ignores are warnings.
 func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
 	if name, inDev := strings.CutPrefix(m.Destination, "/dev/"); inDev && slices.Contains(taskDevices, name) {
 		f.errorf(at.at("destination"), `use a name of its own, as in "/dev/data"`, "%s is there in every task already",
@@ -127,7 +127,7 @@ func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
 	}
 }
 
-// checkPlaces refuses destinations that meet.
+// checkPlaces reports destinations that conflict.
 func (f *file) checkPlaces(places []place) {
 	for i, b := range places {
 		for _, a := range places[:i] {
@@ -139,8 +139,8 @@ func (f *file) checkPlaces(places []place) {
 	}
 }
 
-// meet says why a task cannot have both, and what to do; nothing: it can. What a task may do to a device it may do at
-// each of its nodes.
+// meet returns why a task cannot have both, and advice, or empty strings if it can. A task has the same permissions at
+// each node of a device.
 func meet(a, b place) (wrong, advice string) {
 	switch {
 	case a.Destination == "" || b.Destination == "":

@@ -8,7 +8,7 @@ import (
 	"holdfast/registry"
 )
 
-// maxMap is how many bytes a map, and a list of mount flags, may have in a CSI call (CSI "Size Limits").
+// maxMap bounds a map or a list of mount flags in a CSI call, in bytes (CSI "Size Limits").
 const maxMap = 4096
 
 // options is a mount_options block, of a job or of a volume file.
@@ -40,10 +40,10 @@ func (d *decoder) mountOptions(b block) options {
 	return o
 }
 
-// groupName is what useradd(8) takes, and what no mount command reads as two options.
+// groupName matches names that useradd(8) accepts and that a mount command parses as one option.
 var groupName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9._-]{0,126}\$?$`)
 
-// wrongGroup says why the text names no group of a system, or nothing.
+// wrongGroup returns why s is not a valid group, or an empty string.
 func wrongGroup(s string) string {
 	if s == "" || groupName.MatchString(s) {
 		return ""
@@ -57,7 +57,7 @@ func wrongGroup(s string) string {
 	return ""
 }
 
-// checkSize refuses a map that no CSI call can carry.
+// checkSize reports a map that exceeds the size limit of CSI.
 func (d *decoder) checkSize(at *fields, name string, m map[string]string) {
 	size := 0
 	for key, value := range m {

@@ -7,15 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a text. They are checked before HCL's parser sees it: its lexer is costly and its parser dies of deep
-// nesting.
+// Limits of a text. They are checked before HCL parses it: the lexer is slow and deep nesting overflows the parser's
+// stack.
 const (
 	maxBytes  = 64 << 10
 	maxTokens = 30_000
 	maxDepth  = 32
 )
 
-// fault is something wrong with a text as such. End 0: one byte.
+// fault is a lexical error in a text. An end of 0 means one byte.
 type fault struct {
 	start, end      int
 	summary, detail string
@@ -28,14 +28,14 @@ type brace struct {
 	open, close int    // of the braces; close is past the end
 }
 
-// outline is what one pass over the bytes tells of a text. It is made in O(n) and without recursion.
+// outline is the structure of a text, found in one pass over its bytes in O(n) and without recursion.
 type outline struct {
 	faults  []fault
 	braces  []brace
-	secrets []span // of secrets that do not stand in a brace of that word
+	secrets []span // of secrets outside a brace of that word
 }
 
-// frame is something open: '(' '[' '{', '"' a string, 'T' a template's ${ or %{, 'H' a heredoc.
+// frame is an open construct: '(' '[' '{', '"' for a string, 'T' for a template's ${ or %{, 'H' for a heredoc.
 type frame struct {
 	kind   byte
 	open   int
@@ -54,7 +54,7 @@ type scanner struct {
 	wordAt  int    // and where
 	label   string // the string just read
 	starts  bool   // a statement may start here
-	suspect int    // a { whose } stands further left; -1: none
+	suspect int    // offset of a { whose } is indented less; -1 if none
 	hiding  hiding
 	outline
 }
@@ -73,7 +73,7 @@ func outlineOf(src []byte) outline {
 	return s.outline
 }
 
-// checkBytes looks at the text as bytes: size, encoding, characters that no one can see.
+// checkBytes checks the size, the encoding and invisible characters.
 func (s *scanner) checkBytes() {
 	switch bad := bytes.IndexByte(s.src, 0); {
 	case len(s.src) > maxBytes:
@@ -104,10 +104,10 @@ func invalidUTF8(src []byte) int {
 	return at
 }
 
-// changesDirection holds for Unicode's bidirectional embeddings, overrides and isolates.
+// changesDirection reports whether r is a bidirectional embedding, override or isolate of Unicode.
 func changesDirection(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
-// step reads one token, or one run of text. It is false when the rest cannot be made sense of.
+// step reads one token or one run of text. It returns false if the rest cannot be scanned.
 func (s *scanner) step() bool {
 	if s.tokens++; s.tokens > maxTokens {
 		s.fail(s.at, s.at+1, fmt.Sprintf("the file has more than %d tokens", maxTokens),
@@ -143,7 +143,7 @@ func (s *scanner) fail(start, end int, summary, detail string) {
 	s.faults = append(s.faults, fault{start, end, summary, detail})
 }
 
-// text reads on in a string or a heredoc, up to what ends it or a template in it.
+// text reads a string or a heredoc up to its end or the next template.
 func (s *scanner) text(end byte) bool {
 	for s.at < len(s.src) {
 		c, rest := s.src[s.at], s.src[s.at:]
@@ -174,8 +174,8 @@ func (s *scanner) text(end byte) bool {
 	return true
 }
 
-// heredocEnds leaves the heredoc if its marker stands alone on the line that starts here. The line break belongs to the
-// code.
+// heredocEnds leaves the heredoc if the line that starts here contains only its marker. The line break is not part of
+// the heredoc.
 func (s *scanner) heredocEnds() bool {
 	line := s.src[s.at:]
 	if n := bytes.IndexByte(line, '\n'); n >= 0 {
@@ -189,7 +189,7 @@ func (s *scanner) heredocEnds() bool {
 	return true
 }
 
-// endOfBrokenString takes the string as closed at its line's end, so that further mistakes are found.
+// endOfBrokenString closes an unterminated string at the line's end, so that scanning can find further errors.
 func (s *scanner) endOfBrokenString() {
 	open := s.pop().open
 	s.fail(open, s.at, "this string is not closed on its line",
@@ -244,7 +244,7 @@ func (s *scanner) code() bool {
 	return true
 }
 
-// skipTo moves to, or past, the next occurrence of end. False if there is none.
+// skipTo moves to, or past, the next occurrence of end. It returns false if there is none.
 func (s *scanner) skipTo(end string, past bool) bool {
 	n := bytes.Index(s.src[s.at:], []byte(end))
 	if n < 0 {
@@ -305,7 +305,7 @@ func (s *scanner) heredoc() bool {
 	marker := s.src[start:s.at]
 	rest := bytes.TrimPrefix(s.src[s.at:], []byte("\r"))
 	if len(marker) == 0 || !bytes.HasPrefix(rest, []byte("\n")) {
-		return true // HCL's parser says what is wrong with it
+		return true // HCL's parser reports the error
 	}
 	s.skipTo("\n", true)
 	return s.push(frame{kind: 'H', open: open, marker: marker}) && (s.heredocEnds() || true)
@@ -313,7 +313,7 @@ func (s *scanner) heredoc() bool {
 
 var closers = map[byte]byte{'(': ')', '[': ']', '{': '}', 'T': '}'}
 
-// close ends the innermost open bracket. After a bracket of another kind the rest makes no sense.
+// close closes the innermost open bracket. Scanning stops after a bracket of another kind.
 func (s *scanner) close(c byte) bool {
 	f := s.top()
 	switch {
@@ -341,15 +341,14 @@ func (s *scanner) close(c byte) bool {
 	return true
 }
 
-// leftOf says whether the closing bracket is the first of its line and stands further left than the line of the opening
-// one.
+// leftOf reports whether the closing bracket starts its line and is indented less than the line of the opening one.
 func (s *scanner) leftOf(closing, opening int) bool {
 	indent, rest := s.indent(closing)
 	other, _ := s.indent(opening)
 	return rest == closing && indent < other
 }
 
-// indent is the white space that the line of at starts with, in bytes, and where it ends.
+// indent returns the width in bytes of the leading white space on the line of at, and the offset of its end.
 func (s *scanner) indent(at int) (int, int) {
 	start := bytes.LastIndexByte(s.src[:at], '\n') + 1
 	end := start
@@ -359,7 +358,8 @@ func (s *scanner) indent(at int) (int, int) {
 	return end - start, end
 }
 
-// checkClosed blames what was never closed: the one bracket whose indentation says so, else the innermost.
+// checkClosed reports an unclosed bracket. It prefers the bracket that indentation shows to be unclosed, else the
+// innermost one.
 func (s *scanner) checkClosed() {
 	if len(s.stack) == 0 {
 		return

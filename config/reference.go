@@ -12,13 +12,13 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// runtimeMark is on every value that holds a reference which only the run time can resolve.
+// runtimeMark marks every value that contains a run-time reference.
 const runtimeMark = markName("known at run time only")
 
 type markName string
 
-// prepare makes a parsed text ready for evaluation, in place: run-time references become constants of their own text,
-// expressions that repeat work are metered, lines of heredocs end alike, and keys that are given twice are reported.
+// prepare rewrites a parsed text in place for evaluation. Run-time references become constants of their own text.
+// Expressions that repeat work are metered. Heredoc lines end in "\n". Repeated keys are reported.
 func prepare(root hclsyntax.Node, text []byte) hcl.Diagnostics {
 	return hclsyntax.Walk(root, &preparation{text: text})
 }
@@ -51,7 +51,7 @@ func (p *preparation) Exit(node hclsyntax.Node) hcl.Diagnostics {
 	return nil
 }
 
-// binds lists the names that the node gives a meaning inside it.
+// binds returns the names that the node defines for its children.
 func binds(node hclsyntax.Node) []string {
 	switch n := node.(type) {
 	case *hclsyntax.ForExpr:
@@ -67,7 +67,7 @@ func binds(node hclsyntax.Node) []string {
 	return nil
 }
 
-// iteratorOf is the name by which a dynamic block's content calls its current element.
+// iteratorOf returns the iterator name of a dynamic block.
 func iteratorOf(b *hclsyntax.Block) string {
 	if attr := b.Body.Attributes["iterator"]; attr != nil {
 		if t, found := hcl.AbsTraversalForExpr(attr.Expr); !found.HasErrors() && len(t) == 1 {
@@ -83,8 +83,8 @@ var (
 	allCaps      = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Za-z0-9_-]*)?$`)
 )
 
-// reference turns a run-time reference into a name of its whole text, which evaluates to that text (constants). Names
-// that nobody knows are one in templates only, where "${name}" may be meant for who reads the text at run time.
+// reference renames a run-time reference to its whole text, which evaluates to that text (see constants). An unknown
+// name counts as a run-time reference only in a template, where "${name}" may be resolved at run time.
 func (p *preparation) reference(n *hclsyntax.ScopeTraversalExpr) {
 	root := n.Traversal.RootName()
 	if slices.Contains(p.bound, root) {
@@ -109,7 +109,7 @@ func (p *preparation) inTemplate() bool {
 	return false
 }
 
-// constants adds what run-time references in the expression evaluate to.
+// constants adds the values of the expression's run-time references to the context.
 func constants(expr hclsyntax.Expression, ctx *hcl.EvalContext) *hcl.EvalContext {
 	var values map[string]cty.Value
 	for _, t := range hclsyntax.Variables(expr) {
@@ -128,7 +128,7 @@ func constants(expr hclsyntax.Expression, ctx *hcl.EvalContext) *hcl.EvalContext
 	return child
 }
 
-// lineEnds makes lines of a heredoc end in "\n", however the file's lines end.
+// lineEnds normalizes the line ends of a heredoc to "\n".
 func (p *preparation) lineEnds(n *hclsyntax.LiteralValueExpr) {
 	if !n.Val.Type().Equals(cty.String) || n.Val.IsNull() || n.SrcRange.End.Byte > len(p.text) {
 		return
@@ -138,7 +138,7 @@ func (p *preparation) lineEnds(n *hclsyntax.LiteralValueExpr) {
 	}
 }
 
-// repeatedKeys reports constant keys of an object that are given twice: HCL would silently take the last.
+// repeatedKeys reports duplicate constant keys of an object. HCL would silently use the last.
 func repeatedKeys(n *hclsyntax.ObjectConsExpr) hcl.Diagnostics {
 	var found hcl.Diagnostics
 	seen := map[string]bool{}

@@ -10,19 +10,19 @@ import (
 	"holdfast/registry"
 )
 
-// requests are the volume blocks of a group.
+// requests holds the volume blocks of a group.
 type requests struct {
 	ours    []hooks.VolumeRequest
 	carried []block              // volumes of other types
-	at      map[string]hcl.Range // where each is declared, ours or not
-	other   map[string]bool      // names of those that are carried
+	at      map[string]hcl.Range // range of each declaration, CSI or not
+	other   map[string]bool      // names of the carried volumes
 }
 
 func newRequests() *requests { return &requests{at: map[string]hcl.Range{}, other: map[string]bool{}} }
 
 func (r *requests) names() []string { return slices.Sorted(maps.Keys(r.at)) }
 
-// find is the request of that name, if it is ours.
+// find returns the CSI request of that name, if any.
 func (r *requests) find(name registry.RequestName) (hooks.VolumeRequest, bool) {
 	at := slices.IndexFunc(r.ours, func(v hooks.VolumeRequest) bool { return v.Name == name })
 	if at < 0 {
@@ -57,7 +57,7 @@ var volumeShape = shape{
 	blocks: []string{"mount_options", "ephemeral"},
 }
 
-// request reads one volume block. True: it is not ours.
+// request reads one volume block. It returns true if the volume is not CSI.
 func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	at := f.fields(b)
 	at.need("type")
@@ -75,7 +75,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	switch inline, ok := at.one("ephemeral"); {
 	case ok:
 		v.Ephemeral, v.Usage = f.inline(at, inline)
-	case !at.misspelt("ephemeral"): // else one mistake would be told as four
+	case !at.misspelt("ephemeral"): // otherwise one error would cause four reports
 		f.stored(at, &v)
 	}
 	v.Usage.ReadOnly, _ = at.truth("read_only")
@@ -90,7 +90,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	return false
 }
 
-// stored reads what a volume block says of a volume that has a life of its own.
+// stored reads the fields of a volume block for a persistent volume.
 func (f *file) stored(at *fields, v *hooks.VolumeRequest) {
 	if !at.has("source") {
 		f.errorf(at.head, `add source = "id of a volume", or for a volume that lives as long as its alloc ephemeral { plugin_id = ... }`,

@@ -13,10 +13,10 @@ import (
 	"holdfast/registry"
 )
 
-// secretForm is what to write instead of a secret.
+// secretForm is the advice for a literal secret.
 const secretForm = `say where it is to be had: name = { env = "VARIABLE" }, { file = "/path" } or { callback = "name" }`
 
-// secretReferences reads secrets. Nothing of what is written there becomes part of a diagnostic, but for the keys.
+// secretReferences reads secrets. Diagnostics quote only their keys.
 func (f *fields) secretReferences() map[string]registry.Secret {
 	out := map[string]registry.Secret{}
 	if attr := f.body.Attributes["secrets"]; attr != nil {
@@ -52,7 +52,7 @@ func (f *fields) secretObject(out map[string]registry.Secret, expr hclsyntax.Exp
 	}
 }
 
-// secretItem reads one reference. A literal is refused even if it is what people had in such files for years.
+// secretItem reads one reference. A literal secret is an error, although Nomad's volume files allow it.
 func (f *fields) secretItem(
 	out map[string]registry.Secret, name string, expr hclsyntax.Expression, ctx *hcl.EvalContext,
 ) {
@@ -74,7 +74,7 @@ func (f *fields) secretItem(
 	out[name] = s
 }
 
-// secretOf makes a reference of the object, or says what is wrong with it.
+// secretOf converts the object to a reference, or returns its error text.
 func secretOf(v cty.Value) (s registry.Secret, wrong string) {
 	fields := map[string]*string{"env": &s.Env, "file": &s.File, "callback": &s.Callback}
 	elements := v.AsValueMap()

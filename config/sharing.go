@@ -7,14 +7,14 @@ import (
 	"holdfast/registry"
 )
 
-// groupFacts are what a volume block has to know of its group.
+// groupFacts holds the group settings that volume blocks depend on.
 type groupFacts struct {
 	jobFacts
 	group string
 	count int
 }
 
-// checkUse refuses what could never work, whatever the volume is. The rules are Nomad's.
+// checkUse reports a usage that no volume can support, by Nomad's rules.
 func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
 	if sticky, _ := at.truth("sticky"); sticky {
 		f.errorf(at.at("sticky"), "remove it", "sticky is for host volumes")
@@ -43,7 +43,7 @@ func (f *file) checkPerAlloc(at *fields, facts groupFacts) {
 	}
 }
 
-// checkShared refuses more users than the mode allows: all allocs of the group want the one volume.
+// checkShared reports more users than the access mode allows. All allocs of the group share the volume.
 func (f *file) checkShared(at *fields, u registry.Usage, facts groupFacts) {
 	switch mode := u.Access; {
 	case singleNode(mode):
@@ -64,8 +64,8 @@ func singleNode(mode registry.AccessMode) bool {
 	return false
 }
 
-// checkTogether refuses requests of one volume that exclude each other: the alloc would wait for itself. That it asks
-// for a volume under two names is legal.
+// checkTogether reports conflicting requests of one alloc for the same volume, which would deadlock. Two compatible
+// requests for a volume are valid.
 func (f *file) checkTogether(asked *requests) {
 	for i, b := range asked.ours {
 		for _, a := range asked.ours[:i] {
@@ -82,8 +82,8 @@ func (f *file) checkTogether(asked *requests) {
 	}
 }
 
-// exclude says why one alloc cannot have a volume for both usages, and what to do; nothing: for all that is known here,
-// it can. What one of them leaves to the volume is not known here.
+// exclude returns why one alloc cannot use a volume in both ways, and advice. It returns empty strings if no conflict
+// is known. Fields that a usage leaves unset are not compared.
 func exclude(a, b registry.Usage) (why, advice string) {
 	mode := a.Access
 	switch {
@@ -105,5 +105,5 @@ func exclude(a, b registry.Usage) (why, advice string) {
 	return "", ""
 }
 
-// differ says whether both are given, and not alike.
+// differ reports whether both values are set and different.
 func differ[T ~string](a, b T) bool { return a != "" && b != "" && a != b }

@@ -12,16 +12,16 @@ import (
 	"holdfast/registry"
 )
 
-// decoder is the reading of one text.
+// decoder parses one file.
 type decoder struct {
 	src     Source
 	opts    Options
 	texts   map[string][]byte // by name, for snippets
-	secrets []span            // of secrets blocks: nothing of them is shown
+	secrets []span            // of secrets blocks, never shown
 	diags   registry.Diagnostics
 	dropped int // diagnostics over maxKept
 	budget  budget
-	spent   bool             // that the budget is used up has been said
+	spent   bool             // the exhausted budget is reported
 	scope   *hcl.EvalContext // functions, var and local
 }
 
@@ -33,12 +33,12 @@ func newDecoder(src Source, opts Options) *decoder {
 
 var bom = []byte("\ufeff")
 
-// mapNames are blocks that are maps in truth. Volume files have always been written with quoted keys, and several on a
-// line, in them, which HCL 2 allows in objects only.
+// mapNames lists blocks that are read as maps. Volume files use quoted keys and several keys per line in them, which
+// HCL 2 allows in objects only.
 type mapNames struct {
 	names      []string
 	quotedOnly bool     // only those with quoted keys are read as objects
-	inline     []string // in an ephemeral block, which is written as a volume file is
+	inline     []string // in an ephemeral block, which uses the syntax of volume files
 }
 
 var (
@@ -46,10 +46,10 @@ var (
 	volumeMaps = mapNames{names: []string{"parameters", "context", "secrets", "segments"}}
 )
 
-// maxSyntax is how many syntax errors are told: those behind the first ones are mostly their echo.
+// maxSyntax bounds the reported syntax errors. Later ones are mostly consequences of the first.
 const maxSyntax = 3
 
-// parse gives the text's body, or nil if it has no sense as HCL.
+// parse returns the text's body, or nil if it is not valid HCL.
 func (d *decoder) parse(maps mapNames) *hclsyntax.Body {
 	return d.parseText(d.src, maps)
 }
@@ -102,7 +102,7 @@ func (d *decoder) syntax(found hcl.Diagnostics) {
 	}
 }
 
-// shallow counts the nesting again as HCL's lexer sees it, in case that the outline was led astray.
+// shallow checks the nesting again with HCL's lexer, in case the outline was wrong.
 func (d *decoder) shallow(text []byte, name string, start hcl.Pos) bool {
 	tokens, _ := hclsyntax.LexConfig(text, name, start)
 	depth := 0
@@ -148,7 +148,7 @@ func cutMaps(text []byte, braces []brace, maps mapNames) []cutMap {
 	return cut
 }
 
-// has says whether the brace is a map wherever it stands.
+// has reports whether the brace is a map at any level.
 func (m mapNames) has(b brace, text []byte) bool {
 	quoted := bytes.HasPrefix(bytes.TrimLeft(text[b.open+1:b.close-1], " \t\r\n"), []byte(`"`))
 	return slices.Contains(m.names, b.word) && (quoted || !m.quotedOnly)
@@ -169,7 +169,7 @@ func blank(text []byte) {
 	}
 }
 
-// restore puts a cut map back into the body that it was in, as an attribute of its name whose value is an object.
+// restore puts a cut map back into its body as an attribute with an object value.
 func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 	at := d.rangeOf(m.open+shift, m.close+shift)
 	expr, found := hclsyntax.ParseExpression(m.text, d.src.Name, at.Start)
@@ -197,7 +197,7 @@ func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 	return true
 }
 
-// restoreBlock puts back a cut map as a block of its own: of segments there may be several.
+// restoreBlock puts a cut map back as a block, because segments may occur several times.
 func (d *decoder) restoreBlock(in *hclsyntax.Body, object *hclsyntax.ObjectConsExpr, name hcl.Range) {
 	b := &hclsyntax.Block{
 		Type: "segments", TypeRange: name, OpenBraceRange: object.OpenRange, CloseBraceRange: object.SrcRange,
@@ -217,7 +217,7 @@ func (d *decoder) restoreBlock(in *hclsyntax.Body, object *hclsyntax.ObjectConsE
 	in.Blocks = append(in.Blocks, b)
 }
 
-// innermost is the body that the byte at lies in.
+// innermost returns the innermost body that contains the byte at.
 func innermost(body *hclsyntax.Body, at int) *hclsyntax.Body {
 	for _, b := range body.Blocks {
 		if b.OpenBraceRange.Start.Byte < at && at < b.CloseBraceRange.End.Byte {

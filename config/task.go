@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// task reads a task block, and what it mounts of the volumes that its group asks for.
+// task reads a task block and its mounts of the group's volumes.
 func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, bool) {
 	name, ok := f.label(b)
 	if !ok {
@@ -39,30 +39,30 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	return task, mounts, true
 }
 
-// taskDirs are the references that stand for a directory of every task's own file system.
+// taskDirs maps references to directories in every task's file system.
 var taskDirs = map[string]string{
 	"${NOMAD_TASK_DIR}": "/local", "${NOMAD_ALLOC_DIR}": "/alloc", "${NOMAD_SECRETS_DIR}": "/secrets",
 	`${env["NOMAD_TASK_DIR"]}`: "/local", `${env["NOMAD_ALLOC_DIR"]}`: "/alloc",
 	`${env["NOMAD_SECRETS_DIR"]}`: "/secrets",
 }
 
-// maxPath bounds a path in a task: what is made below it has to fit into 128 bytes of a CSI string too.
+// maxPath bounds a path in a task. Paths derived from it must also fit into the 128 bytes of a CSI string.
 const maxPath = 60
 
-// path is an absolute, clean path in a task's file system that is no part of the system.
+// path reads an absolute, clean path in a task's file system outside the system directories.
 func (f *fields) path(name string) (string, bool) {
 	s, ok := f.pathText(name)
 	return s, ok && f.checkPath(name, s)
 }
 
-// destination is such a path too.
+// destination reads a mount destination, under the same rules as path.
 func (f *fields) destination(name string) (string, bool) {
 	s, ok := f.destinationText(name)
 	return s, ok && f.checkPath(name, s)
 }
 
-// destinationText is a destination as it is meant. A relative one is meant from the task's root, where local, alloc and
-// secrets are, and it need not be clean.
+// destinationText returns a cleaned destination. A relative one starts at the task's root, which contains local, alloc
+// and secrets.
 func (f *fields) destinationText(name string) (string, bool) {
 	s, ok := f.pathText(name)
 	if !ok {
@@ -74,7 +74,7 @@ func (f *fields) destinationText(name string) (string, bool) {
 	return s, true
 }
 
-// pathText is the text of a path, without a slash at its end; references to a task's directories are resolved.
+// pathText returns a path without a trailing slash, with references to a task's directories resolved.
 func (f *fields) pathText(name string) (string, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if !ok {
@@ -104,7 +104,7 @@ func (f *fields) checkPath(name, s string) bool {
 	return true
 }
 
-// wrongPath says why a path cannot be used, or nothing.
+// wrongPath returns why a path is invalid, or an empty string.
 func wrongPath(s string) string {
 	switch {
 	case strings.Contains(s, "${"):
@@ -126,12 +126,12 @@ func wrongPath(s string) string {
 	return ""
 }
 
-// within says whether the path is the directory or lies below it.
+// within reports whether the path is the directory or lies below it.
 func within(s, dir string) bool {
 	return s == dir || strings.HasPrefix(s, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// needs refuses a spec for which the host lacks an operation.
+// needs reports a spec that requires an operation missing on the host.
 func (d *decoder) needs(at hcl.Range, ops ...hooks.Operation) {
 	for _, op := range ops {
 		if d.opts.Operations != nil && !slices.Contains(d.opts.Operations, op) {

@@ -146,8 +146,8 @@ func (d *decoder) assign(declared map[string]*variable) {
 	}
 }
 
-// commandLine reads a value from the command line. A primitive type takes the text as is; other types parse it as an
-// expression. A variable without a type takes the type of its default.
+// commandLine reads a value from the command line. A primitive or unknown type takes the text as is. Other types
+// parse it as an expression. A variable without a type takes the type of its default.
 func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, bool) {
 	typ := v.typ
 	if typ == cty.DynamicPseudoType && v.value != cty.NilVal && !v.value.IsNull() {
