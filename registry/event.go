@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// EventKind says what an event tells. Append only.
+// EventKind is the kind of an event. Append only.
 type EventKind string
 
 const (
-	// Of the table of instances.
+	// Events of the table of instances.
 	EventRegistered   EventKind = "registered"
 	EventUpdated      EventKind = "updated"
 	EventDeregistered EventKind = "deregistered"
@@ -17,27 +17,27 @@ const (
 	EventHealthy      EventKind = "healthy"
 	EventUnhealthy    EventKind = "unhealthy"
 
-	// Of plugin tasks.
+	// Events of plugin tasks.
 	EventTaskHealthy    EventKind = "task healthy"
 	EventTaskUnhealthy  EventKind = "task unhealthy"
 	EventRestartAsked   EventKind = "restart asked"
 	EventTaskRegistered EventKind = "task registered"   // all roles of the task are registered
 	EventTaskRemoved    EventKind = "task deregistered" // all roles of the task are removed
 
-	// Of volumes.
+	// Events of volumes.
 	EventVolumeCreated    EventKind = "volume created"
 	EventVolumeRegistered EventKind = "volume registered"
-	// its creation has ended, and it cannot be used; Detail says why
+	// creation ended and the volume cannot be used; Detail holds the reason
 	EventVolumeUncertain    EventKind = "volume uncertain"
 	EventVolumeDeleted      EventKind = "volume deleted"      // by its plugin
-	EventVolumeDeregistered EventKind = "volume deregistered" // forgotten; its plugin keeps it
-	// its deletion was refused for certain: it is as it was before
+	EventVolumeDeregistered EventKind = "volume deregistered" // its record was removed; the plugin keeps the volume
+	// the plugin refused the deletion; the volume is unchanged
 	EventVolumeKept EventKind = "volume kept"
-	// by its controller, or for its node alone to do; Detail says to what
+	// by its controller, or pending on its node alone; Detail holds the size
 	EventVolumeExpanded  EventKind = "volume expanded"
-	EventNodeExpanded    EventKind = "expanded on its node" // who uses it has the room
-	EventVolumeUnhealthy EventKind = "volume unhealthy"     // its plugin says so in Role; Detail is its message
-	// its plugin says so in Role, and said the opposite before
+	EventNodeExpanded    EventKind = "expanded on its node" // users of the volume see the new size
+	EventVolumeUnhealthy EventKind = "volume unhealthy"     // the plugin reports it in Role; Detail is its message
+	// the plugin reports it in Role, after it reported the opposite
 	EventVolumeHealthy EventKind = "volume healthy"
 	EventClaimed       EventKind = "claimed"
 	EventReleased      EventKind = "released"
@@ -47,18 +47,18 @@ const (
 	EventUnstaged      EventKind = "unstaged"
 	EventPublished     EventKind = "published"
 	EventUnpublished   EventKind = "unpublished"
-	EventMountLost     EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail says which
-	EventMountBack     EventKind = "mount back"  // it is well again
-	EventStepFailed    EventKind = "step failed" // Cause is the RPC, Detail what the driver said
-	EventReconciled    EventKind = "reconciled"  // Detail says what was found and done
+	EventMountLost     EventKind = "mount lost"  // a confirmed mount is gone, dead or hangs; Detail holds which
+	EventMountBack     EventKind = "mount back"  // a lost mount works again
+	EventStepFailed    EventKind = "step failed" // Cause is the RPC, Detail the driver's message
+	EventReconciled    EventKind = "reconciled"  // Detail holds the finding and the repair
 
-	// EventResync is never stored: it tells a watcher that its cursor is too old, and what is true now instead.
+	// EventResync is never stored. It reports that a watcher's cursor is too old and carries the current Snapshot.
 	EventResync EventKind = "resync"
-	// EventBookmark is never stored: it tells a watcher with a filter that it has seen everything up to Seq.
+	// EventBookmark is never stored. It reports that a watcher has processed every event up to Seq.
 	EventBookmark EventKind = "bookmark"
 )
 
-// Event is one change that became true. Events are totally ordered by Seq.
+// Event describes one committed change. Seq orders all events.
 type Event struct {
 	Seq        Seq         `json:"seq"`
 	Generation Generation  `json:"generation"`
@@ -73,8 +73,8 @@ type Event struct {
 	Cause      Cause       `json:"cause,omitempty"`
 	Detail     string      `json:"detail,omitempty"`   // for people, redacted
 	At         time.Time   `json:"at,omitzero"`        // wall time, for people
-	Instance   *Instance   `json:"instance,omitempty"` // the record after the change; of a removal the removed one
-	Snapshot   *Snapshot   `json:"-"`                  // of EventResync only
+	Instance   *Instance   `json:"instance,omitempty"` // the record after the change; for a removal, the removed record
+	Snapshot   *Snapshot   `json:"-"`                  // for EventResync only
 }
 
 // Snapshot is the table of instances at one index.

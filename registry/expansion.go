@@ -2,40 +2,40 @@ package registry
 
 import "time"
 
-// CapacityRange is how large a volume is to be, in bytes (CSI CapacityRange). The zero value asks for nothing.
+// CapacityRange is a requested volume size in bytes (CSI CapacityRange). The zero value requests nothing.
 type CapacityRange struct {
 	Required int64 `json:"required_bytes,omitempty"`
 	Limit    int64 `json:"limit_bytes,omitempty"` // 0: none
 }
 
-// Expansion is how far the expansions of a volume have come. The zero value: there was none.
+// Expansion is the progress of a volume's expansions. The zero value means that none was requested.
 type Expansion struct {
-	Done int64 `json:"done,omitempty"` // bytes that the last one asked for that its controller is done with
-	// Asked is what a controller was asked for without an answer that says what became of it; zero: nothing. It is
-	// asked for once more before anything else is, with the same usage.
+	Done int64 `json:"done,omitempty"` // bytes of the last request that the controller completed
+	// Asked is the controller request whose outcome is unknown; zero: none. Holdfast repeats it with the same Usage
+	// before any other request.
 	Asked CapacityRange `json:"asked,omitzero"`
-	Usage Usage         `json:"usage,omitzero"` // that Asked named; zero: none
-	// Node is what the node is still to see to: the resize is pending. Zero: nothing.
+	Usage Usage         `json:"usage,omitzero"` // usage of Asked; zero: none
+	// Node is the size whose resize is pending on the node. Zero: none.
 	Node CapacityRange `json:"node,omitzero"`
-	// Refused is the code with which the node's plugin refused. The record does not have it; a status does (On).
+	// Refused is the code with which the node's plugin refused. Only a status has it (see On), not the record.
 	Refused string    `json:"refused,omitempty"`
 	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
-	// What the plugin said last; empty: nothing was wrong. What a controller said of Asked stands as long as that does.
+	// RPC, Code and Detail are the plugin's last error; empty: none. A controller's error lasts as long as Asked.
 	RPC    RPC    `json:"rpc,omitempty"`
 	Code   string `json:"code,omitempty"`
 	Detail string `json:"detail,omitempty"` // bounded and redacted
 }
 
-// Pending says whether the node is still to see to an expansion.
+// Pending reports whether an expansion is pending on the node.
 func (e Expansion) Pending() bool { return e.Node != CapacityRange{} }
 
-// Unmade says whether the node is still to make what the controller has not: a plugin that expands on the node alone.
+// Unmade reports whether the pending expansion exceeds the volume's capacity: the plugin expands on the node alone.
 func (v Volume) Unmade() bool { return v.Capacity < v.Expansion.Node.Required }
 
-// Open says whether nobody knows what became of an expansion at the controller.
+// Open reports whether the outcome of an expansion at the controller is unknown.
 func (e Expansion) Open() bool { return e.Asked != CapacityRange{} }
 
-// Closed is e without what a controller was asked for: it will not do it.
+// Closed returns e without the controller request, which the controller will not carry out.
 func (e Expansion) Closed() Expansion {
 	e.Asked, e.Usage = CapacityRange{}, Usage{}
 	if e.RPC == ControllerExpandRPC {
@@ -44,13 +44,13 @@ func (e Expansion) Closed() Expansion {
 	return e
 }
 
-// Troubled is e with what the controller's plugin said.
+// Troubled returns e with the error of the controller's plugin.
 func (e Expansion) Troubled(err *CallError) Expansion {
 	e.RPC, e.Code, e.Detail = err.RPC, err.Code, err.Detail
 	return e
 }
 
-// Settled is e without what is pending for the node.
+// Settled returns e without the expansion pending on the node.
 func (e Expansion) Settled() Expansion {
 	if e.Node = (CapacityRange{}); e.RPC == NodeExpandRPC {
 		e.RPC, e.Code, e.Detail = "", "", ""
@@ -58,7 +58,7 @@ func (e Expansion) Settled() Expansion {
 	return e
 }
 
-// On is e as people see it on a node that has come as far as n.
+// On returns e for display on a node with the progress n.
 func (e Expansion) On(n NodeExpansion) Expansion {
 	if !e.Pending() || n.RPC == "" {
 		return e

@@ -7,34 +7,31 @@ import (
 	"sync/atomic"
 )
 
-// FromSnapshot is the cursor of a watcher that knows nothing yet: it gets a snapshot first, as EventResync, and then
-// every event after it.
+// FromSnapshot is the cursor of a new watcher. The watcher gets a snapshot as EventResync, then every later event.
 const FromSnapshot = ^Seq(0)
 
-// RecentEvents is how many events a Feed keeps in memory: those of some seconds on the busiest node, so that a watcher
-// that keeps up, or that was away for a moment, has nothing read for it. They are a megabyte at most. For who is
-// further behind there is the Log, which has MaxEvents.
+// RecentEvents is how many events a Feed keeps in memory. They cover some seconds on the busiest node and take at most
+// 1 MB. A watcher further behind reads from the State, which keeps MaxEvents.
 const RecentEvents = 1000
 
-// batchSize is how many events a watcher copies, or has read from the Log, at once: more than it is ever behind by,
-// unless it is slow. Who closes the Log waits for no more than that, some milliseconds.
+// batchSize is how many events a watcher copies or reads from the State at once. Only a slow watcher is further behind.
+// Closing the State waits for at most one such read, some milliseconds.
 const batchSize = 256
 
-// Filter says which events a watcher wants. What is empty lets everything pass. EventResync passes every filter, its
-// snapshot holding the instances of Role and Plugin only.
+// Filter selects the events of a watcher. An empty field matches every event. EventResync passes every filter; its
+// snapshot holds only the instances of Role and Plugin.
 type Filter struct {
 	Role   Role
 	Plugin PluginID
 	Kinds  []EventKind
-	// Bookmarks asks for EventBookmark: once when the watcher has caught up for the first time, and then whenever it
-	// has come a good way without an event that passes. A watcher that resumes there later is not told to resync for
-	// its filter's sake.
+	// Bookmarks requests EventBookmark when the watcher first catches up, and after many events that did not pass.
+	// A watcher that resumes at a bookmark avoids a resync that only its filter would cause.
 	Bookmarks bool
 }
 
-// Feed tells watchers the events of a Log: the newest from memory, older ones as the Log has them. A watcher is a
-// cursor in its caller's goroutine, and what it needs of the Log is read there: the Feed knows none of them, so a slow
-// or dead one, or one that begins long ago, delays nobody and costs nothing.
+// Feed delivers the events of a State to watchers: recent ones from memory, older ones from the State. A watcher is a
+// cursor in its caller's goroutine, which also reads the State. The Feed keeps no list of watchers, so a slow watcher
+// delays no other.
 type Feed struct {
 	log     State
 	table   *Registry
@@ -42,16 +39,16 @@ type Feed struct {
 	current atomic.Pointer[recent]
 }
 
-// recent is the events in memory as of one index. Later ones may share its array, beyond its own length.
+// recent holds the events in memory as of one index. Later values may share its array beyond its own length.
 type recent struct {
-	events []Event       // all above after, ascending
-	after  Seq           // events up to it are in the Log only, if they were not pruned
-	index  Seq           // of the last change that was applied
-	more   chan struct{} // closed when there are further events
+	events []Event       // with Seq above after, ascending
+	after  Seq           // events up to it are only in the State, unless pruned
+	index  Seq           // of the last applied change
+	more   chan struct{} // closed when later events exist
 }
 
-// NewFeed keeps in memory up to limit of the events that follow the table's index: a table is loaded before its Feed is
-// made. The Log has to tell the table of a change before the Feed.
+// NewFeed returns a Feed that keeps up to limit events after the table's index in memory. The table must be loaded
+// first. The State must apply each change to the table before it applies the change to the Feed.
 func NewFeed(log State, table *Registry, limit int) *Feed {
 	f := &Feed{log: log, table: table, limit: max(limit, 1)}
 	at := table.Index()
@@ -59,12 +56,12 @@ func NewFeed(log State, table *Registry, limit int) *Feed {
 	return f
 }
 
-// Applied takes over the events of a committed change and wakes those who wait for them. The Log calls it in commit
-// order, one call after the other.
+// Applied adds the events of a committed change and wakes waiting watchers. The State calls it in commit order, one
+// call at a time.
 func (f *Feed) Applied(a Applied) {
 	old := f.current.Load()
 	if a.Last() <= old.index {
-		return // the table was loaded with it
+		return // the loaded table includes it
 	}
 	if len(a.Change.Events) == 0 {
 		f.current.Store(&recent{old.events, old.after, a.Last(), old.more})
@@ -74,7 +71,7 @@ func (f *Feed) Applied(a Applied) {
 	close(old.more)
 }
 
-// pruned is r without what is beyond the limit. The array goes with the next append that needs a larger one.
+// pruned returns r without its oldest events beyond the limit. The next append that grows the array frees them.
 func (f *Feed) pruned(r recent) *recent {
 	if over := len(r.events) - f.limit; over > 0 {
 		r.after = r.events[over-1].Seq
@@ -83,15 +80,16 @@ func (f *Feed) pruned(r recent) *recent {
 	return &r
 }
 
-// Index is that of the last change that was applied.
+// Index returns the index of the last applied change.
 func (f *Feed) Index() Seq { return f.current.Load().index }
 
-// Watch calls fn, in its own goroutine and under no lock, with every event after the cursor that passes the filter, in
-// order, until ctx ends or fn returns an error; it returns that error or the context's cause. An error of the Log ends
-// it too. A cursor whose events the Log has pruned, or that is ahead of everything (FromSnapshot), gets one EventResync
-// with the table of instances, then the events after that snapshot's index. No event is told before its change was
-// applied: the table knows of it. The next cursor is the Seq of the last event that fn got. What events point to is
-// shared: fn does not change it.
+// Watch calls fn in order with every event after the cursor that passes the filter. It calls fn in the caller's
+// goroutine, without a lock. It ends when ctx ends, fn returns an error or the State fails, and returns the context's
+// cause or that error.
+//
+// A pruned cursor, or one ahead of every event (FromSnapshot), gets an EventResync with the table of instances. The
+// events after that snapshot's index follow. The table includes the change of every delivered event. To resume, pass
+// the Seq of the last event that fn got. Events share the data that they point to, so fn must not modify it.
 func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Event) error) error {
 	w := watcher{feed: f, filter: filter, fn: fn, cursor: after}
 	if after > f.Index() {
@@ -115,27 +113,27 @@ func (f *Feed) Watch(ctx context.Context, after Seq, filter Filter, fn func(Even
 	}
 }
 
-// watcher is one Watch under way.
+// watcher is the state of one Watch call.
 type watcher struct {
 	feed    *Feed
 	filter  Filter
 	fn      func(Event) error
 	cursor  Seq
-	skipped int  // events that did not pass since fn was told anything
-	caught  bool // up, for the first time
+	skipped int  // events filtered out since the last call of fn
+	synced  bool // the watcher has caught up at least once
 	batch   []Event
 }
 
-// follow brings the watcher closer to the index by one batch, and says whether it has come there.
+// follow delivers one batch of events and reports whether the watcher has reached the index.
 func (w *watcher) follow(ctx context.Context, now *recent) (caughtUp bool, err error) {
 	if w.cursor < now.after {
-		return false, w.past(ctx, now.after)
+		return false, w.followStored(ctx, now.after)
 	}
 	rest := now.events[firstAfter(now.events, w.cursor):]
-	// Copied, so that a watcher stuck in fn keeps a batch alive and not the whole log.
+	// The copy lets a watcher stuck in fn keep one batch alive instead of the whole array.
 	w.batch = append(w.batch[:0], rest[:min(len(rest), batchSize)]...)
 	for _, e := range w.batch {
-		if err := w.tell(ctx, e, w.filter.Pass(e)); err != nil {
+		if err := w.deliver(ctx, e, w.filter.Pass(e)); err != nil {
 			return false, err
 		}
 	}
@@ -143,17 +141,16 @@ func (w *watcher) follow(ctx context.Context, now *recent) (caughtUp bool, err e
 		return false, nil
 	}
 	w.cursor = max(w.cursor, now.index)
-	if due := !w.caught || w.skipped >= max(w.feed.limit/8, 1); due && w.filter.Bookmarks {
-		w.caught = true
-		return true, w.tell(ctx, Event{Seq: w.cursor, Kind: EventBookmark}, true)
+	if due := !w.synced || w.skipped >= max(w.feed.limit/8, 1); due && w.filter.Bookmarks {
+		w.synced = true
+		return true, w.deliver(ctx, Event{Seq: w.cursor, Kind: EventBookmark}, true)
 	}
 	return true, ctxErr(ctx)
 }
 
-// past tells one batch of those events up to a number that only the Log has. fn is called when the View is over:
-// whoever closes the Log does not wait for it. What the Log has above the number is left out: it may not have been
-// applied yet.
-func (w *watcher) past(ctx context.Context, upTo Seq) error {
+// followStored delivers one batch of the events up to upTo that only the State has. It calls fn after the View, so
+// closing the State does not wait for fn. It omits later events, which may not be applied yet.
+func (w *watcher) followStored(ctx context.Context, upTo Seq) error {
 	limit := int(min(upTo-w.cursor, batchSize))
 	var events []Event
 	var floor Seq
@@ -169,17 +166,17 @@ func (w *watcher) past(ctx context.Context, upTo Seq) error {
 	}
 	events = events[:firstAfter(events, upTo)]
 	for _, e := range events {
-		if err := w.tell(ctx, e, w.filter.Pass(e)); err != nil {
+		if err := w.deliver(ctx, e, w.filter.Pass(e)); err != nil {
 			return err
 		}
 	}
-	if len(events) < limit { // there are no others
+	if len(events) < limit { // no others exist up to upTo
 		w.cursor = upTo
 	}
 	return nil
 }
 
-// firstAfter is where those above a number begin.
+// firstAfter returns the position of the first event with a Seq above n.
 func firstAfter(events []Event, n Seq) int {
 	return sort.Search(len(events), func(i int) bool { return events[i].Seq > n })
 }
@@ -188,14 +185,14 @@ func (w *watcher) resync(ctx context.Context) error {
 	snapshot := w.feed.table.All()
 	if w.filter.Role != "" || w.filter.Plugin != "" {
 		snapshot.Instances = slices.DeleteFunc(snapshot.Instances, func(i Instance) bool {
-			return !w.filter.concerns(i.Role, i.Plugin)
+			return !w.filter.matches(i.Role, i.Plugin)
 		})
 	}
-	return w.tell(ctx, Event{Seq: snapshot.Index, Kind: EventResync, Snapshot: &snapshot}, true)
+	return w.deliver(ctx, Event{Seq: snapshot.Index, Kind: EventResync, Snapshot: &snapshot}, true)
 }
 
-// tell moves the cursor to e, and calls fn if e passes.
-func (w *watcher) tell(ctx context.Context, e Event, passes bool) error {
+// deliver moves the cursor to e, and calls fn if e passes.
+func (w *watcher) deliver(ctx context.Context, e Event, passes bool) error {
 	if err := ctxErr(ctx); err != nil {
 		return err
 	}
@@ -208,16 +205,16 @@ func (w *watcher) tell(ctx context.Context, e Event, passes bool) error {
 	return w.fn(e)
 }
 
-// Pass says whether an event is one that the filter asks for.
+// Pass reports whether e matches the filter.
 func (f Filter) Pass(e Event) bool {
-	return f.concerns(e.Role, e.Plugin) && (len(f.Kinds) == 0 || slices.Contains(f.Kinds, e.Kind))
+	return f.matches(e.Role, e.Plugin) && (len(f.Kinds) == 0 || slices.Contains(f.Kinds, e.Kind))
 }
 
-func (f Filter) concerns(role Role, id PluginID) bool {
+func (f Filter) matches(role Role, id PluginID) bool {
 	return (f.Role == "" || f.Role == role) && (f.Plugin == "" || f.Plugin == id)
 }
 
-// ctxErr is the cause of a finished context.
+// ctxErr returns the cause of a finished context, else nil.
 func ctxErr(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -14,49 +14,48 @@ type InstanceKey struct {
 	Task   TaskName `json:"task"`
 }
 
-// TaskKey is the task that serves the instance.
+// TaskKey returns the key of the task that serves the instance.
 func (k InstanceKey) TaskKey() TaskKey { return TaskKey{k.Alloc, k.Task} }
 
 func (k InstanceKey) String() string {
 	return string(k.Role) + " " + string(k.Plugin) + " of " + k.TaskKey().String()
 }
 
-// Endpoint is one unix socket, with the path by which the host reaches it and the path that the task knows it by.
+// Endpoint is the path of one unix socket, as the host and as the task see it.
 type Endpoint struct {
 	Host string `json:"host"`
 	Task string `json:"task"`
 }
 
-// Tree is one directory, with the path by which the host reaches it and the path that the task knows it by. Without
-// file system isolation the two are equal.
+// Tree is the path of one directory, as the host and as the task see it. Without file system isolation both are equal.
 type Tree struct {
 	Host string `json:"host"`
 	Task string `json:"task"`
 }
 
-// Instance is one running task of a plugin, in one role. Its rank among others of the plugin is its Start: the newest
-// healthy one is active; if none is healthy, the newest.
+// Instance is one running task of a plugin in one role. CreateIndex ranks the instances of a plugin. The newest healthy
+// instance is active, or the newest if none is healthy.
 type Instance struct {
 	InstanceKey
-	Attempt     uint64            `json:"attempt"`           // which start of the task
-	Endpoint    Endpoint          `json:"endpoint"`          // its socket
-	Volumes     Tree              `json:"volumes"`           // its staging root: all volumes of the plugin lie below
-	Fingerprint Fingerprint       `json:"fingerprint"`       //
-	Health      Health            `json:"health"`            //
+	Attempt     uint64            `json:"attempt"`  // number of the task's start
+	Endpoint    Endpoint          `json:"endpoint"` // its socket
+	Volumes     Tree              `json:"volumes"`  // staging root of all volumes of the plugin
+	Fingerprint Fingerprint       `json:"fingerprint"`
+	Health      Health            `json:"health"`
 	Options     map[string]string `json:"options,omitempty"` // free for the host and later versions
-	CreateIndex Seq               `json:"create_index"`      // its rank: when it was first put
+	CreateIndex Seq               `json:"create_index"`      // when it was first put; ranks the instance
 	ModifyIndex Seq               `json:"modify_index"`      // when it last changed
 	Since       time.Time         `json:"since,omitzero"`    // wall time of CreateIndex, for people
 }
 
-// Clone is a copy that shares nothing with i.
+// Clone returns a deep copy of i.
 func (i Instance) Clone() Instance {
 	i.Fingerprint = i.Fingerprint.Clone()
 	i.Options = maps.Clone(i.Options)
 	return i
 }
 
-// Same says whether a Put of o in place of i would change nothing: indexes and times do not count.
+// Same reports whether i and o differ at most in indexes, times and health detail.
 func (i Instance) Same(o Instance) bool {
 	return i.InstanceKey == o.InstanceKey && i.Attempt == o.Attempt && i.Endpoint == o.Endpoint &&
 		i.Volumes == o.Volumes &&
@@ -64,13 +63,13 @@ func (i Instance) Same(o Instance) bool {
 		maps.Equal(i.Options, o.Options)
 }
 
-// OptionListVolumes is the option of an instance whose stanza says list_volumes = false. Its value is then OptionOff.
+// OptionListVolumes is set to OptionOff on an instance whose stanza has list_volumes = false.
 const (
 	OptionListVolumes = "list_volumes"
 	OptionOff         = "off"
 )
 
-// HealthState of an instance. The zero value is not a state.
+// HealthState is the health of an instance. The zero value is invalid.
 type HealthState string
 
 const (
@@ -78,7 +77,7 @@ const (
 	Unhealthy HealthState = "unhealthy"
 )
 
-// Cause says why an instance's health is what it is. The set is closed so that programs may switch over it.
+// Cause is the reason for an instance's health. The set is closed, so programs may switch over it.
 type Cause string
 
 const (
@@ -87,12 +86,12 @@ const (
 	CauseMissed       Cause = "missed"         // too many heartbeats in a row got no or an error answer
 	CauseNotReady     Cause = "not ready"      // Probe answers ready=false
 	CauseStartTimeout Cause = "start timeout"  // no good probe within health_timeout of the task's start
-	CauseIdentity     Cause = "wrong identity" // its answers to identity calls are unusable
-	CauseSocketGone   Cause = "socket gone"    // the file of its socket was removed, so it can accept no connections
+	CauseIdentity     Cause = "wrong identity" // its responses to identity calls are unusable
+	CauseSocketGone   Cause = "socket gone"    // its socket file was removed, so it accepts no connections
 	CauseExited       Cause = "task exited"    // the task that served it has ended
 )
 
-// Health is the last judgement of an instance.
+// Health is the last known health of an instance.
 type Health struct {
 	State  HealthState `json:"state"`
 	Cause  Cause       `json:"cause"`
@@ -100,17 +99,17 @@ type Health struct {
 	Since  time.Time   `json:"since,omitzero"`   // wall time of the last change, for people
 }
 
-// Capability is one thing that a plugin says it can do: the name of the CSI service's enum value behind the service, as
-// in "controller.PUBLISH_UNPUBLISH_VOLUME". Values that this build does not know stay as "controller.99".
+// Capability is a capability that a plugin reports. It joins the CSI service and the name of the enum value, as in
+// "controller.PUBLISH_UNPUBLISH_VOLUME". A value unknown to this build keeps its number, as in "controller.99".
 type Capability string
 
-// Optional calls that Holdfast makes unasked.
+// Optional calls that Holdfast makes on its own.
 const (
 	ListVolumesRPC RPC = "ListVolumes"
 	NodeStatsRPC   RPC = "NodeGetVolumeStats"
 )
 
-// The capabilities that Holdfast itself asks for.
+// The capabilities that Holdfast checks.
 const (
 	PluginController Capability = "plugin.CONTROLLER_SERVICE"
 	PluginTopology   Capability = "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS"
@@ -128,15 +127,15 @@ const (
 	GetCapacity      Capability = "controller.GET_CAPACITY"
 	StageUnstage     Capability = "node.STAGE_UNSTAGE_VOLUME"
 	VolumeStats      Capability = "node.GET_VOLUME_STATS"
-	NodeCondition    Capability = "node.VOLUME_CONDITION"       // of CSI up to 1.12: NodeGetVolumeStats tells it
-	ListCondition    Capability = "controller.VOLUME_CONDITION" // of CSI up to 1.12: ListVolumes tells it
+	NodeCondition    Capability = "node.VOLUME_CONDITION"       // CSI up to 1.12: NodeGetVolumeStats reports it
+	ListCondition    Capability = "controller.VOLUME_CONDITION" // CSI up to 1.12: ListVolumes reports it
 	SingleNodeMulti  Capability = "node.SINGLE_NODE_MULTI_WRITER"
 	ControllerMulti  Capability = "controller.SINGLE_NODE_MULTI_WRITER"
 	VolumeMountGroup Capability = "node.VOLUME_MOUNT_GROUP"
 )
 
-// Fingerprint is what a plugin says of itself (GetPluginInfo, GetPluginCapabilities, Controller- and
-// NodeGetCapabilities, NodeGetInfo).
+// Fingerprint holds what a plugin reports in GetPluginInfo, GetPluginCapabilities, ControllerGetCapabilities,
+// NodeGetCapabilities and NodeGetInfo.
 type Fingerprint struct {
 	Provider     string            `json:"provider"`               // GetPluginInfo.name
 	Version      string            `json:"version,omitempty"`      // GetPluginInfo.vendor_version
@@ -146,19 +145,19 @@ type Fingerprint struct {
 	Capabilities []Capability      `json:"capabilities,omitempty"` // sorted
 }
 
-// Has says whether the plugin announced c.
+// Has reports whether the plugin announced c.
 func (f Fingerprint) Has(c Capability) bool {
 	_, found := slices.BinarySearch(f.Capabilities, c)
 	return found
 }
 
-// Equal compares by value.
+// Equal reports whether f and o have equal values.
 func (f Fingerprint) Equal(o Fingerprint) bool {
 	return f.Provider == o.Provider && f.Version == o.Version && f.NodeID == o.NodeID && f.MaxVolumes == o.MaxVolumes &&
 		maps.Equal(f.Topology, o.Topology) && slices.Equal(f.Capabilities, o.Capabilities)
 }
 
-// Clone is a copy that shares nothing with f.
+// Clone returns a deep copy of f.
 func (f Fingerprint) Clone() Fingerprint {
 	f.Topology = maps.Clone(f.Topology)
 	f.Capabilities = slices.Clone(f.Capabilities)

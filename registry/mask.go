@@ -5,27 +5,27 @@ import (
 	"strings"
 )
 
-// Masked stands for a secret's value in what people read.
+// Masked replaces a secret's value in output for people.
 const Masked = "***"
 
 // secretNames matches the end of a secret's name after it is reduced to lower-case letters.
 var secretNames = regexp.MustCompile(`(password|passwd|passphrase|secrets?|tokens?|` +
 	`(access|account|api|auth|encryption|master|private|secret|shared)key)$`)
 
-// secretWords matches a secret's name, or the last word of it, where the word alone says little: "monkey" is no key.
+// secretWords matches short words only as the whole name or its last word: "monkey" is not a key.
 var secretWords = regexp.MustCompile(`(?i)(^|[^a-z])(pass|pwd|key)[0-9]*$`)
 
 var noLetters = regexp.MustCompile(`[^a-z]+`)
 
-// SecretName reports whether the value of a mount flag, parameter or context key of this name is a secret. The end of
-// the name decides: the value of "node-stage-secret" is a secret, that of "node-stage-secret-name" is the name of one.
+// SecretName reports whether a mount flag, parameter or context key of this name holds a secret. It checks the end of
+// the name: "node-stage-secret" holds a secret, "node-stage-secret-name" does not.
 func SecretName(name string) bool {
 	return secretNames.MatchString(noLetters.ReplaceAllString(strings.ToLower(name), "")) ||
 		secretWords.MatchString(name)
 }
 
-// Secrets calls f for each value in the flags whose name is a SecretName, as "password=x" in "-o
-// username=u,password=x".
+// Secrets calls each for every value in the flags whose name is a SecretName, such as "password=x" in
+// "-o username=u,password=x".
 func (f Flags) Secrets(each func(name, value string)) {
 	for _, flag := range f.List() {
 		for _, s := range secretsOf(flag) {
@@ -49,13 +49,13 @@ func (f Flags) Masked() Flags {
 	return FlagsOf(flags)
 }
 
-// flagSecret is a secret in a mount flag, and where its value stands.
+// flagSecret is the name of a secret in a mount flag and the position of its value.
 type flagSecret struct {
 	name     string
 	from, to int
 }
 
-// assigned is a name with its value in a mount flag: up to the next comma, or in quotes.
+// assigned matches a name and its value in a mount flag. The value ends at a comma or is quoted.
 var assigned = regexp.MustCompile(`([^\s,="']+)=("[^"]*"|'[^']*'|[^,]*)`)
 
 func secretsOf(flag string) (out []flagSecret) {

@@ -6,15 +6,15 @@ import (
 	"sync/atomic"
 )
 
-// table is every instance as of one index. It is immutable, and so is each Instance that it points to.
+// table holds every instance as of one index. The table and the instances that it points to are immutable.
 type table struct {
 	index   Seq
 	groups  shards[PluginID, []lineup]
-	ordered *atomic.Pointer[[]*Instance] // what inOrder found; shared by tables of the same instances
+	ordered *atomic.Pointer[[]*Instance] // result of inOrder; shared by tables of the same instances
 	changed chan struct{}                // closed when other instances are published
 }
 
-// lineup is the instances of one role of a plugin.
+// lineup holds the instances of one role of a plugin.
 type lineup struct {
 	role    Role
 	members []*Instance // newest first
@@ -31,7 +31,7 @@ func newTable(index Seq, instances []Instance) *table {
 	return t
 }
 
-// with is the next table.
+// with returns the table after c, without its index.
 func (t *table) with(c Change) *table {
 	e := tableEdit{t.groups.edit()}
 	for _, r := range c.Put {
@@ -50,7 +50,7 @@ func (t *table) with(c Change) *table {
 	}
 }
 
-// members of a role of a plugin, newest first.
+// members returns the instances of one role of a plugin, newest first.
 func (t *table) members(role Role, id PluginID) []*Instance { return membersOf(t.groups.get(id), role) }
 
 func membersOf(lineups []lineup, role Role) []*Instance {
@@ -62,7 +62,7 @@ func membersOf(lineups []lineup, role Role) []*Instance {
 	return nil
 }
 
-// inOrder is every instance by role, plugin, then rank.
+// inOrder returns every instance sorted by role, plugin, then rank.
 func (t *table) inOrder() []*Instance {
 	if known := t.ordered.Load(); known != nil {
 		return *known
@@ -96,7 +96,7 @@ func (e *tableEdit) remove(k InstanceKey) {
 	e.setGroup(k.group(), strike(before, k))
 }
 
-// setGroup leaves no empty lineup and no plugin without lineups behind.
+// setGroup replaces the instances of g. It removes an empty group, and a plugin without groups.
 func (e *tableEdit) setGroup(g group, members []*Instance) {
 	var lineups []lineup
 	for _, l := range e.groups.next.get(g.plugin) {
@@ -114,7 +114,7 @@ func (e *tableEdit) setGroup(g group, members []*Instance) {
 	}
 }
 
-// instanceKeyOf is the key whose path was made by PathOf; zero for any other path.
+// instanceKeyOf parses a path made by PathOf. It returns zero for any other path.
 func instanceKeyOf(path string) InstanceKey {
 	var parts [4]string
 	for i := range parts {

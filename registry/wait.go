@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Step is one thing that has to happen between an alloc and a volume.
+// Step is one step of the volume life cycle for an alloc.
 type Step string
 
 const (
 	StepClaim     Step = "claim"     // the right to the volume
 	StepPlugin    Step = "plugin"    // a healthy instance of its plugin
-	StepTurn      Step = "turn"      // the end of what else is under way for the volume
+	StepTurn      Step = "turn"      // the end of another operation on the volume
 	StepAttach    Step = "attach"    // ControllerPublishVolume
 	StepStage     Step = "stage"     // NodeStageVolume
 	StepExpand    Step = "expand"    // NodeExpandVolume
@@ -27,28 +27,28 @@ var steps = map[RPC]Step{
 	NodeUnpublishRPC: StepUnpublish, NodeUnstageRPC: StepUnstage, ControllerUnpublishRPC: StepDetach,
 }
 
-// Step is the step that the call is; empty: it is none of an alloc's.
+// Step returns the step that the call performs, or empty if no step uses the call.
 func (r RPC) Step() Step { return steps[r] }
 
-// Wait is what one request of an alloc waits for, and why: for people.
+// Wait describes what one request of an alloc waits for. It is for people.
 type Wait struct {
 	Alloc   AllocID     `json:"alloc,omitempty"`
 	Request RequestName `json:"request,omitempty"`
 	Volume  VolumeName  `json:"volume,omitzero"`
-	Step    Step        `json:"step,omitempty"` // that does not get on; empty: it is not one step
-	// for whom or what: the holders of a volume, a plugin, what else is under way
+	Step    Step        `json:"step,omitempty"` // the blocked step; empty: no single step
+	// For names the holders of a volume, a plugin or another operation.
 	For     string    `json:"for,omitempty"`
-	Role    Role      `json:"role,omitempty"`    // that is waited for, with StepPlugin
-	RPC     RPC       `json:"rpc,omitempty"`     // the call that did not end well; empty: none was sent
-	Code    string    `json:"code,omitempty"`    // its gRPC code, by name; empty with an RPC: no answer
-	Detail  string    `json:"detail,omitempty"`  // what the driver said: bounded and redacted
+	Role    Role      `json:"role,omitempty"`    // the awaited role, for StepPlugin
+	RPC     RPC       `json:"rpc,omitempty"`     // the failed or open call; empty: none was sent
+	Code    string    `json:"code,omitempty"`    // name of its gRPC code; empty with an RPC: no response
+	Detail  string    `json:"detail,omitempty"`  // the driver's message, bounded and redacted
 	Attempt uint64    `json:"attempt,omitempty"` // tries so far
 	Since   time.Time `json:"since,omitzero"`
-	Next    time.Time `json:"next,omitzero"`    // when it is tried again; zero: as soon as what it waits for is there
-	Advice  string    `json:"advice,omitempty"` // what a person may do
+	Next    time.Time `json:"next,omitzero"`    // time of the next try; zero: when the awaited condition holds
+	Advice  string    `json:"advice,omitempty"` // how to resolve the wait
 }
 
-// Waits is what an open call holds up.
+// Waits returns the Wait that an open call causes.
 func (i Intent) Waits() Wait {
 	return Wait{
 		Alloc: i.Alloc, Request: i.Request, Volume: i.Name, Step: i.RPC.Step(), For: "plugin " +
@@ -57,19 +57,19 @@ func (i Intent) Waits() Wait {
 	}
 }
 
-// String is the wait in one line, without its times: what is not so yet, and what stands in the way.
+// String formats the wait and its reason in one line, without times.
 func (w Wait) String() string {
 	if w.Step == StepClaim && w.Detail != "" {
 		return w.Detail // it names the volume
 	}
-	line := w.what()
-	if why := w.why(); why != "" {
-		line += ": " + why
+	line := w.pending()
+	if reason := w.reason(); reason != "" {
+		line += ": " + reason
 	}
 	return line
 }
 
-func (w Wait) what() string {
+func (w Wait) pending() string {
 	name := "volume " + w.Volume.String()
 	if w.Volume.ID == "" {
 		name = fmt.Sprintf("the volume of request %q", w.Request)
@@ -85,7 +85,7 @@ func (w Wait) what() string {
 	return name + " is not " + w.Participle() + " yet"
 }
 
-func (w Wait) why() string {
+func (w Wait) reason() string {
 	switch {
 	case w.RPC != "" && w.Code != "":
 		return fmt.Sprintf("%s: %s failed: %s: %s", w.For, w.RPC, w.Code, w.Detail)
@@ -99,7 +99,7 @@ func (w Wait) why() string {
 	return w.Detail
 }
 
-// Participle is what the volume is when the step is done: "staged".
+// Participle returns the volume's state after the step, as in "staged".
 func (w Wait) Participle() string {
 	if done, known := participles[w.Step]; known {
 		return done
@@ -120,7 +120,7 @@ var participles = map[Step]string{
 	StepUnpublish: "unpublished", StepUnstage: "unstaged", StepDetach: "detached",
 }
 
-// Waits is a list of waits in one line.
+// Waits formats a list of waits in one line.
 func Waits(list []Wait) string {
 	lines := make([]string, len(list))
 	for i, w := range list {
