@@ -18,7 +18,7 @@ func (m *Controller) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
 	at, err := m.attachment(ctx, v.VolumeKey(), to.Node)
-	if err != nil || !wanted(v, at, to.Used) {
+	if err != nil || !attachable(v, at, to.Used) {
 		return err
 	}
 	if at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID {
@@ -49,8 +49,8 @@ func (m *Controller) Attach(
 	return nil
 }
 
-// wanted reports whether the volume may be attached at all.
-func wanted(v registry.Volume, at registry.Attachment, used bool) bool {
+// attachable reports whether the volume may be attached at all.
+func attachable(v registry.Volume, at registry.Attachment, used bool) bool {
 	return !v.Ephemeral && (at.State != registry.MarkNone || !used)
 }
 
@@ -59,10 +59,10 @@ func wanted(v registry.Volume, at registry.Attachment, used bool) bool {
 func (m *Controller) attacher(
 	ctx context.Context, v registry.Volume, at registry.Attachment,
 ) (inst registry.Instance, has bool, err error) {
-	if v.Unattached && at.State == registry.MarkNone && !m.there(v.Plugin) {
+	if v.Unattached && at.State == registry.MarkNone && !m.controllerHealthy(v.Plugin) {
 		return inst, false, nil
 	}
-	return m.controller(ctx, v.Plugin, attaches(v, at))
+	return m.controller(ctx, v.Plugin, awaitsAttacher(v, at))
 }
 
 // attachment returns the attachment of the volume to a node. It returns the zero value if there is none.
@@ -83,7 +83,7 @@ func (m *Controller) attach(
 	if request.Secrets, err = m.Resolve(ctx, v.VolumeSpec); err != nil {
 		return err
 	}
-	open := base(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
+	open := newIntent(registry.ControllerPublishRPC, by.Call, v, intent.Hash(registry.ControllerPublishRPC, request))
 	var answer map[string]string
 	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil,
@@ -98,7 +98,7 @@ func (m *Controller) attach(
 				return err
 			}
 			if err := checkMap("publish context", answer); err != nil {
-				return broken(open.RPC, inst.InstanceKey, registry.ErrInternal,
+				return badResponse(open.RPC, inst.InstanceKey, registry.ErrInternal,
 					"the plugin's answer cannot be used: %v", err)
 			}
 			return nil
@@ -207,13 +207,13 @@ func (m *Controller) AwaitAttach(
 	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
 ) error {
 	at, err := m.attachment(ctx, v.VolumeKey(), to.Node)
-	if err != nil || !wanted(v, at, to.Used) || at.State == registry.MarkDone || m.there(v.Plugin) {
+	if err != nil || !attachable(v, at, to.Used) || at.State == registry.MarkDone || m.controllerHealthy(v.Plugin) {
 		return err
 	}
 	if v.Unattached && at.State == registry.MarkNone {
 		return nil
 	}
-	certain := attaches(v, at)
+	certain := awaitsAttacher(v, at)
 	node, found := m.Plugins.Find(registry.RoleNode, v.Plugin)
 	if found && !certain && !node.Fingerprint.Has(registry.PluginController) {
 		if certain, err = m.Expects(ctx, registry.RoleController, v.Plugin); err != nil || !certain {
@@ -232,7 +232,7 @@ func (m *Controller) AwaitDetach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, waits func(what string),
 ) error {
 	at, err := m.attachment(ctx, key, node)
-	if err != nil || at.State == registry.MarkNone || m.there(key.Plugin) {
+	if err != nil || at.State == registry.MarkNone || m.controllerHealthy(key.Plugin) {
 		return err
 	}
 	waits(fmt.Sprintf("the controller of plugin %s", key.Plugin))
@@ -242,15 +242,15 @@ func (m *Controller) AwaitDetach(
 	return nil
 }
 
-// there reports whether the plugin has a healthy controller now.
-func (m *Controller) there(id registry.PluginID) bool {
+// controllerHealthy reports whether the plugin has a healthy controller now.
+func (m *Controller) controllerHealthy(id registry.PluginID) bool {
 	inst, found := m.Plugins.Find(registry.RoleController, id)
 	return found && inst.Health.State == registry.Healthy
 }
 
-// attaches reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
+// awaitsAttacher reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
 // controller created it and did not say that it attaches nothing.
-func attaches(v registry.Volume, at registry.Attachment) bool {
+func awaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
@@ -277,7 +277,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, by, at)
 	case registry.ControllerExpandRPC:
-		err = m.enlarge(ctx, by, v, v.Expansion.Asked, way{controller: true, online: true}, intent.PolicyOf(open.RPC))
+		err = m.enlarge(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true}, intent.PolicyOf(open.RPC))
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}

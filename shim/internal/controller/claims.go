@@ -61,10 +61,10 @@ func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, reg
 			return held, registry.Change{}, again(held, c)
 		}
 	}
-	if err := usable(volume, c.Usage); err != nil {
+	if err := checkUsable(volume, c.Usage); err != nil {
 		return c, registry.Change{}, err
 	}
-	if err := admits(claims, c); err != nil {
+	if err := checkCompatible(claims, c); err != nil {
 		return c, registry.Change{}, err
 	}
 	c.Since = l.now()
@@ -94,12 +94,13 @@ func again(held, c registry.Claim) error {
 	if held.Usage == c.Usage && held.Node == c.Node {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "alloc %s holds volume %s as %q on node %s already, for another usage: %s, not %s on node %s",
+	return registry.Errorf(registry.ErrConflict,
+		"alloc %s holds volume %s as %q on node %s already, for another usage: %s, not %s on node %s",
 		held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 }
 
-// usable returns an error if the volume is not ready or does not support the usage.
-func usable(v registry.Volume, u registry.Usage) error {
+// checkUsable returns an error if the volume is not ready or does not support the usage.
+func checkUsable(v registry.Volume, u registry.Usage) error {
 	if v.State != registry.VolumeReady {
 		return registry.Errorf(registry.ErrConflict, "volume %s is %s; it can be used while it is %s",
 			v.VolumeName(), v.State, registry.VolumeReady)
@@ -115,9 +116,9 @@ func usable(v registry.Volume, u registry.Usage) error {
 		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
 }
 
-// admits returns nil if c is compatible with all claims. Otherwise its ErrConflict names each incompatible claim and
-// the reason.
-func admits(claims []registry.Claim, c registry.Claim) error {
+// checkCompatible returns nil if c is compatible with all claims. Otherwise its ErrConflict names each incompatible
+// claim and the reason.
+func checkCompatible(claims []registry.Claim, c registry.Claim) error {
 	var holders []string
 	for _, held := range claims {
 		if why := Compatible(held, c); why != "" {
@@ -150,7 +151,7 @@ func (l *Claims) release(view registry.View, key registry.ClaimKey, last bool) (
 	if at < 0 {
 		return registry.Change{}, nil
 	}
-	if err := down(view, claims, claims[at], last); err != nil {
+	if err := checkDetached(view, claims, claims[at], last); err != nil {
 		return registry.Change{}, err
 	}
 	return registry.Change{
@@ -159,8 +160,8 @@ func (l *Claims) release(view registry.View, key registry.ClaimKey, last bool) (
 	}, nil
 }
 
-// down returns nil if c is not the last claim of its node, or if the volume is no longer attached there.
-func down(view registry.View, claims []registry.Claim, c registry.Claim, last bool) error {
+// checkDetached returns nil if c is not the last claim of its node, or if the volume is no longer attached there.
+func checkDetached(view registry.View, claims []registry.Claim, c registry.Claim, last bool) error {
 	for _, other := range claims {
 		if other.ClaimKey() != c.ClaimKey() && other.Node == c.Node {
 			return nil

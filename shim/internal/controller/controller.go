@@ -21,14 +21,14 @@ type Controller struct {
 	driver Driver
 	node   Node
 	logger hclog.Logger
-	left   chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	wake   chan struct{} // holds one token after a creation, deletion or expansion has ended without success
 }
 
 // New returns a controller that calls plugins through driver. node does the node's half of expansions; it may be nil.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
 		Calls: calls, Claims: NewClaims(calls.State, calls.Now), driver: driver, node: node, logger: logger,
-		left: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1),
 	}
 }
 
@@ -43,7 +43,7 @@ func (m *Controller) controller(
 		}
 	}
 	if !certain {
-		if inst, err = m.either(ctx, id); err != nil {
+		if inst, err = m.anyInstance(ctx, id); err != nil {
 			return inst, false, fmt.Errorf("plugin %s: %w", id, err)
 		}
 		if inst.Role == registry.RoleController {
@@ -59,8 +59,8 @@ func (m *Controller) controller(
 	return inst, true, nil
 }
 
-// either waits for an instance that knows whether the plugin has a controller: the controller or a node plugin.
-func (m *Controller) either(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
+// anyInstance waits for an instance that knows whether the plugin has a controller: the controller or a node plugin.
+func (m *Controller) anyInstance(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		if _, found := m.Plugins.Find(role, id); found {
 			return m.Plugins.Await(ctx, role, id)
@@ -118,9 +118,9 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 	}
 }
 
-// idle returns nil if the volume is unused. Otherwise its ErrConflict names the users. local lists the uses on this
-// node (Node.Uses).
-func idle(view registry.View, v registry.Volume, local []string, what string) error {
+// checkUnused returns nil if the volume is unused. Otherwise its ErrConflict names the users. local lists the uses on
+// this node (Node.Uses).
+func checkUnused(view registry.View, v registry.Volume, local []string, what string) error {
 	if v.External == "" {
 		return nil
 	}
@@ -156,8 +156,8 @@ func (m *Controller) localUses(ctx context.Context, key registry.VolumeKey) ([]s
 	return m.node.Uses(ctx, key)
 }
 
-// broken returns the error of a call that the plugin answered with OK and an unusable response.
-func broken(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
+// badResponse returns the error of a call that the plugin answered with OK and an unusable response.
+func badResponse(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind,
 		Detail: fmt.Sprintf(format, args...),
@@ -185,8 +185,8 @@ func checkMap(what string, m map[string]string) error {
 	return nil
 }
 
-// base returns an intent with the fields that all calls for a volume share.
-func base(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
+// newIntent returns an intent with the fields that all calls for a volume share.
+func newIntent(rpc registry.RPC, call registry.Call, v registry.Volume, hash string) registry.Intent {
 	return registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: rpc, Operation: call.ID, Hash: hash}
 }
 

@@ -21,20 +21,22 @@ func (m *Controller) Create(
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	leave, err := m.Locks.Lock(ctx, spec.VolumeName(), "its creation")
+	unlock, err := m.Locks.Lock(ctx, spec.VolumeName(), "its creation")
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	defer leave()
+	defer unlock()
 	known, err := m.known(ctx, spec, asked)
 	if err == nil && known.State == registry.VolumeReady {
 		return known, nil
 	}
 	if err == nil {
-		err = m.create(ctx, call, spec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC), again: pace.First})
+		err = m.create(ctx, call, spec, attempt{
+			policy: intent.PolicyOf(registry.CreateVolumeRPC), again: resumeBackoff.First,
+		})
 	}
 	if err != nil {
-		m.leaves()
+		m.wakeRun()
 		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(),
 			m.aftermath(ctx, spec.VolumeName(), err))
 	}
@@ -49,7 +51,7 @@ func (m *Controller) aftermath(ctx context.Context, name registry.VolumeName, er
 	look := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
 		if v, found := view.Volume(name); found {
 			state = v.State
-			goesOn = m.remains(view, v)
+			goesOn = m.unfinishedAtController(view, v)
 		}
 		return nil
 	})
@@ -113,13 +115,13 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	switch {
 	case !found:
 		return registry.Volume{}, nil
-	case !alike(v, want, form) && v.State == registry.VolumeReady &&
-		want.CapacityMin > max(v.CapacityMin, v.Capacity) && sized(v, want, form):
+	case !matches(v, want, form) && v.State == registry.VolumeReady &&
+		want.CapacityMin > max(v.CapacityMin, v.Capacity) && matchesExceptSize(v, want, form):
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already, and was made with another size; "+
 			"to make it larger: %s", v.VolumeName(),
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
-	case !alike(v, want, form):
+	case !matches(v, want, form):
 		return v, registry.Errorf(registry.ErrExists,
 			"a volume %s exists already, and is another one (%s, plugin %s, state %s); "+
 				"choose another id, or delete or deregister it first", v.VolumeName(), origin(v), v.Plugin, v.State)
@@ -130,16 +132,16 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	return v, nil
 }
 
-// alike reports whether want describes v. The size may be the original size, the size after an expansion, or any size
+// matches reports whether want describes v. The size may be the original size, the size after an expansion, or any size
 // that v already has, because plugins round up.
-func alike(v, want registry.Volume, form func(registry.Volume) string) bool {
+func matches(v, want registry.Volume, form func(registry.Volume) string) bool {
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
 	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
-	return form(v) == form(want) || has && fits && sized(v, want, form)
+	return form(v) == form(want) || has && fits && matchesExceptSize(v, want, form)
 }
 
-// sized reports whether want equals v apart from the size.
-func sized(v, want registry.Volume, form func(registry.Volume) string) bool {
+// matchesExceptSize reports whether want equals v apart from the size.
+func matchesExceptSize(v, want registry.Volume, form func(registry.Volume) string) bool {
 	v.CapacityMin, v.CapacityMax = want.CapacityMin, want.CapacityMax
 	return form(v) == form(want)
 }
@@ -173,8 +175,8 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	if request.Secrets, err = m.Resolve(ctx, spec); err != nil {
 		return err
 	}
-	opened := base(registry.CreateVolumeRPC, call, made, asked(made))
-	opened.Volume.External = creating(spec)
+	opened := newIntent(registry.CreateVolumeRPC, call, made, asked(made))
+	opened.Volume.External = placeholderID(spec)
 	var clash error // the id was taken by a concurrent creation: this one becomes uncertain
 	err = m.Send(ctx, intent.Call{
 		Intent: opened, Policy: how.policy, NextDrive: how.again,
@@ -192,7 +194,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 			return m.accept(ctx, inst.InstanceKey, &made, answer)
 		},
 		Done: func(view registry.View) registry.Change {
-			if clash = taken(view, made); clash != nil {
+			if clash = checkIDFree(view, made); clash != nil {
 				unnamed := made
 				unnamed.External = ""
 				return m.unusable(unnamed, &registry.CallError{RPC: registry.CreateVolumeRPC, Code: "OK",
@@ -264,7 +266,9 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 			"clone_id names volume %s, which does not exist; "+
 				"if it is the plugin's own id of a volume, write clone_external_id instead", name)
 	case from.Plugin != s.Plugin:
-		return registry.Source{}, registry.Invalid("clone_id names volume %s, which is one of plugin %s; a plugin clones its own volumes only", name, from.Plugin)
+		return registry.Source{}, registry.Invalid(
+			"clone_id names volume %s, which is one of plugin %s; a plugin clones its own volumes only",
+			name, from.Plugin)
 	case from.State != registry.VolumeReady:
 		return registry.Source{}, registry.Errorf(registry.ErrConflict,
 			"clone_id names volume %s, which is %s; only one that is %s can be cloned",
@@ -273,15 +277,15 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (registry.Source, error
 	return registry.Source{Volume: from.External}, nil
 }
 
-// creating returns a placeholder id for the intent of a volume without an external id. It is a hash, because a plugin
-// may use the name itself, or text derived from it, as the id of another volume.
-func creating(s registry.VolumeSpec) registry.ExternalID {
+// placeholderID returns a placeholder id for the intent of a volume without an external id. It is a hash, because a
+// plugin may use the name itself, or text derived from it, as the id of another volume.
+func placeholderID(s registry.VolumeSpec) registry.ExternalID {
 	return registry.ExternalID("name:" + intent.Hash(registry.CreateVolumeRPC, s.Plugin, s.Name))
 }
 
 // creator returns the active controller if it supports what the spec needs.
 func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
-	inst, has, err := m.asked(ctx, s.Plugin, false)
+	inst, has, err := m.awaitController(ctx, s.Plugin, false)
 	switch {
 	case err != nil:
 		return inst, err
@@ -343,7 +347,7 @@ func (m *Controller) accept(
 	ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created,
 ) error {
 	refuse := func(kind error, err error) error {
-		return broken(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
+		return badResponse(registry.CreateVolumeRPC, at, kind, "the plugin's answer cannot be used: %v", err)
 	}
 	id, err := registry.ParseExternalID(answer.VolumeID)
 	if err != nil {
@@ -352,11 +356,12 @@ func (m *Controller) accept(
 	named := *v
 	named.External = id
 	var clash error
-	if err := m.State.View(ctx, func(view registry.View) error { clash = taken(view, named); return nil }); err != nil {
+	err = m.State.View(ctx, func(view registry.View) error { clash = checkIDFree(view, named); return nil })
+	if err != nil {
 		return err
 	}
 	if clash != nil {
-		return broken(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
+		return badResponse(registry.CreateVolumeRPC, at, registry.ErrExists, "%v", clash)
 	}
 	v.External = id
 	if err := checkCreated(answer, v.Source); err != nil {
@@ -366,8 +371,8 @@ func (m *Controller) accept(
 	return nil
 }
 
-// taken returns an ErrExists if the external id of v belongs to another volume.
-func taken(view registry.View, v registry.Volume) error {
+// checkIDFree returns an ErrExists if the external id of v belongs to another volume.
+func checkIDFree(view registry.View, v registry.Volume) error {
 	other, found := view.VolumeByKey(v.VolumeKey())
 	if !found || other.VolumeName() == v.VolumeName() {
 		return nil
@@ -380,7 +385,8 @@ func taken(view registry.View, v registry.Volume) error {
 // ignores them. The response must therefore repeat the source of the request (CSI CreateVolume, content_source).
 func checkCreated(c csi.Created, source registry.Source) error {
 	if source != (registry.Source{}) && c.Source != source {
-		return registry.Invalid("it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",
+		return registry.Invalid(
+			"it was asked to fill volume %q from %s, and says that it filled it from %s: the volume may be empty",
 			c.VolumeID, source, c.Source)
 	}
 	if c.Capacity < 0 {

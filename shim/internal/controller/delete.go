@@ -14,11 +14,11 @@ import (
 // Delete deletes a volume that Holdfast created, and then removes its record. A volume in use is an ErrConflict, and no
 // call is sent. Once the deletion has begun, the volume cannot be claimed.
 func (m *Controller) Delete(ctx context.Context, call registry.Call, name registry.VolumeName) error {
-	leave, err := m.Locks.Lock(ctx, name, "its deletion")
+	unlock, err := m.Locks.Lock(ctx, name, "its deletion")
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	v, err := m.deletable(ctx, name)
 	if err != nil {
 		return err
@@ -27,10 +27,10 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 		v, err = m.settle(ctx, call, v)
 	}
 	if err == nil && v.State != "" {
-		err = m.delete(ctx, call, v, intent.PolicyOf, pace.First)
+		err = m.delete(ctx, call, v, intent.PolicyOf, resumeBackoff.First)
 	}
 	if err != nil {
-		m.leaves()
+		m.wakeRun()
 		return fmt.Errorf("delete volume %s: %w", name, m.aftermath(ctx, name, err))
 	}
 	return nil
@@ -61,7 +61,7 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		return v, registry.Invalid("volume %s was registered, not created, so it is not Holdfast's to delete; deregister it",
 			name)
 	}
-	return v, idle(view, v, local, "deleted")
+	return v, checkUnused(view, v, local, "deleted")
 }
 
 // settle determines the outcome of a creation that left no usable volume. It repeats CreateVolume unless the external
@@ -71,7 +71,7 @@ func (m *Controller) settle(ctx context.Context, call registry.Call, v registry.
 		return v, err
 	}
 	err := m.create(ctx, call, v.VolumeSpec, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
-		again: pace.First})
+		again: resumeBackoff.First})
 	if err != nil {
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // certainly refused
@@ -99,12 +99,12 @@ func (m *Controller) delete(
 	ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy,
 	again time.Duration,
 ) error {
-	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
+	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
 		return err
 	}
-	defer leave()
-	inst, has, err := m.asked(ctx, v.Plugin, true)
+	defer unlock()
+	inst, has, err := m.awaitController(ctx, v.Plugin, true)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (m *Controller) delete(
 		return err
 	}
 	return m.Send(ctx, intent.Call{
-		Intent:    base(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
+		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
 		Policy:    policy(registry.DeleteVolumeRPC),
 		NextDrive: again,
 		Before: func(view registry.View) (registry.Change, error) {
@@ -156,13 +156,15 @@ func (m *Controller) delete(
 			if !clean && err.Code != "FAILED_PRECONDITION" { // that code means that the volume exists
 				return registry.Change{} // the volume may be gone: Run repeats the call
 			}
-			return m.kept(view, v.VolumeName(), err)
+			return m.deletionRefused(view, v.VolumeName(), err)
 		},
 	})
 }
 
-// kept returns the change that restores the state of a volume after its deletion has certainly failed.
-func (m *Controller) kept(view registry.View, name registry.VolumeName, why *registry.CallError) registry.Change {
+// deletionRefused returns the change that restores the state of a volume after its deletion has certainly failed.
+func (m *Controller) deletionRefused(
+	view registry.View, name registry.VolumeName, why *registry.CallError,
+) registry.Change {
 	v, found := view.Volume(name)
 	if !found || v.State != registry.VolumeDeleting {
 		return registry.Change{}

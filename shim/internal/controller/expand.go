@@ -12,36 +12,36 @@ import (
 )
 
 // Expand makes the volume larger. It sends ControllerExpandVolume, and the commit of the answer records whether the
-// node has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the node
-// alone. If the volume is large enough, Expand sends nothing.
+// node has to expand too. The node does so now if it uses the volume, else at the next use. Some plugins expand on the
+// node alone. If the volume is large enough, Expand sends nothing.
 //
 // An earlier expansion of unknown outcome is repeated first. Some plugins expand only unused volumes (VolumeExpansion
 // OFFLINE without ONLINE). For these, ErrConflict names the users while the volume is attached, staged or published.
 func (m *Controller) Expand(
 	ctx context.Context, call registry.Call, name registry.VolumeName, want registry.CapacityRange,
 ) (registry.Volume, error) {
-	if err := meaningful(want); err != nil {
+	if err := checkRange(want); err != nil {
 		return registry.Volume{}, err
 	}
 	v, err := m.expandable(ctx, name)
 	if err != nil {
 		return v, err
 	}
-	if done, err := m.enough(ctx, v, want); done || err != nil {
+	if done, err := m.largeEnough(ctx, v, want); done || err != nil {
 		return v, err
 	}
-	w, err := m.wayOf(ctx, v)
+	w, err := m.expandModeOf(ctx, v)
 	if err != nil {
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
 	if err := m.expandIn(ctx, intent.Caller{Call: call}, name, want, w); err != nil {
-		m.leaves()
+		m.wakeRun()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
 	return m.volume(ctx, name)
 }
 
-func meaningful(want registry.CapacityRange) error {
+func checkRange(want registry.CapacityRange) error {
 	switch {
 	case want.Required <= 0:
 		return registry.Invalid("%d bytes is not a valid size for an expansion", want.Required)
@@ -67,9 +67,9 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 	return v, err
 }
 
-// enough reports whether the volume already has the requested size, on this node too. It returns an error if the volume
-// would have to shrink.
-func (m *Controller) enough(
+// largeEnough reports whether the volume already has the requested size, on this node too. It returns an error if the
+// volume would have to shrink.
+func (m *Controller) largeEnough(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange,
 ) (done bool, err error) {
 	e, floor := v.Expansion, v.Capacity
@@ -81,7 +81,8 @@ func (m *Controller) enough(
 		return false, registry.Invalid("volume %s has %d bytes, and a volume cannot be made smaller: %d bytes were asked for",
 			v.VolumeName(), v.Capacity, want.Required)
 	case want.Limit > 0 && want.Limit < v.Capacity:
-		return false, registry.Invalid("volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes",
+		return false, registry.Invalid(
+			"volume %s has %d bytes already, and a volume cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
 	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required, v.Unmade() && e.Node != want:
 		return false, nil
@@ -97,8 +98,8 @@ func (m *Controller) enough(
 	return !(e.Pending() && n.Retriable()), err
 }
 
-// way says which half of the plugin expands volumes, and whether it does so while they are in use.
-type way struct {
+// expandMode says which half of the plugin expands volumes, and whether it does so while they are in use.
+type expandMode struct {
 	controller bool // false: the node alone expands
 	online     bool // volumes in use too
 }
@@ -109,60 +110,60 @@ func expandsInUse(f registry.Fingerprint) bool {
 	return f.Has(registry.ExpandsOnline) || !f.Has(registry.ExpandsOffline)
 }
 
-// wayOf waits for the plugin's controller, or its node plugin if it has no controller, and returns how it expands
-// volumes. It holds no lock while it waits.
-func (m *Controller) wayOf(ctx context.Context, v registry.Volume) (way, error) {
-	inst, has, err := m.asked(ctx, v.Plugin, v.Created)
+// expandModeOf waits for the plugin's controller, or its node plugin if it has no controller, and returns how it
+// expands volumes. It holds no lock while it waits.
+func (m *Controller) expandModeOf(ctx context.Context, v registry.Volume) (expandMode, error) {
+	inst, has, err := m.awaitController(ctx, v.Plugin, v.Created)
 	if err != nil {
-		return way{}, err
+		return expandMode{}, err
 	}
 	if has && inst.Fingerprint.Has(registry.ControllerExpand) {
-		return way{controller: true, online: expandsInUse(inst.Fingerprint)}, nil
+		return expandMode{controller: true, online: expandsInUse(inst.Fingerprint)}, nil
 	}
 	if inst.Role != registry.RoleNode {
-		if inst, err = m.askedNode(ctx, v.Plugin); err != nil {
-			return way{}, err
+		if inst, err = m.awaitNode(ctx, v.Plugin); err != nil {
+			return expandMode{}, err
 		}
 	}
 	if !inst.Fingerprint.Has(registry.NodeExpand) {
-		return way{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
+		return expandMode{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
 			v.Plugin, registry.ControllerExpand, registry.NodeExpand)
 	}
-	return way{online: expandsInUse(inst.Fingerprint)}, nil
+	return expandMode{online: expandsInUse(inst.Fingerprint)}, nil
 }
 
 // expandIn expands the volume while it holds the locks of its name and its key.
 func (m *Controller) expandIn(
-	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w way,
+	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w expandMode,
 ) error {
-	leave, err := m.Locks.Lock(ctx, name, "its expansion")
+	unlock, err := m.Locks.Lock(ctx, name, "its expansion")
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	v, err := m.expandable(ctx, name)
 	if err != nil {
 		return err
 	}
-	leaveKey, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
+	unlockKey, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}
-	defer leaveKey()
+	defer unlockKey()
 	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished the open expansion
 		return err
 	}
-	v, asked, err := m.earlier(ctx, by, v, want, w)
+	v, asked, err := m.finishEarlier(ctx, by, v, want, w)
 	if err != nil {
 		return err
 	}
-	done, err := m.enough(ctx, v, want)
+	done, err := m.largeEnough(ctx, v, want)
 	if err != nil || done {
 		return err
 	}
 	switch {
 	case !v.Expansion.Open() && v.Capacity >= want.Required:
-		err = m.withdraw(ctx, v)
+		err = m.cancelOnNode(ctx, v)
 	case w.controller:
 		err = m.enlarge(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
 	case v.Expansion.Node.Required < want.Required || v.Unmade() && v.Expansion.Node != want:
@@ -174,21 +175,21 @@ func (m *Controller) expandIn(
 	if err := m.grow(ctx, by, v.VolumeKey(), !asked); err != nil {
 		return err
 	}
-	return m.possible(ctx, name, want)
+	return m.checkNotRefused(ctx, name, want)
 }
 
-// earlier finishes a different expansion that is still open, at the controller and on the node. A vague answer of the
-// node must be resolved first while the volume stays mounted as it was. asked reports whether the node has already
+// finishEarlier finishes a different expansion that is still open, at the controller and on the node. A vague answer of
+// the node must be resolved first while the volume stays mounted as it was. asked reports whether the node has already
 // tried the pending expansion.
-func (m *Controller) earlier(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way,
+func (m *Controller) finishEarlier(
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
 ) (now registry.Volume, asked bool, err error) {
-	open, err := m.opened(ctx, v)
+	open, err := m.openRPC(ctx, v)
 	if err != nil {
 		return v, false, err
 	}
 	if open != registry.ControllerExpandRPC { // an open controller call comes before the node
-		if v, asked, err = m.nodeFirst(ctx, by, v, want); err != nil {
+		if v, asked, err = m.finishOnNode(ctx, by, v, want); err != nil {
 			return v, asked, err
 		}
 	}
@@ -202,12 +203,12 @@ func (m *Controller) earlier(
 	if v, err = m.volume(ctx, v.VolumeName()); err != nil {
 		return v, asked, err
 	}
-	return m.nodeFirst(ctx, by, v, want)
+	return m.finishOnNode(ctx, by, v, want)
 }
 
-// nodeFirst finishes the pending expansion on the node before another one starts. asked reports whether the node tried
-// it, or cannot.
-func (m *Controller) nodeFirst(
+// finishOnNode finishes the pending expansion on the node before another one starts. asked reports whether the node
+// tried it, or cannot.
+func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, asked bool, err error) {
 	if m.node == nil {
@@ -241,9 +242,9 @@ func (m *Controller) nodeFirst(
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
-// opened returns the RPC that is open for the volume, at its controller or on this node. It returns an empty RPC if
+// openRPC returns the RPC that is open for the volume, at its controller or on this node. It returns an empty RPC if
 // none is open.
-func (m *Controller) opened(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
+func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc registry.RPC, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		open, _ := view.Intent(v.VolumeKey())
 		rpc = open.RPC
@@ -309,18 +310,20 @@ func (m *Controller) LeaveExpansion(ctx context.Context, key registry.VolumeKey)
 	return left, err
 }
 
-// offline returns nil if the volume may be expanded now. A claim alone does not count as a use.
-func offline(view registry.View, v registry.Volume, local []string, w way) error {
+// checkOffline returns nil if the volume may be expanded now. A claim alone does not count as a use.
+func checkOffline(view registry.View, v registry.Volume, local []string, w expandMode) error {
 	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; plugin %s expands only unused volumes (it declares %s and not %s): "+
 		"stop the jobs of these allocs, expand the volume, and run them again",
-		idle(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
+		checkUnused(view, v, local, "expanded now"), v.Plugin, registry.ExpandsOffline, registry.ExpandsOnline)
 }
 
 // leaveToNode records a pending expansion on the node, for a plugin without ControllerExpandVolume.
-func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want registry.CapacityRange, w way) error {
+func (m *Controller) leaveToNode(
+	ctx context.Context, v registry.Volume, want registry.CapacityRange, w expandMode,
+) error {
 	local, err := m.uses(ctx, v)
 	if err != nil {
 		return err
@@ -330,7 +333,7 @@ func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want re
 		if !found {
 			return registry.Change{}, unknown(v.VolumeName())
 		}
-		if err := offline(view, now, local, w); err != nil {
+		if err := checkOffline(view, now, local, w); err != nil {
 			return registry.Change{}, err
 		}
 		now.Expansion = now.Expansion.Settled()
@@ -344,8 +347,8 @@ func (m *Controller) leaveToNode(ctx context.Context, v registry.Volume, want re
 	return err
 }
 
-// withdraw cancels a pending larger size on the node when a later request is satisfied by the current size.
-func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
+// cancelOnNode cancels a pending larger size on the node when a later request is satisfied by the current size.
+func (m *Controller) cancelOnNode(ctx context.Context, v registry.Volume) error {
 	if !v.Unmade() {
 		return nil
 	}
@@ -360,8 +363,9 @@ func (m *Controller) withdraw(ctx context.Context, v registry.Volume) error {
 	return err
 }
 
-// possible returns an error if the node plugin has certainly refused the size, so that Holdfast does not retry it.
-func (m *Controller) possible(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
+// checkNotRefused returns an error if the node plugin has certainly refused the size, so that Holdfast does not retry
+// it.
+func (m *Controller) checkNotRefused(ctx context.Context, name registry.VolumeName, want registry.CapacityRange) error {
 	v, err := m.volume(ctx, name)
 	if e := v.Expansion; err == nil && v.Capacity < want.Required && !e.Pending() && !e.Open() &&
 		e.RPC == registry.NodeExpandRPC {
@@ -372,7 +376,7 @@ func (m *Controller) possible(ctx context.Context, name registry.VolumeName, wan
 
 // enlarge sends ControllerExpandVolume until its outcome is certain or its policy gives up.
 func (m *Controller) enlarge(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w way, p intent.Policy,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode, p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
 		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags,
@@ -394,7 +398,7 @@ func (m *Controller) enlarge(
 	}
 	vague := before.Open() // an earlier call may have had an effect
 	var answer csi.Expanded
-	open := base(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
+	open := newIntent(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.Send(ctx, intent.Call{
 		Intent: open, RetryUntil: by.RetryUntil, Policy: p,
 		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, local, request, w) },
@@ -466,13 +470,13 @@ func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 // expanding records the requested size. It returns an error if the volume is in use and its plugin expands only unused
 // volumes.
 func (m *Controller) expanding(
-	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, w way,
+	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, w expandMode,
 ) (registry.Change, error) {
 	now, found := view.Volume(v.VolumeName())
 	if !found {
 		return registry.Change{}, unknown(v.VolumeName())
 	}
-	if err := offline(view, now, local, w); err != nil {
+	if err := checkOffline(view, now, local, w); err != nil {
 		return registry.Change{}, err
 	}
 	if !now.Expansion.Open() {
@@ -518,10 +522,10 @@ func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Vo
 func checkExpanded(e csi.Expanded, at registry.InstanceKey, want registry.CapacityRange) error {
 	switch {
 	case e.Capacity < want.Required:
-		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+		return badResponse(registry.ControllerExpandRPC, at, registry.ErrInternal,
 			"the plugin says that the volume has %d bytes; %d were asked for", e.Capacity, want.Required)
 	case want.Limit > 0 && e.Capacity > want.Limit:
-		return broken(registry.ControllerExpandRPC, at, registry.ErrInternal,
+		return badResponse(registry.ControllerExpandRPC, at, registry.ErrInternal,
 			"the plugin says that the volume has %d bytes; at most %d were asked for", e.Capacity, want.Limit)
 	}
 	return nil

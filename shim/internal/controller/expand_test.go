@@ -362,7 +362,7 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 			if d.node = (local{open: rpc}); !rpc.OnNode() {
 				d.put(registry.Intent{Volume: key, Name: name, RPC: rpc})
 			}
-			if err := d.comes(t.Context(), v); (err == nil) != comes {
+			if err := d.awaitPlugin(t.Context(), v); (err == nil) != comes {
 				t.Errorf("%s: %v", rpc, err)
 			}
 		}

@@ -25,11 +25,11 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	leave, err := m.Locks.Lock(ctx, spec.VolumeName(), "its registration")
+	unlock, err := m.Locks.Lock(ctx, spec.VolumeName(), "its registration")
 	if err != nil {
 		return registry.Volume{}, err
 	}
-	defer leave()
+	defer unlock()
 	known, err := m.known(ctx, spec, given)
 	if err == nil && known.State != "" {
 		return known, nil
@@ -45,12 +45,12 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 
 // admit registers a volume that has no record yet.
 func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error {
-	leave, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External},
+	unlock, err := m.Locks.Lock(ctx, registry.VolumeKey{Plugin: spec.Plugin, External: spec.External},
 		"its registration")
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	if err := m.confirm(ctx, spec); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (m *Controller) admit(ctx context.Context, spec registry.VolumeSpec) error 
 
 // confirm checks with the controller that the volume exists and has the capabilities.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) error {
-	inst, has, err := m.asked(ctx, s.Plugin, false)
+	inst, has, err := m.awaitController(ctx, s.Plugin, false)
 	if err != nil || !has {
 		return err
 	}
@@ -115,21 +115,21 @@ func (m *Controller) register(ctx context.Context, spec registry.VolumeSpec) err
 // Deregister removes the record of the volume without a call to its plugin, where the volume continues to exist. It
 // returns ErrConflict while the volume is in use or a call for it is under way.
 func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) error {
-	leave, err := m.soon(ctx, name, name)
+	unlock, err := m.lockBriefly(ctx, name, name)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	v, err := m.forgettable(ctx, name)
 	if err != nil {
 		return err
 	}
 	if v.External != "" {
-		leave, err := m.soon(ctx, name, v.VolumeKey())
+		unlock, err := m.lockBriefly(ctx, name, v.VolumeKey())
 		if err != nil {
 			return err
 		}
-		defer leave()
+		defer unlock()
 	}
 	return m.deregister(ctx, name)
 }
@@ -143,18 +143,20 @@ func (m *Controller) forgettable(ctx context.Context, name registry.VolumeName) 
 	if err != nil {
 		return v, err
 	}
-	return v, m.State.View(ctx, func(view registry.View) error { return idle(view, v, local, "deregistered") })
+	return v, m.State.View(ctx, func(view registry.View) error { return checkUnused(view, v, local, "deregistered") })
 }
 
-// soon takes one of the volume's locks, and waits at most busyWait for it.
-func (m *Controller) soon(ctx context.Context, name registry.VolumeName, k intent.Key) (leave func(), err error) {
+// lockBriefly takes one of the volume's locks, and waits at most busyWait for it.
+func (m *Controller) lockBriefly(
+	ctx context.Context, name registry.VolumeName, k intent.Key,
+) (unlock func(), err error) {
 	limited, cancel := context.WithTimeoutCause(ctx, busyWait, errBusy)
 	defer cancel()
-	leave, err = m.Locks.Lock(limited, k, "its deregistration")
+	unlock, err = m.Locks.Lock(limited, k, "its deregistration")
 	if errors.Is(err, errBusy) {
 		return nil, m.busy(ctx, name, err)
 	}
-	return leave, err
+	return unlock, err
 }
 
 // busyWait bounds how long a deregistration waits for a running operation on the volume.
@@ -179,7 +181,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 
 // intents returns the open intents of a volume: under its key, or under the placeholder key of its creation.
 func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
-	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: creating(v.VolumeSpec)}} {
+	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: placeholderID(v.VolumeSpec)}} {
 		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {
 			open = append(open, i)
 		}
@@ -201,7 +203,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName) e
 		if !found {
 			return registry.Change{}, unknown(name)
 		}
-		if err := idle(view, v, local, "deregistered"); err != nil {
+		if err := checkUnused(view, v, local, "deregistered"); err != nil {
 			return registry.Change{}, err
 		}
 		change := registry.Change{

@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// pace is the wait between two tries of an operation without a caller.
-var pace = intent.Backoff{First: time.Second, Max: time.Minute}
+// resumeBackoff is the wait between two tries of an operation without a caller.
+var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
 // Run finishes creations, deletions and expansions without a caller. These come from an earlier process, or had no
 // certain answer. Each is repeated as the same call until it is done or has certainly failed. Run sends one try at a
@@ -26,7 +26,7 @@ func (m *Controller) Run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("load unfinished creations, deletions and expansions: %w", err)
 		}
-		wait := pace.Delay(1, rand.Float64())
+		wait := resumeBackoff.Delay(1, rand.Float64())
 		if first {
 			wait = 0
 		}
@@ -34,17 +34,17 @@ func (m *Controller) Run(ctx context.Context) error {
 			r.start(ctx, name, wait)
 		}
 		select {
-		case <-m.left:
+		case <-m.wake:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// leaves makes Run look for unfinished operations.
-func (m *Controller) leaves() {
+// wakeRun makes Run look for unfinished operations.
+func (m *Controller) wakeRun() {
 	select {
-	case m.left <- struct{}{}:
+	case m.wake <- struct{}{}:
 	default: // Run has yet to take the pending token
 	}
 }
@@ -69,7 +69,7 @@ func (r *resumer) start(ctx context.Context, name registry.VolumeName, wait time
 		r.mu.Lock()
 		delete(r.under, name)
 		r.mu.Unlock()
-		r.leaves() // another operation may have been left meanwhile
+		r.wakeRun() // another operation may have been left meanwhile
 	})
 }
 
@@ -81,8 +81,8 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 		case <-ctx.Done():
 			return
 		}
-		wait = pace.Delay(try, rand.Float64())
-		over, err := r.again(ctx, name, wait)
+		wait = resumeBackoff.Delay(try, rand.Float64())
+		over, err := r.tryOnce(ctx, name, wait)
 		if over || ctx.Err() != nil {
 			return
 		}
@@ -91,21 +91,21 @@ func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait tim
 	}
 }
 
-// again tries once and reports whether the operation is over. wait is the delay before the next try. It waits for the
+// tryOnce tries once and reports whether the operation is over. wait is the delay before the next try. It waits for the
 // plugin without the lock.
-func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
+func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
 	v, found, err := m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
 	}
-	if err := m.comes(ctx, v); err != nil {
+	if err := m.awaitPlugin(ctx, v); err != nil {
 		return false, err
 	}
-	leave, err := m.Locks.Lock(ctx, name, "an operation without a caller")
+	unlock, err := m.Locks.Lock(ctx, name, "an operation without a caller")
 	if err != nil {
 		return false, err
 	}
-	defer leave()
+	defer unlock()
 	v, found, err = m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err
@@ -128,10 +128,10 @@ func (m *Controller) again(ctx context.Context, name registry.VolumeName, wait t
 	return false, err
 }
 
-// comes waits up to pace.Max for the plugin that the operation needs. That is the controller, or the node plugin if
-// only the node's half of an expansion remains. The bound lets Run notice a deregistered volume.
-func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
-	open, err := m.opened(ctx, v)
+// awaitPlugin waits up to resumeBackoff.Max for the plugin that the operation needs. That is the controller, or the
+// node plugin if only the node's half of an expansion remains. The bound lets Run notice a deregistered volume.
+func (m *Controller) awaitPlugin(ctx context.Context, v registry.Volume) error {
+	open, err := m.openRPC(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (m *Controller) comes(ctx context.Context, v registry.Volume) error {
 	if v.State == registry.VolumeReady && open != registry.ControllerExpandRPC {
 		role = registry.RoleNode
 	}
-	ctx, cancel := context.WithTimeout(ctx, pace.Max)
+	ctx, cancel := context.WithTimeout(ctx, resumeBackoff.Max)
 	defer cancel()
 	_, err = m.Plugins.Await(ctx, role, v.Plugin)
 	return err
@@ -191,16 +191,16 @@ func (m *Controller) unfinishedOne(
 
 // unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
-	err = m.State.View(ctx, func(view registry.View) error { open = m.remains(view, v); return nil })
+	err = m.State.View(ctx, func(view registry.View) error { open = m.unfinishedAtController(view, v); return nil })
 	if err != nil || open || m.node == nil || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
 		return open, err
 	}
 	return m.node.Grows(ctx, v)
 }
 
-// remains reports whether a creation, deletion or expansion is unfinished at the controller. A creation that certainly
-// ended without a usable volume needs a person, and does not count.
-func (m *Controller) remains(view registry.View, v registry.Volume) bool {
+// unfinishedAtController reports whether a creation, deletion or expansion is unfinished at the controller. A creation
+// that certainly ended without a usable volume needs a person, and does not count.
+func (m *Controller) unfinishedAtController(view registry.View, v registry.Volume) bool {
 	open := false
 	for _, i := range intents(view, v) {
 		open = open || i.RPC == registry.CreateVolumeRPC || i.RPC == registry.DeleteVolumeRPC
@@ -222,15 +222,15 @@ func (m *Controller) remains(view registry.View, v registry.Volume) bool {
 // resumeExpansion continues an expansion without a caller. It does not check again whether the volume may be expanded
 // in use: that was checked when the call was opened. The caller holds the lock of the volume's name.
 func (m *Controller) resumeExpansion(ctx context.Context, v registry.Volume) error {
-	leave, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
+	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its expansion")
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	if err := m.settleExpansion(ctx, v.VolumeName(), once(registry.ControllerExpandRPC)); err != nil || m.node == nil {
 		return err
 	}
-	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(pace.First)}, v.VolumeKey(), false)
+	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)
 }
 
 // settleExpansion repeats an open ControllerExpandVolume of the volume.
@@ -244,5 +244,6 @@ func (m *Controller) settleExpansion(ctx context.Context, name registry.VolumeNa
 	if err != nil || !found || open.RPC != registry.ControllerExpandRPC {
 		return err
 	}
-	return intent.Settled(m.enlarge(ctx, intent.Caller{}, v, v.Expansion.Asked, way{controller: true, online: true}, p))
+	w := expandMode{controller: true, online: true}
+	return intent.Settled(m.enlarge(ctx, intent.Caller{}, v, v.Expansion.Asked, w, p))
 }

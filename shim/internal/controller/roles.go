@@ -26,7 +26,7 @@ func (m *Controller) withRole(
 	go func() {
 		defer close(ended)
 		for m.pauses(ctx, roleWait) {
-			if err := m.lacks(ctx, role, id); err != nil {
+			if err := m.checkRole(ctx, role, id); err != nil {
 				cancel(err)
 			}
 		}
@@ -52,8 +52,8 @@ func (m *Controller) pauses(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// lacks returns an errNoRole if the plugin is healthy here in its other role and no known task serves this one.
-func (m *Controller) lacks(ctx context.Context, role registry.Role, id registry.PluginID) error {
+// checkRole returns an errNoRole if the plugin is healthy here in its other role and no known task serves this one.
+func (m *Controller) checkRole(ctx context.Context, role registry.Role, id registry.PluginID) error {
 	other := registry.RoleNode
 	if role == registry.RoleNode {
 		other = registry.RoleController
@@ -67,7 +67,8 @@ func (m *Controller) lacks(ctx context.Context, role registry.Role, id registry.
 		return nil
 	}
 	return errNoRole{registry.Errorf(registry.ErrUnavailable, "plugin %s serves only %s here, and %s is needed: "+
-		"run a task of it with type = %q or %q in its csi_plugin block, and ask again", id, other, role, typeOf(role), "monolith")}
+		"run a task of it with type = %q or %q in its csi_plugin block, and ask again", id, other, role, typeOf(role),
+		"monolith")}
 }
 
 // typeOf returns the type that a csi_plugin block has for a task that serves the role alone.
@@ -78,8 +79,8 @@ func typeOf(role registry.Role) string {
 	return "node"
 }
 
-// asked is like controller, but fails after roleWait if no task will serve the controller role.
-func (m *Controller) asked(
+// awaitController is like controller, but fails after roleWait if no task will serve the controller role.
+func (m *Controller) awaitController(
 	ctx context.Context, id registry.PluginID, certain bool,
 ) (inst registry.Instance, has bool, err error) {
 	err = m.withRole(ctx, registry.RoleController, id, func(ctx context.Context) (err error) {
@@ -89,8 +90,8 @@ func (m *Controller) asked(
 	return inst, has, err
 }
 
-// askedNode waits for a healthy node instance of the plugin. It fails after roleWait if no task will serve the role.
-func (m *Controller) askedNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
+// awaitNode waits for a healthy node instance of the plugin. It fails after roleWait if no task will serve the role.
+func (m *Controller) awaitNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
 	err = m.withRole(ctx, registry.RoleNode, id, func(ctx context.Context) (err error) {
 		if inst, err = m.Plugins.Await(ctx, registry.RoleNode, id); err != nil {
 			err = fmt.Errorf("node plugin %s: %w", id, err)

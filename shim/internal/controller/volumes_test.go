@@ -551,7 +551,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 			}
 			d.view(func(view registry.View) {
 				in, open := registry.OpenIntent(view,
-					registry.VolumeKey{Plugin: "ebs", External: creating(v.VolumeSpec)})
+					registry.VolumeKey{Plugin: "ebs", External: placeholderID(v.VolumeSpec)})
 				if open != c.next || open && (in.Detail != "injected" || !in.Next.After(time.Now())) {
 					t.Errorf("%s: intent %v, next %v", what, open, in.Next)
 				}
