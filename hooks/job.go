@@ -6,8 +6,8 @@ import (
 	"holdfast/registry"
 )
 
-// Sealed is our part of a job as the shim that parsed it wrote it. A host stores it and hands it back, and does not
-// read it: that is how a stanza's new field needs no new host.
+// Sealed is Holdfast's part of a job, encoded by the shim that parsed it. A host stores and returns it unread, so a new
+// stanza field needs no new host.
 type Sealed []byte
 
 // Job is a parsed job: what an orchestrator needs in order to run it. Rest holds what is not ours, as JSON objects in
@@ -22,7 +22,7 @@ type Job struct {
 	Digest    string             `json:"digest"` // SHA-256 of the text that it was parsed from, hex
 }
 
-// Group is a set of tasks that are placed together, Count times.
+// Group is a set of tasks placed together, Count times.
 type Group struct {
 	Name    string          `json:"name"`
 	Count   int             `json:"count"`
@@ -45,7 +45,7 @@ type Task struct {
 	Rest   json.RawMessage   `json:"rest,omitempty"`   // everything else
 }
 
-// AllocTask is what the shim is told of a task when an alloc's volumes are prepared or a task starts.
+// AllocTask describes a task to the shim when an alloc's volumes are prepared or a task starts.
 type AllocTask struct {
 	Alloc    registry.AllocID  `json:"alloc"`
 	Task     registry.TaskName `json:"task"`
@@ -56,7 +56,7 @@ type AllocTask struct {
 	Sealed   Sealed            `json:"sealed"`
 }
 
-// AllocGroup is what the shim is told of an alloc when its volumes are prepared.
+// AllocGroup describes an alloc to the shim when its volumes are prepared.
 type AllocGroup struct {
 	Alloc     registry.AllocID   `json:"alloc"`
 	Job       string             `json:"job,omitempty"`
@@ -67,5 +67,5 @@ type AllocGroup struct {
 	Isolated  map[string]bool    `json:"isolated,omitempty"` // by task name: has a file system of its own
 }
 
-// Key is the task.
+// Key returns the key of the task.
 func (t AllocTask) Key() registry.TaskKey { return registry.TaskKey{Alloc: t.Alloc, Task: t.Task} }

@@ -35,15 +35,15 @@ const (
 	socketName = "csi.sock"
 )
 
-// Layout is where things lie on the host. It touches no disk. Both directories are absolute and contain no symbolic
-// link, so that a path made here is the one that the kernel's mount table shows.
+// Layout computes paths on the host and does not access the disk. Both directories are absolute and free of symbolic
+// links, so its paths equal those in the kernel's mount table.
 type Layout struct {
 	Run   string // sockets: gone after a boot
-	State string // everything that has to survive one
+	State string // data that survives a boot
 }
 
-// DefaultRun is the run directory of a state directory: below /run for root, below xdg (XDG_RUNTIME_DIR) for others,
-// and in the state directory itself where there is no xdg.
+// DefaultRun returns the run directory of a state directory. It lies below /run for root and below xdg
+// (XDG_RUNTIME_DIR) for others. Without xdg it is in the state directory.
 func DefaultRun(stateDir string, uid int, xdg string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
 	name := hex.EncodeToString(sum[:4])
@@ -61,13 +61,13 @@ func (l Layout) SocketDir(t registry.TaskKey) string {
 	return filepath.Join(l.Run, tasksDir, hash("task", string(t.Alloc), string(t.Task))[:socketHashLength])
 }
 
-// Socket is a task's socket.
+// Socket returns the path of a task's socket.
 func (l Layout) Socket(t registry.TaskKey) string { return filepath.Join(l.SocketDir(t), socketName) }
 
-// SocketDirs is where the directories of all tasks' sockets lie.
+// SocketDirs returns the parent of every SocketDir.
 func (l Layout) SocketDirs() string { return filepath.Join(l.Run, tasksDir) }
 
-// MountRoot is the directory below which all mounts of plugins lie, and which has to be a shared mount.
+// MountRoot returns the directory above all mounts of plugins. It must be a shared mount.
 func (l Layout) MountRoot() string { return filepath.Join(l.State, mountsDir) }
 
 // PluginRoot is the directory below which all volumes of a plugin are staged and published. All instances of the plugin
@@ -81,13 +81,13 @@ func (l Layout) Staging(v registry.VolumeKey, root registry.Tree) registry.Tree 
 	return below(root, stageDir, hash("volume", string(v.Plugin), string(v.External)))
 }
 
-// Target is where a volume is published for one request of an alloc, below root, which is Instance.Volumes. The plugin
-// makes and removes it.
+// Target returns the publish path of a volume for one request of an alloc. The root is Instance.Volumes. The plugin
+// creates and removes the path.
 func (l Layout) Target(c registry.ClaimKey, root registry.Tree) registry.Tree {
 	return below(l.TargetParent(c, root), volumeName)
 }
 
-// TargetParent is the directory of Target, of which there is one per target. The shim makes and removes it.
+// TargetParent returns the parent directory of one Target. The shim creates and removes it.
 func (l Layout) TargetParent(c registry.ClaimKey, root registry.Tree) registry.Tree {
 	id := hash("claim", string(c.Volume.Plugin), string(c.Volume.External), string(c.Alloc), string(c.Request))
 	return below(root, publishDir, id)
@@ -114,7 +114,7 @@ func (l Layout) Database() string { return filepath.Join(l.State, "shim.db") }
 func (l Layout) HostLock() string { return filepath.Join(l.State, "host.lock") }
 func (l Layout) Binaries() string { return filepath.Join(l.State, "shims") }
 
-// Check is nil if every path fits its limit, whatever the ids are: their hashes have one length.
+// Check returns nil if every path fits its limit. Ids do not matter, because all hashes have the same length.
 func (l Layout) Check() error {
 	for _, dir := range []string{l.Run, l.State} {
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" {
@@ -132,19 +132,19 @@ func (l Layout) Check() error {
 	return nil
 }
 
-// Ours says whether a clean absolute path lies below the mount root or among the sockets: nothing else is ever
-// unmounted or removed by us.
+// Ours reports whether a clean absolute path lies below the mount root or the socket directories. Holdfast never
+// unmounts or removes other paths.
 func (l Layout) Ours(path string) bool {
 	return filepath.Clean(path) == path && (inside(path, l.MountRoot()) || inside(path, filepath.Join(l.Run, tasksDir)))
 }
 
-// longest is the length of the longest path that a plugin is given below root.
+// longest returns the length of the longest path below root in a CSI request.
 func longest(root string) int {
 	at := Layout{}.Target(registry.ClaimKey{}, registry.Tree{Host: root})
 	return len(at.Host)
 }
 
-// inside says whether path lies strictly below dir; both are clean.
+// inside reports whether path lies strictly below dir; both are clean.
 func inside(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
 func below(root registry.Tree, names ...string) registry.Tree {
@@ -154,7 +154,7 @@ func below(root registry.Tree, names ...string) registry.Tree {
 
 var lowerBase32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// hash makes a file name of ids. Each is preceded by its length, so that no two lists of ids are hashed alike.
+// hash returns a file name for ids. A length precedes each id, so two different lists never have the same input.
 func hash(ids ...string) string {
 	h := sha256.New()
 	for _, id := range ids {

@@ -7,8 +7,9 @@ import (
 	"holdfast/registry"
 )
 
-// Operation names one kind of thing that a plan may ask of a host. A host lists those that it can apply (Hello); the
-// shim refuses a spec that needs another, and the host refuses a plan with an unknown one before doing anything.
+// Operation names one kind of change that a plan requests of a host. Hello lists the operations that a host supports.
+// The shim refuses a spec that needs another operation. The host refuses a plan with an unknown operation before it
+// applies any.
 type Operation string
 
 const (
@@ -31,7 +32,7 @@ const (
 	Bidirectional Propagation = "bidirectional" // rshared: what the task mounts below appears on the host
 )
 
-// Plan is what a host applies to a task before it starts it. It is data: comparable by Equal, safe to copy with Clone.
+// Plan lists the changes that a host applies before it starts a task. Equal compares plans.
 // A host applies the lists in the order of the fields.
 type Plan struct {
 	Dirs    []Dir        `json:"dirs,omitempty"`
@@ -78,7 +79,7 @@ type DeviceRule struct {
 	Access string `json:"access"`
 }
 
-// Needs lists the operations that the plan uses.
+// Needs returns the operations that the plan uses.
 func (p Plan) Needs() []Operation {
 	var ops []Operation
 	for op, n := range map[Operation]int{
@@ -93,7 +94,7 @@ func (p Plan) Needs() []Operation {
 	return ops
 }
 
-// Supported is nil if the host can apply all that the plan needs, else an ErrUnsupported that names what is missing.
+// Supported returns nil if the host supports every operation of the plan, else an ErrUnsupported that names the others.
 func (p Plan) Supported(can []Operation) error {
 	for _, op := range p.Needs() {
 		if !slices.Contains(can, op) {
@@ -104,7 +105,7 @@ func (p Plan) Supported(can []Operation) error {
 	return nil
 }
 
-// And is the plan followed by more.
+// And returns the plan followed by more.
 func (p Plan) And(more Plan) Plan {
 	return Plan{
 		slices.Concat(p.Dirs, more.Dirs), slices.Concat(p.Binds, more.Binds), slices.Concat(p.Env, more.Env),
@@ -112,13 +113,13 @@ func (p Plan) And(more Plan) Plan {
 	}
 }
 
-// Equal compares by value and order.
+// Equal reports whether both plans have equal values in the same order.
 func (p Plan) Equal(o Plan) bool {
 	return slices.Equal(p.Dirs, o.Dirs) && slices.Equal(p.Binds, o.Binds) && slices.Equal(p.Env, o.Env) &&
 		slices.Equal(p.Devices, o.Devices) && slices.Equal(p.Rules, o.Rules)
 }
 
-// Environ is env, a list of NAME=value, with the plan's variables added. A Default one yields to what env has.
+// Environ returns env, a list of NAME=value, with the plan's variables added. A Default variable does not override env.
 func (p Plan) Environ(env []string) []string {
 	out := slices.Clone(env)
 	for _, e := range p.Env {

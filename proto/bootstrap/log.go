@@ -10,17 +10,17 @@ import (
 	hclog "github.com/hashicorp/go-hclog"
 )
 
-// queued bounds the log lines that wait for a slow reader.
+// queued is the maximum number of log lines that wait for a slow reader.
 const queued = 1024
 
-// Logger is a shim's log: hclog JSON lines on stderr. It never blocks its user: while the host does not read, lines
-// beyond a bounded queue are counted and dropped, and the count is logged when the host reads again.
+// Logger writes a shim's log as hclog JSON lines to stderr. It never blocks its caller. While the host does not read,
+// it drops and counts lines beyond a bounded queue. It logs the count when the host reads again.
 type Logger struct {
 	hclog.Logger
 	out *queue
 }
 
-// NewLogger makes the log of a shim that runs at level and above.
+// NewLogger returns a Logger for lines at level and above.
 func NewLogger(level hclog.Level) *Logger {
 	return newLogger(os.Stderr, level)
 }
@@ -31,25 +31,25 @@ func newLogger(w io.Writer, level hclog.Level) *Logger {
 	return &Logger{Logger: log, out: out}
 }
 
-// Flush waits until what was logged before is written, at most for limit, and reports whether it was.
+// Flush waits up to limit until all earlier lines are written. It reports whether they were.
 func (l *Logger) Flush(limit time.Duration) bool { return l.out.flush(limit) }
 
-// Dropped is how many lines were lost so far.
+// Dropped returns the number of dropped lines.
 func (l *Logger) Dropped() uint64 { return l.out.dropped.Load() }
 
-// queue is an io.Writer that never waits for the writer behind it.
+// queue is an io.Writer that never blocks on the underlying writer.
 type queue struct {
 	items   chan item
 	dropped atomic.Uint64
 }
 
-// item is a line, or a request to say when all before it is written.
+// item is a line, or a request to report when all earlier lines are written.
 type item struct {
 	line    []byte
 	written chan struct{}
 }
 
-// newQueue starts the one goroutine that writes. It lives as long as the process, as its descriptor does.
+// newQueue starts the goroutine that writes to w. The goroutine runs until the process ends.
 func newQueue(w io.Writer, size int) *queue {
 	q := &queue{items: make(chan item, size)}
 	go q.run(w)
@@ -72,7 +72,7 @@ func (q *queue) run(w io.Writer) {
 			close(it.written)
 			continue
 		}
-		w.Write(it.line) // the reader may be gone: nobody is left to tell
+		w.Write(it.line) // the reader may be gone, so the error has no recipient
 		if lost := q.dropped.Load(); lost > told {
 			fmt.Fprintf(w, `{"@level":"warn","@message":"log lines dropped","lines":%d}`+"\n", lost-told)
 			told = lost

@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// CookieKey and CookieValue tell a shim that a Holdfast host has started it. They are no secret.
+	// CookieKey and CookieValue show a shim that a Holdfast host started it. They are not secret.
 	CookieKey   = "HOLDFAST_SHIM"
 	CookieValue = "b1b5d3c0-holdfast-shim"
 
-	// LifeFD names the variable with the number of the descriptor whose end of file says: your host is gone.
+	// LifeFD is the variable with the number of the life pipe's descriptor. End of file means that the host is gone.
 	LifeFD = "HOLDFAST_LIFE_FD"
 
 	// MaxMessage bounds one gRPC message in either direction, in bytes, at both ends.
@@ -30,12 +30,12 @@ const (
 // Versions lists the protocol versions that this build speaks, lowest first.
 func Versions() []int { return slices.Clone(versions) }
 
-// Handshake is the go-plugin handshake of both sides.
+// Handshake returns the go-plugin handshake of both sides.
 func Handshake() plugin.HandshakeConfig {
 	return plugin.HandshakeConfig{MagicCookieKey: CookieKey, MagicCookieValue: CookieValue}
 }
 
-// Client is the host's plugin sets by protocol version. What it dispenses as PluginName is the *grpc.ClientConn.
+// Client returns the host's plugin sets by protocol version. PluginName dispenses the *grpc.ClientConn.
 func Client() map[int]plugin.PluginSet {
 	sets := make(map[int]plugin.PluginSet, len(versions))
 	for _, v := range versions {
@@ -54,7 +54,7 @@ func (connPlugin) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error {
 	return errors.New("this plugin set is the host's; a shim calls Serve")
 }
 
-// servicePlugin puts the shim's services on go-plugin's gRPC server.
+// servicePlugin registers the shim's services with go-plugin's gRPC server.
 type servicePlugin struct {
 	plugin.NetRPCUnsupportedPlugin
 	register func(*grpc.Server) error

@@ -19,25 +19,25 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ErrHostGone is the cause of the end of a shim's context when its host has ended or has let go of it.
+// ErrHostGone is the cause of a shim's ended context when its host ended or closed the life pipe.
 var ErrHostGone = errors.New("the host of this shim is gone")
 
 // maxGrace leaves time to exit within a second.
 const maxGrace = 800 * time.Millisecond
 
-// ServeOptions say how a shim lives beside answering RPCs. The zero value is good.
+// ServeOptions configures a shim process. The zero value is valid.
 type ServeOptions struct {
-	// Logger of the shim; nil makes one at level info.
+	// Logger is the shim's logger; nil creates one at level info.
 	Logger *Logger
-	// Run is the shim's own work beside its services. It ends when its context does, whose cause is then ErrHostGone.
-	// Its own end, with or without an error, ends the shim.
+	// Run does the shim's work beside its services. It must return when its context ends. Its return ends the shim,
+	// with or without an error.
 	Run func(context.Context) error
-	// Grace is how long Run may take to end once its context has ended; then the process exits. At most 800 ms, the
-	// default.
+	// Grace bounds how long Run may take after its context ended; then the process exits. The default and maximum is
+	// 800 ms.
 	Grace time.Duration
-	// Server adds interceptors and the like. Message limits are set already.
+	// Server adds gRPC server options such as interceptors. Serve sets the message limits.
 	Server []grpc.ServerOption
-	// Versions of the protocol to speak instead of all that this build knows.
+	// Versions restricts the protocol versions; empty: all versions of this build.
 	Versions []int
 }
 
@@ -56,9 +56,9 @@ func (o *ServeOptions) defaults() {
 	}
 }
 
-// Serve is the main of a shim: it registers services, tells the host where they are and blocks until the shim is to
-// end: its host is gone, ctx has ended, Run has failed, or go-plugin was told to shut down. The context that register
-// gets ends first. A shim that does not come to its end within the grace is ended with os.Exit.
+// Serve is the main of a shim. It registers services, sends their address to the host and blocks until the shim ends.
+// A shim ends when its host is gone, ctx ends, Run returns or go-plugin shuts down. The context passed to register ends
+// first. After the grace Serve calls os.Exit.
 func Serve(ctx context.Context, register func(context.Context, *grpc.Server) error, opts ServeOptions) error {
 	opts.defaults()
 	if err := checkInherited(opts.Logger); err != nil {
@@ -88,14 +88,14 @@ func checkInherited(log *Logger) error {
 	return nil
 }
 
-// nameProcess undoes what execution through a descriptor does to the name that ps shows.
+// nameProcess restores the name that ps shows. Execution through a descriptor replaces it with a number.
 func nameProcess() { _ = os.WriteFile("/proc/self/comm", []byte("holdfast-shim"), 0) }
 
-// surviveBrokenPipes keeps a write to a stderr that nobody reads from being deadly. Notify and not Ignore: an ignored
-// signal stays ignored in the children of the shim.
+// surviveBrokenPipes keeps SIGPIPE from ending the shim when it writes to a closed stderr. It uses Notify because
+// children inherit an ignored signal.
 func surviveBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
-// warnOfVersions says which versions both sides speak if there is no common one; go-plugin's handshake names one only.
+// warnOfVersions logs the versions of both sides if none is common. go-plugin's handshake names only one.
 func warnOfVersions(opts ServeOptions) {
 	asked := os.Getenv("PLUGIN_PROTOCOL_VERSIONS")
 	for field := range strings.SplitSeq(asked, ",") {
@@ -108,7 +108,7 @@ func warnOfVersions(opts ServeOptions) {
 	opts.Logger.Flush(time.Second)
 }
 
-// shim is the one server of this process.
+// shim is the server of this process.
 type shim struct {
 	opts     ServeOptions
 	register func(context.Context, *grpc.Server) error
@@ -119,7 +119,7 @@ type shim struct {
 	stopped bool
 }
 
-// watchLife ends the shim at the end of the life pipe. The host never writes, so any return of Read means that.
+// watchLife ends the shim at the end of the life pipe. The host never writes, so any return of Read means its end.
 func (s *shim) watchLife(life *os.File) {
 	io.Copy(io.Discard, life)
 	s.cancel(ErrHostGone)
@@ -146,14 +146,14 @@ func (s *shim) serve(ctx context.Context) error {
 	return errors.Join(runErr, served)
 }
 
-// exit is the end of a shim whose work does not end by itself.
+// exit ends a shim whose work does not end within the grace.
 func (s *shim) exit() {
 	s.opts.Logger.Warn("the shim's work did not end in time, leaving it")
 	s.opts.Logger.Flush(50 * time.Millisecond)
 	os.Exit(1)
 }
 
-// stop ends go-plugin's server, and with it its socket. Calls that still run are cut.
+// stop ends go-plugin's server and closes its socket. It aborts running calls.
 func (s *shim) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +163,7 @@ func (s *shim) stop() {
 	}
 }
 
-// goPlugin blocks for as long as go-plugin serves. Only its handshake line reaches the host.
+// goPlugin blocks while go-plugin serves. Only its handshake line reaches the host.
 func (s *shim) goPlugin(ctx context.Context) error {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inherited is what a shim got from its host beside its arguments. Zero in any other process.
+// inherited holds the descriptors that a shim got from its host. It is zero in any other process.
 type inherited struct {
 	asShim    bool
 	handshake *os.File // the original descriptor 1
@@ -18,11 +18,11 @@ type inherited struct {
 	err       error
 }
 
-// given is filled before any code of the shim runs, so that no print of it can reach the handshake's pipe.
+// given is set before any code of the shim runs, so output of that code cannot reach the handshake's pipe.
 var given = inherit()
 
-// inherit takes over the inherited descriptors. LifeFD is taken out of the environment, so that a child of the shim
-// that runs the same binary is not taken for a shim.
+// inherit opens the inherited descriptors. It removes LifeFD from the environment, so a child of the shim that runs the
+// same binary does not act as a shim.
 func inherit() inherited {
 	number := os.Getenv(LifeFD)
 	if number == "" || os.Getenv(CookieKey) != CookieValue {
@@ -49,7 +49,7 @@ func adopt(number string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "life"), nil
 }
 
-// silenceStdout points descriptor 1 at /dev/null and returns what it was.
+// silenceStdout redirects descriptor 1 to /dev/null and returns the original file.
 func silenceStdout() (*os.File, error) {
 	saved, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -68,8 +68,8 @@ func silenceStdout() (*os.File, error) {
 
 var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
 
-// forwardHandshake copies the first line that is a handshake from what go-plugin prints to the host, and drops all
-// else: other goroutines may print while go-plugin makes its certificate. It reads until the end of from.
+// forwardHandshake copies go-plugin's handshake line to the host and drops all other lines. Other goroutines may print
+// while go-plugin creates its certificate. It reads from until end of file.
 func forwardHandshake(from io.Reader, to io.WriteCloser) {
 	lines := bufio.NewReader(from)
 	for {

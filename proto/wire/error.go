@@ -15,7 +15,7 @@ import (
 	"holdfast/registry"
 )
 
-// codeOf is the gRPC code for each of registry.Kinds, in their order.
+// codeOf lists the gRPC code of each of registry.Kinds, in their order.
 var codeOf = []codes.Code{
 	codes.InvalidArgument,    // ErrInvalid
 	codes.NotFound,           // ErrNotFound
@@ -34,7 +34,7 @@ var codeOf = []codes.Code{
 // maxText bounds an error's text on the wire, in bytes.
 const maxText = 16 << 10
 
-// Status is err as the gRPC status that carries its kind. A status passes through; nil stays nil.
+// Status returns err as a gRPC status that carries its kind. A status passes through; nil stays nil.
 func Status(err error) error {
 	if err == nil {
 		return nil
@@ -69,8 +69,8 @@ func withDetail(code codes.Code, err error) error {
 	return st.Err()
 }
 
-// Error is the error that a status carries, with its kind. What has no kind becomes one by its code: the transport's
-// own errors are ErrUnavailable, ended contexts stay what they are.
+// Error returns the error that a status carries, with its kind. Without a kind, the code selects one. Errors of the
+// transport become ErrUnavailable. Context errors are preserved.
 func Error(err error) error {
 	if err == nil {
 		return nil
@@ -120,7 +120,7 @@ func fromDetail(st *status.Status, detail *pb.ErrorDetail) error {
 	return &callText{text: st.Message(), call: call}
 }
 
-// callText is a call's error with the text that was put around it at the other side.
+// callText is a call's error with the text that the peer put around it.
 type callText struct {
 	text string
 	call *registry.CallError
@@ -129,7 +129,7 @@ type callText struct {
 func (e *callText) Error() string { return e.text }
 func (e *callText) Unwrap() error { return e.call }
 
-// kindIndex is the place of err's kind in registry.Kinds, or -1. ErrUncertain wins: it says what may be done next.
+// kindIndex returns the index of err's kind in registry.Kinds, or -1. ErrUncertain takes precedence over other kinds.
 func kindIndex(err error) int {
 	if errors.Is(err, registry.ErrUncertain) {
 		return slices.Index(registry.Kinds, registry.ErrUncertain)
@@ -137,7 +137,7 @@ func kindIndex(err error) int {
 	return slices.IndexFunc(registry.Kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// text is s fit for a status: valid UTF-8 and bounded.
+// text returns s as valid UTF-8 of at most maxText bytes.
 func text(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"
@@ -148,5 +148,5 @@ func text(s string) string {
 	return s
 }
 
-// Kind is err's kind by its number on the wire.
+// Kind returns the number of err's kind on the wire.
 func Kind(err error) pb.ErrorKind { return pb.ErrorKind(kindIndex(err) + 1) }

@@ -39,7 +39,7 @@ func PlanProto(p hooks.Plan) *pb.Plan {
 	return out
 }
 
-// Plan reads a plan. An operation that this build does not know is ErrUnsupported: nothing of the plan may be applied.
+// Plan reads a plan. An unknown operation is ErrUnsupported, and the caller must not apply any part of the plan.
 func Plan(m *pb.Plan) (hooks.Plan, error) {
 	var p hooks.Plan
 	for _, op := range m.GetOperations() {
@@ -68,7 +68,7 @@ func Plan(m *pb.Plan) (hooks.Plan, error) {
 	return p, nil
 }
 
-// PlansProto and Plans are plans by task.
+// PlansProto and Plans convert plans by task.
 func PlansProto(plans map[string]hooks.Plan) map[string]*pb.Plan {
 	out := map[string]*pb.Plan{}
 	for task, p := range plans {
@@ -89,7 +89,7 @@ func Plans(ms map[string]*pb.Plan) (map[string]hooks.Plan, error) {
 	return out, nil
 }
 
-// JobProto and Job are a parsed job.
+// JobProto and Job convert a parsed job.
 func JobProto(j *hooks.Job) *pb.Job {
 	if j == nil {
 		return nil
@@ -140,8 +140,8 @@ func task(m *pb.Task) hooks.Task {
 	}
 }
 
-// AllocTaskProto, AllocTask, AllocGroupProto and AllocGroup are what the shim is told of tasks and allocs. Reading
-// checks the ids.
+// AllocTaskProto, AllocTask, AllocGroupProto and AllocGroup convert the tasks and allocs that a host sends to the shim.
+// Reading checks the ids.
 func AllocTaskProto(t hooks.AllocTask) *pb.AllocTask {
 	return &pb.AllocTask{
 		Task: &pb.TaskKey{Alloc: string(t.Alloc), Task: string(t.Task)}, Job: t.Job, Digest: t.Digest,

@@ -41,7 +41,7 @@ func maybeWait(m *pb.Wait) *registry.Wait {
 	return &w
 }
 
-// VolumeUsageProto and VolumeUsage are one unit of a volume's statistics.
+// VolumeUsageProto and VolumeUsage convert one unit of a volume's statistics.
 func VolumeUsageProto(u registry.VolumeUsage) *pb.VolumeUsage {
 	return &pb.VolumeUsage{Unit: u.Unit, Total: u.Total, Used: u.Used, Available: u.Available}
 }
@@ -50,7 +50,7 @@ func VolumeUsage(m *pb.VolumeUsage) registry.VolumeUsage {
 	return registry.VolumeUsage{Unit: m.GetUnit(), Total: m.GetTotal(), Used: m.GetUsed(), Available: m.GetAvailable()}
 }
 
-// DiagnosisProto and Diagnosis are what a doctor found.
+// DiagnosisProto and Diagnosis convert the result of a doctor run.
 func DiagnosisProto(d registry.Diagnosis) *pb.DoctorReply {
 	return &pb.DoctorReply{Findings: each(d.Findings, findingProto), Digest: d.Digest, Repaired: d.Repaired}
 }
