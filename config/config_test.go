@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write what is got as what is wanted")
 
-// parse reads a file as what its name says: a name with "volume" in it is a volume file.
+// parse reads a file by its name: a name that contains "volume" is a volume file.
 func parse(name string, text []byte) (any, registry.Diagnostics) {
 	return parseWith(testOptions(), name, text)
 }
@@ -89,7 +89,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// told is the diagnostics as people read them.
+// told formats the diagnostics.
 func told(ds registry.Diagnostics) string {
 	text := ""
 	for _, d := range ds {

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// seed adds every text that the tests know. Volume files are those with "volume" in their path.
+// seed adds all test files. A path that contains "volume" is a volume file.
 func seed(f *testing.F, volumes bool) {
 	for _, pattern := range []string{"testdata/*/*.hcl", "../examples/hcl/*/*.hcl"} {
 		names, err := filepath.Glob(pattern)

@@ -239,7 +239,7 @@ func TestUnknownFieldsAreHarmless(t *testing.T) {
 	}
 }
 
-// TestRunningTaskOpensWhateverItsVersion: it is watched by whoever is there.
+// TestRunningTaskOpensWhateverItsVersion: any shim version can supervise a running task.
 func TestRunningTaskOpensWhateverItsVersion(t *testing.T) {
 	newer := strings.Replace(string(sealedTask(t)), `"version":1`, `"version":99`, 1)
 	if got, err := OpenRunning(hooks.Sealed(newer)); err != nil || !reflect.DeepEqual(got, wantTask) {

@@ -143,8 +143,7 @@ func TestTextSaysAllThereIs(t *testing.T) {
 	}
 }
 
-// A reader that does not know sub_path would give a task all of a volume, so it refuses what has one; all else it goes
-// on reading.
+// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others.
 func TestSubPathIsOfANewerVersion(t *testing.T) {
 	version := func(s sealed) int {
 		var v struct{ Version int }

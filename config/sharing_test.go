@@ -23,7 +23,7 @@ func twice(count int, mode registry.AccessMode, first, second bool) string {
 		fmt.Sprintf(request, "b", mode, second) + "    task \"t\" { driver = \"exec\" }\n  }\n}"
 }
 
-// TestVolumeUnderTwoNames: one alloc may have two requests of a volume, unless the modes say that nobody ever can.
+// TestVolumeUnderTwoNames: one alloc may have two requests of a volume unless their modes conflict.
 func TestVolumeUnderTwoNames(t *testing.T) {
 	for mode, want := range map[registry.AccessMode]string{ // the matrix of package claim, for one alloc
 		registry.SingleNodeWriter:       "one user",

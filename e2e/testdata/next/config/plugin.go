@@ -17,7 +17,7 @@ var (
 	pluginTypes    = []hooks.PluginType{hooks.TypeNode, hooks.TypeController, hooks.TypeMonolith}
 )
 
-// Limits of what a csi_plugin may ask for.
+// Limits of a csi_plugin block.
 const (
 	minTimeout  = 100 * time.Millisecond
 	minInterval = 100 * time.Millisecond
@@ -64,8 +64,8 @@ func (f *file) heartbeat(at *fields, beat *hooks.Heartbeat) {
 	beat.Failures = int(at.integer("failures", 1, maxFailures, int64(beat.Failures)))
 }
 
-// checkDirs keeps the two directories apart and short: mounts of one would hide the other, and paths below them are
-// sent as CSI strings.
+// checkDirs checks that the two directories are disjoint and short. Mounts in one would hide the other, and CSI strings
+// carry paths below them.
 func (f *file) checkDirs(at *fields, p hooks.PluginSpec) {
 	for name, dir := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
 		if len(dir) > maxPath {

@@ -10,16 +10,15 @@ import (
 	"holdfast/registry"
 )
 
-// sealedVersion is raised when an older reader would misread what a newer one writes. New fields do not raise it,
-// unless what would be done without them is worse than nothing: then what has them is of a newer version, and the rest
-// is not.
+// sealedVersion is the default version. Raise it if an older reader would misread newer data. A new field unsafe
+// to ignore gets a version of its own, used only by data that has the field. Other new fields keep the version.
 const (
 	firstVersion    = 1
-	subPathsVersion = 2 // a task that is to see a part of a volume must not be given all of it
+	subPathsVersion = 2 // ignoring a sub_path would expose the whole volume to the task
 	sealedVersion   = scratchVersion
 )
 
-// sealed is the form of hooks.Sealed: JSON, exactly one of the parts.
+// sealed is the JSON form of hooks.Sealed, with exactly one part.
 type sealed struct {
 	Version int              `json:"version"`
 	Task    *hooks.TaskSpec  `json:"task,omitempty"`
@@ -35,7 +34,7 @@ func seal(s sealed) hooks.Sealed {
 	return text
 }
 
-// least is the oldest version whose readers know all that matters of s.
+// least returns the oldest version whose readers can safely read s.
 func (s sealed) least() int {
 	if s.Task != nil && s.Task.Plugin.ScratchDir != "" {
 		return scratchVersion
@@ -51,13 +50,12 @@ func (s sealed) least() int {
 	return firstVersion
 }
 
-// OpenTask is our part of a task that runs a plugin. Fields that it does not know are left alone: the bytes stay what
-// they are.
+// OpenTask returns the sealed part of a task that runs a plugin. It ignores unknown fields and does not change the
+// bytes.
 func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, sealedVersion) }
 
-// OpenRunning is our part of a task that was started already, whichever shim has started it: what only a newer one
-// knows was done then, and what is read of a task that runs (its plugin, and how that is watched) means the same in
-// every version.
+// OpenRunning returns the sealed part of a running task, whatever its version. Newer fields took effect at the start.
+// The fields read later, the plugin and its supervision, mean the same in every version.
 func OpenRunning(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, math.MaxInt) }
 
 func openTask(text hooks.Sealed, newest int) (hooks.TaskSpec, error) {
@@ -71,7 +69,7 @@ func openTask(text hooks.Sealed, newest int) (hooks.TaskSpec, error) {
 	return *s.Task, nil
 }
 
-// OpenGroup is our part of a group that uses volumes.
+// OpenGroup returns the sealed part of a group that uses volumes.
 func OpenGroup(text hooks.Sealed) (hooks.GroupSpec, error) {
 	s, err := unseal(text, sealedVersion)
 	if err == nil && s.Group == nil {
