@@ -50,7 +50,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 	}
 	defer os.RemoveAll(dir)
 	copied := filepath.Join(dir, filepath.Base(layout.Database()))
-	used, err := wholeCopy(ctx, layout, copied)
+	used, err := copyState(ctx, layout, copied)
 	if err != nil {
 		return Diagnosis{}, err
 	}
@@ -80,7 +80,7 @@ func (v Visit) Examine(ctx context.Context) (Diagnosis, error) {
 func (v Visit) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 	layout, err := v.layout()
 	if err == nil {
-		err = sound(ctx, layout)
+		err = checkStateFile(ctx, layout)
 	}
 	if err != nil {
 		return Diagnosis{}, err
@@ -99,7 +99,7 @@ func (v Visit) layout() (l hooks.Layout, err error) {
 		l.State, err = filepath.EvalSymlinks(l.State)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return l, nowhere(v.State)
+		return l, noState(v.State)
 	}
 	if err != nil {
 		return l, fmt.Errorf("state directory: %w", err)
@@ -111,12 +111,12 @@ func (v Visit) layout() (l hooks.Layout, err error) {
 	return l, l.Check()
 }
 
-func nowhere(state string) error {
+func noState(state string) error {
 	return registry.Errorf(registry.ErrNotFound, "%s is not a Holdfast state directory; choose another one", state)
 }
 
-// sound returns nil if the state file exists and is intact.
-func sound(ctx context.Context, l hooks.Layout) error {
+// checkStateFile returns nil if the state file exists and is intact.
+func checkStateFile(ctx context.Context, l hooks.Layout) error {
 	err := store.Sound(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
 		return registry.Errorf(registry.ErrNotFound,
@@ -125,11 +125,11 @@ func sound(ctx context.Context, l hooks.Layout) error {
 	return err
 }
 
-// wholeCopy copies the state file and reports whether a shim has it open. A copy of an open file may be torn, so
-// wholeCopy retries. A missing state file counts as empty if the mount directory exists.
-func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
+// copyState copies the state file and reports whether a shim has it open. A copy of an open file may be torn, so
+// copyState retries. A missing state file counts as empty if the mount directory exists.
+func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
-		if used, err = lockedCopy(l.Database(), to); err == nil {
+		if used, err = copyLocked(l.Database(), to); err == nil {
 			err = store.Sound(ctx, to)
 		}
 		if !used || !errors.Is(err, registry.ErrDamaged) {
@@ -143,13 +143,13 @@ func wholeCopy(ctx context.Context, l hooks.Layout, to string) (used bool, err e
 	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return false, nowhere(l.State)
+		return false, noState(l.State)
 	}
 	return used, err
 }
 
-// lockedCopy copies a file under a shared lock. It reports used if another process holds the exclusive lock.
-func lockedCopy(from, to string) (used bool, err error) {
+// copyLocked copies a file under a shared lock. It reports used if another process holds the exclusive lock.
+func copyLocked(from, to string) (used bool, err error) {
 	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false, err

@@ -52,8 +52,8 @@ func filters(namespace, volume, role, plugin string) error {
 	return err
 }
 
-// checked validates the spec and returns it with the default namespace and name filled in.
-func checked(s registry.VolumeSpec) (registry.VolumeSpec, error) {
+// checkSpec validates the spec and returns it with the default namespace and name filled in.
+func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	name, err := volumeName(wire.VolumeNameProto(s.VolumeName()))
 	if err != nil {
 		return s, err

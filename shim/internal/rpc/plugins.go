@@ -29,7 +29,7 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	}
 	snap := a.Table.All()
 	list := slices.DeleteFunc(slices.Clone(snap.Instances), func(i registry.Instance) bool {
-		return !wanted(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
+		return !matches(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
 	})
 	part, next, err := paged(list, req.GetPage(), newestFirst, func(i registry.Instance) *pb.Instance {
 		m := wire.InstanceProto(i)
@@ -58,7 +58,7 @@ func newestFirst(i registry.Instance) string {
 	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
 }
 
-func wanted(role, plugin string, r registry.Role, p registry.PluginID) bool {
+func matches(role, plugin string, r registry.Role, p registry.PluginID) bool {
 	return (role == "" || role == string(r)) && (plugin == "" || plugin == string(p))
 }
 
@@ -129,7 +129,7 @@ func fingerprints(
 	out := map[fingerprintKey]registry.PluginFingerprint{}
 	for _, t := range tasks {
 		for _, r := range hooks.PluginType(t.Type).Roles() {
-			if wanted(role, plugin, r, t.Plugin) {
+			if matches(role, plugin, r, t.Plugin) {
 				f := out[fingerprintKey{r, t.Plugin}]
 				f.Role, f.Plugin, f.Gone = r, t.Plugin, true
 				f.Expected++
@@ -139,7 +139,7 @@ func fingerprints(
 	}
 	snap := a.Table.All()
 	for _, i := range snap.Instances {
-		if !wanted(role, plugin, i.Role, i.Plugin) {
+		if !matches(role, plugin, i.Role, i.Plugin) {
 			continue
 		}
 		k := fingerprintKey{i.Role, i.Plugin}

@@ -27,7 +27,7 @@ func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.Pa
 }
 
 func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.CreateVolumeReply, error) {
-	spec, err := checked(wire.VolumeSpec(req.GetSpec()))
+	spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
 	if err != nil {
 		return nil, wire.Status(err)
 	}
@@ -43,7 +43,7 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
-	spec, err := checked(wire.VolumeSpec(req.GetSpec()))
+	spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
 	if err != nil {
 		return nil, wire.Status(err)
 	}
