@@ -109,7 +109,7 @@ func (d *draft) put(i Instance) {
 		i.CreateIndex, i.Since = old.CreateIndex, old.Since
 		d.tellUpdate(old, &i)
 	}
-	g.members = enrol(g.members, &i)
+	g.members = insertRanked(g.members, &i)
 	d.written = append(d.written, i.InstanceKey)
 }
 
@@ -141,7 +141,7 @@ func (d *draft) remove(k InstanceKey) {
 	if old == nil {
 		return
 	}
-	g.members = strike(g.members, k)
+	g.members = withoutKey(g.members, k)
 	d.deleted = append(d.deleted, k)
 	d.tell(EventDeregistered, old)
 }

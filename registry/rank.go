@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// group is what instances compete in: one of them is the active one.
+// group identifies the instances of one role of a plugin. One of them is active.
 type group struct {
 	role   Role
 	plugin PluginID
@@ -13,7 +13,7 @@ type group struct {
 
 func (k InstanceKey) group() group { return group{k.Role, k.Plugin} }
 
-// CompareRank orders instances newest first. Those of one transaction have one CreateIndex; their keys decide.
+// CompareRank orders instances newest first. Instances of one transaction share a CreateIndex and sort by key.
 func CompareRank(a, b Instance) int { return compareRank(&a, &b) }
 
 func compareRank(a, b *Instance) int {
@@ -25,8 +25,7 @@ func compareKey(a, b InstanceKey) int {
 		cmp.Compare(a.Task, b.Task))
 }
 
-// activeOf is the active one of a group's members, which are newest first: the newest healthy one, else the newest; nil
-// if there is none.
+// activeOf returns the newest healthy member of a group, else the newest, else nil. Members are sorted newest first.
 func activeOf(members []*Instance) *Instance {
 	for _, i := range members {
 		if i.Health.State == Healthy {
@@ -39,15 +38,15 @@ func activeOf(members []*Instance) *Instance {
 	return members[0]
 }
 
-// enrol is members with i in its rank, in place of one of the same key. It shares no array with members.
-func enrol(members []*Instance, i *Instance) []*Instance {
-	out := append(strike(members, i.InstanceKey), i)
+// insertRanked returns a copy of members with i at its rank. It replaces an instance of the same key.
+func insertRanked(members []*Instance, i *Instance) []*Instance {
+	out := append(withoutKey(members, i.InstanceKey), i)
 	slices.SortFunc(out, compareRank)
 	return out
 }
 
-// strike is members without the one of the key. It shares no array with members.
-func strike(members []*Instance, k InstanceKey) []*Instance {
+// withoutKey returns a copy of members without the instance of key k.
+func withoutKey(members []*Instance, k InstanceKey) []*Instance {
 	out := make([]*Instance, 0, len(members)+1)
 	for _, i := range members {
 		if i.InstanceKey != k {
@@ -57,7 +56,7 @@ func strike(members []*Instance, k InstanceKey) []*Instance {
 	return out
 }
 
-// member is the one of the key, nil if there is none.
+// member returns the instance of key k, or nil.
 func member(members []*Instance, k InstanceKey) *Instance {
 	for _, i := range members {
 		if i.InstanceKey == k {

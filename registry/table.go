@@ -9,19 +9,19 @@ import (
 // table holds every instance as of one index. The table and the instances that it points to are immutable.
 type table struct {
 	index   Seq
-	groups  shards[PluginID, []lineup]
+	groups  shards[PluginID, []roleMembers]
 	ordered *atomic.Pointer[[]*Instance] // result of inOrder; shared by tables of the same instances
 	changed chan struct{}                // closed when other instances are published
 }
 
-// lineup holds the instances of one role of a plugin.
-type lineup struct {
+// roleMembers holds the instances of one role of a plugin.
+type roleMembers struct {
 	role    Role
 	members []*Instance // newest first
 }
 
 func newTable(index Seq, instances []Instance) *table {
-	empty := &table{groups: newShards[PluginID, []lineup]()}
+	empty := &table{groups: newShards[PluginID, []roleMembers]()}
 	change := Change{}
 	for _, i := range instances {
 		change.Put = append(change.Put, i)
@@ -53,8 +53,8 @@ func (t *table) with(c Change) *table {
 // members returns the instances of one role of a plugin, newest first.
 func (t *table) members(role Role, id PluginID) []*Instance { return membersOf(t.groups.get(id), role) }
 
-func membersOf(lineups []lineup, role Role) []*Instance {
-	for _, l := range lineups {
+func membersOf(roles []roleMembers, role Role) []*Instance {
+	for _, l := range roles {
 		if l.role == role {
 			return l.members
 		}
@@ -68,8 +68,8 @@ func (t *table) inOrder() []*Instance {
 		return *known
 	}
 	var all []*Instance
-	for _, lineups := range t.groups.all {
-		for _, l := range lineups {
+	for _, roles := range t.groups.all {
+		for _, l := range roles {
 			all = append(all, l.members...)
 		}
 	}
@@ -81,11 +81,11 @@ func (t *table) inOrder() []*Instance {
 }
 
 type tableEdit struct {
-	groups *shardEdit[PluginID, []lineup]
+	groups *shardEdit[PluginID, []roleMembers]
 }
 
 func (e *tableEdit) put(i *Instance) {
-	e.setGroup(i.group(), enrol(membersOf(e.groups.next.get(i.Plugin), i.Role), i))
+	e.setGroup(i.group(), insertRanked(membersOf(e.groups.next.get(i.Plugin), i.Role), i))
 }
 
 func (e *tableEdit) remove(k InstanceKey) {
@@ -93,22 +93,22 @@ func (e *tableEdit) remove(k InstanceKey) {
 	if member(before, k) == nil {
 		return
 	}
-	e.setGroup(k.group(), strike(before, k))
+	e.setGroup(k.group(), withoutKey(before, k))
 }
 
 // setGroup replaces the instances of g. It removes an empty group, and a plugin without groups.
 func (e *tableEdit) setGroup(g group, members []*Instance) {
-	var lineups []lineup
+	var roles []roleMembers
 	for _, l := range e.groups.next.get(g.plugin) {
 		if l.role != g.role {
-			lineups = append(lineups, l)
+			roles = append(roles, l)
 		}
 	}
 	if len(members) > 0 {
-		lineups = append(lineups, lineup{g.role, members})
+		roles = append(roles, roleMembers{g.role, members})
 	}
-	if len(lineups) > 0 {
-		e.groups.set(g.plugin, lineups)
+	if len(roles) > 0 {
+		e.groups.set(g.plugin, roles)
 	} else {
 		e.groups.drop(g.plugin)
 	}
