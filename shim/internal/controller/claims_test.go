@@ -21,7 +21,7 @@ var (
 	name = registry.VolumeName{Namespace: "default", ID: "data"}
 )
 
-// volume is one that was made for every pair of modes.
+// volume supports every pair of modes.
 func volume() registry.Volume {
 	v := registry.Volume{State: registry.VolumeReady, VolumeSpec: registry.VolumeSpec{
 		Namespace: name.Namespace, ID: name.ID, Plugin: key.Plugin, External: key.External,

@@ -31,8 +31,7 @@ func upTo(required, limit int64) registry.CapacityRange {
 
 const large, larger = 2 << 20, 3 << 20
 
-// What the controller made of a volume is its capacity, its node's part is recorded in the same commit, and a replay
-// asks nobody.
+// The commit of the controller's answer stores the capacity and the pending work of the node. A replay sends no call.
 func TestExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
@@ -54,7 +53,7 @@ func TestExpand(t *testing.T) {
 	d.expect()
 }
 
-// What cannot be is refused before anything is sent, and says why.
+// An invalid expansion is refused before any call, with the reason.
 func TestExpandRefused(t *testing.T) {
 	mixed, deleting, inline := madeOf(1<<20), madeOf(1<<20), madeOf(1<<20)
 	block := registry.VolumeCapability{Access: registry.SingleNodeWriter, Attachment: registry.BlockDevice}
@@ -93,8 +92,7 @@ func TestExpandRefused(t *testing.T) {
 	}
 }
 
-// Whether a volume in use may be expanded is what the plugin declares, and the plugin's own decision if it declares
-// neither mode.
+// The plugin declares whether volumes in use may be expanded. If it declares no mode, it decides itself.
 func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	staged := registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone}
 	const asked = "ControllerExpandVolume vol-data 2097152..0"
@@ -135,8 +133,7 @@ func both(caps ...registry.Capability) table {
 	return t
 }
 
-// A vague answer leaves nothing open that holds up others, and is found out by the same call before another one is
-// made.
+// After a vague answer the intent is closed. The same call is repeated before another expansion.
 func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
@@ -165,7 +162,7 @@ func TestVagueExpansionIsAskedForOnceMore(t *testing.T) {
 	})
 }
 
-// A certain refusal leaves nothing behind: another size can be asked for.
+// After a certain refusal, another size can be requested.
 func TestRefusedExpansionIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
@@ -186,7 +183,7 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 	})
 }
 
-// A file with a larger size is told how to have the volume made larger; after that, it is the volume.
+// Creating a volume again with a larger size returns the expand command. After the expansion it returns the volume.
 func TestLargerFileNamesExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	larger := spec()
@@ -231,8 +228,8 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 	})
 }
 
-// What a plugin says that did not look at the volume says nothing of an earlier try that had no answer: that may have
-// made it larger.
+// An answer without a look at the volume says nothing about an earlier try without an answer. That try may have
+// expanded the volume.
 func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	for code, tries := range map[string]int{"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 3, "UNIMPLEMENTED": 1} {
 		for what, first := range map[string]fault{
@@ -270,7 +267,7 @@ func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	})
 }
 
-// A volume that its controller has made larger, and not as large as it was to be, is what it is, for its node too.
+// If the controller returns less than the requested size, the record and the node use the returned size.
 func TestExpandedToAnotherSize(t *testing.T) {
 	for what, c := range map[string]struct {
 		want   registry.CapacityRange
@@ -303,7 +300,7 @@ func TestExpandedToAnotherSize(t *testing.T) {
 	}
 }
 
-// A file that asks for more than another one did, and for no more than the plugin has made, is the volume.
+// A spec with a larger size than the original request is the same volume if the plugin has made it that large.
 func TestLargerFileOfARoundedVolume(t *testing.T) {
 	d := open(t, expands(), madeOf(larger))
 	for what, c := range map[string]struct {
@@ -327,8 +324,7 @@ func TestLargerFileOfARoundedVolume(t *testing.T) {
 	d.expect()
 }
 
-// The plugin is told for which usage the volume is attached, where it is, and else for which one it was made, if that
-// is one.
+// The request has the usage of the attachment, or else the only usage of the spec.
 func TestUsageOfAnExpansion(t *testing.T) {
 	several := madeOf(1 << 20)
 	several.Capabilities = append(several.Capabilities,
@@ -350,7 +346,7 @@ func TestUsageOfAnExpansion(t *testing.T) {
 	}
 }
 
-// What is left of an expansion is waited for where it is left: an open call of the node does not wait for a controller.
+// An open node call of an expansion does not wait for a controller.
 func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := madeOf(1 << 20)
@@ -369,7 +365,7 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 	})
 }
 
-// A deletion settles an expansion as an expansion is tried, not as a deletion is.
+// A deletion repeats an open expansion with the policy of the expansion.
 func TestDeleteTriesAnExpansionAsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := madeOf(1 << 20)

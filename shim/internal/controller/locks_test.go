@@ -14,8 +14,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// Whoever asks, one creation or deletion at a time is sent for a volume: of several callers one does it, and the others
-// find it done.
+// Concurrent callers send one creation or deletion for a volume. The other callers find it done.
 func TestOneCreationAtATime(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	var all sync.WaitGroup
@@ -43,7 +42,7 @@ func TestOneCreationAtATime(t *testing.T) {
 	d.expect("DeleteVolume vol-data")
 }
 
-// Nobody forgets a volume, or registers it under another name, while a call for it is under way or waits for its next
+// A volume is not deregistered or registered under another name while a call for it is under way or waits for its next
 // try.
 func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -208,12 +208,12 @@ func (d *desk) build(plugins intent.Plugins, secrets intent.Secrets) *Controller
 	}, d.plugin, nil, hclog.NewNullLogger())
 }
 
-// use replaces the controller, as a new process does.
+// use replaces the controller as a restart does.
 func (d *desk) use(plugins intent.Plugins) {
 	d.Controller = d.build(plugins, vault{})
 }
 
-// crash has the process die: what is durable stays.
+// crash simulates the death of the process: only durable state remains.
 func (d *desk) crash() {
 	d.log = d.log.Reopen()
 	d.use(d.Controller.Plugins)
@@ -264,7 +264,7 @@ func (d *desk) attachment() (at registry.Attachment) {
 	return at
 }
 
-// local is a node that uses volumes as it is told.
+// local is a fake Node with preset uses.
 type local struct {
 	uses []string
 	open registry.RPC

@@ -19,7 +19,7 @@ func (d *desk) run() (end func()) {
 	return func() { cancel(); <-done }
 }
 
-// What a process that died had begun to create or to delete is finished by the next one, unasked, with the same call.
+// After a crash the next process finishes creations and deletions with the same call.
 func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true),
 		uncertain("NOT_FOUND", true)}} {
@@ -59,7 +59,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 	}
 }
 
-// A deletion that is refused for certain ends, also when nobody waits for it; one whose caller has gone goes on.
+// A certain refusal ends a deletion without a caller. A deletion continues after its caller is gone.
 func TestUnfinishedEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
@@ -82,7 +82,7 @@ func TestUnfinishedEnds(t *testing.T) {
 	})
 }
 
-// Between two tries a person gets his turn.
+// Other operations get the lock between two tries.
 func TestUnfinishedCanBeForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete))

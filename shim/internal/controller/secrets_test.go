@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// safe tells one secret after another, then fails.
+// safe returns one secret after another, then fails.
 type safe []registry.SecretValue
 
 func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error) {
@@ -22,8 +22,7 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 	return map[string]registry.SecretValue{"token": value}, nil
 }
 
-// A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays
-// what it was.
+// A refused secret may be replaced between two tries. If it cannot be resolved, the last value is used.
 func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 	placed := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkDone,
 		Usage: usage()}
@@ -71,7 +70,7 @@ func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
 	}
 }
 
-// Without any secret at all nothing is sent.
+// Without its secrets a call is not sent.
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.Controller = d.build(d.Plugins, &safe{})

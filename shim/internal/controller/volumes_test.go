@@ -113,7 +113,7 @@ func TestWhoHasANameAtItsPlugin(t *testing.T) {
 	}
 }
 
-// The name of a volume that is gone is free, and so is one that a volume has given up.
+// After a volume is deleted or changes its name, the old name is free.
 func TestNamesThatAreFreeAgain(t *testing.T) {
 	registered := ready()
 	registered.Name, registered.External, registered.Created = "r", "csi-1", false
@@ -146,7 +146,7 @@ func TestNamesThatAreFreeAgain(t *testing.T) {
 	}
 }
 
-// A commit that failed leaves no name taken; one that nobody knows of leaves it taken if it came true.
+// A failed commit reserves no name. An uncertain commit reserves it if it was written.
 func TestFailedCommitLeavesNoNameTaken(t *testing.T) {
 	full := registry.Errorf(registry.ErrExhausted, "the disk is full")
 	for what, c := range map[string]struct {
@@ -172,7 +172,7 @@ func TestFailedCommitLeavesNoNameTaken(t *testing.T) {
 	}
 }
 
-// However many want one name at the same time, one gets it, and the plugin is asked once.
+// Of several concurrent requests for one name one succeeds, and the plugin gets one call.
 func TestOneOfManyGetsTheName(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	errs := make([]error, 8)
@@ -218,7 +218,7 @@ func TestRefusedCreationLeavesNothing(t *testing.T) {
 	}
 }
 
-// A volume that was made while nobody heard the answer is found again by its name.
+// A volume whose answer was lost is found again by its name.
 func TestUnheardCreationIsFoundAgain(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
@@ -495,8 +495,7 @@ func TestVolumeFromASourceIsNeverEmpty(t *testing.T) {
 	}
 }
 
-// A clone that is asked for once more is asked for from the same source, whatever has become of the name of that
-// meanwhile.
+// A repeated clone uses the same source, even if the name of the source has changed meanwhile.
 func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
@@ -594,7 +593,7 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 	})
 }
 
-// A volume that is forgotten is not said to be deleted.
+// A deregistered volume is not reported as deleted.
 func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 	for kind, end := range map[registry.EventKind]func(*desk) error{
 		registry.EventVolumeDeleted:      func(d *desk) error { return d.Controller.Delete(t.Context(), call, name) },
@@ -750,7 +749,7 @@ func uses() map[string][]registry.Record {
 	}
 }
 
-// The plugin hears nothing of the deletion of a volume that is in use.
+// DeleteVolume is not sent for a volume in use.
 func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 	for says, records := range uses() {
 		d := open(t, of(registry.CreateDelete), append(records, ready())...)
@@ -809,7 +808,7 @@ func TestDeletionThatFailsGoesOnLater(t *testing.T) {
 	}
 }
 
-// A volume that its plugin refuses to delete, because it has snapshots or whatever, is as it was.
+// If the plugin refuses a deletion, the volume returns to its earlier state.
 func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 	for what, faults := range map[string][]fault{
 		"at once":                     {failed("PERMISSION_DENIED")},

@@ -51,7 +51,7 @@ func TestLocksAreIndependent(t *testing.T) {
 	defer lockFor(t, &l, lockName, "z")()
 }
 
-// Who gives up waiting is told what is under way.
+// The error of a caller that gives up waiting names the operation that holds the lock.
 func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	var l Locks
 	leave := lockFor(t, &l, lockName, "the deletion")
@@ -68,8 +68,8 @@ func TestWaitForALockEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Several that yield share the lane one after the other; the first that does not ends the one inside, and keeps the
-// others from staying.
+// Callers of LockYielding hold the lock one after the other. The first caller of Lock ends the current hold and cancels
+// later ones at once.
 func TestLockIsYieldedToLock(t *testing.T) {
 	var l Locks
 	inside, leave, err := l.LockYielding(t.Context(), lockKey, "a question")

@@ -29,7 +29,7 @@ func pausable(
 	return sent, last, waits, err
 }
 
-// In a pause no call is begun, nor another try of one: it waits until the pause ends.
+// During a pause no call or retry begins. It waits until the pause ends.
 func TestNoCallBeginsDuringAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Pause
@@ -53,7 +53,7 @@ func TestNoCallBeginsDuringAPause(t *testing.T) {
 	})
 }
 
-// Who waits for the end of a pause is not sent if its context ends first: nothing is stored of it.
+// A call whose context ends during a pause is not sent, and nothing is stored.
 func TestAPausedCallEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Pause

@@ -304,7 +304,7 @@ func TestLostCommitLeavesACallThatMayBeRepeated(t *testing.T) {
 	}
 }
 
-// A try that never left says nothing of an earlier one that may still run: neither within a call nor after a restart.
+// A try that did not reach the plugin says nothing about an earlier one, neither within a call nor after a restart.
 func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, sent := registrytest.NewLog(time.Now), 0
@@ -341,8 +341,8 @@ func TestUnsentTryDoesNotSettleAnEarlierOne(t *testing.T) {
 	})
 }
 
-// A call whose intent somebody has closed is not sent again, and what becomes of it is not stored: the volume may be
-// another one by then.
+// A call whose intent another operation has closed is not sent again, and its outcome is not stored. The volume may be
+// a different one by then.
 func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	for what, ends := range map[string]error{
 		"tried again": answer("UNAVAILABLE", registry.OutcomeUncertain),
@@ -423,8 +423,8 @@ func TestBudgetsAreByAnswer(t *testing.T) {
 	})
 }
 
-// A call that was called off still runs at the plugin: who repeats it, or undoes it, asks again soon, and less and less
-// often. Who is told to wait for a call of somebody else takes its time.
+// A cancelled call still runs at the plugin. Its repetition or undo is retried soon, then less and less often. A call
+// that waits for an unrelated one uses the normal back-off.
 func TestACallThatStillRunsIsAskedForSoon(t *testing.T) {
 	for what, c := range map[string]struct {
 		again     bool
