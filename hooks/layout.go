@@ -24,7 +24,7 @@ const (
 )
 
 // Names of directories and files. They and the hashes are part of what is stored: a newer shim finds the mounts of an
-// older one by them, so they never change. TestDrawing holds them.
+// older one by them, so they never change. TestLayoutIsDocumented holds them.
 const (
 	tasksDir   = "t"
 	mountsDir  = "mnt"

@@ -34,7 +34,7 @@ func golden(t *testing.T, file string, got []byte) {
 }
 
 // The drawing holds every name and hash: a change of one would lose the mounts of an older shim.
-func TestDrawing(t *testing.T) {
+func TestLayoutIsDocumented(t *testing.T) {
 	var b bytes.Buffer
 	if err := example.Draw(&b); err != nil {
 		t.Fatal(err)

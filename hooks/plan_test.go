@@ -304,7 +304,7 @@ func TestRenderEverything(t *testing.T) {
 	}))
 }
 
-func TestExpand(t *testing.T) {
+func TestReferencesAreExpanded(t *testing.T) {
 	env := map[string]string{
 		"NOMAD_ALLOC_ID": "a1", "node.unique.id": "n1", "attr.kernel.name": "linux", "meta.rack": "r9", "EMPTY": "",
 		"LOOP": "${LOOP}",

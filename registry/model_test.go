@@ -207,7 +207,7 @@ func (m *model) checkGroups(t *rapid.T) {
 	}
 }
 
-func TestModel(t *testing.T) {
+func TestTableAgreesWithItsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{stage: empty(t), events: newReplay()}
 		t.Repeat(map[string]func(*rapid.T){

@@ -161,7 +161,7 @@ func TestOneCallPerVolume(t *testing.T) {
 }
 
 // A caller that gives up ends the making, and nothing of it stays.
-func TestCallerGivesUp(t *testing.T) {
+func TestAbandonedCallLeavesNothing(t *testing.T) {
 	need(t, disk.LoopBackend)
 	m := newMachine(t)
 	mkfs := newSlow(t, m, "mkfs.ext4")

@@ -15,7 +15,7 @@ import (
 	"holdfast/examples/loopfs/internal/disk"
 )
 
-func TestLifeCycle(t *testing.T) {
+func TestVolumeLivesFromCreationToDeletion(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		p := m.start("csi", "--backend", backend)
@@ -247,7 +247,7 @@ func TestCapacity(t *testing.T) {
 	step(t, "room again", create("b", 16<<20, 0), codes.OK)
 }
 
-func TestValidate(t *testing.T) {
+func TestVolumeCapabilitiesAreValidated(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("csi", "--backend", "dir", "--mode", "controller")
 	v := p.create("a", writer)

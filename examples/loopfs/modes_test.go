@@ -189,7 +189,7 @@ func TestReadOnlyAttachmentStagesReadOnly(t *testing.T) {
 
 // In a user namespace, which needs no root, auto takes the dir backend, and a loop volume is refused with the reason.
 // The mounts are only seen from inside: through /proc of the process.
-func TestUserNamespace(t *testing.T) {
+func TestLoopfsServesInAUserNamespace(t *testing.T) {
 	if out, err := exec.Command("unshare", "-Urm", "true").CombinedOutput(); err != nil {
 		if os.Geteuid() == 0 {
 			t.Fatalf("root cannot make a user namespace: %s", out)
@@ -297,7 +297,7 @@ func TestByteSizes(t *testing.T) {
 }
 
 // The volume's root directory is given to the group once: what a workload makes of it afterwards stays.
-func TestMountGroup(t *testing.T) {
+func TestVolumeMountGroupOwnsTheVolume(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		p := m.start("csi", "--backend", backend)

@@ -16,8 +16,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// TestLifeCycle drives a volume all the way up and down over the socket: the paths, the backend and the journal agree.
-func TestLifeCycle(t *testing.T) {
+// TestFakeServesAVolumeFromCreationToDeletion drives a volume all the way up and down over the socket: the paths, the
+// backend and the journal agree.
+func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
 	fake := Start(t, Config{Journal: path, Caps: AllCaps, NodeID: "n1",
 		PublishContext: map[string]string{"big": strings.Repeat("x", 4000)}})

@@ -110,7 +110,8 @@ func TestDroppedCallsAreNotHeard(t *testing.T) {
 			func(t *testing.T, fake *Plugin, c *client) {
 				c.learn()
 				rule := Rule{RPC: "NodeUnpublishVolume", When: After, Delay: Duration(time.Second)}
-				must(t, fake.Script(Rule{RPC: rule.RPC, Volume: "cut", When: After, Delay: rule.Delay, Drop: true}, rule))
+				must(t, fake.Script(Rule{RPC: rule.RPC, Volume: "cut", When: After, Delay: rule.Delay, Drop: true},
+					rule))
 				var calls sync.WaitGroup
 				heard := make([]error, 4)
 				for i := range heard {

@@ -288,8 +288,8 @@ func TestRequestsInTheJournal(t *testing.T) {
 	}
 }
 
-// TestValidate: who uses what was not confirmed is blamed, whatever else was.
-func TestValidate(t *testing.T) {
+// TestFakeValidatesCapabilitiesTruthfully: who uses what was not confirmed is blamed, whatever else was.
+func TestFakeValidatesCapabilitiesTruthfully(t *testing.T) {
 	for hostile, want := range map[Hostile]int{ConfirmPart: 1, ConfirmNothing: 1, NilParts: 1, ConfirmMore: 0, "": 0} {
 		t.Run(string(hostile), func(t *testing.T) {
 			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})

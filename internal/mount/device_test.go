@@ -47,7 +47,7 @@ func TestDeviceNodesAreTheSpacesOwn(t *testing.T) {
 
 func TestDevicesAreBoundWhereNoNodeCanBeMade(t *testing.T) {
 	if os.Getenv(inside) == "" {
-		t.Skip("nodes can be made here; TestUserNamespace runs this test where they cannot")
+		t.Skip("nodes can be made here; TestMountsInAUserNamespaceOfTheTest runs this test where they cannot")
 	}
 	out := sh(t, Space{Layers: []Layer{
 		Device{Source: "/dev/null", Target: "/dev/mine/null"},

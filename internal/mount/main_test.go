@@ -14,8 +14,8 @@ import (
 // inside is set where this binary runs itself in a user namespace.
 const inside = "MNT_TEST_INSIDE"
 
-// TestUserNamespace runs the other tests as an ordinary user does: unshare -Urm, mapped from nobody.
-func TestUserNamespace(t *testing.T) {
+// TestMountsInAUserNamespaceOfTheTest runs the other tests as an ordinary user does: unshare -Urm, mapped from nobody.
+func TestMountsInAUserNamespaceOfTheTest(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("this is the inner run")
 	}

@@ -164,3 +164,30 @@ func TestReadmeShowsTheRealHost(t *testing.T) {
 		}
 	}
 }
+
+// Each test name is unique in the module, so that a document or a message can name a test without its package.
+func TestNamesOfTestsAreUnique(t *testing.T) {
+	seen := map[string]string{"TestMain": ""}
+	for _, p := range all(t) {
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range testFunc.FindAllSubmatch(text, -1) {
+				name := string(m[1])
+				if other, exists := seen[name]; exists && name != "TestMain" {
+					t.Errorf("%s is in %s and in %s", name, other, file)
+				}
+				seen[name] = file
+			}
+		}
+	}
+	if len(seen) < 500 {
+		t.Errorf("only %d tests were read", len(seen))
+	}
+}

@@ -108,8 +108,9 @@ func EventProto(e registry.Event) *pb.Event {
 	out := &pb.Event{
 		Seq: uint64(e.Seq), Generation: uint64(e.Generation), Kind: string(e.Kind), Role: string(e.Role),
 		Plugin: string(e.Plugin),
-		Alloc:  string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume), ExternalId: string(e.External),
-		Request: string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail), At: stamp(e.At),
+		Alloc:  string(e.Alloc), Task: string(e.Task), Volume: VolumeNameProto(e.Volume),
+		ExternalId: string(e.External),
+		Request:    string(e.Request), Cause: string(e.Cause), Detail: text(e.Detail), At: stamp(e.At),
 	}
 	if e.Instance != nil {
 		out.Instance = InstanceProto(*e.Instance)

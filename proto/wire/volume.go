@@ -204,7 +204,8 @@ func Claim(m *pb.Claim) registry.Claim {
 			External: registry.ExternalID(m.GetExternalId())},
 		Name: VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()),
 		Request: registry.RequestName(m.GetRequest()),
-		Node:    registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()), CreateIndex: registry.Seq(m.GetCreateIndex()),
+		Node:    registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()),
+		CreateIndex: registry.Seq(m.GetCreateIndex()),
 		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: moment(m.GetSince()),
 	}
 }

@@ -53,7 +53,7 @@ func TestProgressIsLinesOrJSON(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestSizesAreParsed(t *testing.T) {
 	for bytes, want := range map[int64]string{0: "", 1: "1 B", 1023: "1023 B", 1024: "1 KiB", 1 << 25: "32 MiB",
 		3 << 29: "1.5 GiB", 5 << 50: "5 PiB"} {
 		if got := size(bytes); got != want {

@@ -89,8 +89,9 @@ func climb(seed uint64, careless string) []Violation {
 	return Check(c.lines, Options{Settled: true})
 }
 
-// TestModel: whatever the answers, a careful client is never blamed, and each careless one is, soon.
-func TestModel(t *testing.T) {
+// TestLegalRandomCallsBreakNoRule: whatever the answers, a careful client is never blamed, and each careless one is,
+// soon.
+func TestLegalRandomCallsBreakNoRule(t *testing.T) {
 	for seed := range uint64(2000) {
 		if found := climb(seed, ""); len(found) > 0 {
 			t.Fatalf("seed %d: the careful client is blamed: %v", seed, found)

@@ -277,7 +277,8 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, by, at)
 	case registry.ControllerExpandRPC:
-		err = m.enlarge(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true}, intent.PolicyOf(open.RPC))
+		err = m.enlarge(ctx, by, v, v.Expansion.Asked, expandMode{controller: true, online: true},
+			intent.PolicyOf(open.RPC))
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}

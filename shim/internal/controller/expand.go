@@ -126,7 +126,8 @@ func (m *Controller) expandModeOf(ctx context.Context, v registry.Volume) (expan
 		}
 	}
 	if !inst.Fingerprint.Has(registry.NodeExpand) {
-		return expandMode{}, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot expand volumes (it lacks %s and %s)",
+		return expandMode{}, registry.Errorf(registry.ErrUnsupported,
+			"plugin %s cannot expand volumes (it lacks %s and %s)",
 			v.Plugin, registry.ControllerExpand, registry.NodeExpand)
 	}
 	return expandMode{online: expandsInUse(inst.Fingerprint)}, nil
@@ -376,7 +377,8 @@ func (m *Controller) checkNotRefused(ctx context.Context, name registry.VolumeNa
 
 // enlarge sends ControllerExpandVolume until its outcome is certain or its policy gives up.
 func (m *Controller) enlarge(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode, p intent.Policy,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
+	p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
 		VolumeID: v.External, Range: want, Private: csi.Private{MountFlags: v.MountFlags,

@@ -32,7 +32,7 @@ func upTo(required, limit int64) registry.CapacityRange {
 const large, larger = 2 << 20, 3 << 20
 
 // The commit of the controller's answer stores the capacity and the pending work of the node. A replay sends no call.
-func TestExpand(t *testing.T) {
+func TestExpansionGoesThroughControllerAndNode(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
 	v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, larger))

@@ -23,7 +23,7 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 }
 
 // A refused secret may be replaced between two tries. If it cannot be resolved, the last value is used.
-func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
+func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 	placed := registry.Attachment{Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkDone,
 		Usage: usage()}
 	for rpc, c := range map[registry.RPC]struct {

@@ -322,7 +322,7 @@ func TestDamagedStateLeavesACandidate(t *testing.T) {
 
 // Two shims at one state directory: the second waits until its deadline and says who has it, and can be asked
 // meanwhile. It takes over when the first lets go.
-func TestOneWriter(t *testing.T) {
+func TestSecondActiveShimIsRefusedTheState(t *testing.T) {
 	l := dirs(t)
 	first, second := newProcess(t), newProcess(t)
 	first.activate(l)

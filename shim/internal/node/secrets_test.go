@@ -26,7 +26,7 @@ func (s *safe) Resolve(context.Context, map[string]registry.Secret) (map[string]
 
 // A secret that the plugin refuses may be replaced while the call is tried again; one that cannot be had again stays
 // what it was.
-func TestRotatedSecretIsUsedByTheNextTry(t *testing.T) {
+func TestRotatedSecretIsUsedByTheNextNodeCall(t *testing.T) {
 	for _, rpc := range []registry.RPC{stage, publish} {
 		for what, c := range map[string]struct {
 			values safe

@@ -60,7 +60,7 @@ var (
 	lost    = fault{code: "PERMISSION_DENIED", outcome: registry.OutcomeUncertain}
 )
 
-func TestUpAndDown(t *testing.T) {
+func TestVolumeIsStagedAndUnstaged(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		attaches, stages bool

@@ -29,7 +29,7 @@
 // the number of its records and the sum of their checksums. It shows that a record is missing. bbolt itself checksums
 // its two meta pages only.
 //
-// docs/state.txt draws the file. TestDrawing prints it from a real one.
+// docs/state.txt draws the file. TestStateFormatIsDocumented prints it from a real one.
 //
 // # How a schema changes
 //

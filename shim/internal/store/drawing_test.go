@@ -16,8 +16,8 @@ import (
 
 const drawingFile = "../../../docs/state.txt"
 
-// TestDrawing holds docs/state.txt to what a real file looks like. -update writes it.
-func TestDrawing(t *testing.T) {
+// TestStateFormatIsDocumented holds docs/state.txt to what a real file looks like. -update writes it.
+func TestStateFormatIsDocumented(t *testing.T) {
 	path := statePath(t)
 	s := start(t, Options{Path: path, Boot: "boot"})
 	s.must(t, full(t))
@@ -82,7 +82,7 @@ func TestBucketsHaveOwners(t *testing.T) {
 // drawing is read from the file with bbolt alone.
 func drawing(t *testing.T, path string) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestDrawing in shim/internal/store prints this\n", Newest)
+	fmt.Fprintf(&out, "shim.db, schema %d: a bbolt file with one level of buckets. TestStateFormatIsDocumented in shim/internal/store prints this\n", Newest)
 	out.WriteString("page from a file in which every field is set. For each bucket it names the package that writes the records, and\n")
 	out.WriteString("whether the nodes of a cluster share them. A value is the CRC-32C of bucket, key and text, 4 bytes big-endian,\n")
 	out.WriteString("followed by the text, which is JSON. A part of a key is prefixed by its length, 2 bytes big-endian, unless its\n")

@@ -69,8 +69,9 @@ type model struct {
 	foreign map[registry.Key]map[string]object // by the object within the record that holds it
 }
 
-// TestModel commits, and lets a later build add fields, against a map; the file is opened again after each step.
-func TestModel(t *testing.T) {
+// TestStoreAgreesWithItsModel commits, and lets a later build add fields, against a map; the file is opened again after
+// each step.
+func TestStoreAgreesWithItsModel(t *testing.T) {
 	root := t.TempDir()
 	count := 0
 	rapid.Check(t, func(t *rapid.T) {

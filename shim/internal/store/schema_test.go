@@ -286,9 +286,9 @@ func TestFailedMigration(t *testing.T) {
 	}
 }
 
-// TestUpAndDown swaps between this build and a later one within the window, both of which commit: what the later one
-// alone knows outlives this one, and nothing drifts.
-func TestUpAndDown(t *testing.T) {
+// TestSchemaIsMigratedUpAndReadDown swaps between this build and a later one within the window, both of which commit:
+// what the later one alone knows outlives this one, and nothing drifts.
+func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 	later := released
 	later.newest++
 	later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)],

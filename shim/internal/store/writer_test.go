@@ -152,9 +152,9 @@ func TestBatchSharesItsFate(t *testing.T) {
 	}
 }
 
-// TestCallerGivesUp: a caller whose context ends before the writer came to it has changed nothing; one whose change
-// is being written is told that the outcome is not known.
-func TestCallerGivesUp(t *testing.T) {
+// TestCommitOfACallerThatGaveUp: a caller whose context ends before the writer came to it has changed nothing; one
+// whose change is being written is told that the outcome is not known.
+func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
 		t.Fatal(err)

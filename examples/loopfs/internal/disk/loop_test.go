@@ -360,7 +360,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 	}
 }
 
-func TestMountGroup(t *testing.T) {
+func TestRootDirectoryIsGivenToAGroup(t *testing.T) {
 	b, id, at := loopVolume(t, 32<<20)
 	if err := b.Mount(t.Context(), id, at, Mounting{FileSystem: "ext4", Group: "1234"}); err != nil {
 		t.Fatal(err)

@@ -189,7 +189,7 @@ func TestRecoverRemovesWhatIsHalfDone(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestVolumeSizesAreChecked(t *testing.T) {
 	const capacity = 256 << 20
 	for _, c := range []struct {
 		least, most, bytes int64
