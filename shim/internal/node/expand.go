@@ -207,7 +207,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 			if v.Capacity < made { // the plugin expands on the node alone: what it says is the capacity
 				made = max(made, capacity)
 			}
-			told := s.told(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
+			told := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
 			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion { return n.Made(made) }).
 				And(registry.Change{Events: []registry.Event{told}})
 		},
@@ -269,7 +269,7 @@ func (s *Stager) unable(ctx context.Context, st state, inst registry.Instance) e
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		why := &registry.CallError{RPC: registry.NodeExpandRPC, Code: "UNIMPLEMENTED", Detail: fmt.Sprintf(
 			"it was not sent: plugin %s asks for it, and its node plugin lacks %s", inst.Plugin, registry.NodeExpand)}
-		told := s.told(registry.EventStepFailed,
+		told := s.event(registry.EventStepFailed,
 			registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC}, why.Detail)
 		return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 			n.Range = v.Expansion.Node

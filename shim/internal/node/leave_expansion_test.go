@@ -90,7 +90,7 @@ func TestExpansionInTheWayIsNoStep(t *testing.T) {
 	}
 	a, end := p.allocs()
 	defer end()
-	h := &hold{Allocs: a, key: registry.ClaimKey{Alloc: "alloc-1", Request: "a"}, step: registry.StepTurn}
+	h := &request{Allocs: a, key: registry.ClaimKey{Alloc: "alloc-1", Request: "a"}, step: registry.StepTurn}
 	h.failed(t.Context(), &registry.CallError{RPC: registry.ControllerExpandRPC, Code: "ABORTED", Detail: "later"},
 		time.Time{})
 	err := p.log.View(t.Context(), func(v registry.View) error {

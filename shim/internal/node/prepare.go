@@ -34,24 +34,24 @@ type Allocs struct {
 	host       Host
 	logger     hclog.Logger
 
-	crew crew
-	mu   sync.Mutex // guards busy and loose; held for no longer than a look-up
-	// busy is what is under way for each alloc: one Prepare, or one teardown.
+	workers workers
+	mu      sync.Mutex // guards busy and unclaimed; held only for map access
+	// busy maps an alloc to its running Prepare or teardown.
 	busy map[registry.AllocID]*work
-	// loose is the volumes that nobody claims and that are being taken down.
-	loose map[registry.VolumeKey]bool
+	// unclaimed is the set of volumes without a claim that are being released.
+	unclaimed map[registry.VolumeKey]bool
 }
 
-// work is a Prepare or a teardown under way.
+// work is a running Prepare or teardown.
 type work struct {
 	teardown bool
-	stopped  atomic.Bool // a Prepare that a Release has ended
+	stopped  atomic.Bool // a Release has ended this Prepare
 	cancel   context.CancelCauseFunc
 	done     chan struct{}
-	cut      error // why it has ended before it was done: that of the crew. Readable once done is closed
+	cut      error // why the workers ended before it was done. Readable once done is closed
 }
 
-// Host is what Hello told of the host.
+// Host describes the host, as reported by Hello.
 type Host struct {
 	Node       registry.NodeName
 	Operations []hooks.Operation
@@ -63,12 +63,11 @@ var errReleased = errors.New("the alloc is being released")
 func NewAllocs(calls intent.Calls, c Controller, m Mounter, h Host, logger hclog.Logger) *Allocs {
 	return &Allocs{
 		Calls: calls, controller: c, mounter: m, host: h, logger: logger,
-		busy: map[registry.AllocID]*work{}, loose: map[registry.VolumeKey]bool{},
+		busy: map[registry.AllocID]*work{}, unclaimed: map[registry.VolumeKey]bool{},
 	}
 }
 
-// Run takes down what the last shim had begun to take down, what nobody claims, and what is released from now on, until
-// ctx ends.
+// Run releases allocs and unclaimed volumes until ctx ends. It resumes the releases that an earlier shim began.
 func (a *Allocs) Run(ctx context.Context) error {
 	var releasing []registry.AllocID
 	err := a.State.View(ctx, func(v registry.View) error {
@@ -83,12 +82,12 @@ func (a *Allocs) Run(ctx context.Context) error {
 	for _, id := range releasing {
 		a.teardown(id)
 	}
-	a.crew.start(a.lookAround)
-	return a.crew.run(ctx)
+	a.workers.start(a.releaseUnclaimed)
+	return a.workers.run(ctx)
 }
 
-// lookAround takes down what nobody claims.
-func (a *Allocs) lookAround(ctx context.Context) {
+// releaseUnclaimed starts the release of unclaimed volumes. It retries until they are listed or ctx ends.
+func (a *Allocs) releaseUnclaimed(ctx context.Context) {
 	persist(ctx, func(pause time.Duration) error {
 		err := a.TakeDownUnclaimed(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -98,9 +97,8 @@ func (a *Allocs) lookAround(ctx context.Context) {
 	})
 }
 
-// Prepare claims, attaches, stages and publishes what the alloc asks for, and says what to apply to its tasks. Called
-// again, it finds what is done already. When it fails, what it has done stands until it is called again or the alloc is
-// released.
+// Prepare claims, attaches, stages and publishes the volumes of the alloc, and returns the plan of each task.
+// It is idempotent. After a failure the completed steps remain until the next Prepare or the Release of the alloc.
 func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocGroup) (map[string]hooks.Plan, error) {
 	spec, err := config.OpenGroup(g.Sealed)
 	if err == nil {
@@ -117,7 +115,7 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	return a.prepare(ctx, call, g, spec)
 }
 
-// prepare brings the volumes of an alloc up, one after the other, and records that the alloc is ready.
+// prepare mounts the volumes of an alloc in order, and records that the alloc is ready.
 func (a *Allocs) prepare(
 	ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec,
 ) (map[string]hooks.Plan, error) {
@@ -126,12 +124,12 @@ func (a *Allocs) prepare(
 	}
 	published := map[registry.RequestName]hooks.Published{}
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		h := &hold{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
+		req := &request{Allocs: a, by: intent.Caller{Call: call}, key: registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
 			parts: spec.Parts(r.Name)}
-		at, err := h.up(ctx, g, r)
+		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil { // else what it waited for says more
-				h.failed(ctx, err, time.Time{})
+				req.failed(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
 		}
@@ -144,7 +142,7 @@ func (a *Allocs) prepare(
 	return plans, a.ready(ctx, call, g.Alloc, plans)
 }
 
-// plansOf is what to apply to the alloc's tasks.
+// plansOf returns the plan of each task of the alloc.
 func plansOf(
 	g hooks.AllocGroup, spec hooks.GroupSpec, published map[registry.RequestName]hooks.Published, h Host,
 ) (map[string]hooks.Plan, error) {
@@ -160,8 +158,8 @@ func plansOf(
 	return plans, nil
 }
 
-// admit records the alloc, unless it is known. An alloc that was stopped before is not recorded after that: its volumes
-// would never be taken back.
+// admit records the alloc, unless it is known. It does not record an alloc after its Release: no other Release would
+// follow for its volumes.
 func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)
@@ -189,8 +187,8 @@ func isReleased(id registry.AllocID) error {
 	return registry.Errorf(registry.ErrConflict, "%w: alloc %s; wait for it, and place a new alloc", errReleased, id)
 }
 
-// begin waits until no other Prepare is under way for the alloc, and makes this one cancellable by a Release. A Release
-// that came while it waited is meant for it too.
+// begin waits until no other Prepare runs for the alloc, and makes this one cancellable by a Release. A Release during
+// the wait cancels it too.
 func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
 	for {
 		a.mu.Lock()
@@ -219,7 +217,7 @@ func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Contex
 	return ctx, func() { cancel(nil); a.end(id, w) }, nil
 }
 
-// stop ends a Prepare of the alloc that is under way, if there is one.
+// stop cancels the running Prepare of the alloc, if any.
 func (a *Allocs) stop(id registry.AllocID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -242,7 +240,7 @@ func (a *Allocs) end(id registry.AllocID, w *work) {
 	close(w.done)
 }
 
-// ready records that all volumes of the alloc are there. A Release that came meanwhile wins.
+// ready records that all volumes of the alloc are published. It fails if the alloc is being released.
 func (a *Allocs) ready(
 	ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) error {
@@ -257,14 +255,14 @@ func (a *Allocs) ready(
 	return err
 }
 
-// inVolumeOrder is the requests in one order for everybody, so that two allocs never wait for each other's volumes.
+// inVolumeOrder sorts the requests. All allocs use the same order, so that two allocs never deadlock.
 func inVolumeOrder(requests []hooks.VolumeRequest) []hooks.VolumeRequest {
 	return slices.SortedFunc(slices.Values(requests), func(x, y hooks.VolumeRequest) int {
 		return cmp.Or(cmp.Compare(x.Source, y.Source), cmp.Compare(x.Name, y.Name))
 	})
 }
 
-// Sync releases every alloc that is known and does not live.
+// Sync releases every known alloc that is not in living, and returns the released IDs.
 func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registry.AllocID, error) {
 	var gone []registry.AllocID
 	err := a.State.View(ctx, func(v registry.View) error {
@@ -287,114 +285,116 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 	return gone, nil
 }
 
-// up brings one request from nothing to a published volume: claim, attach, stage, publish. An inline volume is made by
-// its publish.
-func (h *hold) up(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (at hooks.Published, err error) {
-	h.step = registry.StepClaim
-	vol, err := h.volume(ctx, g, r)
+// mountRequest claims, attaches, stages and publishes the volume of the request. The publish creates an inline volume.
+func (req *request) mountRequest(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (at hooks.Published, err error) {
+	req.step = registry.StepClaim
+	vol, err := req.volume(ctx, g, r)
 	if err != nil {
 		return at, err
 	}
-	h.name, h.key.Volume = vol.VolumeName(), vol.VolumeKey()
-	claim, err := h.controller.Claim(ctx, registry.Claim{
-		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: h.host.Node,
+	req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
+	claim, err := req.controller.Claim(ctx, registry.Claim{
+		Volume: vol.VolumeKey(), Name: vol.VolumeName(), Alloc: g.Alloc, Request: r.Name, Node: req.host.Node,
 		Usage: r.Usage,
 	})
 	if err != nil {
 		return at, err
 	}
-	node, err := h.awaitNode(ctx, vol.Plugin)
+	node, err := req.awaitNode(ctx, vol.Plugin)
 	if err != nil {
 		return at, err
 	}
-	if err := h.awaitAttach(ctx, vol); err != nil {
+	if err := req.awaitAttach(ctx, vol); err != nil {
 		return at, err
 	}
-	leave, err := h.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
+	leave, err := req.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
 	if err != nil {
 		return at, err
 	}
 	defer leave()
-	if err := h.settle(ctx, func(open registry.Intent) bool {
-		return h.own(open) && open.RPC == registry.NodePublishRPC
+	if err := req.settle(ctx, func(open registry.Intent) bool {
+		return req.own(open) && open.RPC == registry.NodePublishRPC
 	}); err != nil {
 		return at, err
 	}
-	return h.mount(ctx, vol, claim.Usage, node)
+	return req.mount(ctx, vol, claim.Usage, node)
 }
 
-// awaitAttach waits until the volume's plugin can be asked to attach it, if it has to be.
-func (h *hold) awaitAttach(ctx context.Context, vol registry.Volume) error {
-	ctx, cancel := h.bounded(ctx)
+// awaitAttach waits until the volume's plugin can attach it, if the volume needs that.
+func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error {
+	ctx, cancel := req.bounded(ctx)
 	defer cancel()
-	to, err := h.attachTo(ctx, "")
+	to, err := req.attachTo(ctx, "")
 	if err != nil {
 		return err
 	}
-	return h.controller.AwaitAttach(ctx, vol, to, h.awaits(ctx, registry.RoleController))
+	return req.controller.AwaitAttach(ctx, vol, to, req.awaits(ctx, registry.RoleController))
 }
 
-// mount has the volume attached, staged and published, and parts of it mounted, each only after the one before.
-func (h *hold) mount(
+// mount attaches, stages and publishes the volume, then mounts its parts.
+func (req *request) mount(
 	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
 ) (hooks.Published, error) {
-	h.step = registry.StepAttach
-	to, err := h.attachTo(ctx, node.Fingerprint.NodeID)
+	req.step = registry.StepAttach
+	to, err := req.attachTo(ctx, node.Fingerprint.NodeID)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	if err := h.controller.Attach(ctx, h.by, vol, u, to); err != nil {
+	if err := req.controller.Attach(ctx, req.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
-	h.step = registry.StepStage
-	if err := h.mounter.Stage(ctx, h.by, vol, u); err != nil {
+	req.step = registry.StepStage
+	if err := req.mounter.Stage(ctx, req.by, vol, u); err != nil {
 		return hooks.Published{}, err
 	}
-	if err := h.grow(ctx); err != nil {
+	if err := req.grow(ctx); err != nil {
 		return hooks.Published{}, err
 	}
-	h.step = registry.StepPublish
-	at, err := h.mounter.Publish(ctx, h.by, vol, h.key, u)
+	req.step = registry.StepPublish
+	at, err := req.mounter.Publish(ctx, req.by, vol, req.key, u)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	if err := h.grow(ctx); err != nil {
+	if err := req.grow(ctx); err != nil {
 		return hooks.Published{}, err
 	}
-	at.Parts, err = h.mounter.MountParts(ctx, h.key, h.parts)
+	at.Parts, err = req.mounter.MountParts(ctx, req.key, req.parts)
 	return at, err
 }
 
-// attachTo is this node, as a volume is attached to it.
-func (h *hold) attachTo(ctx context.Context, id registry.NodeID) (to intent.AttachTo, err error) {
-	to = intent.AttachTo{Node: h.host.Node, ID: id}
-	err = h.State.View(ctx, func(v registry.View) error {
-		p, _ := v.Staging(h.key.Volume)
-		to.Used = p.State != registry.MarkNone || len(v.Refs(h.key.Volume)) > 0
+// attachTo returns this node as the target of an attach.
+func (req *request) attachTo(ctx context.Context, id registry.NodeID) (to intent.AttachTo, err error) {
+	to = intent.AttachTo{Node: req.host.Node, ID: id}
+	err = req.State.View(ctx, func(v registry.View) error {
+		p, _ := v.Staging(req.key.Volume)
+		to.Used = p.State != registry.MarkNone || len(v.Refs(req.key.Volume)) > 0
 		return nil
 	})
 	return to, err
 }
 
-// grow has an expansion seen to that was made while nobody used the volume here, once it is staged, or published if it
-// has to be.
-func (h *hold) grow(ctx context.Context) error {
-	before := h.step
-	h.step = registry.StepExpand
-	done, err := h.mounter.Grow(ctx, h.by, h.key.Volume, false)
+// grow completes an expansion that was made while the volume was not in use on this node.
+func (req *request) grow(ctx context.Context) error {
+	before := req.step
+	req.step = registry.StepExpand
+	done, err := req.mounter.Grow(ctx, req.by, req.key.Volume, false)
 	if err == nil {
-		err = h.controller.NodeExpanded(ctx, h.key.Volume, done)
+		err = req.controller.NodeExpanded(ctx, req.key.Volume, done)
 	}
 	if err == nil {
-		h.step = before
+		req.step = before
 	}
 	return err
 }
 
-// volume is the volume that the request names, or makes.
-func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+// volume returns the volume of the request. It records a new one for an inline volume.
+func (req *request) volume(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, err error) {
 	if r.Ephemeral != nil {
-		return h.inline(ctx, g, r)
+		return req.inline(ctx, g, r)
 	}
 	source := r.Source
 	if r.PerAlloc {
@@ -404,10 +404,10 @@ func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	if err != nil {
 		return vol, err
 	}
-	h.name = registry.VolumeName{Namespace: g.Namespace, ID: id}
-	err = h.State.View(ctx, func(v registry.View) error {
+	req.name = registry.VolumeName{Namespace: g.Namespace, ID: id}
+	err = req.State.View(ctx, func(v registry.View) error {
 		var known bool
-		vol, known = v.Volume(h.name)
+		vol, known = v.Volume(req.name)
 		switch {
 		case !known:
 			return registry.Errorf(registry.ErrNotFound,
@@ -421,18 +421,20 @@ func (h *hold) volume(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	return vol, err
 }
 
-// inline makes the request's volume known, for as long as the alloc is.
-func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
+// inline records the request's inline volume. The alloc owns it.
+func (req *request) inline(
+	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
+) (vol registry.Volume, err error) {
 	vol = inlineVolume(g, r)
-	vol.Since = h.Now()
-	h.name = vol.VolumeName()
-	_, err = registry.Ensure(ctx, h.State, func(v registry.View) (registry.Change, error) {
-		old, known := v.Volume(h.name)
+	vol.Since = req.Now()
+	req.name = vol.VolumeName()
+	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
+		old, known := v.Volume(req.name)
 		switch {
 		case known && old.Owner != g.Alloc:
 			return registry.Change{}, registry.Errorf(registry.ErrConflict,
 				"volume %s has the name of an inline volume of alloc %s; rename it",
-				h.name, g.Alloc)
+				req.name, g.Alloc)
 		case known:
 			vol = old
 			return registry.Change{}, nil
@@ -442,7 +444,7 @@ func (h *hold) inline(ctx context.Context, g hooks.AllocGroup, r hooks.VolumeReq
 	return vol, err
 }
 
-// inlineVolume is the volume that an ephemeral block asks for.
+// inlineVolume returns the record of the volume of an ephemeral block.
 func inlineVolume(g hooks.AllocGroup, r hooks.VolumeRequest) registry.Volume {
 	return registry.Volume{
 		VolumeSpec: registry.VolumeSpec{

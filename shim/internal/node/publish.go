@@ -115,7 +115,7 @@ func (s *Stager) publish(
 			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
 				put = append(put, anew(p))
 			}
-			return registry.Change{Put: put, Events: []registry.Event{s.told(registry.EventPublished, open,
+			return registry.Change{Put: put, Events: []registry.Event{s.event(registry.EventPublished, open,
 				"at "+r.Target.Host)}}
 		},
 	})
@@ -251,7 +251,7 @@ func (s *Stager) unpublish(ctx context.Context, by intent.Caller, r registry.Ref
 		},
 		Done: func(view registry.View) registry.Change {
 			change := registry.Change{
-				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.told(registry.EventUnpublished, open,
+				Delete: []registry.Key{r.Key()}, Events: []registry.Event{s.event(registry.EventUnpublished, open,
 					left)},
 			}
 			p, found := view.Staging(r.Volume)

@@ -11,8 +11,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Release takes back what the alloc holds. It answers when all is taken back, or when ctx ends; then it goes on by
-// itself, over restarts too. An alloc that is not known is released already.
+// Release releases the volumes of the alloc. It returns when all are released, or when ctx ends; then the release
+// continues in the background, also after a restart. An unknown alloc counts as released.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	a.stop(id) // before the record is looked for: a Prepare may be about to make it
 	known, err := a.releasing(ctx, call, id)
@@ -60,8 +60,8 @@ func (a *Allocs) releasing(ctx context.Context, call registry.Call, id registry.
 	return known, nil
 }
 
-// teardown has the alloc taken down on a goroutine of the crew, once; nil if the crew has ended. It ends a Prepare that
-// is under way.
+// teardown releases the alloc on a worker goroutine, once. It returns nil if the workers have ended. It cancels a
+// running Prepare.
 func (a *Allocs) teardown(id registry.AllocID) *work {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,7 +73,7 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	if earlier != nil {
 		earlier.stop()
 	}
-	started := a.crew.start(func(ctx context.Context) {
+	started := a.workers.start(func(ctx context.Context) {
 		defer a.end(id, w)
 		if earlier != nil {
 			<-earlier.done
@@ -104,7 +104,7 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) {
 	persist(ctx, func(pause time.Duration) error { return a.unreleased(id, pause, a.forget(ctx, id)) })
 }
 
-// forget forgets an alloc that holds nothing any more.
+// forget deletes the record of a released alloc.
 func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 	var inline []registry.Key
 	known := false
@@ -124,16 +124,16 @@ func (a *Allocs) forget(ctx context.Context, id registry.AllocID) error {
 
 // takeBack takes back one volume of an alloc, in its order. If that fails, it is tried again after pause.
 func (a *Allocs) takeBack(ctx context.Context, c registry.Claim, pause time.Duration) error {
-	h := &hold{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
-	err := h.back(ctx)
+	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
+	err := req.releaseRequest(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	h.failed(ctx, err, a.Now().Add(pause))
+	req.failed(ctx, err, a.Now().Add(pause))
 	return a.unreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
 }
 
-// unreleased says in the log that the alloc cannot be released yet, if err says why.
+// unreleased logs err, if any, as the reason why the alloc cannot be released yet.
 func (a *Allocs) unreleased(id registry.AllocID, pause time.Duration, err error) error {
 	if err != nil {
 		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause, "error", err)
@@ -202,106 +202,105 @@ func (a *Allocs) why(ctx context.Context, id registry.AllocID) error {
 // use is how a volume is used on this node, as one request sees it.
 type use struct {
 	own    bool // published for the request, or maybe
-	others bool // published for somebody else, or maybe
+	others bool // published for another request, or maybe
 	staged bool // or maybe
 }
 
-// use looks. Who holds a claim and has not come so far stages the volume again, so a claim is no use.
-func (h *hold) use(ctx context.Context) (u use, err error) {
-	err = h.State.View(ctx, func(v registry.View) error {
-		for _, r := range v.Refs(h.key.Volume) {
-			own := r.ClaimKey() == h.key
+// use reads the use of the volume. A claim without a ref does not count: its request stages the volume again.
+func (req *request) use(ctx context.Context) (u use, err error) {
+	err = req.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Refs(req.key.Volume) {
+			own := r.ClaimKey() == req.key
 			u.own, u.others = u.own || own, u.others || !own
 		}
-		p, _ := v.Staging(h.key.Volume)
+		p, _ := v.Staging(req.key.Volume)
 		u.staged = p.State != registry.MarkNone
 		return nil
 	})
 	return u, err
 }
 
-// back undoes the request: unpublish, unstage and detach after the last user, then the claim. Each step only after the
-// one before. After a round of tries it gives the volume's lane back.
-func (h *hold) back(ctx context.Context) error {
-	if released, err := h.light(ctx); err != nil || released {
+// releaseRequest unpublishes the request, unstages and detaches the volume after its last user, and releases the
+// claim, in this order. It stops retrying after roundLimit, and unlocks the volume.
+func (req *request) releaseRequest(ctx context.Context) error {
+	if released, err := req.releaseSharedClaim(ctx); err != nil || released {
 		return err
 	}
-	leave, err := h.turn(ctx, fmt.Sprintf("the release of alloc %s", h.key.Alloc))
+	leave, err := req.turn(ctx, fmt.Sprintf("the release of alloc %s", req.key.Alloc))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	h.by.RetryUntil = time.Now().Add(roundLimit)
-	u, err := h.use(ctx)
+	req.by.RetryUntil = time.Now().Add(roundLimit)
+	u, err := req.use(ctx)
 	if err != nil {
 		return err
 	}
 	if u.own || u.staged && !u.others {
-		if _, err := h.awaitNode(ctx, h.key.Volume.Plugin); err != nil {
+		if _, err := req.awaitNode(ctx, req.key.Volume.Plugin); err != nil {
 			return err
 		}
 	}
-	if err := h.settleDown(ctx, func(open registry.Intent) bool { return h.undoes(open, u) }); err != nil {
+	if err := req.settleDown(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
 		return err
 	}
-	if err := h.reportExpansion(ctx); err != nil {
+	if err := req.reportExpansion(ctx); err != nil {
 		return err
 	}
-	h.step = registry.StepUnpublish
-	if err := h.mounter.Unpublish(ctx, h.by, h.key); err != nil {
+	req.step = registry.StepUnpublish
+	if err := req.mounter.Unpublish(ctx, req.by, req.key); err != nil {
 		return err
 	}
 	if !u.others {
-		if err := h.unstage(ctx); err != nil {
+		if err := req.unstage(ctx); err != nil {
 			return err
 		}
-		if err := h.detach(ctx); err != nil {
+		if err := req.detach(ctx); err != nil {
 			return err
 		}
 	}
-	return h.unclaim(ctx)
+	return req.unclaim(ctx)
 }
 
-// unclaim releases the claim, once nothing that it stands for is up on this node.
-func (h *hold) unclaim(ctx context.Context) error {
-	h.step = registry.StepClaim
-	if err := h.mounter.Down(ctx, h.key); err != nil {
+// unclaim releases the claim, once the volume is not mounted for it on this node.
+func (req *request) unclaim(ctx context.Context) error {
+	req.step = registry.StepClaim
+	if err := req.mounter.Down(ctx, req.key); err != nil {
 		return err
 	}
-	_, err := h.controller.Unclaim(ctx, h.key, true)
+	_, err := req.controller.Unclaim(ctx, req.key, true)
 	return err
 }
 
 // reportExpansion records in the volume what this node has done of its expansion. An earlier process may have died
 // between the two, and the node's record goes with the last use of the volume.
-func (h *hold) reportExpansion(ctx context.Context) error {
+func (req *request) reportExpansion(ctx context.Context) error {
 	var p registry.Staging
-	err := h.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(h.key.Volume); return nil })
+	err := req.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(req.key.Volume); return nil })
 	if err != nil || p.Expanded == (registry.NodeExpansion{}) {
 		return err
 	}
-	return h.controller.NodeExpanded(ctx, h.key.Volume, p.Expanded)
+	return req.controller.NodeExpanded(ctx, req.key.Volume, p.Expanded)
 }
 
-// light gives the claim up without the volume's turn, where nothing was published for the request and somebody else has
-// claimed the volume: he takes down what is staged and attached. A plugin that hangs for the one does not hold up the
-// other.
-func (h *hold) light(ctx context.Context) (done bool, err error) {
+// releaseSharedClaim releases the claim without the volume's lock, if nothing was published for the request and another
+// request on this node claims the volume. The other request then unstages and detaches it.
+func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err error) {
 	own, others := false, false
-	err = h.State.View(ctx, func(v registry.View) error {
-		for _, r := range v.Refs(h.key.Volume) {
-			own = own || r.ClaimKey() == h.key
+	err = req.State.View(ctx, func(v registry.View) error {
+		for _, r := range v.Refs(req.key.Volume) {
+			own = own || r.ClaimKey() == req.key
 		}
-		for _, c := range v.Claims(h.key.Volume) {
-			others = others || c.ClaimKey() != h.key && c.Node == h.host.Node
+		for _, c := range v.Claims(req.key.Volume) {
+			others = others || c.ClaimKey() != req.key && c.Node == req.host.Node
 		}
 		return nil
 	})
 	if err != nil || own || !others {
 		return false, err
 	}
-	h.step = registry.StepClaim
-	_, err = h.controller.Unclaim(ctx, h.key, false)
+	req.step = registry.StepClaim
+	_, err = req.controller.Unclaim(ctx, req.key, false)
 	if errors.Is(err, registry.ErrConflict) {
 		return false, nil // the other one was quicker: this is the last claim now
 	}
@@ -310,26 +309,26 @@ func (h *hold) light(ctx context.Context) (done bool, err error) {
 
 // undoes says whether the way down may follow the open call: it undoes what was made for the request, and as the last
 // user also the stage and the attachment, unless something still stands on them.
-func (h *hold) undoes(open registry.Intent, u use) bool {
+func (req *request) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
-		return h.own(open)
+		return req.own(open)
 	}
 	return !u.own && !u.others
 }
 
-func (h *hold) unstage(ctx context.Context) error {
-	h.step = registry.StepUnstage
-	return h.mounter.Unstage(ctx, h.by, h.key.Volume)
+func (req *request) unstage(ctx context.Context) error {
+	req.step = registry.StepUnstage
+	return req.mounter.Unstage(ctx, req.by, req.key.Volume)
 }
 
-func (h *hold) detach(ctx context.Context) error {
-	if err := h.controller.AwaitDetach(ctx, h.by, h.key.Volume, h.node,
-		h.awaits(ctx, registry.RoleController)); err != nil {
+func (req *request) detach(ctx context.Context) error {
+	if err := req.controller.AwaitDetach(ctx, req.by, req.key.Volume, req.node,
+		req.awaits(ctx, registry.RoleController)); err != nil {
 		return err
 	}
-	h.waited(ctx)
-	h.step = registry.StepDetach
-	return h.controller.Detach(ctx, h.by, h.key.Volume, h.node)
+	req.waited(ctx)
+	req.step = registry.StepDetach
+	return req.controller.Detach(ctx, req.by, req.key.Volume, req.node)
 }
 
 // leftover is a volume that is staged or attached without a claim.
@@ -343,12 +342,12 @@ type leftover struct {
 // TakeDownUnclaimed has what is staged or attached without a claim unstaged and detached. It only begins that: it goes
 // on until it is done, or the volume is claimed.
 func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
-	var loose []leftover
+	var unclaimed []leftover
 	err := a.State.View(ctx, func(v registry.View) error {
 		seen := map[registry.VolumeKey]bool{}
 		add := func(key registry.VolumeKey) {
 			if l, is := leftoverOf(v, key); is && !seen[key] {
-				seen[key], loose = true, append(loose, l)
+				seen[key], unclaimed = true, append(unclaimed, l)
 			}
 		}
 		for _, p := range v.Stagings() {
@@ -362,7 +361,7 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("load staged and attached volumes: %w", err)
 	}
-	for _, l := range loose {
+	for _, l := range unclaimed {
 		a.takeDownUnclaimed(l)
 	}
 	return nil
@@ -381,22 +380,22 @@ func leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
 func (a *Allocs) takeDownUnclaimed(l leftover) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.loose[l.volume] {
+	if a.unclaimed[l.volume] {
 		return
 	}
-	a.loose[l.volume] = a.crew.start(func(ctx context.Context) {
-		a.untilDown(ctx, l)
+	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
+		a.retryRelease(ctx, l)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		delete(a.loose, l.volume)
+		delete(a.unclaimed, l.volume)
 	})
 }
 
-// untilDown tries until nothing is left of the volume, it is claimed, or ctx ends.
-func (a *Allocs) untilDown(ctx context.Context, l leftover) {
+// retryRelease retries clear until the volume is released or claimed, or ctx ends.
+func (a *Allocs) retryRelease(ctx context.Context, l leftover) {
 	persist(ctx, func(pause time.Duration) error {
-		h := &hold{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
-		err := h.clear(ctx)
+		req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
+		err := req.clear(ctx)
 		if err != nil && ctx.Err() == nil {
 			a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name, "again_in", pause, "error",
 				err)
@@ -406,32 +405,32 @@ func (a *Allocs) untilDown(ctx context.Context, l leftover) {
 }
 
 // clear unstages and detaches a volume that has no claim.
-func (h *hold) clear(ctx context.Context) (err error) {
-	leave, err := h.turn(ctx, "the release of an unclaimed volume")
+func (req *request) clear(ctx context.Context) (err error) {
+	leave, err := req.turn(ctx, "the release of an unclaimed volume")
 	if err != nil {
 		return err
 	}
 	defer leave()
 	var l leftover
 	var still bool
-	err = h.State.View(ctx, func(v registry.View) error { l, still = leftoverOf(v, h.key.Volume); return nil })
+	err = req.State.View(ctx, func(v registry.View) error { l, still = leftoverOf(v, req.key.Volume); return nil })
 	if err != nil || !still {
 		return err
 	}
-	h.by.RetryUntil = time.Now().Add(roundLimit)
+	req.by.RetryUntil = time.Now().Add(roundLimit)
 	if l.staged {
-		if _, err := h.awaitNode(ctx, l.volume.Plugin); err != nil {
+		if _, err := req.awaitNode(ctx, l.volume.Plugin); err != nil {
 			return err
 		}
 	}
-	if err := h.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
+	if err := req.settleDown(ctx, func(open registry.Intent) bool { return open.Alloc == "" }); err != nil {
 		return err
 	}
-	if err := h.unstage(ctx); err != nil {
+	if err := req.unstage(ctx); err != nil {
 		return err
 	}
-	for _, h.node = range l.nodes {
-		if err := h.detach(ctx); err != nil {
+	for _, req.node = range l.nodes {
+		if err := req.detach(ctx); err != nil {
 			return err
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// hold is one request of an alloc for a volume, on its way up or down. step is what is being done for it now.
-type hold struct {
+// request mounts or releases one volume request of an alloc. step is the current step.
+type request struct {
 	*Allocs
 	by    intent.Caller
 	key   registry.ClaimKey // its Volume is not known before the request's volume is
@@ -24,52 +24,52 @@ type hold struct {
 	step  registry.Step
 }
 
-// turn waits for the volume's lock, and says so if it has to. The lock has to be left. That it was waited for is
-// forgotten by settle, which may have to wait on.
-func (h *hold) turn(ctx context.Context, what string) (leave func(), err error) {
-	h.step = registry.StepTurn
+// turn acquires the volume's lock, and records a long wait for it. The caller must call leave. settle clears the
+// recorded wait.
+func (req *request) turn(ctx context.Context, what string) (leave func(), err error) {
+	req.step = registry.StepTurn
 	over := func() {}
-	if busy := h.Locks.Busy(h.key.Volume); busy != "" {
-		over = h.waitsLong(ctx, registry.Wait{For: busy})
+	if busy := req.Locks.Busy(req.key.Volume); busy != "" {
+		over = req.waitsLong(ctx, registry.Wait{For: busy})
 	}
 	defer func() { over() }()
-	return h.Locks.Lock(ctx, h.key.Volume, what)
+	return req.Locks.Lock(ctx, req.key.Volume, what)
 }
 
-// awaitNode waits for a healthy node instance of the volume's plugin, and says so if it has to.
-func (h *hold) awaitNode(ctx context.Context, plugin registry.PluginID) (registry.Instance, error) {
-	if node, ok := h.Plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
+// awaitNode waits for a healthy node instance of the volume's plugin, and records the wait.
+func (req *request) awaitNode(ctx context.Context, plugin registry.PluginID) (registry.Instance, error) {
+	if node, ok := req.Plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
 		return node, nil
 	}
-	ctx, cancel := h.bounded(ctx)
+	ctx, cancel := req.bounded(ctx)
 	defer cancel()
 	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
-	if _, serves := h.Plugins.Find(registry.RoleNode, plugin); !serves {
-		if _, other := h.Plugins.Find(registry.RoleController, plugin); other {
+	if _, serves := req.Plugins.Find(registry.RoleNode, plugin); !serves {
+		if _, other := req.Plugins.Find(registry.RoleController, plugin); other {
 			what = fmt.Sprintf("plugin %s to serve %s on this node: it serves only %s here", plugin, registry.RoleNode,
 				registry.RoleController)
 		}
 	}
-	h.awaits(ctx, registry.RoleNode)(what)
-	node, err := h.Plugins.Await(ctx, registry.RoleNode, plugin)
+	req.awaits(ctx, registry.RoleNode)(what)
+	node, err := req.Plugins.Await(ctx, registry.RoleNode, plugin)
 	if err == nil {
-		h.waited(ctx)
+		req.waited(ctx)
 	}
 	return node, err
 }
 
-// awaits is what a use case calls that has to wait for a plugin in a role.
-func (h *hold) awaits(ctx context.Context, role registry.Role) func(what string) {
+// awaits returns a function that records a wait for a plugin in a role.
+func (req *request) awaits(ctx context.Context, role registry.Role) func(what string) {
 	return func(what string) {
-		h.step = registry.StepPlugin
-		h.waits(ctx, registry.Wait{For: what, Role: role})
+		req.step = registry.StepPlugin
+		req.waits(ctx, registry.Wait{For: what, Role: role})
 	}
 }
 
 // bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set
 // none.
-func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	waiting, cancel := h.by.Waiting(ctx)
+func (req *request) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	waiting, cancel := req.by.Waiting(ctx)
 	if _, has := waiting.Deadline(); has {
 		return waiting, cancel
 	}
@@ -79,32 +79,32 @@ func (h *hold) bounded(ctx context.Context) (context.Context, context.CancelFunc
 
 // settle has the call come to a certain end that is open for the volume, unless it is one that what comes now may
 // follow: nothing but the same call or its undo may be sent before (A4. TestOpenCallIsSettledFirst).
-func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) error {
+func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
 	open, found := registry.Intent{}, false
-	err := h.State.View(ctx, func(v registry.View) error {
-		open, found = registry.OpenIntent(v, h.key.Volume)
+	err := req.State.View(ctx, func(v registry.View) error {
+		open, found = registry.OpenIntent(v, req.key.Volume)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	if !found || !open.RPC.Expands() && follows(open) { // an expansion has no undo
-		h.waited(ctx)
+		req.waited(ctx)
 		return nil
 	}
-	h.step = registry.StepTurn
-	over := h.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
+	req.step = registry.StepTurn
+	over := req.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC:
-		err = h.controller.Settle(ctx, h.by, open)
+		err = req.controller.Settle(ctx, req.by, open)
 	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC,
 		registry.NodeExpandRPC:
-		err = h.mounter.Settle(ctx, h.by, open)
+		err = req.mounter.Settle(ctx, req.by, open)
 	default:
-		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", h.name, intent.Describe(open))
+		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", req.name, intent.Describe(open))
 	}
 	if over(); err == nil {
-		h.waited(ctx)
+		req.waited(ctx)
 	}
 	return err
 }
@@ -113,13 +113,13 @@ func (h *hold) settle(ctx context.Context, follows func(registry.Intent) bool) e
 // once more, for a round, before it is undone. An expansion holds the way down up for no longer than a round either:
 // nothing stands on it, so that it is then taken for one that was answered vaguely, and found out when somebody asks
 // for one again or the volume is mounted anew.
-func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
+func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
 	var round *time.Timer // nil: no call that may run is waited for
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	err := h.settle(limited, func(open registry.Intent) bool {
+	err := req.settle(limited, func(open registry.Intent) bool {
 		undoes := follows(open)
-		if undoes && h.hasty(open) {
+		if undoes && req.hasty(open) {
 			round = time.AfterFunc(roundLimit, func() { cancel(errRound) })
 		}
 		return undoes && round == nil
@@ -131,15 +131,15 @@ func (h *hold) settleDown(ctx context.Context, follows func(registry.Intent) boo
 		return err
 	}
 	if round != nil {
-		h.waited(ctx)
+		req.waited(ctx)
 		return nil
 	}
-	left, store := h.leaveExpansion(ctx)
+	left, store := req.leaveExpansion(ctx)
 	if store != nil || !left {
 		return errors.Join(err, store)
 	}
-	h.logger.Warn("stopped waiting for an expansion: its volume is being released", "volume", h.name, "error", err)
-	h.waited(ctx)
+	req.logger.Warn("stopped waiting for an expansion: its volume is being released", "volume", req.name, "error", err)
+	req.waited(ctx)
 	return nil
 }
 
@@ -147,59 +147,59 @@ var errRound = fmt.Errorf("it has had no certain end for %s", roundLimit)
 
 // hasty says whether the open call is likely to run, so that its undo has to wait. It does not if its plugin was
 // started anew since.
-func (h *hold) hasty(open registry.Intent) bool {
-	inst, is := h.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
+func (req *request) hasty(open registry.Intent) bool {
+	inst, is := req.Plugins.Find(intent.RoleOf(open.RPC), open.Volume.Plugin)
 	return intent.Hasty(open) && (!is || inst.CreateIndex < open.ModifyIndex)
 }
 
-// leaveExpansion closes an open expansion whose end is not awaited any more.
-func (h *hold) leaveExpansion(ctx context.Context) (left bool, err error) {
-	if left, err = h.mounter.LeaveExpansion(ctx, h.key.Volume); left || err != nil {
+// leaveExpansion closes an open expansion without waiting for its end.
+func (req *request) leaveExpansion(ctx context.Context) (left bool, err error) {
+	if left, err = req.mounter.LeaveExpansion(ctx, req.key.Volume); left || err != nil {
 		return left, err
 	}
-	return h.controller.LeaveExpansion(ctx, h.key.Volume)
+	return req.controller.LeaveExpansion(ctx, req.key.Volume)
 }
 
-// own says whether the call was made for this request.
-func (h *hold) own(open registry.Intent) bool {
-	return open.Alloc == h.key.Alloc && open.Request == h.key.Request
+// own reports whether the call was made for this request.
+func (req *request) own(open registry.Intent) bool {
+	return open.Alloc == req.key.Alloc && open.Request == req.key.Request
 }
 
 // failed records why the step under way did not succeed, and when it is tried again; the zero time: when the host asks
 // for it.
-func (h *hold) failed(ctx context.Context, err error, next time.Time) {
+func (req *request) failed(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		// no alloc asks for a ControllerExpandVolume: it is in the way of what does
-		h.step = cmp.Or(call.RPC.Step(), h.step)
-		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(h.key.Volume.Plugin), call.RPC, call.Code, call.Detail
+		req.step = cmp.Or(call.RPC.Step(), req.step)
+		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(req.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
 	}
-	h.waits(ctx, w)
+	req.waits(ctx, w)
 }
 
 // waited forgets a wait for a plugin or a turn that is over, also one that an earlier shim has left.
-func (h *hold) waited(ctx context.Context) {
+func (req *request) waited(ctx context.Context) {
 	over := func(w registry.Wait) bool {
-		return w.Request == h.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
+		return w.Request == req.key.Request && (w.Step == registry.StepPlugin || w.Step == registry.StepTurn)
 	}
-	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
+	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
 		next := slices.DeleteFunc(slices.Clone(list), over)
 		return next, len(next) < len(list)
 	})
 }
 
-// waits records for whom or what the step under way waits.
-func (h *hold) waits(ctx context.Context, w registry.Wait) { h.record(ctx, h.waiting(w)) }
+// waits records w as the wait of the current step.
+func (req *request) waits(ctx context.Context, w registry.Wait) { req.record(ctx, req.waiting(w)) }
 
-// waiting is w as a wait of the step under way.
-func (h *hold) waiting(w registry.Wait) registry.Wait {
-	w.Alloc, w.Request, w.Volume, w.Step, w.Since = h.key.Alloc, h.key.Request, h.name, h.step, h.Now()
+// waiting returns w with the fields of the current step.
+func (req *request) waiting(w registry.Wait) registry.Wait {
+	w.Alloc, w.Request, w.Volume, w.Step, w.Since = req.key.Alloc, req.key.Request, req.name, req.step, req.Now()
 	return w
 }
 
-func (h *hold) record(ctx context.Context, w registry.Wait) {
-	h.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
+func (req *request) record(ctx context.Context, w registry.Wait) {
+	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
 }
 
 // long is a wait that people may notice. After a swap there are many that end sooner.
@@ -207,12 +207,12 @@ const long = 100 * time.Millisecond
 
 // waitsLong is waits, once the wait has become a long one. over has to be called at its end; then nothing is recorded
 // any more.
-func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
-	w = h.waiting(w)
+func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
+	w = req.waiting(w)
 	recorded := make(chan struct{})
 	timer := time.AfterFunc(long, func() {
 		defer close(recorded)
-		h.record(ctx, w)
+		req.record(ctx, w)
 	})
 	return func() {
 		if !timer.Stop() {
@@ -223,13 +223,13 @@ func (h *hold) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
 
 // rewait changes what the alloc is recorded to wait for. It is for people: a failure to write it is not one of the
 // alloc.
-func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
+func (req *request) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
 	if intent.Released(ctx) {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	_, err := registry.Ensure(ctx, h.State, func(v registry.View) (out registry.Change, err error) {
-		al, known := v.Alloc(h.key.Alloc)
+	_, err := registry.Ensure(ctx, req.State, func(v registry.View) (out registry.Change, err error) {
+		al, known := v.Alloc(req.key.Alloc)
 		if next, changed := change(al.Waiting); known && changed {
 			al.Waiting = next
 			out.Put = []registry.Record{al}
@@ -237,7 +237,7 @@ func (h *hold) rewait(ctx context.Context, change func([]registry.Wait) (next []
 		return out, nil
 	})
 	if err != nil {
-		h.logger.Warn("cannot record what an alloc waits for", "alloc", h.key.Alloc, "error", err)
+		req.logger.Warn("cannot record what an alloc waits for", "alloc", req.key.Alloc, "error", err)
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *Stager) stage(
 			p, _ := view.Staging(v.VolumeKey())
 			p.State, p.Mounts = registry.MarkDone, mounts
 			return registry.Change{
-				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.told(registry.EventStaged, open,
+				Put: []registry.Record{anew(p)}, Events: []registry.Event{s.event(registry.EventStaged, open,
 					"at "+at.Host)},
 			}
 		},
@@ -221,7 +221,7 @@ func (s *Stager) unstage(ctx context.Context, by intent.Caller, p registry.Stagi
 		},
 		Done: func(registry.View) registry.Change {
 			return registry.Change{
-				Delete: []registry.Key{p.Key()}, Events: []registry.Event{s.told(registry.EventUnstaged, open, left)},
+				Delete: []registry.Key{p.Key()}, Events: []registry.Event{s.event(registry.EventUnstaged, open, left)},
 			}
 		},
 	})

@@ -215,7 +215,7 @@ func conflict(format string, args ...any) error {
 }
 
 // told is the event of a call that is done.
-func (s *Stager) told(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
+func (s *Stager) event(kind registry.EventKind, i registry.Intent, detail string) registry.Event {
 	e := intent.Event(kind, i, s.Now())
 	e.Detail = detail
 	return e

@@ -8,8 +8,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Status lists allocs and how far their volumes have come; only says which, the zero value all. It is true for the
-// index returned.
+// Status lists the alloc only, or all allocs if only is empty, with the state of their volumes at index at.
 func (a *Allocs) Status(
 	ctx context.Context, only registry.AllocID,
 ) (list []registry.AllocStatus, at registry.Seq, err error) {
@@ -23,7 +22,7 @@ func (a *Allocs) Status(
 	return list, at, err
 }
 
-// chosen is the alloc with the id, or all of them.
+// chosen returns the alloc only, or all allocs if only is empty.
 func chosen(v registry.View, only registry.AllocID) []registry.Alloc {
 	if only == "" {
 		return v.Allocs()
@@ -67,7 +66,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 	return out
 }
 
-// refOf is the claim's ref; the zero value: there is none.
+// refOf returns the ref of the claim, or the zero value if there is none.
 func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
 	refs := v.Refs(k.Volume)
 	if i := slices.IndexFunc(refs, func(r registry.Ref) bool { return r.ClaimKey() == k }); i >= 0 {
@@ -76,8 +75,8 @@ func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
 	return registry.Ref{}
 }
 
-// waitOf is what a claim's request waits for now: the answer to the call that is open for it, else what was last
-// recorded. Who waits for a plugin or for its turn has no call open: the one that there may be is somebody else's.
+// waitOf returns the current wait of a claim's request: that of its open call, else the recorded one. A request that
+// waits for a plugin or a lock has no open call; an open call of the volume then belongs to another request.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
 	if al.State == registry.AllocReady {
 		return nil
@@ -105,8 +104,7 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 	return &w
 }
 
-// Volumes lists volumes and how they are used now; only says which, the zero value all. It is true for the index
-// returned.
+// Volumes lists the volume only, or all volumes if only is zero, with their use at index at.
 func (a *Allocs) Volumes(
 	ctx context.Context, only registry.VolumeName,
 ) (list []registry.VolumeStatus, at registry.Seq, err error) {
@@ -135,7 +133,7 @@ func (a *Allocs) Volumes(
 	return list, at, err
 }
 
-// theVolume is the one of that name, if there is one, and the allocs that may use it or wait for it.
+// theVolume returns the volume of that name, if any, and the allocs that may use it or wait for it.
 func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
 	vol, known := v.Volume(name)
 	if !known {
@@ -153,7 +151,7 @@ func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []
 	return []registry.Volume{vol}, allocs
 }
 
-// waitsOf is what allocs wait for, by volume.
+// waitsOf returns the waits of allocs by volume.
 func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][]registry.Wait {
 	waits := map[registry.VolumeName][]registry.Wait{}
 	for _, al := range allocs {
@@ -167,7 +165,7 @@ func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][
 	return waits
 }
 
-// creationsOf is the open CreateVolume calls: a volume that is being made has no key yet to find its call by.
+// creationsOf returns the open CreateVolume calls by volume name. A volume has no key before its creation ends.
 func creationsOf(v registry.View) map[registry.VolumeName]*registry.Intent {
 	open := map[registry.VolumeName]*registry.Intent{}
 	for _, in := range v.Intents() {

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// crew is the goroutines that outlive the call that wanted them. They start when run does and have all ended when it
-// returns.
-type crew struct {
+// workers runs functions on goroutines that outlive the call that started them. The goroutines start when run starts,
+// and all have ended when run returns.
+type workers struct {
 	mu      sync.Mutex
 	ctx     context.Context // set while running
 	waiting []func(context.Context)
@@ -15,37 +15,37 @@ type crew struct {
 	wg      sync.WaitGroup
 }
 
-// start runs f on a goroutine of its own, as soon as the crew runs. A crew that has ended runs nothing more, and says
-// false.
-func (c *crew) start(f func(context.Context)) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// start runs f on a new goroutine, as soon as run has started. It returns false, and does not run f, once the context
+// of run has ended.
+func (w *workers) start(f func(context.Context)) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	switch {
-	case c.ended:
+	case w.ended:
 		return false
-	case c.ctx == nil:
-		c.waiting = append(c.waiting, f)
+	case w.ctx == nil:
+		w.waiting = append(w.waiting, f)
 	default:
-		ctx := c.ctx
-		c.wg.Go(func() { f(ctx) })
+		ctx := w.ctx
+		w.wg.Go(func() { f(ctx) })
 	}
 	return true
 }
 
-// run lets the crew work until ctx ends, and waits for all of it.
-func (c *crew) run(ctx context.Context) error {
-	c.mu.Lock()
-	c.ctx = ctx
-	waiting := c.waiting
-	c.waiting = nil
+// run starts the waiting functions, and returns when ctx and all functions have ended.
+func (w *workers) run(ctx context.Context) error {
+	w.mu.Lock()
+	w.ctx = ctx
+	waiting := w.waiting
+	w.waiting = nil
 	for _, f := range waiting {
-		c.wg.Go(func() { f(ctx) })
+		w.wg.Go(func() { f(ctx) })
 	}
-	c.mu.Unlock()
+	w.mu.Unlock()
 	<-ctx.Done()
-	c.mu.Lock()
-	c.ended = true
-	c.mu.Unlock()
-	c.wg.Wait()
+	w.mu.Lock()
+	w.ended = true
+	w.mu.Unlock()
+	w.wg.Wait()
 	return context.Cause(ctx)
 }
