@@ -128,125 +128,134 @@ func commands(h Help, want ...string) bool {
 	return !slices.ContainsFunc(want, func(w string) bool { return !slices.Contains(have, w) })
 }
 
-// What people are told of what the stories in e2e do not come to.
-func TestHelp(t *testing.T) {
-	at := func(step registry.Step, rpc registry.RPC) registry.Wait {
-		return registry.Wait{Alloc: "mine-alloc", Volume: disk, Step: step, RPC: rpc,
-			Advice: "somebody is to do something"}
-	}
-	sick := &Plugin{ID: "p", Instances: []Instance{{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c",
-		Active: true, Health: "healthy"}, {Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true,
-		Health: "unhealthy"}}}
-	mine := host.VolumeName{Namespace: "mine", ID: "disk"}
-	other := at(registry.StepStage, "")
-	other.Alloc = "other-alloc"
-	for name, c := range map[string]struct {
-		w    Wait
-		what string
-		then string
-		do   []string
-	}{
-		"two jobs hold it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick,
-				Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
-			"volume disk is held by job a and job b", "continues when",
-			[]string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
-		},
-		"an older alloc of the job holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick,
-				Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
-			"volume disk is held by job j", "continues when", []string{"holdfast alloc status 12345678"},
-		},
-		"an alloc of another agent holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Plugin: sick, Holders: []Holder{{Alloc: "x"}}},
-			"volume disk is held by alloc x", "continues when", []string{"holdfast alloc status x"},
-		},
-		"nobody holds it": {
-			Wait{Wait: at(registry.StepClaim, ""), Job: "j", Plugin: sick}, "volume disk cannot be claimed",
-			"retries", []string{"holdfast volume status disk", "holdfast job stop j"},
-		},
-		"the claim is not given up": {Wait{Wait: at(registry.StepClaim, ""), Leaving: true},
-			"volume disk is not released yet", "retries", []string{"holdfast doctor"}},
-		"the plugin is sick during a call": {
-			Wait{Wait: at(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: sick},
-			"volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
-			[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
-		},
-		"a controller's log for a controller's call": {
-			Wait{Wait: at(registry.StepAttach, registry.ControllerPublishRPC), Plugin: sick},
-			"volume disk is not attached yet", "", []string{"holdfast alloc logs ctrl-all c"},
-		},
-		"a detach waits for a controller that has failed": {
-			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleController},
-				Leaving: true, Plugin: &Plugin{
-					ID: "p", Instances: []Instance{{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true,
-						Health: "healthy"}},
-					Tasks: []PluginTask{{Alloc: "node-alloc", Task: "n", Type: "node"}},
-					Jobs: []Runner{
-						{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed"},
-						{Job: "pn", Alloc: "node-alloc", Task: "n", Type: "node", Status: "running"},
-					},
-				}},
-			"volume disk waits for plugin p, which serves only csi-node here", "only the plugin can undo",
-			[]string{"holdfast alloc logs ctrl-all c"},
-		},
-		"the plugin is gone while all is given back": {
-			Wait{Wait: at(registry.StepPlugin, ""), Leaving: true, Job: "j",
-				Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
-			"volume disk waits for plugin p, which is not running", "only the plugin can undo",
-			[]string{"holdfast job run p.hcl"},
-		},
-		"the plugin has not said anything": {
-			Wait{Wait: at(registry.StepPlugin, ""), Job: "j",
-				Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
-			"volume disk waits for plugin p, which has not answered yet", "continues when",
-			[]string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
-		},
-		"the plugin lacks the role": {
-			Wait{Wait: at(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{
-				ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a",
+// helpCase is a wait and what its help has to contain.
+type helpCase struct {
+	w    Wait
+	what string
+	then string
+	do   []string // commands
+}
+
+// waitAt returns a wait of the alloc mine-alloc for the volume disk.
+func waitAt(step registry.Step, rpc registry.RPC) registry.Wait {
+	return registry.Wait{Alloc: "mine-alloc", Volume: disk, Step: step, RPC: rpc, Advice: "advice of the retry table"}
+}
+
+var (
+	halfHealthy = &Plugin{ID: "p", Instances: []Instance{
+		{Role: "csi-controller", Alloc: "ctrl-alloc", Task: "c", Active: true, Health: "healthy"},
+		{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true, Health: "unhealthy"},
+	}}
+	namespaced     = host.VolumeName{Namespace: "mine", ID: "disk"}
+	stageOfAnother = registry.Wait{Alloc: "other-alloc", Volume: disk, Step: registry.StepStage, Advice: "advice of the retry table"}
+)
+
+// helpCases are waits that no end-to-end script reaches.
+var helpCases = map[string]helpCase{
+	"two jobs hold it": {
+		Wait{Wait: waitAt(registry.StepClaim, ""), Job: "j", Plugin: halfHealthy,
+			Holders: []Holder{{Job: "a", Alloc: "1"}, {Job: "b", Alloc: "2"}, {Job: "a", Alloc: "3"}}},
+		"volume disk is held by job a and job b", "continues when",
+		[]string{"holdfast job stop a", "holdfast job stop b", "holdfast job stop j"},
+	},
+	"an older alloc of the job holds it": {
+		Wait{Wait: waitAt(registry.StepClaim, ""), Job: "j", Plugin: halfHealthy,
+			Holders: []Holder{{Job: "j", Alloc: "12345678-9"}}},
+		"volume disk is held by job j", "continues when", []string{"holdfast alloc status 12345678"},
+	},
+	"an alloc of another agent holds it": {
+		Wait{Wait: waitAt(registry.StepClaim, ""), Plugin: halfHealthy, Holders: []Holder{{Alloc: "x"}}},
+		"volume disk is held by alloc x", "continues when", []string{"holdfast alloc status x"},
+	},
+	"no holder is known": {
+		Wait{Wait: waitAt(registry.StepClaim, ""), Job: "j", Plugin: halfHealthy}, "volume disk cannot be claimed",
+		"retries", []string{"holdfast volume status disk", "holdfast job stop j"},
+	},
+	"the claim is not given up": {Wait{Wait: waitAt(registry.StepClaim, ""), Leaving: true},
+		"volume disk is not released yet", "retries", []string{"holdfast doctor"}},
+	"the plugin is unhealthy during a call": {
+		Wait{Wait: waitAt(registry.StepStage, registry.NodeStageRPC), Job: "j", Plugin: halfHealthy},
+		"volume disk is not staged yet", "Plugin p is not healthy: no job has a csi_plugin block",
+		[]string{"holdfast job run FILE", "holdfast alloc logs node-all n", "holdfast plugin status p"},
+	},
+	"a controller's log for a controller's call": {
+		Wait{Wait: waitAt(registry.StepAttach, registry.ControllerPublishRPC), Plugin: halfHealthy},
+		"volume disk is not attached yet", "", []string{"holdfast alloc logs ctrl-all c"},
+	},
+	"a detach waits for a controller that has failed": {
+		Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleController},
+			Leaving: true, Plugin: &Plugin{
+				ID: "p", Instances: []Instance{{Role: "csi-node", Alloc: "node-alloc", Task: "n", Active: true,
+					Health: "healthy"}},
+				Tasks: []PluginTask{{Alloc: "node-alloc", Task: "n", Type: "node"}},
+				Jobs: []Runner{
+					{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed"},
+					{Job: "pn", Alloc: "node-alloc", Task: "n", Type: "node", Status: "running"},
+				},
+			}},
+		"volume disk waits for plugin p, which serves only csi-node here", "only the plugin can undo",
+		[]string{"holdfast alloc logs ctrl-all c"},
+	},
+	"the plugin is gone while all is given back": {
+		Wait{Wait: waitAt(registry.StepPlugin, ""), Leaving: true, Job: "j",
+			Plugin: &Plugin{ID: "p", Jobs: []Runner{{Job: "pj", Status: "stopped", File: "p.hcl"}}}},
+		"volume disk waits for plugin p, which is not running", "only the plugin can undo",
+		[]string{"holdfast job run p.hcl"},
+	},
+	"the plugin has not said anything": {
+		Wait{Wait: waitAt(registry.StepPlugin, ""), Job: "j",
+			Plugin: &Plugin{ID: "p", Tasks: []PluginTask{{Alloc: "a", Task: "t"}}}},
+		"volume disk waits for plugin p, which has not answered yet", "continues when",
+		[]string{"holdfast plugin status p", "holdfast alloc logs a t", "holdfast job stop j"},
+	},
+	"the plugin lacks the role": {
+		Wait{Wait: waitAt(registry.StepPlugin, ""), Job: "j", Plugin: &Plugin{
+			ID: "p", Instances: []Instance{{Role: "csi-controller", Active: true, Health: "healthy", Alloc: "a",
+				Task: "t"}},
+		}},
+		"volume disk waits for plugin p, which serves only csi-controller here", "continues when",
+		[]string{"holdfast job run FILE", "holdfast plugin status p", "holdfast job stop j"},
+	},
+	"the plugin has become healthy meanwhile": {
+		Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j",
+			Plugin: &Plugin{
+				ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a",
 					Task: "t"}},
 			}},
-			"volume disk waits for plugin p, which serves only csi-controller here", "continues when",
-			[]string{"holdfast job run FILE", "holdfast plugin status p", "holdfast job stop j"},
-		},
-		"the plugin has become healthy meanwhile": {
-			Wait{Wait: registry.Wait{Volume: disk, Step: registry.StepPlugin, Role: registry.RoleNode}, Job: "j",
-				Plugin: &Plugin{
-					ID: "p", Instances: []Instance{{Role: "csi-node", Active: true, Health: "healthy", Alloc: "a",
-						Task: "t"}},
-				}},
-			"volume disk waits for plugin p, which was not healthy", "continues when",
-			[]string{"holdfast plugin status p"},
-		},
-		"nobody knows the plugin": {Wait{Wait: at(registry.StepPlugin, ""), Job: "j"},
-			"volume disk waits for its plugin", "continues when", []string{"holdfast job stop j"}},
-		"its turn": {
-			Wait{Wait: at(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: other}}},
-			"volume disk has another operation in progress", "continues after",
-			[]string{"holdfast alloc status other-al", "holdfast job stop j"},
-		},
-		"a deletion in a namespace": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.DeleteVolumeRPC}},
-			"volume mine/disk is not deleted yet", "definite outcome",
-			[]string{"holdfast volume deregister --namespace=mine disk"},
-		},
-		"an expansion": {
-			Wait{Wait: registry.Wait{Volume: mine, RPC: registry.ControllerExpandRPC}},
-			"volume mine/disk is not expanded yet", "definite outcome", nil,
-		},
-	} {
+		"volume disk waits for plugin p, which was not healthy", "continues when",
+		[]string{"holdfast plugin status p"},
+	},
+	"the plugin is unknown": {Wait{Wait: waitAt(registry.StepPlugin, ""), Job: "j"},
+		"volume disk waits for its plugin", "continues when", []string{"holdfast job stop j"}},
+	"another operation of the volume runs": {
+		Wait{Wait: waitAt(registry.StepTurn, ""), Job: "j", Others: []Other{{Wait: stageOfAnother}}},
+		"volume disk has another operation in progress", "continues after",
+		[]string{"holdfast alloc status other-al", "holdfast job stop j"},
+	},
+	"a deletion in a namespace": {
+		Wait{Wait: registry.Wait{Volume: namespaced, RPC: registry.DeleteVolumeRPC}},
+		"volume mine/disk is not deleted yet", "definite outcome",
+		[]string{"holdfast volume deregister --namespace=mine disk"},
+	},
+	"an expansion": {
+		Wait{Wait: registry.Wait{Volume: namespaced, RPC: registry.ControllerExpandRPC}},
+		"volume mine/disk is not expanded yet", "definite outcome", nil,
+	},
+}
+
+func TestHelpNamesTheReasonAndTheNextStep(t *testing.T) {
+	for name, c := range helpCases {
 		h := help(c.w)
 		if h.What != c.what || !strings.Contains(h.Then, c.then) || !commands(h, c.do...) {
 			t.Errorf("%s: %+v", name, h)
 		}
 		if c.w.RPC.Expands() && slices.ContainsFunc(h.Do,
 			func(d Do) bool { return strings.Contains(d.Command, "deregister") }) {
-			t.Errorf("%s: the volume is to be forgotten: %+v", name, h)
+			t.Errorf("%s: help advises to deregister the volume: %+v", name, h)
 		}
 		if c.w.Leaving && slices.ContainsFunc(h.Do,
 			func(d Do) bool { return strings.Contains(d.Command, "job stop") }) {
-			t.Errorf("%s: what is being stopped is to be stopped: %+v", name, h)
+			t.Errorf("%s: help advises to stop a job that is being stopped: %+v", name, h)
 		}
 	}
 }
